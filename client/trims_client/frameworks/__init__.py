@@ -1,0 +1,1 @@
+"""Frameworks over attached weights."""

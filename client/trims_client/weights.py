@@ -1,0 +1,157 @@
+"""Weights: the read-only mapping from tensor names to views of shared memory.
+
+numpy is imported when a view is asked for, not before; frameworks live in `trims_client.frameworks`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import ClosedError, NotSupportedError
+from trims.image.reader import ImageView
+from trims.memory.attach import Attachment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from trims.core.layout import Layout
+    from trims.image.program import Program
+
+#: safetensors dtype -> numpy's name; those of `_ML_DTYPES` need the ml_dtypes package.
+_NUMPY = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
+    "U64": "uint64", "I64": "int64", "F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64",
+}  # fmt: skip
+_ML_DTYPES = {
+    "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}  # fmt: skip
+
+
+class Weights(Mapping[str, "NDArray[Any]"]):
+    """The tensors of one attached model, read-only.
+
+    `weights[name]` is a numpy view into shared memory: no bytes are copied, whatever the size. It stays valid as
+    long as it is referenced, also after `close`; the lease ends when the last view is gone.
+
+    Attributes:
+        name: What the model was opened as.
+        place: Where the replica lies, `cpu` here.
+        shared: False if these bytes are a private local copy (fallback), never silently so.
+    """
+
+    def __init__(self, name: str, attachment: Attachment, *, place: str = "cpu", shared: bool = True) -> None:
+        self.name = name
+        self.place = place
+        self.shared = shared
+        self._attachment = attachment
+        self._view: ImageView | None = ImageView(attachment.data)
+
+    @classmethod
+    def map_file(cls, path: str | os.PathLike[str], on_release: Callable[[], None] | None = None) -> Weights:
+        """Map an image file directly, without a daemon. Raises ImageError if it is not an image."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return cls(os.fspath(path), Attachment(fd, os.fstat(fd).st_size, on_release), place="disk", shared=False)
+        finally:
+            os.close(fd)
+
+    @property
+    def view(self) -> ImageView:
+        """The image itself. Raises ClosedError after `close`."""
+        if self._view is None:
+            raise ClosedError(f"the weights of {self.name!r} are closed; open the model again to read them")
+        return self._view
+
+    @property
+    def layout(self) -> Layout:
+        """Names, dtypes, shapes and offsets."""
+        return self.view.layout
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the image in bytes."""
+        return self.view.nbytes
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Strings the artifact carried."""
+        return self.view.metadata
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._view is None
+
+    def program(self) -> Program | None:
+        """The graph without weights, if the model has one."""
+        return self.view.program()
+
+    def raw(self, name: str) -> memoryview:
+        """The bytes of one tensor. Raises TensorNotFoundError."""
+        return self.view.tensor(name)
+
+    def private_raw(self, name: str) -> memoryview:
+        """The bytes of one tensor in a copy-on-write mapping: writing changes this process's copy only."""
+        spec, start = self.view.spec(name), self.view.data_start
+        return self._attachment.private_data()[start + spec.offset : start + spec.end]
+
+    def numpy(self, name: str) -> NDArray[Any]:
+        """A read-only numpy view of one tensor.
+
+        Returns:
+            An array of the tensor's shape and dtype over shared memory. bfloat16 and float8 need the ml_dtypes
+            package; without it they raise NotSupportedError, and `raw(name)` still gives the bytes.
+        """
+        import numpy as np
+
+        spec = self.view.spec(name)
+        return np.frombuffer(self.raw(name), dtype=numpy_dtype(spec.dtype)).reshape(spec.shape)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self.numpy(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout.tensors)
+
+    def __len__(self) -> int:
+        return self.view.index_header.tensors
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.layout.tensors
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{len(self)} tensors, {self.nbytes} bytes"
+        return f"<Weights {self.name!r} at {self.place}: {state}>"
+
+    def close(self) -> None:
+        """Give the weights up. Views that are alive stay readable and keep the lease. Idempotent."""
+        self._view = None
+        self._attachment.close()
+
+    def __enter__(self) -> Weights:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """numpy's dtype for a safetensors name. Raises NotSupportedError for those that need ml_dtypes, if it is absent."""
+    import numpy as np
+
+    if dtype in _NUMPY:
+        return np.dtype(_NUMPY[dtype])
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise NotSupportedError(f"numpy has no {dtype}; install ml_dtypes, or read the bytes with raw(name)") from None
+    return np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype]))

@@ -1,0 +1,1 @@
+"""Isolated predictors (not built yet)."""

@@ -1,0 +1,1 @@
+"""trims: a resident model store."""

@@ -1,0 +1,117 @@
+"""What an image holds and where: names, dtypes, shapes and offsets of its tensors.
+
+Pure description; the byte encoding is `trims.image`'s business. Offsets count from the start of the image's
+data block, sizes are bytes, dtypes carry the names safetensors gives them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trims.core.errors import ImageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+#: Bytes per element. The order is the dtype's number in the binary index: append only.
+DTYPE_BYTES: Mapping[str, int] = {
+    "BOOL": 1,
+    "U8": 1, "I8": 1,
+    "U16": 2, "I16": 2,
+    "U32": 4, "I32": 4,
+    "U64": 8, "I64": 8,
+    "F16": 2, "BF16": 2, "F32": 4, "F64": 8,
+    "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
+    "C64": 8,
+}  # fmt: skip
+DTYPES: tuple[str, ...] = tuple(DTYPE_BYTES)
+DTYPE_NUMBERS: Mapping[str, int] = {name: number for number, name in enumerate(DTYPES)}
+
+#: Tensors start at multiples of this many bytes: a cache line, and what SIMD loads of all three frameworks want.
+TENSOR_ALIGNMENT_BYTES = 64
+#: Some reader, somewhere, has a limit on dimensions; numpy's is the largest.
+MAX_DIMENSIONS = 64
+
+
+def element_count(shape: tuple[int, ...]) -> int:
+    """Number of elements; 1 for a scalar, 0 if any dimension is 0."""
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of an image.
+
+    Attributes:
+        name: Any Unicode string except `__metadata__`, which safetensors keeps for itself.
+        dtype: A key of `DTYPE_BYTES`.
+        shape: Extents, row-major and dense; `()` for a scalar.
+        offset: Bytes from the start of the data block.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return element_count(self.shape) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def end(self) -> int:
+        """First byte after the tensor, from the start of the data block."""
+        return self.offset + self.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The tensors of one image, in the order of the artifact. Tied tensors share an offset."""
+
+    tensors: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, specs: Iterable[TensorSpec]) -> Layout:
+        """Collect specs; a name that comes twice is an ImageError."""
+        tensors: dict[str, TensorSpec] = {}
+        for spec in specs:
+            if spec.name in tensors:
+                raise ImageError(f"tensor {spec.name!r} is described twice")
+            tensors[spec.name] = spec
+        return cls(tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __iter__(self) -> Iterator[TensorSpec]:
+        return iter(self.tensors.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all distinct tensors: what is tied counts once."""
+        return sum({(spec.offset, spec.nbytes): spec.nbytes for spec in self}.values())
+
+    def validate(self, data_bytes: int) -> None:
+        """Check every tensor against a data block of this many bytes. Raises ImageError naming the tensor."""
+        for spec in self:
+            _validate_tensor(spec, data_bytes)
+
+
+def _validate_tensor(spec: TensorSpec, data_bytes: int) -> None:
+    if spec.name == "__metadata__":
+        raise ImageError("a tensor may not be called '__metadata__': safetensors keeps that name for itself")
+    if spec.dtype not in DTYPE_BYTES:
+        raise ImageError(f"tensor {spec.name!r} has the unknown dtype {spec.dtype!r}")
+    if len(spec.shape) > MAX_DIMENSIONS or any(extent < 0 for extent in spec.shape):
+        raise ImageError(f"tensor {spec.name!r} has the impossible shape {spec.shape}")
+    if spec.offset < 0 or spec.end > data_bytes:
+        raise ImageError(
+            f"tensor {spec.name!r} claims bytes {spec.offset} to {spec.end} of a data block of {data_bytes}"
+        )
+    if spec.offset % DTYPE_BYTES[spec.dtype]:
+        raise ImageError(f"tensor {spec.name!r} starts at {spec.offset}, unaligned for {spec.dtype}")

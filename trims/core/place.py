@@ -1,0 +1,58 @@
+"""A place is a tier and, where there are several of a kind, a device: `cpu`, `disk`, `gpu:0`, `cloud`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from trims.core.errors import CallerError
+
+
+class Tier(Enum):
+    """Kinds of memory, fastest first."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+    DISK = "disk"
+    CLOUD = "cloud"
+
+    @property
+    def rank(self) -> int:
+        """0 is the fastest."""
+        return _ORDER.index(self)
+
+
+_ORDER = (Tier.GPU, Tier.CPU, Tier.DISK, Tier.CLOUD)
+_TEXT = re.compile(r"(gpu|cpu|disk|cloud)(?::([0-9]{1,3}))?\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a replica lies.
+
+    Attributes:
+        tier: The kind of memory.
+        device: Number of the device; always 0 for tiers that have only one.
+    """
+
+    tier: Tier
+    device: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Read `cpu`, `disk` or `gpu:1`. Raises CallerError on anything else."""
+        match = _TEXT.match(text)
+        if match is None:
+            raise CallerError(f"{text!r} is not a place; write cpu, disk, cloud, gpu or gpu:N")
+        device = int(match.group(2) or 0)
+        if device and match.group(1) != "gpu":
+            raise CallerError(f"{text!r} is not a place: only gpu has devices")
+        return cls(Tier(match.group(1)), device)
+
+    def __str__(self) -> str:
+        return f"gpu:{self.device}" if self.tier is Tier.GPU else self.tier.value
+
+
+CPU = Place(Tier.CPU)
+DISK = Place(Tier.DISK)

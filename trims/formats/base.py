@@ -1,0 +1,80 @@
+"""What a converter is: the protocol every artifact format implements, and what it is given.
+
+A converter turns an artifact (files as published) into an `ImagePlan`. Where it needs a framework it runs in a child
+process with limits (`needs_child`); where it does not, the daemon runs it itself. Third parties add formats with
+the entry-point group `trims.formats`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from trims.image.plan import ImagePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """Files as published, resolved and ready to read.
+
+    Attributes:
+        format: Name of the converter.
+        files: Absolute paths; the first is the one the manifest names, the rest (shards, external data, a params
+            file) are those it refers to.
+        options: The manifest's `options` for this format, as JSON values. Every format knows `allow_pickle`
+            (False): whether code inside the artifact may run in the converter. Which others exist is the
+            converter's documentation; an unknown one is an ArtifactError.
+    """
+
+    format: str
+    files: tuple[Path, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a converter child may use.
+
+    Attributes:
+        memory_bytes: Private memory (RLIMIT_DATA); mapped files and the image itself do not count.
+        time_s: Wall seconds for planning and writing together, waiting for room left out.
+    """
+
+    memory_bytes: int = 16 << 30
+    time_s: float = 600.0
+
+
+@runtime_checkable
+class Converter(Protocol):
+    """One artifact format. Instances are stateless; the class is constructed without arguments."""
+
+    #: Name in manifests and the key of the entry point.
+    format: ClassVar[str]
+    #: True if `plan` imports a framework or runs anything the artifact's author wrote.
+    needs_child: ClassVar[bool]
+    #: Distributions whose versions are part of the image key, because the image depends on them.
+    frameworks: ClassVar[tuple[str, ...]]
+    #: True if the image depends on this host's instruction set.
+    host_specific: ClassVar[bool]
+
+    def claims(self, main: Path, first_bytes: bytes) -> bool:
+        """True if this looks like a file of the format. Never raises; reads nothing but what it is given."""
+        ...
+
+    def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
+        """All files of the artifact, the main one first. Standard library only, and never the weights.
+
+        Raises ArtifactError when one is missing, or named by a path that is absolute or leaves the folder.
+        """
+        ...
+
+    def plan(self, artifact: Artifact) -> ImagePlan:
+        """Read descriptions and lay the image out; weights are read when the plan is written.
+
+        Raises ArtifactError naming the file and what is wrong with it.
+        """
+        ...

@@ -1,0 +1,113 @@
+"""The binary index: where each tensor lies, readable without parsing JSON.
+
+It is the first tensor of the data block, so that an attaching process finds it from the header length alone.
+Little endian throughout:
+
+    header   magic 8s | tensor count u32 | dimension count u32 | names bytes u64 | index bytes u64
+             | program offset u64 | program bytes u64 | data bytes u64          (64 bytes with padding)
+    records  name offset u32 | name bytes u32 | data offset u64 | first dimension u32 | dtype u8 | rank u8 | zero u16
+    extents  u64 each
+    names    UTF-8, end to end
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from trims.core.errors import ImageError
+from trims.core.layout import DTYPE_NUMBERS, DTYPES, Layout, TensorSpec
+
+MAGIC = b"TRIMSIX1"
+HEADER = struct.Struct("<8sIIQQQQQ8x")
+RECORD = struct.Struct("<IIQIBBH")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """The fixed part: enough to find everything else in O(1).
+
+    Offsets count from the start of the data block; `program_bytes` is 0 when the image has no program.
+    """
+
+    tensors: int
+    dimensions: int
+    names_bytes: int
+    index_bytes: int
+    program_offset: int
+    program_bytes: int
+    data_bytes: int
+
+
+def index_size(layout: Layout) -> int:
+    """Bytes the index of this layout takes."""
+    dimensions = sum(len(spec.shape) for spec in layout)
+    names = sum(len(_encode_name(spec.name)) for spec in layout)
+    return HEADER.size + len(layout) * RECORD.size + 8 * dimensions + names
+
+
+def encode_index(layout: Layout, *, program_offset: int, program_bytes: int, data_bytes: int) -> bytes:
+    """Serialise the layout. The result has exactly `index_size(layout)` bytes."""
+    records, extents, names = bytearray(), bytearray(), bytearray()
+    for spec in layout:
+        name = _encode_name(spec.name)
+        records += RECORD.pack(
+            len(names), len(name), spec.offset, len(extents) // 8, DTYPE_NUMBERS[spec.dtype], len(spec.shape), 0
+        )
+        extents += struct.pack(f"<{len(spec.shape)}Q", *spec.shape)
+        names += name
+    size = HEADER.size + len(records) + len(extents) + len(names)
+    header = HEADER.pack(
+        MAGIC, len(layout), len(extents) // 8, len(names), size, program_offset, program_bytes, data_bytes
+    )
+    return header + bytes(records) + bytes(extents) + bytes(names)
+
+
+def decode_header(data: bytes | memoryview) -> IndexHeader:
+    """Read and check the fixed part. Raises ImageError."""
+    if len(data) < HEADER.size:
+        raise ImageError(f"the data block of {len(data)} bytes is too short for an index")
+    magic, tensors, dimensions, names, size, program_offset, program, total = HEADER.unpack_from(data)
+    if magic != MAGIC:
+        raise ImageError(f"no trims index: the data block begins with {bytes(magic)!r}")
+    if size != HEADER.size + tensors * RECORD.size + 8 * dimensions + names or size > total:
+        raise ImageError(f"the index claims {size} bytes, which its own counts contradict")
+    if program_offset + program > total:
+        raise ImageError("the program lies outside the data block")
+    return IndexHeader(tensors, dimensions, names, size, program_offset, program, total)
+
+
+def decode_index(data: bytes | memoryview) -> Layout:
+    """Read the whole table from the start of a data block. Raises ImageError.
+
+    Cost: about 1.5 microseconds a tensor, no JSON.
+    """
+    header = decode_header(data)
+    if header.index_bytes > len(data):
+        raise ImageError(f"the index claims {header.index_bytes} bytes of a block of {len(data)}")
+    extents_at = HEADER.size + header.tensors * RECORD.size
+    names_at = extents_at + 8 * header.dimensions
+    extents = struct.unpack_from(f"<{header.dimensions}Q", data, extents_at)
+    names = bytes(data[names_at : header.index_bytes])
+    records = RECORD.iter_unpack(data[HEADER.size : extents_at])
+    layout = Layout.of(_decode_record(record, extents, names) for record in records)
+    layout.validate(header.data_bytes)
+    return layout
+
+
+def _decode_record(record: tuple[int, ...], extents: tuple[int, ...], names: bytes) -> TensorSpec:
+    name_at, name_bytes, offset, first, dtype, rank, zero = record
+    if dtype >= len(DTYPES) or zero or name_at + name_bytes > len(names) or first + rank > len(extents):
+        raise ImageError("a record of the index points outside it")
+    try:
+        name = names[name_at : name_at + name_bytes].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ImageError(f"a tensor name of the index is not UTF-8: {error}") from error
+    return TensorSpec(name, DTYPES[dtype], extents[first : first + rank], offset)
+
+
+def _encode_name(name: str) -> bytes:
+    try:
+        return name.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ImageError(f"tensor name {name!r} is not valid Unicode: {error.reason}") from error

@@ -1,0 +1,193 @@
+"""Laying out a new image and writing it: what every converter ends in.
+
+A plan is made from descriptions alone, so that the store knows the exact size before it gives memory. Writing then
+fills a mapping of that size: each tensor's bytes are produced straight into their final place.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import ImageError
+from trims.core.layout import TENSOR_ALIGNMENT_BYTES, Layout, TensorSpec
+from trims.core.units import align_up
+from trims.image.header import LENGTH, MAX_HEADER_BYTES
+from trims.image.index import encode_index, index_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trims.image.program import Program
+
+#: The data block starts on a page, so that it can be mapped, read with O_DIRECT or registered alone.
+DATA_ALIGNMENT_BYTES = 4096
+#: The key of `__metadata__` under which an image says that it is one.
+METADATA_KEY = "trims"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTensor:
+    """A tensor on its way into an image.
+
+    Attributes:
+        name: Its name; any Unicode string but `__metadata__`.
+        dtype: A key of `DTYPE_BYTES`.
+        shape: Extents, row-major.
+        fill: Writes the tensor's bytes into the memory it is given, which has exactly its size. Not called for
+            empty tensors. Unused when `tied_to` is set.
+        tied_to: Name of an earlier tensor whose first bytes this one shares.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    fill: Callable[[memoryview], None] | None = None
+    tied_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePlan:
+    """Where every byte of an image will lie.
+
+    Attributes:
+        layout: The user's tensors, tied ones included.
+        head: 8-byte length and padded JSON; the data block follows.
+        data_bytes: Length of the data block.
+        index: The binary index, first in the data block.
+        program: Encoded program, or empty.
+        program_offset: Where it lies in the data block.
+        fills: Producers, in order of their offset.
+    """
+
+    layout: Layout
+    head: bytes
+    data_bytes: int
+    index: bytes
+    program: bytes
+    program_offset: int
+    fills: Sequence[tuple[TensorSpec, Callable[[memoryview], None]]] = field(default_factory=tuple)
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the whole image in bytes."""
+        return len(self.head) + self.data_bytes
+
+    def write(self, fd: int) -> None:
+        """Fill the file or segment behind the descriptor, which must have `nbytes` bytes, zeroed and allocated."""
+        with mmap.mmap(fd, self.nbytes) as target, memoryview(target) as view:
+            self.write_into(view)
+
+    def write_into(self, target: memoryview) -> None:
+        """Fill memory of exactly `nbytes` zeroed bytes."""
+        if len(target) != self.nbytes:
+            raise ImageError(f"an image of {self.nbytes} bytes was given {len(target)} to fill")
+        data_start = len(self.head)
+        target[:data_start] = self.head
+        with target[data_start:] as data:
+            data[: len(self.index)] = self.index
+            data[self.program_offset : self.program_offset + len(self.program)] = self.program
+            for spec, fill in self.fills:
+                with data[spec.offset : spec.end] as place:
+                    fill(place)
+
+
+def plan_image(
+    sources: Sequence[SourceTensor],
+    *,
+    program: Program | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> ImagePlan:
+    """Lay out an image of these tensors.
+
+    Args:
+        sources: In the order in which they will be listed.
+        program: The graph, if the model has one.
+        metadata: Strings kept in the header beside trims' own.
+
+    Raises:
+        ImageError: A name twice, an unknown dtype, a tie to a later or smaller tensor, or too large a header.
+    """
+    draft = Layout.of(TensorSpec(source.name, source.dtype, source.shape, 0) for source in sources)
+    draft.validate(data_bytes=1 << 62)
+    position = align_up(index_size(draft), TENSOR_ALIGNMENT_BYTES)
+    placed: dict[str, TensorSpec] = {}
+    for source in sources:
+        placed[source.name], position = _place(source, placed, position)
+    layout = Layout(placed)
+    encoded = program.encode() if program else b""
+    data_bytes = position + len(encoded)
+    index = encode_index(layout, program_offset=position, program_bytes=len(encoded), data_bytes=data_bytes)
+    owned = [(placed[s.name], s) for s in sources if s.tied_to is None]
+    head = _encode_head(owned, layout, index, (position, data_bytes), metadata or {})
+    fills = [(spec, s.fill) for spec, s in owned if s.fill is not None and spec.nbytes]
+    return ImagePlan(layout, head, data_bytes, index, encoded, position, fills)
+
+
+def _place(source: SourceTensor, placed: Mapping[str, TensorSpec], position: int) -> tuple[TensorSpec, int]:
+    """Give the tensor its offset; returns it and the next free, aligned position."""
+    spec = TensorSpec(source.name, source.dtype, source.shape, position)
+    if source.tied_to is None:
+        return spec, align_up(spec.end, TENSOR_ALIGNMENT_BYTES)
+    owner = placed.get(source.tied_to)
+    if owner is None or owner.nbytes < spec.nbytes:
+        raise ImageError(f"tensor {source.name!r} is tied to {source.tied_to!r}, which is not there or smaller")
+    return TensorSpec(source.name, source.dtype, source.shape, owner.offset), position
+
+
+def _encode_head(
+    owned: Sequence[tuple[TensorSpec, SourceTensor]],
+    layout: Layout,
+    index: bytes,
+    program_span: tuple[int, int],
+    metadata: Mapping[str, str],
+) -> bytes:
+    """The JSON header: our own tensors under a prefix nobody uses, pads so that no hole is left."""
+    prefix = "__trims__"
+    while any(spec.name.startswith(prefix) for spec in layout):
+        prefix += "_"
+    entries = _Entries(prefix)
+    entries.add(f"{prefix}.index", "U8", (len(index),), 0)
+    for spec, _ in owned:
+        entries.add(spec.name, spec.dtype, spec.shape, spec.offset)
+    begin, end = program_span
+    entries.add(f"{prefix}.program", "U8", (end - begin,), begin)
+    own = {"version": FORMAT_VERSION, "prefix": prefix, "tied": _tied(owned, layout)}
+    head = {"__metadata__": {**metadata, METADATA_KEY: json.dumps(own)}, **entries.json}
+    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    if len(text) > MAX_HEADER_BYTES - DATA_ALIGNMENT_BYTES:
+        raise ImageError(f"{len(layout)} tensors make a header of {len(text)} bytes; {MAX_HEADER_BYTES} are the limit")
+    padded = align_up(LENGTH.size + len(text), DATA_ALIGNMENT_BYTES) - LENGTH.size
+    return LENGTH.pack(padded) + text.ljust(padded)
+
+
+class _Entries:
+    """The header's tensors in order of offset, with a named pad wherever alignment left a hole."""
+
+    def __init__(self, prefix: str) -> None:
+        self.json: dict[str, dict[str, Any]] = {}
+        self._prefix = prefix
+        self._position = 0
+
+    def add(self, name: str, dtype: str, shape: tuple[int, ...], offset: int) -> None:
+        if offset > self._position:
+            pad = f"{self._prefix}.pad.{self._position}"
+            self.json[pad] = _entry("U8", (offset - self._position,), self._position, offset)
+        end = TensorSpec(name, dtype, shape, offset).end
+        self.json[name] = _entry(dtype, shape, offset, end)
+        self._position = end
+
+
+def _entry(dtype: str, shape: tuple[int, ...], begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def _tied(owned: Sequence[tuple[TensorSpec, SourceTensor]], layout: Layout) -> dict[str, dict[str, Any]]:
+    """Tied tensors for readers of the JSON: safetensors itself allows no two names for one range."""
+    names = {spec.name for spec, _ in owned}
+    return {
+        spec.name: _entry(spec.dtype, spec.shape, spec.offset, spec.end) for spec in layout if spec.name not in names
+    }

@@ -1,0 +1,55 @@
+"""The program of an image: the graph without weights, and what a framework needs to run it.
+
+Kinds in use: `torch-skeleton` (a pickled module whose tensors are placeholders), `onnxruntime` (a model optimized for
+this host whose initializers are tensors of the image), `mxnet-symbol` (symbol JSON). The body is opaque here.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import ImageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LENGTH = struct.Struct("<I")
+_MAX_HEAD_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A graph without weights.
+
+    Attributes:
+        kind: Which framework client understands the body.
+        attributes: JSON values that describe the body (versions, input names, tied names...).
+        body: The bytes.
+    """
+
+    kind: str
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+
+    def encode(self) -> bytes:
+        """Bytes as carried in the image: a 4-byte length, JSON head, body."""
+        head = json.dumps({"kind": self.kind, "attributes": dict(self.attributes)}, sort_keys=True).encode()
+        return _LENGTH.pack(len(head)) + head + self.body
+
+    @classmethod
+    def decode(cls, data: bytes | memoryview) -> Program:
+        """Read `encode`'s bytes back. Raises ImageError when they are not a program."""
+        if len(data) < _LENGTH.size:
+            raise ImageError(f"a program of {len(data)} bytes is too short to be one")
+        (head_bytes,) = _LENGTH.unpack_from(data)
+        end = _LENGTH.size + head_bytes
+        if head_bytes > _MAX_HEAD_BYTES or end > len(data):
+            raise ImageError(f"the program's head claims {head_bytes} bytes of {len(data)}")
+        try:
+            head = json.loads(bytes(data[_LENGTH.size : end]))
+            return cls(str(head["kind"]), dict(head["attributes"]), bytes(data[end:]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ImageError(f"the program's head is not readable: {error}") from error

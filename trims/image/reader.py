@@ -1,0 +1,127 @@
+"""Reading an image that lies in memory: an attached segment, a mapped file. Standard library only.
+
+`ImageView` trusts nothing it reads: every offset is checked against the length of the buffer. It does not check
+digests; whoever sealed the replica did.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from trims.core.errors import ArtifactError, ImageError, TensorNotFoundError
+from trims.image.header import LENGTH, SafetensorsHeader, header_length, parse_header
+from trims.image.index import HEADER, MAGIC, IndexHeader, decode_header, decode_index
+from trims.image.plan import METADATA_KEY
+from trims.image.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trims.core.layout import Layout, TensorSpec
+
+
+class ImageView:
+    """A read-only look at an image.
+
+    Construction is O(1) in the number of tensors; the table is read on the first look at `layout`.
+    Every memoryview handed out keeps the underlying memory alive.
+
+    Args:
+        data: The whole image. Raises ImageError at once when its first bytes are not an image's.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        try:
+            length = header_length(data[: LENGTH.size], len(data), "image")
+        except ArtifactError as error:
+            raise ImageError(str(error)) from error
+        self.data_start: int = LENGTH.size + length
+        self.index_header: IndexHeader = decode_header(data[self.data_start :])
+        if self.data_start + self.index_header.data_bytes != len(data):
+            raise ImageError(
+                f"the index describes {self.index_header.data_bytes} bytes of data, "
+                f"the image has {len(data) - self.data_start}: truncated?"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the whole image in bytes."""
+        return len(self._data)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """All tensors by name; offsets from `data_start`."""
+        return decode_index(self._data[self.data_start :])
+
+    @cached_property
+    def header(self) -> SafetensorsHeader:
+        """The JSON header, fully checked: slower than `layout` and never needed to read weights."""
+        try:
+            return parse_header(self._data[LENGTH.size : self.data_start], len(self._data), "image")
+        except ArtifactError as error:
+            raise ImageError(str(error)) from error
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """Strings the artifact carried in its header."""
+        return {key: text for key, text in self.header.metadata.items() if key != METADATA_KEY}
+
+    def program(self) -> Program | None:
+        """The graph without weights, if the image carries one."""
+        index = self.index_header
+        if not index.program_bytes:
+            return None
+        begin = self.data_start + index.program_offset
+        return Program.decode(self._data[begin : begin + index.program_bytes])
+
+    def spec(self, name: str) -> TensorSpec:
+        """Description of one tensor. Raises TensorNotFoundError."""
+        try:
+            return self.layout.tensors[name]
+        except KeyError:
+            raise TensorNotFoundError(f"the image has no tensor {name!r}{_near(name, self.layout)}") from None
+
+    def tensor(self, name: str) -> memoryview:
+        """The bytes of one tensor, without copying. Raises TensorNotFoundError."""
+        spec = self.spec(name)
+        return self._data[self.data_start + spec.offset : self.data_start + spec.end]
+
+    def validate(self) -> None:
+        """Check header, index and program against each other. Raises ImageError naming what disagrees."""
+        own = self._own_metadata()
+        tensors = self.header.layout.tensors
+        for spec in self.layout:
+            if spec.name not in own["tied"] and tensors.get(spec.name) != spec:
+                raise ImageError(f"header and index disagree about tensor {spec.name!r}")
+        ours = sum(not name.startswith(own["prefix"]) for name in tensors)
+        if ours + len(own["tied"]) != len(self.layout):
+            raise ImageError("header and index list different tensors")
+        self.program()
+
+    def _own_metadata(self) -> dict[str, dict[str, object] | str]:
+        try:
+            own = json.loads(self.header.metadata[METADATA_KEY])
+            if isinstance(own["tied"], dict) and isinstance(own["prefix"], str) and own["version"] == 1:
+                return dict(own)
+        except (KeyError, ValueError, TypeError) as error:
+            raise ImageError(f"the header's own entry {METADATA_KEY!r} is missing or unreadable") from error
+        raise ImageError("the image is of a version this trims does not read")
+
+
+def is_image(data: bytes | memoryview) -> bool:
+    """True if these first bytes of a file (header and 64 more) are an image's, whatever else is wrong with it."""
+    if len(data) < LENGTH.size:
+        return False
+    start = LENGTH.size + LENGTH.unpack_from(data)[0]
+    return len(data) >= start + HEADER.size and bytes(data[start : start + len(MAGIC)]) == MAGIC
+
+
+def _near(name: str, layout: Layout) -> str:
+    """A hint for the message; difflib only when something went wrong."""
+    import difflib
+
+    near = difflib.get_close_matches(name, layout.tensors, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; it has {len(layout)} tensors"
