@@ -1,8 +1,9 @@
 """What a converter is: the protocol every artifact format implements, and what it is given.
 
 A converter turns an artifact (files as published) into an `ImagePlan`. Where it needs a framework it runs in a child
-process with limits (`needs_child`); where it does not, the daemon runs it itself. Third parties add formats with
-the entry-point group `trims.formats`.
+process with limits (`needs_child(options)`); where it does not, the daemon runs it itself. Third parties add formats
+with the entry-point group `trims.formats`. This module and all it imports run in any environment: standard library
+only.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Limits:
     """What a converter child may use.
 
     Attributes:
-        memory_bytes: Private memory (RLIMIT_DATA); mapped files and the image itself do not count.
+        memory_bytes: Private memory (RLIMIT_DATA) beside the artifact's own size, so that mapping its files is free;
+            the image itself does not count.
         time_s: Wall seconds for planning and writing together, waiting for room left out.
     """
 
@@ -54,12 +56,18 @@ class Converter(Protocol):
 
     #: Name in manifests and the key of the entry point.
     format: ClassVar[str]
-    #: True if `plan` imports a framework or runs anything the artifact's author wrote.
-    needs_child: ClassVar[bool]
-    #: Distributions whose versions are part of the image key, because the image depends on them.
-    frameworks: ClassVar[tuple[str, ...]]
+    #: Part of the image key; raised whenever the same artifact would give a different image.
+    version: ClassVar[int]
     #: True if the image depends on this host's instruction set.
     host_specific: ClassVar[bool]
+
+    def needs_child(self, options: Mapping[str, Any]) -> bool:
+        """True if, with these options, `plan` imports a framework or runs anything the artifact's author wrote."""
+        ...
+
+    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Distributions whose versions are part of the image key, because the image depends on them."""
+        ...
 
     def claims(self, main: Path, first_bytes: bytes) -> bool:
         """True if this looks like a file of the format. Never raises; reads nothing but what it is given."""
