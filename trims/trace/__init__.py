@@ -1,1 +1,1 @@
-"""trace"""
+"""Spans: what took how long, with how many bytes. Tracing that fails is dropped, not obeyed."""

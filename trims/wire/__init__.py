@@ -1,1 +1,4 @@
-"""wire"""
+"""What crosses process borders: frames and messages of the attach door, gRPC of the control door, addresses, status.
+
+The attach door's half needs the standard library only.
+"""

@@ -1,0 +1,146 @@
+"""Reading the books of residency: messages with numbers, and the check of every invariant.
+
+Nothing here changes anything. `validate` recomputes from the replicas what `Residency` keeps as running figures.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trims.core.errors import CapacityError, InvariantError, NotSupportedError, TooLargeError
+from trims.core.policy import Usage
+from trims.core.replica import CHARGED, LEASABLE, Replica, State
+from trims.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from trims.core.place import Place
+    from trims.core.residency import Residency
+
+
+def usage(replica: Replica) -> Usage:
+    """What a policy may know of the replica."""
+    return Usage(
+        key=replica.key,
+        nbytes=max(replica.nbytes, 1),
+        cost_s=replica.cost_s,
+        uses=replica.uses,
+        filled_at_s=replica.filled_at_s,
+        last_used_s=replica.last_used_s,
+    )
+
+
+def too_large(replica: Replica, capacity: int) -> TooLargeError:
+    """The image exceeds the whole tier."""
+    return TooLargeError(
+        f"the image takes {format_bytes(replica.nbytes)} ({replica.nbytes} bytes), the {replica.place} tier has a capacity "
+        f"of {format_bytes(capacity)} in all; raise the tier's capacity"
+    )
+
+
+def capacity_error(
+    replica: Replica, replicas: Iterable[Replica], pins: set[tuple[str, Place]], capacity: int
+) -> CapacityError:
+    """No room, with the numbers that explain why."""
+    here = [other for other in replicas if other.place == replica.place and other.state in CHARGED]
+    leased = sum(other.nbytes for other in here if other.held)
+    pinned = sum(other.nbytes for other in here if (other.key, other.place) in pins and not other.held)
+    filling = sum(other.nbytes for other in here if other.state is State.FILLING)
+    free = capacity - sum(other.nbytes for other in here)
+    return CapacityError(
+        f"no room at {replica.place}: {replica.nbytes} bytes needed, {free} free of {capacity}; {leased} leased, "
+        f"{pinned} pinned, {filling} being filled. Nothing was evicted. Close readers, unpin, raise the capacity, or "
+        f"set a deadline to wait for room"
+    )
+
+
+def no_such_place(place: Place, capacities: Mapping[Place, int]) -> NotSupportedError:
+    """The daemon has no tier there."""
+    known = ", ".join(str(known) for known in capacities)
+    return NotSupportedError(f"this daemon has no tier {place}; it has {known}")
+
+
+def why_in_use(replica: Replica) -> str:
+    """A sentence for InUseError."""
+    if replica.state is not State.SEALED and replica.state is not State.DRAINING:
+        return f"the replica at {replica.place} is {replica.state.value}"
+    return (
+        f"the replica at {replica.place} has {len(replica.leases)} lease(s) and {len(replica.borrowers)} running "
+        f"copies; close them, or evict with drain"
+    )
+
+
+def why_late(replica: Replica) -> str:
+    """A sentence for DeadlineError."""
+    return (
+        f"the deadline passed while the replica at {replica.place} was {replica.state.value} "
+        f"({format_bytes(replica.nbytes)}); the load goes on, ask again"
+    )
+
+
+def validate(
+    residency: Residency,
+    queues: Mapping[Place, Sequence[Replica]],
+    tickets: Mapping[int, Replica],
+    sessions: Mapping[int, set[int]],
+) -> None:
+    """Check everything against everything. Raises InvariantError naming the first broken rule."""
+    for (key, place), replica in residency.replicas.items():
+        _check(replica.key == key and replica.place == place, replica, "filed under another name")
+        _check_replica(residency, replica)
+        queued = any(replica is other for other in queues[place])
+        _check(queued == (replica.state is State.QUEUED), replica, "queue and state disagree")
+    _validate_capacity(residency)
+    _validate_people(residency, tickets, sessions)
+
+
+def _check_replica(residency: Residency, replica: Replica) -> None:
+    state = replica.state
+    _check(state is not State.ABSENT, replica, "absent but in the books")
+    _check(not replica.leases or state in LEASABLE, replica, "leased in a state that allows none")
+    _check(not replica.borrowers or state in LEASABLE, replica, "read from while not sealed")
+    _check(state is not State.DRAINING or replica.held, replica, "draining without a holder")
+    _check(bool(replica.waiters) or state is not State.QUEUED, replica, "queued without a waiter")
+    _check(not replica.waiters or state is not State.SEALED, replica, "sealed with a waiter")
+    _check(replica.source is None or state is State.FILLING, replica, "a source outside a fill")
+    if replica.source is not None:
+        source = residency.replicas.get((replica.key, replica.source))
+        borrowed = source is not None and (replica.place, replica.generation) in source.borrowers
+        _check(borrowed, replica, "fills from a source it has not borrowed")
+    for number in replica.leases:
+        lease = residency.leases.get(number)
+        same = lease is not None and (lease.key, lease.place, lease.generation) == (
+            replica.key,
+            replica.place,
+            replica.generation,
+        )
+        _check(same, replica, f"lease {number} is not in the books or of another replica")
+
+
+def _validate_capacity(residency: Residency) -> None:
+    for place, capacity in residency.capacities.items():
+        here = [r for r in residency.replicas.values() if r.place == place and r.state in CHARGED]
+        total = sum(replica.nbytes for replica in here)
+        if total != residency.charged[place]:
+            raise InvariantError(f"{place}: {residency.charged[place]} bytes charged, the replicas have {total}")
+        if total > capacity:
+            raise InvariantError(f"{place}: {total} bytes charged, the capacity is {capacity}")
+
+
+def _validate_people(residency: Residency, tickets: Mapping[int, Replica], sessions: Mapping[int, set[int]]) -> None:
+    by_replica = {number for replica in residency.replicas.values() for number in replica.leases}
+    by_session = {number for numbers in sessions.values() for number in numbers}
+    if not by_replica == by_session == set(residency.leases):
+        raise InvariantError(f"leases differ: {by_replica} by replica, {by_session} by session")
+    waiting = {ticket for replica in residency.replicas.values() for ticket in replica.waiters}
+    if waiting != set(tickets):
+        raise InvariantError(f"waiters differ: {waiting} by replica, {set(tickets)} by ticket")
+
+
+def _check(holds: bool, replica: Replica, rule: str) -> None:  # noqa: FBT001 - reads as a sentence
+    if not holds:
+        told = "\n  ".join(replica.story)
+        raise InvariantError(
+            f"{replica.key[:16]} at {replica.place} ({replica.state.value}): {rule}. Its story:\n  {told}"
+        )

@@ -1,0 +1,228 @@
+"""What can happen to residency (events) and what it asks the store to do (instructions).
+
+Events are fed to `Residency.handle`; it returns instructions. The store carries each out and reports the outcome as
+another event. `at_s` is the time on the store's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trims.core.errors import TrimsError
+    from trims.core.lease import Lease, Waiter
+    from trims.core.place import Place
+    from trims.core.replica import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something happened at `at_s`."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requested(Event):
+    """A waiter wants a replica: to lease it (open) or just to have it there (prefetch, pin, write-back)."""
+
+    key: str
+    place: Place
+    waiter: Waiter
+    keep_alive_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed(Event):
+    """A session closed a lease. Closing twice, or another session's lease, changes nothing."""
+
+    lease: int
+    session: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionEnded(Event):
+    """A client went away, however it went: its leases close and it waits no longer."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaiterLeft(Event):
+    """A waiter gave up."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured(Event):
+    """Planning a conversion has told the image's size."""
+
+    key: str
+    place: Place
+    generation: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled(Event):
+    """A fill is sealed; it took `cost_s` seconds."""
+
+    key: str
+    place: Place
+    generation: int
+    cost_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FillFailed(Event):
+    """Measuring or filling failed, and whatever memory it had is given back."""
+
+    key: str
+    place: Place
+    generation: int
+    error: TrimsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freed(Event):
+    """The tier confirms that the replica's memory is given back."""
+
+    key: str
+    place: Place
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictRequested(Event):
+    """Somebody wants the replica gone. With `drain`, leases may run out first; without, they refuse it."""
+
+    key: str
+    place: Place
+    drain: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaBroken(Event):
+    """The replica's bytes are gone or wrong: no new lease, and away with it after the last one."""
+
+    key: str
+    place: Place
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinChanged(Event):
+    """Pin or unpin: a pinned replica is not evicted for room, nor by keep-alive."""
+
+    key: str
+    place: Place
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted(Event):
+    """A restarted daemon found a sealed replica that checks out."""
+
+    key: str
+    place: Place
+    nbytes: int
+    cost_s: float = 0.0
+    keep_alive_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRequested(Event):
+    """From now on new requests are refused; leases run on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick(Event):
+    """Time has passed: deadlines and keep-alives may be due."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instruction:
+    """Something the store must do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant(Instruction):
+    """Answer an open with a lease. `warm`: the replica was resident when the open came."""
+
+    ticket: int
+    lease: Lease
+    nbytes: int
+    warm: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready(Instruction):
+    """Answer a prefetch: the replica is there."""
+
+    ticket: int
+    key: str
+    place: Place
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse(Instruction):
+    """Answer a waiter with an error."""
+
+    ticket: int
+    error: TrimsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure(Instruction):
+    """Plan the conversion of the artifact; answer with Measured or FillFailed."""
+
+    key: str
+    place: Place
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fill(Instruction):
+    """Fill the replica from `source`, or from the planned conversion if None; answer with Filled or FillFailed."""
+
+    key: str
+    place: Place
+    generation: int
+    source: Place | None
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandon(Instruction):
+    """Nobody waits for this queued replica any more: drop a planned conversion. No answer is expected."""
+
+    key: str
+    place: Place
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Free(Instruction):
+    """Give the replica's memory back; answer with Freed. `evicted`: it was chosen to make room."""
+
+    key: str
+    place: Place
+    generation: int
+    evicted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed(Instruction):
+    """For those who watch: a replica changed state."""
+
+    at_s: float
+    key: str
+    place: Place
+    generation: int
+    old: State
+    new: State
+    why: str

@@ -1,0 +1,46 @@
+"""Who reads and who waits: leases, and the waiters that will become leases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trims.core.place import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A session's right to read one replica.
+
+    Attributes:
+        number: Unique in the life of a daemon.
+        session: The session that holds it; the lease ends with it at the latest.
+        key: Image key of the replica.
+        place: Where the replica lies.
+        generation: Which incarnation of the replica.
+    """
+
+    number: int
+    session: int
+    key: str
+    place: Place
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """Somebody who waits for a replica.
+
+    Attributes:
+        ticket: Chosen by the asker; comes back in the answer.
+        session: The asking session, or None for work of the daemon itself.
+        wants_lease: True for an open, False for a prefetch or a pin.
+        deadline_at_s: Clock time after which the answer is an error, or None. Without a deadline a waiter waits
+            for a load to finish but not for leases of others to end.
+    """
+
+    ticket: int
+    session: int | None
+    wants_lease: bool
+    deadline_at_s: float | None

@@ -1,0 +1,519 @@
+"""Residency: which image is where, who reads it, who waits, and what must go. A pure state machine.
+
+`handle(event)` changes the books and returns instructions; it does no input or output, reads no clock and never blocks.
+This is the only place where a replica's state changes. Not covered: how bytes move (the store's runner) and what a
+model's name means (the catalog). The caller serialises calls.
+
+Rules kept here, each checked by `validate`:
+capacity is never exceeded; a replica with a lease or a running copy is never freed; a fill reads only from a sealed
+replica it has borrowed; one fill per image and place; room is given in order of arrival.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from trims.core import books
+from trims.core.errors import (
+    CapacityError,
+    DeadlineError,
+    DrainingError,
+    InternalError,
+    InUseError,
+    TrimsError,
+)
+from trims.core.events import (
+    Abandon,
+    Adopted,
+    Changed,
+    Closed,
+    DrainRequested,
+    Event,
+    EvictRequested,
+    Fill,
+    Filled,
+    FillFailed,
+    Free,
+    Freed,
+    Grant,
+    Instruction,
+    Measure,
+    Measured,
+    PinChanged,
+    Ready,
+    Refuse,
+    ReplicaBroken,
+    Requested,
+    SessionEnded,
+    Tick,
+    WaiterLeft,
+)
+from trims.core.lease import Lease, Waiter
+from trims.core.replica import CHARGED, LEASABLE, Replica, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from trims.core.place import Place
+    from trims.core.policy import Policy
+
+#: Opens of images that are not resident any more are remembered for so many images, so that frequency outlives eviction.
+REMEMBERED_IMAGES = 4096
+
+
+class Residency:
+    """The books of one daemon.
+
+    Args:
+        capacities: Bytes each place may hold; a place that is not listed does not exist.
+        policies: One policy instance for each place.
+    """
+
+    def __init__(self, capacities: Mapping[Place, int], policies: Mapping[Place, Policy]) -> None:
+        self.capacities = dict(capacities)
+        self.charged = dict.fromkeys(capacities, 0)
+        self.replicas: dict[tuple[str, Place], Replica] = {}
+        self.leases: dict[int, Lease] = {}
+        self.pins: set[tuple[str, Place]] = set()
+        self.draining = False
+        self._policies = dict(policies)
+        self._sessions: dict[int, set[int]] = {}
+        self._tickets: dict[int, Replica] = {}
+        self._queues: dict[Place, list[Replica]] = {place: [] for place in capacities}
+        self._past_uses: OrderedDict[str, int] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self._generations = itertools.count(1)
+        self._out: list[Instruction] = []
+        self._handlers: dict[type[Event], Callable[..., None]] = {
+            Requested: self._requested,
+            Closed: self._lease_closed,
+            SessionEnded: self._session_ended,
+            WaiterLeft: self._waiter_left,
+            Measured: self._measured,
+            Filled: self._filled,
+            FillFailed: self._fill_failed,
+            Freed: self._freed,
+            EvictRequested: self._evict_requested,
+            ReplicaBroken: self._replica_broken,
+            PinChanged: self._pin_changed,
+            Adopted: self._adopted,
+            DrainRequested: self._drain_requested,
+            Tick: self._tick,
+        }
+
+    # -- the door and questions -------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take one event in; returns what the store must do, in order.
+
+        Raises:
+            InUseError: An eviction without `drain` met a lease, a copy or a fill; nothing changed.
+            InvalidTransitionError: A bug; the message tells the replica's story.
+        """
+        self._out = []
+        self._handlers[type(event)](event)
+        return self._out
+
+    def find(self, key: str, place: Place) -> Replica | None:
+        """The replica, in whatever state, or None."""
+        return self.replicas.get((key, place))
+
+    def places_of(self, key: str) -> list[Replica]:
+        """All replicas of an image, fastest place first."""
+        found = [replica for (owner, _), replica in self.replicas.items() if owner == key]
+        return sorted(found, key=lambda replica: (replica.place.tier.rank, replica.place.device))
+
+    def room(self, place: Place) -> int:
+        """Bytes not charged at this place."""
+        return self.capacities[place] - self.charged[place]
+
+    def session_leases(self, session: int) -> frozenset[int]:
+        """Numbers of the leases a session holds."""
+        return frozenset(self._sessions.get(session, ()))
+
+    def next_due_s(self) -> float | None:
+        """Clock time at which the next deadline or keep-alive is due, or None."""
+        due = [replica.keep_until_s for replica in self.replicas.values()]
+        due += [waiter.deadline_at_s for replica in self.replicas.values() for waiter in replica.waiters.values()]
+        return min((moment for moment in due if moment is not None), default=None)
+
+    def validate(self) -> None:
+        """Check every invariant from scratch. Raises InvariantError naming the first that is broken."""
+        books.validate(self, self._queues, self._tickets, self._sessions)
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def _requested(self, event: Requested) -> None:
+        if self.draining and event.waiter.session is not None:
+            self._refuse(event.waiter, DrainingError("the daemon is draining and takes no new opens"))
+            return
+        if event.place not in self.capacities:
+            self._refuse(event.waiter, books.no_such_place(event.place, self.capacities))
+            return
+        replica = self.replicas.get((event.key, event.place))
+        if replica is None:
+            replica = self._enqueue(event.key, event.place, event.at_s)
+        replica.keep_alive_s = event.keep_alive_s
+        if replica.state is State.SEALED:
+            self._serve(replica, event.waiter, event.at_s, warm=True)
+        elif replica.state is State.DRAINING and event.waiter.deadline_at_s is None:
+            error = InUseError("the model is being evicted and waits for its last reader; set a deadline to wait for it")
+            self._refuse(event.waiter, error)
+        else:
+            replica.waiters[event.waiter.ticket] = event.waiter
+            self._tickets[event.waiter.ticket] = replica
+            self._admit(event.place, event.at_s)
+
+    def _enqueue(self, key: str, place: Place, at_s: float) -> Replica:
+        replica = Replica(key, place, next(self._generations), uses=self._past_uses.pop(key, 0))
+        self.replicas[key, place] = replica
+        self._queues[place].append(replica)
+        self._step(replica, State.QUEUED, at_s, "first waiter")
+        return replica
+
+    def _serve(self, replica: Replica, waiter: Waiter, at_s: float, *, warm: bool) -> None:
+        self._tickets.pop(waiter.ticket, None)
+        if not waiter.wants_lease or waiter.session is None:
+            self._touch(replica, at_s)
+            answer = Ready(ticket=waiter.ticket, key=replica.key, place=replica.place, nbytes=replica.nbytes)
+            self._out.append(answer)
+            return
+        lease = Lease(next(self._numbers), waiter.session, replica.key, replica.place, replica.generation)
+        self.leases[lease.number] = lease
+        self._sessions.setdefault(waiter.session, set()).add(lease.number)
+        replica.leases.add(lease.number)
+        replica.uses += 1
+        self._touch(replica, at_s)
+        self._policies[replica.place].used(books.usage(replica))
+        self._out.append(Grant(ticket=waiter.ticket, lease=lease, nbytes=replica.nbytes, warm=warm))
+
+    def _refuse(self, waiter: Waiter, error: TrimsError) -> None:
+        self._tickets.pop(waiter.ticket, None)
+        self._out.append(Refuse(ticket=waiter.ticket, error=error))
+
+    def _waiter_left(self, event: WaiterLeft) -> None:
+        replica = self._tickets.pop(event.ticket, None)
+        if replica is not None:
+            del replica.waiters[event.ticket]
+            self._drop_if_unwanted(replica, event.at_s)
+
+    def _drop_if_unwanted(self, replica: Replica, at_s: float) -> None:
+        """A queued replica nobody waits for leaves the queue; a running fill is finished: the cache is persistent."""
+        if replica.state is State.QUEUED and not replica.waiters:
+            self._queues[replica.place].remove(replica)
+            self._remove(replica, at_s, "last waiter gone")
+            self._out.append(Abandon(key=replica.key, place=replica.place, generation=replica.generation))
+            self._admit(replica.place, at_s)
+
+    # -- room ------------------------------------------------------------------------------------------------------
+
+    def _admit(self, place: Place, at_s: float) -> None:
+        """Start queued fills in order of arrival, for as long as there is room or room can be made.
+
+        An image whose size is still being measured holds nobody up; one that waits for room does, or a large image
+        would starve behind small ones.
+        """
+        for replica in list(self._queues[place]):
+            if replica.state is not State.QUEUED or not self._know_size(replica):
+                continue
+            if not self._make_room(replica, at_s):
+                return
+            if replica.state is State.QUEUED:
+                self._start_fill(replica, at_s)
+
+    def _know_size(self, replica: Replica) -> bool:
+        source = self._source_of(replica)
+        if source is not None:
+            replica.nbytes = source.nbytes
+            return True
+        if not replica.measured and not replica.measuring:
+            replica.measuring = True
+            self._out.append(Measure(key=replica.key, place=replica.place, generation=replica.generation))
+        return replica.measured
+
+    def _source_of(self, replica: Replica) -> Replica | None:
+        """The fastest sealed replica elsewhere; None means the artifact."""
+        others = (other for other in self.places_of(replica.key) if other is not replica)
+        return next((other for other in others if other.state is State.SEALED), None)
+
+    def _make_room(self, replica: Replica, at_s: float) -> bool:
+        """True if the replica fits now. Otherwise evicts what it needs, or refuses those who will not wait."""
+        place, need = replica.place, replica.nbytes
+        if need > self.capacities[place]:
+            self._refuse_all(replica, books.too_large(replica, self.capacities[place]), at_s)
+            return True
+        if need <= self.room(place):
+            return True
+        for victim in self._victims(place, need):
+            self._free(victim, at_s, "evicted for room", evicted=True)
+        if need > self.room(place) + self._freeing_bytes(place):
+            self._refuse_impatient(replica, at_s)
+            return replica.state is State.ABSENT
+        return False
+
+    def _victims(self, place: Place, need: int) -> list[Replica]:
+        """As few as make `need` bytes free, in the policy's order; none at all if even all of them would not do."""
+        missing = need - self.room(place) - self._freeing_bytes(place)
+        idle = {r.key: r for r in self.replicas.values() if r.place == place and self._evictable(r)}
+        if missing <= 0 or missing > sum(replica.nbytes for replica in idle.values()):
+            return []
+        chosen: list[Replica] = []
+        for key in self._policies[place].order([books.usage(replica) for replica in idle.values()]):
+            if missing <= 0:
+                break
+            chosen.append(idle[key])
+            missing -= idle[key].nbytes
+        return chosen
+
+    def _evictable(self, replica: Replica) -> bool:
+        pinned = (replica.key, replica.place) in self.pins
+        return replica.state is State.SEALED and not replica.held and not pinned
+
+    def _freeing_bytes(self, place: Place) -> int:
+        return sum(r.nbytes for r in self.replicas.values() if r.place == place and r.state is State.FREEING)
+
+    def _refuse_impatient(self, replica: Replica, at_s: float) -> None:
+        """Those with a deadline stay in the queue; the others get the numbers now."""
+        error = self._capacity_error(replica)
+        for waiter in list(replica.waiters.values()):
+            if waiter.deadline_at_s is None:
+                del replica.waiters[waiter.ticket]
+                self._refuse(waiter, error)
+        self._drop_if_unwanted(replica, at_s)
+
+    def _capacity_error(self, replica: Replica) -> CapacityError:
+        return books.capacity_error(replica, self.replicas.values(), self.pins, self.capacities[replica.place])
+
+    def _refuse_all(self, replica: Replica, error: TrimsError, at_s: float) -> None:
+        for waiter in list(replica.waiters.values()):
+            self._refuse(waiter, error)
+        replica.waiters.clear()
+        self._drop_if_unwanted(replica, at_s)
+
+    # -- fills -----------------------------------------------------------------------------------------------------
+
+    def _start_fill(self, replica: Replica, at_s: float) -> None:
+        source = self._source_of(replica)
+        if source is not None:
+            source.borrowers.add((replica.place, replica.generation))
+        replica.source = source.place if source else None
+        self._queues[replica.place].remove(replica)
+        self._step(replica, State.FILLING, at_s, f"room found, source {replica.source or 'artifact'}")
+        self._out.append(
+            Fill(
+                key=replica.key,
+                place=replica.place,
+                generation=replica.generation,
+                source=replica.source,
+                nbytes=replica.nbytes,
+            )
+        )
+
+    def _current(self, event: Measured | Filled | FillFailed | Freed | ReplicaBroken) -> Replica | None:
+        """The replica a completion speaks of, or None if the completion is stale."""
+        replica = self.replicas.get((event.key, event.place))
+        return replica if replica is not None and replica.generation == event.generation else None
+
+    def _measured(self, event: Measured) -> None:
+        replica = self._current(event)
+        if replica is not None and replica.state is State.QUEUED:
+            replica.nbytes, replica.measured = event.nbytes, True
+            self._admit(event.place, event.at_s)
+
+    def _filled(self, event: Filled) -> None:
+        replica = self._current(event)
+        if replica is None:
+            return
+        self._return_source(replica, event.at_s)
+        replica.cost_s, replica.filled_at_s = event.cost_s, event.at_s
+        self._step(replica, State.SEALED, event.at_s, "filled")
+        self._policies[replica.place].used(books.usage(replica))
+        self._touch(replica, event.at_s)
+        waiters, replica.waiters = list(replica.waiters.values()), {}
+        for waiter in waiters:
+            self._serve(replica, waiter, event.at_s, warm=False)
+        self._admit_everywhere(event.at_s)
+
+    def _fill_failed(self, event: FillFailed) -> None:
+        replica = self._current(event)
+        if replica is None:
+            return
+        self._return_source(replica, event.at_s)
+        if replica.state is State.QUEUED:
+            self._queues[replica.place].remove(replica)
+        waiters, replica.waiters = list(replica.waiters.values()), {}
+        self._remove(replica, event.at_s, f"failed: {event.error.code}")
+        for waiter in waiters:
+            self._refuse(waiter, event.error)
+        self._admit_everywhere(event.at_s)
+
+    def _return_source(self, replica: Replica, at_s: float) -> None:
+        """End the internal lease. Whatever waited for the source to be free may go now."""
+        source = self.replicas.get((replica.key, replica.source)) if replica.source else None
+        replica.source = None
+        if source is not None:
+            source.borrowers.discard((replica.place, replica.generation))
+            self._after_release(source, at_s)
+
+    # -- leaving ---------------------------------------------------------------------------------------------------
+
+    def _lease_closed(self, event: Closed) -> None:
+        lease = self.leases.get(event.lease)
+        if lease is not None and lease.session == event.session:
+            self._end_lease(lease, event.at_s)
+            self._admit(lease.place, event.at_s)
+
+    def _end_lease(self, lease: Lease, at_s: float) -> None:
+        del self.leases[lease.number]
+        held = self._sessions[lease.session]
+        held.discard(lease.number)
+        if not held:
+            del self._sessions[lease.session]
+        replica = self.replicas[lease.key, lease.place]
+        replica.leases.discard(lease.number)
+        self._touch(replica, at_s)
+        self._after_release(replica, at_s)
+
+    def _after_release(self, replica: Replica, at_s: float) -> None:
+        if replica.held:
+            return
+        if replica.state is State.DRAINING:
+            self._free(replica, at_s, "last lease closed", evicted=False)
+        elif replica.state is State.SEALED and replica.keep_alive_s == 0 and self._evictable(replica):
+            self._free(replica, at_s, "eager reclaim", evicted=False)
+
+    def _session_ended(self, event: SessionEnded) -> None:
+        places = set()
+        for number in sorted(self._sessions.get(event.session, ())):
+            lease = self.leases[number]
+            places.add(lease.place)
+            self._end_lease(lease, event.at_s)
+        left = [w.ticket for r in set(self._tickets.values()) for w in r.waiters.values() if w.session == event.session]
+        for ticket in left:
+            self._waiter_left(WaiterLeft(at_s=event.at_s, ticket=ticket))
+        for place in places:
+            self._admit(place, event.at_s)
+
+    def _evict_requested(self, event: EvictRequested) -> None:
+        replica = self.replicas.get((event.key, event.place))
+        if replica is None or replica.state in (State.DRAINING, State.FREEING):
+            return
+        if replica.state is not State.SEALED or (replica.held and not event.drain):
+            raise InUseError(books.why_in_use(replica))
+        if (event.key, event.place) in self.pins:
+            raise InUseError(f"the replica at {event.place} is pinned; unpin it first")
+        self._retire(replica, event.at_s, "evicted on request")
+
+    def _replica_broken(self, event: ReplicaBroken) -> None:
+        replica = self._current(event)
+        if replica is not None and replica.state is State.SEALED:
+            self._retire(replica, event.at_s, f"broken: {event.reason}")
+
+    def _retire(self, replica: Replica, at_s: float, why: str) -> None:
+        if replica.held:
+            self._step(replica, State.DRAINING, at_s, why)
+            replica.keep_until_s = None
+        else:
+            self._free(replica, at_s, why, evicted=False)
+
+    def _free(self, replica: Replica, at_s: float, why: str, *, evicted: bool) -> None:
+        if replica.held:
+            raise InternalError(f"{replica.key[:16]} at {replica.place} was to be freed under {books.why_in_use(replica)}")
+        self._step(replica, State.FREEING, at_s, why)
+        replica.keep_until_s = None
+        self._policies[replica.place].gone(replica.key, evicted=evicted)
+        self._out.append(
+            Free(key=replica.key, place=replica.place, generation=replica.generation, evicted=evicted)
+        )
+
+    def _freed(self, event: Freed) -> None:
+        replica = self._current(event)
+        if replica is None:
+            return
+        parked = replica.waiters
+        self._remove(replica, event.at_s, "tier confirmed")
+        if parked:
+            again = self._enqueue(event.key, event.place, event.at_s)
+            again.keep_alive_s, again.waiters = replica.keep_alive_s, parked
+            self._tickets.update(dict.fromkeys(parked, again))
+        self._admit_everywhere(event.at_s)
+
+    def _remove(self, replica: Replica, at_s: float, why: str) -> None:
+        self._step(replica, State.ABSENT, at_s, why)
+        del self.replicas[replica.key, replica.place]
+        if replica.uses:
+            self._past_uses[replica.key] = max(replica.uses, self._past_uses.pop(replica.key, 0))
+            while len(self._past_uses) > REMEMBERED_IMAGES:
+                self._past_uses.popitem(last=False)
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def _pin_changed(self, event: PinChanged) -> None:
+        pin = (event.key, event.place)
+        replica = self.replicas.get(pin)
+        if event.pinned:
+            self.pins.add(pin)
+        else:
+            self.pins.discard(pin)
+        if replica is not None and replica.state is State.SEALED:
+            self._touch(replica, event.at_s)
+            self._after_release(replica, event.at_s)
+        self._admit_everywhere(event.at_s)
+
+    def _adopted(self, event: Adopted) -> None:
+        if (event.key, event.place) in self.replicas or event.nbytes > self.room(event.place):
+            raise InternalError(f"{event.key[:16]} at {event.place} cannot be adopted: it is there, or there is no room")
+        replica = Replica(event.key, event.place, next(self._generations), nbytes=event.nbytes, cost_s=event.cost_s)
+        replica.keep_alive_s, replica.filled_at_s = event.keep_alive_s, event.at_s
+        self.replicas[event.key, event.place] = replica
+        self._step(replica, State.SEALED, event.at_s, "adopted after a restart")
+        self._policies[replica.place].used(books.usage(replica))
+        self._touch(replica, event.at_s)
+
+    def _drain_requested(self, event: DrainRequested) -> None:  # noqa: ARG002 - all handlers take their event
+        self.draining = True
+
+    def _tick(self, event: Tick) -> None:
+        for replica in list(self.replicas.values()):
+            for waiter in list(replica.waiters.values()):
+                if waiter.deadline_at_s is not None and waiter.deadline_at_s <= event.at_s:
+                    self._expire(replica, waiter, event.at_s)
+            due = replica.keep_until_s is not None and replica.keep_until_s <= event.at_s
+            if due and self._evictable(replica):
+                self._free(replica, event.at_s, "keep-alive over", evicted=False)
+
+    def _expire(self, replica: Replica, waiter: Waiter, at_s: float) -> None:
+        del replica.waiters[waiter.ticket]
+        waited_for_room = replica.state is State.QUEUED and replica.nbytes > self.room(replica.place)
+        error = self._capacity_error(replica) if waited_for_room else DeadlineError(books.why_late(replica))
+        self._refuse(waiter, error)
+        self._drop_if_unwanted(replica, at_s)
+
+    def _admit_everywhere(self, at_s: float) -> None:
+        for place in self._queues:
+            self._admit(place, at_s)
+
+    def _touch(self, replica: Replica, at_s: float) -> None:
+        replica.last_used_s = at_s
+        lazy = replica.keep_alive_s is None or (replica.key, replica.place) in self.pins
+        replica.keep_until_s = None if replica.held or lazy else at_s + (replica.keep_alive_s or 0.0)
+
+    def _step(self, replica: Replica, to: State, at_s: float, why: str) -> None:
+        old = replica.state
+        replica.step(to, at_s, why)
+        self.charged[replica.place] += replica.nbytes * ((to in CHARGED) - (old in CHARGED))
+        if to not in LEASABLE and replica.leases:
+            raise InternalError(f"{replica.key[:16]} at {replica.place} went to {to.value} with leases")
+        self._out.append(
+            Changed(
+                at_s=at_s,
+                key=replica.key,
+                place=replica.place,
+                generation=replica.generation,
+                old=old,
+                new=to,
+                why=why,
+            )
+        )

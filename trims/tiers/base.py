@@ -1,0 +1,92 @@
+"""The tier protocol: create, seal, free, scan. Every tier passes the contract suite in `trims.testing.contracts`.
+
+A tier knows how to hold images at one place. It never decides what to hold: capacity is charged by residency, which asks
+for nothing that does not fit; a tier still refuses with CapacityError when the machine has less than was promised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trims.core.place import Place
+
+
+@dataclass(slots=True)
+class Draft:
+    """Memory being filled; nobody else can see it.
+
+    Attributes:
+        fd: Readable and writable, exactly `nbytes` long, zeroed.
+        label: For the tier's own use.
+    """
+
+    fd: int
+    nbytes: int
+    label: str
+
+
+@dataclass(slots=True, eq=False)
+class Extent:
+    """The memory under a sealed replica.
+
+    Attributes:
+        key: Image key.
+        digest: blake3 of all bytes, hex.
+        fd: Read-only descriptor, owned by the tier, open until `free`.
+        label: For the tier's own use; shows where the bytes are.
+        fresh: True if the bytes were checked in this daemon's life, or have not been touched since they were.
+    """
+
+    key: str
+    place: Place
+    nbytes: int
+    digest: str
+    fd: int
+    label: str
+    fresh: bool = True
+
+
+@runtime_checkable
+class Tier(Protocol):
+    """One kind of memory at one place. Methods may block; all are safe to call from several threads."""
+
+    @property
+    def place(self) -> Place:
+        """Where this tier's replicas lie."""
+        ...
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of images it may hold."""
+        ...
+
+    def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
+        """Give memory to fill. With `allocate` every page is reserved, so that it may be written through a mapping.
+
+        Raises CapacityError when the machine has no room; nothing is left behind.
+        """
+        ...
+
+    def seal(self, draft: Draft, key: str, digest: str) -> Extent:
+        """Make it read-only and permanent under its true name. The draft is used up, also on failure."""
+        ...
+
+    def abort(self, draft: Draft) -> None:
+        """Give an unsealed draft back."""
+        ...
+
+    def free(self, extent: Extent) -> None:
+        """Give the memory back. When this returns, capacity is there again."""
+        ...
+
+    def scan(self) -> Iterator[Extent]:
+        """Find what an earlier daemon left: yields what checks out, removes the rest. Called once, before anything."""
+        ...
+
+    def close(self) -> None:
+        """Let go of descriptors and keep the replicas, for the next daemon to find."""
+        ...

@@ -1,0 +1,114 @@
+"""The CPU tier: images in named POSIX shared memory that outlives the daemon."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from trims.core.errors import ImageError
+from trims.core.place import CPU, Place
+from trims.image.reader import ImageView
+from trims.memory import shm
+from trims.tiers.base import Draft, Extent
+from trims.tiers.transfer import digest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+log = logging.getLogger(__name__)
+
+
+class CpuTier:
+    """Sealed segments under one prefix.
+
+    Args:
+        prefix: Names of all segments start with it; two daemons must not share one.
+        capacity_bytes: What residency may put here.
+    """
+
+    place: Place = CPU
+
+    def __init__(self, prefix: str, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._prefix = prefix
+        self._open: dict[str, Extent] = {}
+
+    def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
+        """See `Tier.create`."""
+        segment = shm.create(self._prefix, f"{key[:16]}-{os.getpid()}-{generation}", nbytes)
+        if allocate:
+            try:
+                shm.allocate(segment)
+            except BaseException:
+                self.abort(Draft(segment.fd, nbytes, segment.name))
+                raise
+        return Draft(segment.fd, nbytes, segment.name)
+
+    def seal(self, draft: Draft, key: str, digest: str) -> Extent:
+        """See `Tier.seal`."""
+        try:
+            sealed = shm.seal(shm.Segment(draft.label, draft.nbytes, draft.fd), self._prefix, key, digest)
+        except BaseException:
+            shm.unlink(draft.label)
+            raise
+        return self._hold(Extent(key, self.place, sealed.nbytes, digest, sealed.fd, sealed.name))
+
+    def abort(self, draft: Draft) -> None:
+        """See `Tier.abort`."""
+        os.close(draft.fd)
+        shm.unlink(draft.label)
+
+    def free(self, extent: Extent) -> None:
+        """See `Tier.free`."""
+        shm.unlink(extent.label)
+        if self._open.pop(extent.label, None) is not None:
+            os.close(extent.fd)
+
+    def scan(self) -> Iterator[Extent]:
+        """Adopt sealed segments whose bytes hash to what their name says; remove all others."""
+        for name in shm.names(self._prefix):
+            try:
+                extent = self._check(name)
+            except (ImageError, OSError) as error:
+                log.warning("segment %s is removed: %s", name, error)
+                shm.unlink(name)
+            else:
+                yield self._hold(extent)
+
+    def close(self) -> None:
+        """See `Tier.close`."""
+        for extent in self._open.values():
+            os.close(extent.fd)
+        self._open.clear()
+
+    def _hold(self, extent: Extent) -> Extent:
+        self._open[extent.label] = extent
+        return extent
+
+    def _check(self, name: str) -> Extent:
+        stated = shm.parse_name(self._prefix, name)
+        if stated is None:
+            raise ImageError("it was never finished")
+        segment = shm.open_sealed(name)
+        try:
+            check_image(segment.fd, segment.nbytes, stated[1])
+        except BaseException:
+            segment.close()
+            raise
+        return Extent(stated[0], self.place, segment.nbytes, stated[1], segment.fd, name)
+
+
+def check_image(fd: int, nbytes: int, digest: str) -> None:
+    """Check that a file is an image with these bytes. Raises ImageError naming what differs."""
+    import mmap
+
+    if nbytes == 0:
+        raise ImageError("it is empty")
+    found = digest_of(fd, nbytes)
+    if found != digest:
+        raise ImageError(f"its bytes hash to {found[:16]}..., {digest[:16]}... was sealed: changed or truncated")
+    with mmap.mmap(fd, nbytes, prot=mmap.PROT_READ) as data, memoryview(data) as view:
+        image = ImageView(view)
+        image.validate()
+        del image

@@ -1,0 +1,174 @@
+"""Moving the bytes of an image between two descriptors, and hashing them.
+
+Reads are parallel and land in small reused buffers that stay in the processor's cache on their way out; writes go
+through the file, so that a full target is an error and never a SIGBUS. Whether the source is read with O_DIRECT is decided
+by measurement: pages that are cached already are never read around the cache; otherwise the first chunks are read
+both ways and the faster way reads the rest.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import blake3
+
+from trims.core.errors import ConversionError, ImageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CHUNK_BYTES = 8 << 20
+BUFFER_BYTES = 1 << 20
+_PROBE_CHUNKS = 4
+_BLOCK_BYTES = 4096
+
+
+def default_threads() -> int:
+    """Reader threads: as many as processors, at least 2 (one waits while one copies), at most 8."""
+    return max(2, min(8, len(os.sched_getaffinity(0))))
+
+
+def digest_of(fd: int, nbytes: int) -> str:
+    """blake3 of the file's first `nbytes` bytes, hex; the same as `b3sum` prints. Releases the interpreter lock."""
+    with mmap.mmap(fd, nbytes, prot=mmap.PROT_READ) as data:
+        return blake3.blake3(data, max_threads=default_threads()).hexdigest()
+
+
+@dataclass(slots=True)
+class _Source:
+    """A file to read, with a second descriptor that goes around the page cache where that is possible and wise."""
+
+    fd: int
+    direct_fd: int = -1
+    spent_s: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
+    read_chunks: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+
+    def use_direct(self, chunk: int) -> bool:
+        """Which way to read this chunk: alternate while probing, then whichever took less."""
+        if self.direct_fd < 0:
+            return False
+        if min(self.read_chunks.values()) < _PROBE_CHUNKS // 2:
+            return bool(chunk % 2)
+        return self.spent_s[True] / self.read_chunks[True] < self.spent_s[False] / self.read_chunks[False]
+
+    def record(self, direct: bool, seconds: float) -> None:  # noqa: FBT001 - a key, not a switch
+        self.spent_s[direct] += seconds
+        self.read_chunks[direct] += 1
+
+
+def copy(
+    source_fd: int,
+    target_fd: int,
+    nbytes: int,
+    *,
+    on_progress: Callable[[int], None] | None = None,
+    cancelled: threading.Event | None = None,
+    threads: int | None = None,
+) -> None:
+    """Copy the first `nbytes` bytes of one file into another.
+
+    Args:
+        source_fd: Readable. If it turns out shorter, ImageError.
+        target_fd: Writable, at least `nbytes` long.
+        nbytes: How much.
+        on_progress: Called with the bytes done so far, from reader threads.
+        cancelled: When set, the copy stops with ConversionError.
+        threads: Readers; None for `default_threads()`.
+
+    Raises:
+        OSError: With ENOSPC when the target is full.
+    """
+    source = _Source(source_fd, _open_direct(source_fd, nbytes))
+    done, lock = [0], threading.Lock()
+
+    def copy_chunk(chunk: int) -> None:
+        if cancelled is not None and cancelled.is_set():
+            raise ConversionError("the copy was cancelled")
+        begin, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, nbytes)
+        direct = source.use_direct(chunk) and end - begin == CHUNK_BYTES
+        started = time.perf_counter()
+        _copy_range(source.direct_fd if direct else source_fd, target_fd, begin, end)
+        with lock:
+            source.record(direct, time.perf_counter() - started)
+            done[0] += end - begin
+            if on_progress is not None:
+                on_progress(done[0])
+
+    try:
+        _each(copy_chunk, -(-nbytes // CHUNK_BYTES), threads or default_threads())
+    finally:
+        if source.direct_fd >= 0:
+            os.close(source.direct_fd)
+
+
+def _each(work: Callable[[int], None], count: int, threads: int) -> None:
+    """Run `work(0..count-1)`; the first error stops the rest and is raised."""
+    if count <= 1:
+        for number in range(count):
+            work(number)
+        return
+    with ThreadPoolExecutor(min(threads, count), thread_name_prefix="trims-copy") as pool:
+        futures = [pool.submit(work, number) for number in range(count)]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+
+
+def _copy_range(source_fd: int, target_fd: int, begin: int, end: int) -> None:
+    # An anonymous mapping is page-aligned, which O_DIRECT asks for.
+    with mmap.mmap(-1, BUFFER_BYTES) as room, memoryview(room) as buffer:
+        position = begin
+        while position < end:
+            with buffer[: min(BUFFER_BYTES, end - position)] as part:
+                got = os.preadv(source_fd, [part], position)
+            if got == 0:
+                raise ImageError(f"the source ends at {position} bytes, {end} were expected: truncated?")
+            with buffer[:got] as part:
+                _write_all(target_fd, part, position)
+            position += got
+
+
+def _write_all(fd: int, data: memoryview, offset: int) -> None:
+    while len(data):
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
+
+
+def _open_direct(fd: int, nbytes: int) -> int:
+    """A second descriptor with O_DIRECT, or -1 where it would not help: cached already, small, or not supported."""
+    if nbytes < _PROBE_CHUNKS * CHUNK_BYTES or _is_cached(fd, nbytes):
+        return -1
+    try:
+        direct_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:  # tmpfs before 6.6, network file systems: buffered reading is the only way
+        return -1
+    try:
+        with mmap.mmap(-1, _BLOCK_BYTES) as room:
+            os.preadv(direct_fd, [room], 0)
+    except OSError:
+        os.close(direct_fd)
+        return -1
+    return direct_fd
+
+
+def _is_cached(fd: int, nbytes: int) -> bool:
+    """True if pages spread over the file are all in the page cache; a file system that cannot tell counts as cached."""
+    buffer = bytearray(1)
+    for part in range(8):
+        try:
+            os.preadv(fd, [buffer], part * (nbytes - 1) // 7, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+    return True

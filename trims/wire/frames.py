@@ -1,0 +1,78 @@
+"""Frames of the attach door: a 4-byte big-endian length, then that many bytes of UTF-8 JSON, always an object.
+
+Descriptors ride on the first byte of the frame they belong to (SCM_RIGHTS). `Decoder` takes bytes as they come, whole
+frames or single bytes; anything that is not a frame is a BadMessageError and ends the session that sent it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+from trims.core.errors import BadMessageError
+
+LENGTH = struct.Struct(">I")
+MAX_FRAME_BYTES = 64 << 10
+
+Message = dict[str, Any]
+
+
+def encode(message: Message) -> bytes:
+    """One message as a frame. Raises BadMessageError if it is too long for one."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > MAX_FRAME_BYTES:
+        raise BadMessageError(f"a message of {len(body)} bytes is too long; {MAX_FRAME_BYTES} are the limit")
+    return LENGTH.pack(len(body)) + body
+
+
+class Decoder:
+    """Turns a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    @property
+    def partial(self) -> bool:
+        """True while a frame has begun and not ended."""
+        return bool(self._pending)
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Take bytes in; returns the messages they complete. Raises BadMessageError."""
+        if not self._pending:
+            whole = self._only(data)
+            if whole is not None:
+                return [whole]
+        self._pending += data
+        messages = []
+        while len(self._pending) >= LENGTH.size:
+            end = LENGTH.size + _checked_length(self._pending)
+            if len(self._pending) < end:
+                break
+            messages.append(_parse(self._pending[LENGTH.size : end]))
+            del self._pending[:end]
+        return messages
+
+    @staticmethod
+    def _only(data: bytes) -> Message | None:
+        """The common case without copying: exactly one frame."""
+        if len(data) < LENGTH.size or len(data) != LENGTH.size + _checked_length(data):
+            return None
+        return _parse(data[LENGTH.size :])
+
+
+def _checked_length(data: bytes | bytearray) -> int:
+    (length,) = LENGTH.unpack_from(data)
+    if not 0 < length <= MAX_FRAME_BYTES:
+        raise BadMessageError(f"a frame claims {length} bytes; 1 to {MAX_FRAME_BYTES} are allowed")
+    return int(length)
+
+
+def _parse(body: bytes | bytearray) -> Message:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadMessageError(f"a frame is not UTF-8 JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise BadMessageError(f"a frame holds a {type(message).__name__}; an object is expected")
+    return message

@@ -1,0 +1,137 @@
+"""Messages of the attach door, checked: what a client may ask and what the daemon answers.
+
+Every request carries an `id` that its answer repeats; answers may come in another order. Unknown fields are refused, so
+that a misspelt one is not silently ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import BadMessageError, TrimsError, from_code
+
+if TYPE_CHECKING:
+    from trims.wire.frames import Message
+
+PROTOCOL_VERSION = 1
+_MAX_NAME = 4096
+_MAX_DEADLINE_S = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of every session."""
+
+    protocol: int
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Lease a model (`model`), or any file by its path (`path`); exactly one of the two.
+
+    Attributes:
+        id: Repeated by the answer.
+        place: Where to have it; None leaves it to the manifest.
+        deadline_s: Seconds to wait for a load and for room; None waits for a load but not for room.
+        prefetch: True if only the load is wanted: the answer comes at once and there is no lease.
+    """
+
+    id: int
+    model: str | None
+    path: str | None
+    place: str | None
+    deadline_s: float | None
+    prefetch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """After a restart of the daemon: lease exactly the image this client has mapped already, if it was re-adopted."""
+
+    id: int
+    key: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Give a lease back."""
+
+    id: int
+    lease: int
+
+
+Request = Hello | Open | Resume | Close
+
+
+def parse_request(message: Message) -> Request:
+    """Check a client's message. Raises BadMessageError saying what is wrong with which field."""
+    operation = message.get("op")
+    if operation == "open" or operation == "prefetch":
+        return _parse_open(message, prefetch=operation == "prefetch")
+    if operation == "close":
+        _only(message, "id", "lease")
+        return Close(_number(message, "id"), _number(message, "lease"))
+    if operation == "hello":
+        _only(message, "protocol", "agent")
+        return Hello(_number(message, "protocol"), _text(message, "agent") or "")
+    if operation == "resume":
+        _only(message, "id", "key", "place")
+        return Resume(_number(message, "id"), _text(message, "key") or "", _text(message, "place") or "")
+    raise BadMessageError(f"unknown op {operation!r}; open, prefetch, close, resume and hello are known"[:200])
+
+
+def _parse_open(message: Message, *, prefetch: bool) -> Open:
+    _only(message, "id", "model", "path", "place", "deadline_s")
+    model, path = _text(message, "model"), _text(message, "path")
+    if (model is None) == (path is None):
+        raise BadMessageError("an open needs exactly one of 'model' and 'path'")
+    return Open(_number(message, "id"), model, path, _text(message, "place"), _deadline(message), prefetch)
+
+
+def _only(message: Message, *fields: str) -> None:
+    for name in message:
+        if name != "op" and name not in fields:
+            raise BadMessageError(f"unknown field {name!r} in {message['op']!r}"[:200])
+
+
+def _number(message: Message, name: str) -> int:
+    value = message.get(name)
+    if type(value) is not int or not 0 <= value < 1 << 53:
+        raise BadMessageError(f"{name!r} must be a whole number from 0 to 2^53, not {value!r}"[:200])
+    return value
+
+
+def _text(message: Message, name: str) -> str | None:
+    value = message.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, str) or len(value) > _MAX_NAME or "\0" in value:
+        raise BadMessageError(f"{name!r} must be text of at most {_MAX_NAME} characters"[:200])
+    return value
+
+
+def _deadline(message: Message) -> float | None:
+    value = message.get("deadline_s")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_DEADLINE_S:
+        raise BadMessageError(f"'deadline_s' must be a number of seconds from 0 to {_MAX_DEADLINE_S:.0f}")
+    return float(value)
+
+
+def error_message(error: TrimsError, request_id: int | None) -> Message:
+    """An answer that carries an error; without an id it concerns the whole session, which then ends."""
+    return {"id": request_id, "error": {"code": error.code, "message": str(error)}}
+
+
+def raise_if_error(message: Message) -> Message:
+    """Give the answer back, or raise the error it carries."""
+    error: Any = message.get("error")
+    if error is None:
+        return message
+    if not isinstance(error, dict):
+        raise BadMessageError(f"the daemon sent an unreadable error: {error!r}"[:200])
+    raise from_code(str(error.get("code")), str(error.get("message")))
