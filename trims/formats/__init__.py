@@ -1,1 +1,1 @@
-"""formats"""
+"""Artifacts become images here: converters, the child processes they run in, and builders of artifacts."""

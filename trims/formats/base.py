@@ -9,13 +9,35 @@ only.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
+from trims.core.errors import ArtifactError
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from trims.image.plan import ImagePlan
+
+
+def check_options(main: Path, options: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise ArtifactError for an option that is neither known nor `allow_pickle`, or an `allow_pickle` that is no bool."""
+    allowed = {*known, "allow_pickle"}
+    if unknown := sorted(set(options) - allowed):
+        raise ArtifactError(f"{main}: unknown options {', '.join(unknown)}; known are {', '.join(sorted(allowed))}")
+    if not isinstance(options.get("allow_pickle", False), bool):
+        raise ArtifactError(f"{main}: allow_pickle must be true or false, not {options['allow_pickle']!r}")
+
+
+def check_relative(main: Path, name: str) -> None:
+    """Raise ArtifactError for a file name inside an artifact that is absolute or leaves the artifact's folder.
+
+    Links are followed: model hubs keep their files behind them.
+    """
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise ArtifactError(f"{main}: it refers to {name!r}, which leaves its folder")
 
 
 @dataclass(frozen=True, slots=True)

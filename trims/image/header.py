@@ -21,6 +21,9 @@ LENGTH = struct.Struct("<Q")
 #: The safetensors library stops at 100 MB, model hubs at 25 MB. A header is parsed under the daemon's
 #: interpreter lock, so the smaller limit holds here; it admits some 200,000 tensors.
 MAX_HEADER_BYTES = 25_000_000
+#: The key of `__metadata__` under which an image says that it is one, and which version it says.
+METADATA_KEY = "trims"
+FORMAT_VERSION = 1
 _FIELDS = {"dtype", "shape", "data_offsets"}
 _MAX_OFFSET = 1 << 62
 
@@ -73,9 +76,7 @@ def _load_json(text: bytes, name: str) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ArtifactError(f"{name}: the header names {twice!r} twice")
+            raise ArtifactError(f"{name}: the header names {_first_repeated(pairs)!r} twice")
         return found
 
     try:
@@ -85,6 +86,11 @@ def _load_json(text: bytes, name: str) -> dict[str, Any]:
     if not isinstance(entries, dict):
         raise ArtifactError(f"{name}: the header is not a JSON object")
     return entries
+
+
+def _first_repeated(pairs: list[tuple[str, Any]]) -> str:
+    seen: set[str] = set()
+    return next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
 
 
 def _refuse_constant(text: str) -> NoReturn:
@@ -107,6 +113,8 @@ def _tensor(key: str, value: Any, name: str) -> TensorSpec:
         raise ArtifactError(f"{name}: tensor {key!r} has the impossible shape {shape!r}"[:300])
     if not _are_sizes(offsets) or len(offsets) != 2:
         raise ArtifactError(f"{name}: tensor {key!r} has the impossible data_offsets {offsets!r}"[:300])
+    if not key.isascii() and not _is_unicode(key):
+        raise ArtifactError(f"{name}: the tensor name {key!r} is not valid Unicode")
     expected = element_count(tuple(shape)) * DTYPE_BYTES[dtype]
     if offsets[1] - offsets[0] != expected:
         raise ArtifactError(
@@ -114,6 +122,11 @@ def _tensor(key: str, value: Any, name: str) -> TensorSpec:
             f"{offsets[1] - offsets[0]}"
         )
     return TensorSpec(key, dtype, tuple(shape), offsets[0])
+
+
+def _is_unicode(text: str) -> bool:
+    """False for the lone surrogates that JSON can spell and UTF-8 cannot."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _are_sizes(values: Any) -> bool:

@@ -1,7 +1,7 @@
 """Laying out a new image and writing it: what every converter ends in.
 
 A plan is made from descriptions alone, so that the store knows the exact size before it gives memory. Writing then
-fills a mapping of that size: each tensor's bytes are produced straight into their final place.
+fills a mapping of that size: each tensor's bytes are read or produced straight into their final place.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import ImageError
 from trims.core.layout import TENSOR_ALIGNMENT_BYTES, Layout, TensorSpec
 from trims.core.units import align_up
-from trims.image.header import LENGTH, MAX_HEADER_BYTES
+from trims.image.header import FORMAT_VERSION, LENGTH, MAX_HEADER_BYTES, METADATA_KEY
 from trims.image.index import encode_index, index_size
+from trims.image.source import read_spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from trims.image.program import Program
+    from trims.image.source import FileSpan
 
 #: The data block starts on a page, so that it can be mapped, read with O_DIRECT or registered alone.
 DATA_ALIGNMENT_BYTES = 4096
-#: The key of `__metadata__` under which an image says that it is one.
-METADATA_KEY = "trims"
-FORMAT_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """A tensor on its way into an image.
+    """A tensor on its way into an image. Its bytes come from `fill`, `span` or another tensor; none of them: zeros.
 
     Attributes:
         name: Its name; any Unicode string but `__metadata__`.
         dtype: A key of `DTYPE_BYTES`.
         shape: Extents, row-major.
         fill: Writes the tensor's bytes into the memory it is given, which has exactly its size. Not called for
-            empty tensors. Unused when `tied_to` is set.
+            empty tensors.
         tied_to: Name of an earlier tensor whose first bytes this one shares.
+        span: Where the bytes lie in a file, already as the image wants them: little endian, row-major, dense.
     """
 
     name: str
@@ -47,6 +47,7 @@ class SourceTensor:
     shape: tuple[int, ...]
     fill: Callable[[memoryview], None] | None = None
     tied_to: str | None = None
+    span: FileSpan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class ImagePlan:
         program: Encoded program, or empty.
         program_offset: Where it lies in the data block.
         fills: Producers, in order of their offset.
+        spans: Bytes of files, read in parallel before the producers run.
     """
 
     layout: Layout
@@ -70,19 +72,29 @@ class ImagePlan:
     program: bytes
     program_offset: int
     fills: Sequence[tuple[TensorSpec, Callable[[memoryview], None]]] = field(default_factory=tuple)
+    spans: Sequence[tuple[TensorSpec, FileSpan]] = field(default_factory=tuple)
 
     @property
     def nbytes(self) -> int:
         """Length of the whole image in bytes."""
         return len(self.head) + self.data_bytes
 
-    def write(self, fd: int) -> None:
+    def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         """Fill the file or segment behind the descriptor, which must have `nbytes` bytes, zeroed and allocated."""
         with mmap.mmap(fd, self.nbytes) as target, memoryview(target) as view:
-            self.write_into(view)
+            self.write_into(view, on_progress)
 
-    def write_into(self, target: memoryview) -> None:
-        """Fill memory of exactly `nbytes` zeroed bytes."""
+    def write_into(self, target: memoryview, on_progress: Callable[[int], None] | None = None) -> None:
+        """Fill memory of exactly `nbytes` zeroed bytes.
+
+        Args:
+            target: The memory.
+            on_progress: Called in this thread, every few MiB, with the bytes of weights written so far; an
+                exception from it ends the writing and leaves the image incomplete.
+
+        Raises:
+            ArtifactError: A source file vanished, shrank or changed since the plan was made.
+        """
         if len(target) != self.nbytes:
             raise ImageError(f"an image of {self.nbytes} bytes was given {len(target)} to fill")
         data_start = len(self.head)
@@ -90,9 +102,25 @@ class ImagePlan:
         with target[data_start:] as data:
             data[: len(self.index)] = self.index
             data[self.program_offset : self.program_offset + len(self.program)] = self.program
+            counter = _Counter(on_progress)
+            read_spans(data, ((spec.offset, spec.end, span) for spec, span in self.spans), counter.add)
             for spec, fill in self.fills:
                 with data[spec.offset : spec.end] as place:
                     fill(place)
+                counter.add(spec.nbytes)
+
+
+class _Counter:
+    """Turns increments into the running total that progress is told in."""
+
+    def __init__(self, report: Callable[[int], None] | None) -> None:
+        self._report = report
+        self._total_bytes = 0
+
+    def add(self, n_bytes: int) -> None:
+        self._total_bytes += n_bytes
+        if self._report is not None:
+            self._report(self._total_bytes)
 
 
 def plan_image(
@@ -124,7 +152,8 @@ def plan_image(
     owned = [(placed[s.name], s) for s in sources if s.tied_to is None]
     head = _encode_head(owned, layout, index, (position, data_bytes), metadata or {})
     fills = [(spec, s.fill) for spec, s in owned if s.fill is not None and spec.nbytes]
-    return ImagePlan(layout, head, data_bytes, index, encoded, position, fills)
+    spans = [(spec, s.span) for spec, s in owned if s.span is not None and spec.nbytes]
+    return ImagePlan(layout, head, data_bytes, index, encoded, position, fills, spans)
 
 
 def _place(source: SourceTensor, placed: Mapping[str, TensorSpec], position: int) -> tuple[TensorSpec, int]:

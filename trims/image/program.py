@@ -16,6 +16,8 @@ from trims.core.errors import ImageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+#: Kinds whose body runs code when it is loaded: only to be loaded from a store that one trusts like one's own files.
+EXECUTABLE_KINDS = frozenset({"torch-skeleton"})
 _LENGTH = struct.Struct("<I")
 _MAX_HEAD_BYTES = 16 << 20
 

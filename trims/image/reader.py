@@ -11,15 +11,22 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ArtifactError, ImageError, TensorNotFoundError
-from trims.image.header import LENGTH, SafetensorsHeader, header_length, parse_header
+from trims.core.layout import TensorSpec
+from trims.image.header import (
+    FORMAT_VERSION,
+    LENGTH,
+    METADATA_KEY,
+    SafetensorsHeader,
+    header_length,
+    parse_header,
+)
 from trims.image.index import HEADER, MAGIC, IndexHeader, decode_header, decode_index
-from trims.image.plan import METADATA_KEY
 from trims.image.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trims.core.layout import Layout, TensorSpec
+    from trims.core.layout import Layout
 
 
 class ImageView:
@@ -91,24 +98,43 @@ class ImageView:
 
     def validate(self) -> None:
         """Check header, index and program against each other. Raises ImageError naming what disagrees."""
-        own = self._own_metadata()
+        prefix, tied = self._own_metadata()
         tensors = self.header.layout.tensors
+        owners = {spec.offset: spec.end for spec in self.layout if spec.name not in tied and spec.nbytes}
         for spec in self.layout:
-            if spec.name not in own["tied"] and tensors.get(spec.name) != spec:
+            if spec.name in tied:
+                if tied[spec.name] != _entry(spec) or owners.get(spec.offset, -1) < spec.end:
+                    raise ImageError(f"tied tensor {spec.name!r} does not lie on the tensor it is tied to")
+            elif tensors.get(spec.name) != spec or spec.name.startswith(prefix):
                 raise ImageError(f"header and index disagree about tensor {spec.name!r}")
-        ours = sum(not name.startswith(own["prefix"]) for name in tensors)
-        if ours + len(own["tied"]) != len(self.layout):
+        ours = sum(not name.startswith(prefix) for name in tensors)
+        if ours + len(tied) != len(self.layout):
             raise ImageError("header and index list different tensors")
+        index = self.index_header
+        self._check_span(f"{prefix}.index", 0, index.index_bytes)
+        self._check_span(f"{prefix}.program", index.program_offset, index.program_bytes)
         self.program()
 
-    def _own_metadata(self) -> dict[str, dict[str, object] | str]:
+    def _check_span(self, name: str, offset: int, n_bytes: int) -> None:
+        if self.header.layout.tensors.get(name) != TensorSpec(name, "U8", (n_bytes,), offset):
+            raise ImageError(f"header and index disagree about {name!r}")
+
+    def _own_metadata(self) -> tuple[str, dict[str, object]]:
+        """The prefix of the image's own tensors, and the tied tensors as the header tells them."""
         try:
             own = json.loads(self.header.metadata[METADATA_KEY])
-            if isinstance(own["tied"], dict) and isinstance(own["prefix"], str) and own["version"] == 1:
-                return dict(own)
-        except (KeyError, ValueError, TypeError) as error:
+            prefix, tied, version = own["prefix"], own["tied"], own["version"]
+        except (KeyError, ValueError, TypeError, RecursionError) as error:
             raise ImageError(f"the header's own entry {METADATA_KEY!r} is missing or unreadable") from error
-        raise ImageError("the image is of a version this trims does not read")
+        if version != FORMAT_VERSION:
+            raise ImageError(f"the image is of version {version!r}, this trims reads {FORMAT_VERSION}")
+        if not isinstance(tied, dict) or not isinstance(prefix, str) or not prefix:
+            raise ImageError(f"the header's own entry {METADATA_KEY!r} is not what it should be")
+        return prefix, tied
+
+
+def _entry(spec: TensorSpec) -> dict[str, object]:
+    return {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [spec.offset, spec.end]}
 
 
 def is_image(data: bytes | memoryview) -> bool:

@@ -1,0 +1,72 @@
+"""Which converters there are: the entry points of the group `trims.formats`, checked when they are loaded.
+
+Plugins are imported only when needed: one by name for `converter`, all of them for `detect`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from functools import cache
+from typing import TYPE_CHECKING
+
+from trims.core.errors import ArtifactError, ConfigError, NotSupportedError
+from trims.formats.base import Converter
+from trims.image.source import SourceFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+GROUP = "trims.formats"
+#: What `claims` is shown of a file: enough for every magic number and the first name in a zip file.
+FIRST_BYTES = 4096
+
+
+def detect(main: Path) -> Converter:
+    """The converter of this file, by its first bytes and name.
+
+    Raises ArtifactError if no converter claims the file, or more than one does.
+    """
+    first_bytes = SourceFile.look(main).read(FIRST_BYTES)
+    claiming = [found for found in map(converter, _entry_points()) if found.claims(main, first_bytes)]
+    if len(claiming) == 1:
+        return claiming[0]
+    named = " and ".join(found.format for found in claiming) or "no converter"
+    raise ArtifactError(
+        f"{main} is claimed by {named}; write `format:` in the manifest (known: {', '.join(formats())})"
+    )
+
+
+def converter(format: str) -> Converter:  # noqa: A002 - the manifest's word
+    """The converter of this name. Raises NotSupportedError naming those there are."""
+    entry = _entry_points().get(format)
+    if entry is None:
+        raise NotSupportedError(f"there is no format {format!r}; known are {', '.join(formats())}")
+    return _load(entry)
+
+
+def formats() -> tuple[str, ...]:
+    """Names of all formats."""
+    return tuple(sorted(_entry_points()))
+
+
+@cache
+def _entry_points() -> Mapping[str, importlib.metadata.EntryPoint]:
+    found: dict[str, importlib.metadata.EntryPoint] = {}
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        other = found.setdefault(entry.name, entry)
+        if other.value != entry.value:
+            raise ConfigError(f"two plugins call themselves {entry.name!r}: {other.value} and {entry.value}")
+    return found
+
+
+@cache
+def _load(entry: importlib.metadata.EntryPoint) -> Converter:
+    where = f"the {GROUP} plugin {entry.name!r} ({entry.value})"
+    try:
+        found = entry.load()()
+    except Exception as error:  # a plugin may fail in any way; it must not look like our failure
+        raise ConfigError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Converter) or found.format != entry.name:
+        raise ConfigError(f"{where} is not a Converter whose format is {entry.name!r}")
+    return found

@@ -1,0 +1,162 @@
+"""The child's half of a conversion: what runs in the converter process.
+
+Started by `trims.formats.process` in whatever environment a manifest asks for: standard library only until the
+requested converter imports its framework. Requests come one at a time over a socket; the answer is one frame:
+`{"error": code, "message": ...}` or the result. The process ends with its socket, or is killed.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import ArtifactError, ConversionError, NotSupportedError, TrimsError
+from trims.formats.base import Artifact
+from trims.formats.process import FRAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trims.image.plan import ImagePlan
+
+#: Progress below this step is not worth a message.
+_PROGRESS_STEP_BYTES = 4 << 20
+
+
+class Child:
+    """Carries out requests until its socket ends."""
+
+    def __init__(self, door: socket.socket) -> None:
+        self._door = door
+        self._plan: ImagePlan | None = None
+        self._told_bytes = 0
+
+    def serve(self) -> None:
+        """Answer requests until the parent hangs up."""
+        while (request := self._receive()) is not None:
+            message, fds = request
+            try:
+                answer = self._carry_out(message, fds)
+            except Exception as error:  # noqa: BLE001 - whatever a framework or an author's code raises is an answer
+                answer = _refusal(error, message)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            self._send(answer)
+
+    def _carry_out(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        do: dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any]]]
+        do = {"plan": self._make_plan, "write": self._write, "build": _build, "versions": _versions}
+        return do[message["do"]](message, fds)
+
+    def _make_plan(self, message: dict[str, Any], _: list[int]) -> dict[str, Any]:
+        files = tuple(Path(name) for name in message["files"])
+        artifact = Artifact(message["format"], files, message["options"])
+        self._plan = load_name(message["converter"], "the converter")().plan(artifact)
+        return {"planned_bytes": self._plan.nbytes}
+
+    def _write(self, _: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        assert self._plan is not None
+        self._plan.write(fds[0], self._progress)
+        return {"written": True}
+
+    def _progress(self, done_bytes: int) -> None:
+        if done_bytes - self._told_bytes >= _PROGRESS_STEP_BYTES:
+            self._told_bytes = done_bytes
+            self._send({"progress": done_bytes})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        text = json.dumps(message).encode()
+        self._door.sendall(FRAME.pack(len(text)) + text)
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
+        """The next request and the descriptors that came with it; None at the end."""
+        data, fds, _, _ = socket.recv_fds(self._door, FRAME.size, 4)
+        while len(data) < FRAME.size or len(data) < FRAME.size + FRAME.unpack_from(data)[0]:
+            more = self._door.recv(1 << 16)
+            if not more:
+                return None
+            data += more
+        return json.loads(data[FRAME.size :]), list(fds)
+
+
+def load_name(name: str, what: str) -> Any:
+    """Import `package.module:attribute`. Raises NotSupportedError naming the environment it is missing from."""
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise NotSupportedError(f"{what} {name!r} cannot be loaded in {sys.prefix}: {error}") from error
+    return found
+
+
+def _build(message: dict[str, Any], _: list[int]) -> dict[str, Any]:
+    function = load_name(message["call"], "the builder")
+    main = function(Path(message["out_dir"]), **message["args"])
+    if main is not None and not isinstance(main, str):
+        raise ArtifactError(f"the builder {message['call']} returned {main!r:.100}; it must return a file name or None")
+    return {"built": main}
+
+
+def _versions(message: dict[str, Any], _: list[int]) -> dict[str, Any]:
+    from trims.formats.environments import installed_versions
+
+    return {"versions": installed_versions(message["names"], sys.path)}
+
+
+def _refusal(error: Exception, message: dict[str, Any]) -> dict[str, Any]:
+    what = (message.get("files") or [message.get("call", "the converter")])[0]
+    if isinstance(error, TrimsError):
+        return {"error": error.code, "message": str(error)}
+    if isinstance(error, ModuleNotFoundError):
+        remedy = f"install it there: {sys.executable} -m pip install {error.name}"
+        return {"error": NotSupportedError.code, "message": f"{what}: {sys.prefix} has no {error.name!r}; {remedy}"}
+    text = f"{what}: {type(error).__name__}: {error}"[:10_000]
+    return {"error": ConversionError.code, "message": text, "memory": isinstance(error, MemoryError)}
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    if hard != resource.RLIM_INFINITY:
+        memory_bytes = min(memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+
+
+def _die_with_parent(lifeline: int) -> None:
+    """Have the kernel kill this process group when the pipe's other end closes: even a thread stuck in C dies.
+
+    PR_SET_PDEATHSIG would not do: it fires when the starting *thread* ends.
+    """
+    os.set_inheritable(lifeline, False)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    if poll.poll(0):  # it closed before we asked for the signal
+        os.killpg(0, signal.SIGKILL)
+
+
+def main() -> None:
+    """Entry of the child. Arguments: package folder, socket, lifeline, limits as JSON."""
+    door_fd, lifeline, config = int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
+    _die_with_parent(lifeline)
+    os.set_inheritable(door_fd, False)
+    faulthandler.enable()
+    sys.path[:0] = config["paths"]
+    _limit_memory(config["memory_bytes"])
+    with socket.socket(fileno=door_fd) as door:
+        Child(door).serve()

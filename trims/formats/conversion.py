@@ -1,0 +1,228 @@
+"""Turning an artifact into an image: one interface, whether it happens here or in a child.
+
+The store calls `plan`, makes room, calls `write`; minutes may lie between. A converter that runs foreign code gets a
+child with limits (`trims.formats.process`); one that only copies bytes runs in the calling thread. The
+image is validated by whoever sealed it, not here. `recipe` says what besides the artifact's bytes decides the image.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import ConversionError, InternalError
+from trims.formats.catalogue import converter, detect
+from trims.formats.process import LimitedChild
+from trims.image.host import cpu_features
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from trims.formats.base import Artifact, Converter, Limits
+    from trims.formats.environments import Environment
+    from trims.image.plan import ImagePlan
+
+__all__ = ["Conversion", "converter", "detect", "recipe", "start_conversion"]
+
+
+class Conversion(ABC):
+    """One artifact on its way to an image. A context manager; `plan` once, then `write` once, from any thread."""
+
+    @abstractmethod
+    def plan(self) -> int:
+        """Length of the image in bytes.
+
+        Raises ArtifactError for what is wrong with the files, ConversionError for a converter that died, was
+        cancelled or broke a limit, NotSupportedError for an environment that lacks something.
+        """
+
+    @abstractmethod
+    def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
+        """Write the image; afterwards nobody but the caller can reach the descriptor's memory.
+
+        Args:
+            fd: Read-write, of exactly the planned size, allocated and zeroed. The caller keeps it.
+            on_progress: Called in this thread with the bytes of weights written so far.
+
+        Raises: as `plan`.
+        """
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Make `plan` and `write`, running or to come, raise ConversionError. From any thread, returns at once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cancel whatever still runs and give everything back. Idempotent."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def start_conversion(artifact: Artifact, *, python: Path | None = None, limits: Limits) -> Conversion:
+    """Choose how to convert; nothing is read or started before `plan`.
+
+    Args:
+        artifact: What to convert.
+        python: Interpreter of the environment its framework lives in; None for this one.
+        limits: Memory and time of a child; the time holds without a child as well.
+
+    Raises:
+        NotSupportedError: Nobody knows the artifact's format.
+    """
+    chosen = converter(artifact.format)
+    if chosen.needs_child(artifact.options):
+        return _ChildConversion(chosen, artifact, python, limits)
+    return _LocalConversion(chosen, artifact, limits)
+
+
+class _LocalConversion(Conversion):
+    """In the calling thread; cancelled between pieces of a few MiB."""
+
+    def __init__(self, chosen: Converter, artifact: Artifact, limits: Limits) -> None:
+        self._converter = chosen
+        self._artifact = artifact
+        self._limits = limits
+        self._left_s = limits.time_s
+        self._plan: ImagePlan | None = None
+        self._cancelled = False
+
+    def plan(self) -> int:
+        self._check(0.0)
+        began = time.monotonic()
+        self._plan = self._converter.plan(self._artifact)
+        self._left_s -= time.monotonic() - began
+        self._check(0.0)
+        return self._plan.nbytes
+
+    def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
+        plan, self._plan = self._plan, None
+        self._check(0.0)
+        if plan is None:
+            raise InternalError("write() before plan(), or twice")
+        began = time.monotonic()
+
+        def tick(done_bytes: int) -> None:
+            self._check(time.monotonic() - began)
+            if on_progress is not None:
+                on_progress(done_bytes)
+
+        plan.write(fd, tick)
+
+    def _check(self, running_s: float) -> None:
+        if self._cancelled:
+            raise ConversionError(f"{self._artifact.files[0]}: the conversion was cancelled")
+        if running_s > self._left_s:
+            limit = f"the time limit of {self._limits.time_s:g} s"
+            raise ConversionError(f"{self._artifact.files[0]}: not done within {limit}")
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+    def close(self) -> None:
+        self._cancelled = True
+        self._plan = None
+
+
+class _ChildConversion(Conversion):
+    """In a child process, which lives from `plan` to the end of `write`."""
+
+    def __init__(self, chosen: Converter, artifact: Artifact, python: Path | None, limits: Limits) -> None:
+        self._converter = chosen
+        self._artifact = artifact
+        self._python = python
+        self._limits = limits
+        self._child: LimitedChild | None = None
+        self._planned_bytes = 0
+        self._cancelled = False
+        #: Guards `_child` and `_cancelled`; `_busy` is held while a request runs, so that close waits for its end.
+        self._lock = threading.Lock()
+        self._busy = threading.Lock()
+
+    def plan(self) -> int:
+        artifact, kind = self._artifact, type(self._converter)
+        message = {
+            "do": "plan",
+            "converter": f"{kind.__module__}:{kind.__qualname__}",
+            "format": artifact.format,
+            "files": [str(path) for path in artifact.files],
+            "options": dict(artifact.options),
+        }
+        with self._busy:
+            child = self._start()
+            self._planned_bytes = child.size_of(child.request(message), "planned_bytes")
+        return self._planned_bytes
+
+    def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
+        try:
+            with self._busy:
+                if self._child is None:
+                    raise self._cancellation() if self._cancelled else InternalError("write() before plan(), or twice")
+                self._child.request({"do": "write"}, [fd], on_progress)
+        finally:
+            self._bury()  # it must not reach the image once the caller seals it
+
+    def _start(self) -> LimitedChild:
+        sizes = [path.stat().st_size for path in self._artifact.files if path.exists()]
+        with self._lock:
+            if self._cancelled:
+                raise self._cancellation()
+            if self._child is not None:
+                raise InternalError("plan() twice")
+            self._child = LimitedChild(
+                str(self._artifact.files[0]), python=self._python, limits=self._limits, free_bytes=sum(sizes)
+            )
+            return self._child
+
+    def _cancellation(self) -> ConversionError:
+        return ConversionError(f"{self._artifact.files[0]}: the conversion was cancelled")
+
+    def _bury(self) -> None:
+        with self._busy, self._lock:
+            child, self._child = self._child, None
+        if child is not None:
+            child.close()
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+            if self._child is not None:
+                self._child.cancel()
+
+    def close(self) -> None:
+        self.cancel()
+        self._bury()
+
+
+def recipe(chosen: Converter, artifact: Artifact, environment: Environment) -> dict[str, Any]:
+    """What besides the artifact's bytes decides its image: the other half of the image key.
+
+    Returns:
+        JSON values that are equal when the images would be: format, the converter's version, versions of the
+        frameworks found in the environment, the CPU's features where the image depends on them, and the options.
+        What `module` names is trusted to stay the same under its name.
+    """
+    found: dict[str, Any] = {
+        "format": chosen.format,
+        "converter": chosen.version,
+        "options": json.loads(json.dumps(dict(artifact.options), sort_keys=True)),
+    }
+    names = chosen.frameworks(artifact.options)
+    if names:
+        found["frameworks"] = environment.versions(names)
+    if chosen.host_specific:
+        found["cpu"] = " ".join(cpu_features())
+    return found
+

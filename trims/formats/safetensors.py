@@ -1,0 +1,192 @@
+"""safetensors artifacts: one file, shards behind an index, and images that trims wrote. No framework, no child.
+
+Headers are checked by `trims.image.header`, bytes are read straight from the files into their place. With the option
+`module` the image also gets a torch skeleton (see `trims.formats.torch`), and only then torch and a child are needed.
+
+Options:
+    module, module_args, ignore: as for format `torch`.
+    allow_pickle: keep a `torch-skeleton` program found in an image. Without it the weights are taken, the
+        program, which runs code when it is unpickled, is left out and a warning logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trims.core.errors import ArtifactError, ImageError
+from trims.formats.base import check_options, check_relative
+from trims.image.header import LENGTH, MAX_HEADER_BYTES, SafetensorsHeader, header_length, parse_header
+from trims.image.index import HEADER as INDEX_HEADER
+from trims.image.index import decode_header
+from trims.image.plan import ImagePlan, SourceTensor, plan_image
+from trims.image.program import EXECUTABLE_KINDS, Program
+from trims.image.reader import ImageView, is_image
+from trims.image.source import FileSpan, SourceFile, open_source
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from trims.formats.base import Artifact
+
+_INDEX_SUFFIX = ".safetensors.index.json"
+_MAX_INDEX_BYTES = 64 << 20
+_OPTIONS = ("module", "module_args", "ignore", "allow_pickle")
+_log = logging.getLogger(__name__)
+
+
+class SafetensorsConverter:
+    """See the module."""
+
+    format: ClassVar[str] = "safetensors"
+    version: ClassVar[int] = 1
+    host_specific: ClassVar[bool] = False
+
+    def needs_child(self, options: Mapping[str, Any]) -> bool:
+        """Only for a skeleton."""
+        return "module" in options
+
+    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Only for a skeleton."""
+        return ("torch", "transformers") if "module" in options else ()
+
+    def claims(self, main: Path, first_bytes: bytes) -> bool:
+        """By a plausible length and an opening brace, or by the name of a shard index."""
+        if main.name.endswith(_INDEX_SUFFIX):
+            return True
+        plausible = len(first_bytes) > LENGTH.size and LENGTH.unpack_from(first_bytes)[0] <= MAX_HEADER_BYTES
+        return plausible and first_bytes[LENGTH.size : LENGTH.size + 1] == b"{"
+
+    def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
+        """The file, or the index and its shards."""
+        check_options(main, options, _OPTIONS)
+        shards = sorted(set(_weight_map(main).values())) if main.name.endswith(_INDEX_SUFFIX) else []
+        files = (main, *(main.parent / shard for shard in shards))
+        for path in files:
+            SourceFile.look(path)
+        return files
+
+    def plan(self, artifact: Artifact) -> ImagePlan:
+        """Check all headers and lay the image out."""
+        main, options = artifact.files[0], artifact.options
+        check_options(main, options, _OPTIONS)
+        if main.name.endswith(_INDEX_SUFFIX):
+            sources, metadata, program = _read_shards(main)
+        else:
+            sources, metadata, program = _read_file(main, bool(options.get("allow_pickle", False)))
+        if "module" in options:
+            from trims.formats.skeleton import add_skeleton
+
+            sources, program = add_skeleton(sources, main, options)
+        return plan_image(sources, program=program, metadata=metadata)
+
+
+#: Tensors, metadata, program.
+_Read = tuple[list[SourceTensor], dict[str, str], Program | None]
+
+
+def read_header(path: Path) -> tuple[SourceFile, SafetensorsHeader, bytes]:
+    """The file, its checked header and the bytes up to the data block. Raises ArtifactError."""
+    file = SourceFile.look(path)
+    prefix = file.read(LENGTH.size)
+    head = file.read(LENGTH.size + header_length(prefix, file.nbytes, str(path)))
+    return file, parse_header(memoryview(head)[LENGTH.size :], file.nbytes, str(path)), head
+
+
+def _read_file(path: Path, allow_pickle: bool) -> _Read:
+    file, header, head = read_header(path)
+    if is_image(head + file.read(INDEX_HEADER.size, header.data_start)):
+        return _read_image(file, allow_pickle)
+    return _sources(file, header), dict(header.metadata), None
+
+
+def _sources(file: SourceFile, header: SafetensorsHeader) -> list[SourceTensor]:
+    return [
+        SourceTensor(spec.name, spec.dtype, spec.shape, span=FileSpan(file, header.data_start + spec.offset))
+        for spec in header.layout
+    ]
+
+
+def _read_image(file: SourceFile, allow_pickle: bool) -> _Read:
+    """The tensors of an image and its program. Laying them out anew gives the same bytes again."""
+    try:
+        with _without_weights(file) as data, memoryview(data) as memory:
+            view = ImageView(memory)
+            view.validate()
+            program, metadata, sources = view.program(), dict(view.metadata), _image_sources(file, view)
+    except ImageError as error:
+        raise ArtifactError(f"{file.path}: {error}") from error
+    if program is not None and program.kind in EXECUTABLE_KINDS and not allow_pickle:
+        _log.warning("%s: its %s was left out: it runs code; allow_pickle: true keeps it", file.path, program.kind)
+        program = None
+    return sources, metadata, program
+
+
+def _without_weights(file: SourceFile) -> mmap.mmap:
+    """A sparse copy of an image: header, index and program only.
+
+    The file itself is never mapped here: a mapped file that somebody truncates kills its reader.
+    """
+    with open_source(file.path) as source, open(os.memfd_create("trims-look"), "w+b", buffering=0) as copy:
+
+        def take(begin: int, length: int) -> bytes:
+            data = os.pread(source, min(length, file.nbytes - begin), begin)
+            os.pwrite(copy.fileno(), data, begin)
+            return data
+
+        os.ftruncate(copy.fileno(), file.nbytes)
+        data_start = LENGTH.size + LENGTH.unpack(take(0, LENGTH.size))[0]
+        take(LENGTH.size, data_start - LENGTH.size)
+        index = decode_header(take(data_start, INDEX_HEADER.size))
+        take(data_start, index.index_bytes)
+        take(data_start + index.program_offset, index.program_bytes)
+        return mmap.mmap(copy.fileno(), file.nbytes, prot=mmap.PROT_READ)
+
+
+def _image_sources(file: SourceFile, view: ImageView) -> list[SourceTensor]:
+    owned = view.header.layout.tensors
+    owners = {spec.offset: spec.name for spec in view.layout if spec.name in owned and spec.nbytes}
+    return [
+        SourceTensor(spec.name, spec.dtype, spec.shape, span=FileSpan(file, view.data_start + spec.offset))
+        if spec.name in owned
+        else SourceTensor(spec.name, spec.dtype, spec.shape, tied_to=owners[spec.offset])
+        for spec in view.layout
+    ]
+
+
+def _read_shards(main: Path) -> _Read:
+    weight_map = _weight_map(main)
+    found: dict[str, str] = {}
+    sources: list[SourceTensor] = []
+    metadata: dict[str, str] = {}
+    for shard in sorted(set(weight_map.values())):
+        file, header, _ = read_header(main.parent / shard)
+        for spec in header.layout:
+            if found.setdefault(spec.name, shard) != shard:
+                raise ArtifactError(f"{main}: tensor {spec.name!r} is in {found[spec.name]} and again in {shard}")
+        sources += _sources(file, header)
+        metadata = {**header.metadata, **metadata}
+    for name, shard in weight_map.items():
+        if found.get(name) != shard:
+            raise ArtifactError(f"{main}: tensor {name!r} should be in {shard} and is not")
+    return sources, metadata, None
+
+
+def _weight_map(main: Path) -> Mapping[str, str]:
+    """The index of a sharded artifact, with safe file names. Raises ArtifactError."""
+    file = SourceFile.look(main)
+    if file.nbytes > _MAX_INDEX_BYTES:
+        raise ArtifactError(f"{main}: {file.nbytes} bytes are too many for an index of shards")
+    try:
+        found = json.loads(file.read(_MAX_INDEX_BYTES))["weight_map"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArtifactError(f"{main}: not an index of shards: {error}") from error
+    if not isinstance(found, dict) or not found or not all(isinstance(shard, str) for shard in found.values()):
+        raise ArtifactError(f"{main}: weight_map is not a map from tensor names to file names")
+    for shard in set(found.values()):
+        check_relative(main, shard)
+    return found

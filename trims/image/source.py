@@ -1,0 +1,151 @@
+"""Tensors whose bytes lie in a file exactly as the image wants them, and reading them in parallel.
+
+Reading a span of a file straight into its place is all that most artifacts need: safetensors, torch's zip files, raw
+ONNX data, uncompressed npz. Files are remembered by what `stat` says of them when the plan is made; one
+that shrinks, grows or is replaced before the last byte is read is an ArtifactError, never a wrong image. Not
+covered: digests, and reading around the page cache.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trims.core.errors import ArtifactError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+#: Large enough that the system call is noise, small enough that two threads share one tensor and cancelling is quick.
+PIECE_BYTES = 8 << 20
+#: Two threads saturate a page cache to tmpfs copy on small machines; more than four only fight for memory.
+_READERS = min(4, os.cpu_count() or 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file as it was when it was described.
+
+    Attributes:
+        path: Where it is.
+        nbytes: Its length.
+        stamp: Device, inode and modification time in ns: another stamp is another file.
+    """
+
+    path: Path
+    nbytes: int
+    stamp: tuple[int, int, int]
+
+    @classmethod
+    def look(cls, path: Path) -> SourceFile:
+        """Describe the file as it is now. Raises ArtifactError if it is missing or no regular file."""
+        with open_source(path) as fd:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise ArtifactError(f"{path} is not a file")
+            return cls(path, *_identity(fd))
+
+    def read(self, length: int, offset: int = 0) -> bytes:
+        """At most this many bytes from the offset on; fewer at the end of the file."""
+        with open_source(self.path) as fd:
+            return os.pread(fd, min(length, self.nbytes), offset)
+
+    def check(self, fd: int) -> None:
+        """Raise ArtifactError if the descriptor is not of the same file with the same length and time."""
+        if _identity(fd) != (self.nbytes, self.stamp):
+            raise ArtifactError(f"{self.path} was changed while it was read; load it again when it is at rest")
+
+
+@dataclass(frozen=True, slots=True)
+class FileSpan:
+    """A tensor's bytes: from this offset of the file on, as many as the tensor has."""
+
+    file: SourceFile
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    file: SourceFile
+    offset: int
+    begin: int
+    end: int
+
+
+@contextmanager
+def open_source(path: Path) -> Iterator[int]:
+    """A read-only descriptor of an artifact's file for a `with`; ArtifactError where the file cannot be opened."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}") from error
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _identity(fd: int) -> tuple[int, tuple[int, int, int]]:
+    found = os.fstat(fd)
+    return found.st_size, (found.st_dev, found.st_ino, found.st_mtime_ns)
+
+
+def read_spans(
+    target: memoryview, jobs: Iterable[tuple[int, int, FileSpan]], on_read: Callable[[int], None]
+) -> None:
+    """Read every `(begin, end, span)` into `target[begin:end]`.
+
+    Args:
+        target: Writable memory.
+        jobs: Places in the target and where their bytes come from.
+        on_read: Called in this thread after each piece with its bytes; an exception from it stops the reading.
+
+    Raises:
+        ArtifactError: A file is gone, shorter than promised, or changed since it was described.
+    """
+    pieces = sorted(_cut(jobs), key=lambda piece: (piece.file.path, piece.offset))
+    with ExitStack() as stack:
+        files = {piece.file for piece in pieces}
+        fds = {file: stack.enter_context(open_source(file.path)) for file in files}
+        _read_all(target, pieces, fds, on_read)
+        for file, fd in fds.items():
+            file.check(fd)
+
+
+def _cut(jobs: Iterable[tuple[int, int, FileSpan]]) -> Iterator[_Piece]:
+    for begin, end, span in jobs:
+        for at in range(begin, end, PIECE_BYTES):
+            yield _Piece(span.file, span.offset + at - begin, at, min(at + PIECE_BYTES, end))
+
+
+def _read_all(
+    target: memoryview, pieces: Sequence[_Piece], fds: Mapping[SourceFile, int], on_read: Callable[[int], None]
+) -> None:
+    if _READERS == 1 or sum(piece.end - piece.begin for piece in pieces) <= PIECE_BYTES:
+        for piece in pieces:
+            on_read(_read_piece(target, piece, fds[piece.file]))
+        return
+    with ThreadPoolExecutor(_READERS, "trims-read") as pool:
+        try:
+            reads = [pool.submit(_read_piece, target, piece, fds[piece.file]) for piece in pieces]
+            for read in as_completed(reads):
+                on_read(read.result())
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _read_piece(target: memoryview, piece: _Piece, fd: int) -> int:
+    at, offset = piece.begin, piece.offset
+    while at < piece.end:
+        with target[at : piece.end] as place:
+            got = os.preadv(fd, [place], offset)
+        if got == 0:
+            raise ArtifactError(f"{piece.file.path} ended at {offset} while it was read: truncated meanwhile?")
+        at += got
+        offset += got
+    return piece.end - piece.begin
