@@ -1,0 +1,175 @@
+"""ONNX Runtime sessions over shared weights.
+
+The graph comes optimized from the image and the weights stay where they are: a session costs milliseconds
+and, beside its activations, no memory of its own. Covered: the CPU execution provider. Not covered: other
+providers, which would copy every weight to their device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import onnxruntime
+
+from trims.core.errors import CallerError, NotSupportedError
+from trims.image.host import cpu_features
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trims.image.program import Program
+    from trims_client.weights import Weights
+
+CPU_PROVIDER = "CPUExecutionProvider"
+_PROGRAM_KIND = "onnxruntime"
+_NO_PREPACKING = "session.disable_prepacking"
+_OWNER = "trims.model"
+#: The body declares fed weights as external data in a file called `null` (see `trims.formats.onnx`): in this
+#: folder it exists everywhere, so that nothing is written, and can be read by nobody.
+_EXTERNAL_FOLDER = ("session.model_external_initializers_file_folder_path", "/dev")
+#: dtype -> (numpy's unsigned integer of its width, onnx.TensorProto.DataType), for those numpy itself lacks.
+_FOREIGN = {
+    "BF16": ("uint16", 16), "F8_E4M3": ("uint8", 17), "F8_E4M3FNUZ": ("uint8", 18), "F8_E5M2": ("uint8", 19),
+    "F8_E5M2FNUZ": ("uint8", 20), "F8_E8M0": ("uint8", 24),
+}  # fmt: skip
+
+
+class SharedSession(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """An InferenceSession that keeps the weights it reads alive, also after `Weights.close`.
+
+    Attributes:
+        program: What the session was made from; `program.attributes["inputs"]` describes what to feed.
+    """
+
+    program: Program
+    _weights: tuple[Any, ...]
+
+
+def session(
+    weights: Weights,
+    *,
+    providers: Sequence[Any] | None = None,
+    session_options: onnxruntime.SessionOptions | None = None,
+) -> SharedSession:
+    """An inference session that computes on the attached weights.
+
+    Args:
+        weights: Of a model converted from ONNX.
+        providers: Execution providers; only the CPU's can read shared memory.
+        session_options: Taken over and completed in place, so they serve this one session. Graph optimization
+            is switched off, as it is done already. Setting `session.disable_prepacking` in it overrides what
+            the manifest says.
+
+    Returns:
+        A session whose outputs are bit-identical to those of ONNX Runtime's own with the same optimization
+        level and the same choice of pre-packing.
+
+    Raises:
+        NotSupportedError: The image is no ONNX model, or was made for another ONNX Runtime or processor; or
+            the providers or options ask for what shared weights cannot do.
+    """
+    program = _checked_program(weights)
+    _check_host(weights.name, program.attributes)
+    _check_providers(providers)
+    options = _complete(session_options, weights.name, program.attributes)
+    values = {name: _ort_value(weights, name) for name in weights}
+    for name, value in values.items():
+        options.add_initializer(name, value)
+    made = SharedSession(program.body, options, providers=list(providers or [CPU_PROVIDER]))
+    made.program = program
+    # ONNX Runtime borrows both: the values by pointer, the bytes through the values.
+    made._weights = (values, weights.view)
+    return made
+
+
+def _checked_program(weights: Weights) -> Program:
+    program = weights.program()
+    if program is None or program.kind != _PROGRAM_KIND:
+        kind = "no program" if program is None else f"a program for {program.kind}"
+        raise NotSupportedError(
+            f"{weights.name!r} carries {kind}; a session needs a model converted from ONNX"
+        )
+    return program
+
+
+def _check_host(name: str, made_for: Mapping[str, Any]) -> None:
+    """Kernels of one release, layouts of one vector width: elsewhere the graph may crash or lie."""
+    version, features = made_for["onnxruntime"], made_for["cpu"]
+    remedy = "load the model again here, or convert it with the option `optimize: none`"
+    if version is not None and version != onnxruntime.__version__:
+        raise NotSupportedError(
+            f"{name!r} was optimized by ONNX Runtime {version}, this process has {onnxruntime.__version__}; "
+            f"install onnxruntime=={version}, or {remedy}"
+        )
+    here = cpu_features()
+    if features is not None and tuple(features) != here:
+        raise NotSupportedError(
+            f"{name!r} was optimized for a processor with {_difference(features, here)}, this one has "
+            f"{_difference(here, features)}; {remedy}"
+        )
+
+
+def _difference(ours: Sequence[str], theirs: Sequence[str]) -> str:
+    return ", ".join(sorted(set(ours) - set(theirs))) or "nothing beside"
+
+
+def _check_providers(providers: Sequence[Any] | None) -> None:
+    for provider in providers or ():
+        name = provider[0] if isinstance(provider, tuple) else provider
+        if name != CPU_PROVIDER:
+            raise NotSupportedError(
+                f"{name} would copy every weight to its own memory; shared weights need {CPU_PROVIDER}"
+            )
+
+
+def _complete(
+    given: onnxruntime.SessionOptions | None, name: str, attributes: Mapping[str, Any]
+) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions() if given is None else _check_options(given, name)
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if attributes["threads"] and not options.intra_op_num_threads:
+        options.intra_op_num_threads = attributes["threads"]
+    if _entry(options, _NO_PREPACKING) is None:
+        options.add_session_config_entry(_NO_PREPACKING, "0" if attributes["prepack"] else "1")
+    options.add_session_config_entry(*_EXTERNAL_FOLDER)
+    options.add_session_config_entry(_OWNER, name)
+    return options
+
+
+def _check_options(options: onnxruntime.SessionOptions, name: str) -> onnxruntime.SessionOptions:
+    owner = _entry(options, _OWNER)
+    if owner is not None:
+        raise CallerError(
+            f"these SessionOptions carry the weights of {owner!r} already; make new ones for {name!r}"
+        )
+    levels = onnxruntime.GraphOptimizationLevel
+    if options.graph_optimization_level not in (levels.ORT_ENABLE_ALL, levels.ORT_DISABLE_ALL):
+        raise NotSupportedError(
+            f"{name!r} was optimized when converted; choose the level by the manifest's option `optimize`"
+        )
+    if options.optimized_model_filepath:
+        raise NotSupportedError(
+            f"{name!r} cannot be saved from here: its weights lie in shared memory, not in a file"
+        )
+    if _entry(options, _EXTERNAL_FOLDER[0]) is not None:
+        raise NotSupportedError(f"{name!r} has no external data; leave {_EXTERNAL_FOLDER[0]} out")
+    return options
+
+
+def _entry(options: onnxruntime.SessionOptions, key: str) -> str | None:
+    try:
+        return str(options.get_session_config_entry(key))
+    except RuntimeError:  # how ONNX Runtime says that nobody set it
+        return None
+
+
+def _ort_value(weights: Weights, name: str) -> onnxruntime.OrtValue:
+    """The tensor as an OrtValue over shared memory; it keeps the numpy view, which keeps the mapping."""
+    dtype = weights.layout.tensors[name].dtype
+    if dtype not in _FOREIGN:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(weights.numpy(name))
+    import numpy as np
+
+    width, onnx_type = _FOREIGN[dtype]
+    bits = np.frombuffer(weights.raw(name), dtype=width).reshape(weights.layout.tensors[name].shape)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx_type)

@@ -1,0 +1,352 @@
+"""ONNX Runtime sessions over attached weights: the same answers, no copy, and clear refusals."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+onnxruntime = pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from trims.core.errors import CallerError, NotSupportedError  # noqa: E402
+from trims.formats.base import Artifact  # noqa: E402
+from trims.formats.onnx import OnnxConverter  # noqa: E402
+from trims.image.plan import SourceTensor, plan_image  # noqa: E402
+from trims_client.frameworks import onnxruntime as shared  # noqa: E402
+from trims_client.weights import Weights  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+NO_PREPACKING = "session.disable_prepacking"
+
+
+def write_image(plan: Any, path: Path) -> Path:
+    with path.open("w+b") as file:
+        os.posix_fallocate(file.fileno(), 0, plan.nbytes)
+        plan.write(file.fileno())
+    return path
+
+
+def attach(main: Path, **options: Any) -> Weights:
+    plan = OnnxConverter().plan(Artifact("onnx", (main,), options))
+    return Weights.map_file(write_image(plan, main.with_suffix(".image")))
+
+
+def value(name: str, onnx_type: int, shape: list[Any]) -> Any:
+    return helper.make_tensor_value_info(name, onnx_type, shape)
+
+
+def save(
+    path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: dict[str, Any]
+) -> Path:
+    made = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, made)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def convolution(folder: Path) -> Path:
+    """Convolution, batch normalisation, residual, pooling, Gemm: what an optimizer rewrites most."""
+    random = np.random.default_rng(3)
+
+    def draw(*shape: int) -> NDArray[np.float32]:
+        return (random.standard_normal(shape) / 8).astype(np.float32)
+
+    weights = {"w1": draw(32, 3, 3, 3), "w2": draw(32, 32, 3, 3), "fc": draw(48, 32), "bias": draw(48)}
+    norm = {name: np.abs(draw(32)) + 0.5 for name in ("scale", "shift", "mean", "var")}
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["a", *norm], ["b"]),
+        helper.make_node("Relu", ["b"], ["c"]),
+        helper.make_node("Conv", ["c", "w2"], ["d"], pads=[1, 1, 1, 1]),
+        helper.make_node("Add", ["c", "d"], ["e"]),
+        helper.make_node("GlobalAveragePool", ["e"], ["f"]),
+        helper.make_node("Flatten", ["f"], ["h"]),
+        helper.make_node("Gemm", ["h", "fc", "bias"], ["y"], transB=1),
+    ]
+    inputs = [value("x", TensorProto.FLOAT, ["N", 3, "H", "W"])]
+    return save(
+        folder / "conv.onnx", nodes, inputs, [value("y", TensorProto.FLOAT, ["N", 48])], weights | norm
+    )
+
+
+def attention(folder: Path) -> Path:
+    """Reshape by constants, transposes, batched products, layer normalisation, embedding lookup."""
+    random = np.random.default_rng(5)
+    weights = {
+        "table": random.standard_normal((100, 64)).astype(np.float32),
+        "qkv": (random.standard_normal((64, 192)) / 8).astype(np.float32),
+        "heads": np.array([0, -1, 3, 4, 16], np.int64),
+        "gain": np.ones(16, np.float32),
+    }
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["a"]),
+        helper.make_node("MatMul", ["a", "qkv"], ["b"]),
+        helper.make_node("Reshape", ["b", "heads"], ["c"]),
+        helper.make_node("Transpose", ["c"], ["d"], perm=[2, 0, 3, 1, 4]),
+        helper.make_node("Split", ["d"], ["q", "k", "v"], axis=0),
+        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 1, 2, 4, 3]),
+        helper.make_node("MatMul", ["q", "kt"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "v"], ["o"]),
+        helper.make_node("LayerNormalization", ["o", "gain"], ["y"]),
+    ]
+    inputs = [value("ids", TensorProto.INT64, ["N", "T"])]
+    outputs = [value("y", TensorProto.FLOAT, [1, "N", 4, "T", 16])]
+    return save(folder / "attention.onnx", nodes, inputs, outputs, weights)
+
+
+def branching(folder: Path) -> Path:
+    """Weights outside and inside the branches of an If."""
+    ramp = np.arange(1000, dtype=np.float32)
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node(kind, ["x", f"{name}_w"], [f"{name}_y"])],
+            name,
+            [],
+            [value(f"{name}_y", TensorProto.FLOAT, [1000])],
+            [numpy_helper.from_array(ramp, f"{name}_w")],
+        )
+        for name, kind in (("then", "Add"), ("else", "Sub"))
+    }
+    nodes = [
+        helper.make_node("If", ["c"], ["b"], **branches),
+        helper.make_node("Mul", ["b", "outer"], ["y"]),
+    ]
+    inputs = [value("x", TensorProto.FLOAT, [1000]), value("c", TensorProto.BOOL, [])]
+    return save(
+        folder / "if.onnx", nodes, inputs, [value("y", TensorProto.FLOAT, [1000])], {"outer": ramp + 1}
+    )
+
+
+def feeds(main: Path) -> dict[str, NDArray[Any]]:
+    random = np.random.default_rng(11)
+    if main.stem == "conv":
+        return {"x": random.standard_normal((2, 3, 20, 20)).astype(np.float32)}
+    if main.stem == "attention":
+        return {"ids": random.integers(0, 100, (2, 7))}
+    return {"x": random.standard_normal(1000).astype(np.float32), "c": np.array(True)}
+
+
+def own_answer(main: Path, *, level: str = "ORT_ENABLE_ALL", prepack: bool = False) -> NDArray[Any]:
+    """What ONNX Runtime computes from the original file."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.add_session_config_entry(NO_PREPACKING, "0" if prepack else "1")
+    session = onnxruntime.InferenceSession(main, options, providers=["CPUExecutionProvider"])
+    (answer,) = session.run(None, feeds(main))
+    return np.asarray(answer)
+
+
+MODELS = pytest.mark.parametrize("make", [convolution, attention, branching])
+
+
+@MODELS
+@pytest.mark.parametrize(("optimize", "level"), [("all", "ORT_ENABLE_ALL"), ("none", "ORT_DISABLE_ALL")])
+def test_answers_are_bit_identical_to_the_runtimes_own(
+    tmp_path: Path, make: Callable[[Path], Path], optimize: str, level: str
+) -> None:
+    main = make(tmp_path)
+    with attach(main, optimize=optimize) as weights:
+        (answer,) = shared.session(weights).run(None, feeds(main))
+    np.testing.assert_array_equal(answer, own_answer(main, level=level))
+
+
+@MODELS
+def test_with_prepacking_answers_equal_the_runtimes_default(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    main = make(tmp_path)
+    with attach(main, prepack=True) as weights:
+        (answer,) = shared.session(weights).run(None, feeds(main))
+    np.testing.assert_array_equal(answer, own_answer(main, prepack=True))
+
+
+def test_the_session_reads_the_mapping_itself(tmp_path: Path) -> None:
+    """One float changed in the file changes the answer of a session that exists: nothing was copied."""
+    main = save(
+        tmp_path / "m.onnx",
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        [value("x", TensorProto.FLOAT, [1000])],
+        [value("y", TensorProto.FLOAT, [1000])],
+        {"w": np.zeros(1000, np.float32)},
+    )
+    with attach(main) as weights:
+        session = shared.session(weights)
+        at = weights.view.data_start + weights.layout.tensors["w"].offset
+        with main.with_suffix(".image").open("r+b") as file:
+            os.pwrite(file.fileno(), np.float32(7).tobytes(), at)
+        (answer,) = session.run(None, {"x": np.zeros(1000, np.float32)})
+    assert answer[0] == 7
+
+
+def test_a_session_outlives_the_weights_it_was_made_from(tmp_path: Path) -> None:
+    main = convolution(tmp_path)
+    released = []
+    plan = OnnxConverter().plan(Artifact("onnx", (main,)))
+    weights = Weights.map_file(write_image(plan, tmp_path / "image"), lambda: released.append(True))
+    session = shared.session(weights)
+    weights.close()
+    (answer,) = session.run(None, feeds(main))
+    np.testing.assert_array_equal(answer, own_answer(main))
+    assert not released
+    del session, weights
+    gc.collect()
+    assert released
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numpy_name"), [(TensorProto.BFLOAT16, "bfloat16"), (TensorProto.FLOAT8E4M3FN, "float8_e4m3fn")]
+)
+def test_dtypes_numpy_lacks_are_fed_by_their_bits(tmp_path: Path, dtype: int, numpy_name: str) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    array = np.linspace(-4, 4, 2048).astype(getattr(ml_dtypes, numpy_name))
+    tensor = helper.make_tensor("w", dtype, [2048], array.tobytes(), raw=True)
+    graph = helper.make_graph(
+        [helper.make_node("Cast", ["w"], ["y"], to=TensorProto.FLOAT)],
+        "g",
+        [],
+        [value("y", TensorProto.FLOAT, [2048])],
+        [tensor],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    onnx.save(model, tmp_path / "m.onnx")
+    with attach(tmp_path / "m.onnx", optimize="none") as weights:
+        (answer,) = shared.session(weights).run(None, {})
+    np.testing.assert_array_equal(answer, array.astype(np.float32))
+
+
+def test_an_initializer_nobody_feeds_is_an_error_and_never_zeros(tmp_path: Path) -> None:
+    with attach(convolution(tmp_path)) as weights:
+        program = weights.program()
+    assert program is not None
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", "/dev")
+    with pytest.raises(Exception, match="/dev/null"):
+        onnxruntime.InferenceSession(program.body, options, providers=["CPUExecutionProvider"])
+
+
+def test_the_manifests_thread_hint_yields_to_the_users(tmp_path: Path) -> None:
+    main = convolution(tmp_path)
+    mine = onnxruntime.SessionOptions()
+    mine.intra_op_num_threads = 1
+    with attach(main, threads=2) as weights:
+        assert shared.session(weights).get_session_options().intra_op_num_threads == 2
+        assert shared.session(weights, session_options=mine).get_session_options().intra_op_num_threads == 1
+
+
+def test_a_user_may_choose_prepacking_for_one_session(tmp_path: Path) -> None:
+    main = convolution(tmp_path)
+    mine = onnxruntime.SessionOptions()
+    mine.add_session_config_entry(NO_PREPACKING, "0")
+    with attach(main) as weights:
+        (answer,) = shared.session(weights, session_options=mine).run(None, feeds(main))
+    np.testing.assert_array_equal(answer, own_answer(main, prepack=True))
+
+
+def test_options_serve_one_session(tmp_path: Path) -> None:
+    mine = onnxruntime.SessionOptions()
+    with attach(convolution(tmp_path)) as weights:
+        shared.session(weights, session_options=mine)
+        with pytest.raises(CallerError, match="carry the weights of"):
+            shared.session(weights, session_options=mine)
+
+
+@pytest.mark.parametrize(
+    ("field", "setting", "complaint"),
+    [
+        ("graph_optimization_level", onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC, "optimized when"),
+        ("optimized_model_filepath", "/tmp/never-written.onnx", "cannot be saved"),
+    ],
+)
+def test_options_that_cannot_be_respected_are_refused(
+    tmp_path: Path, field: str, setting: Any, complaint: str
+) -> None:
+    mine = onnxruntime.SessionOptions()
+    setattr(mine, field, setting)
+    with attach(convolution(tmp_path)) as weights, pytest.raises(NotSupportedError, match=complaint):
+        shared.session(weights, session_options=mine)
+
+
+@pytest.mark.parametrize("provider", ["CUDAExecutionProvider", ("CUDAExecutionProvider", {"device_id": "0"})])
+def test_a_provider_that_would_copy_the_weights_is_refused(tmp_path: Path, provider: Any) -> None:
+    with (
+        attach(convolution(tmp_path)) as weights,
+        pytest.raises(NotSupportedError, match="CUDAExecutionProvider would copy"),
+    ):
+        shared.session(weights, providers=[provider, "CPUExecutionProvider"])
+
+
+def test_another_release_is_refused_by_name_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_with = onnxruntime.__version__
+    with attach(convolution(tmp_path)) as weights:
+        monkeypatch.setattr(onnxruntime, "__version__", "9.9.9")
+        with pytest.raises(NotSupportedError, match=rf"{made_with}.*9\.9\.9.*onnxruntime=={made_with}"):
+            shared.session(weights)
+
+
+def test_another_processor_is_refused_by_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with attach(convolution(tmp_path)) as weights:
+        monkeypatch.setattr(shared, "cpu_features", lambda: ("m68k", "avx1024"))
+        with pytest.raises(NotSupportedError, match=r"this one has avx1024, m68k.*optimize: none"):
+            shared.session(weights)
+
+
+def test_an_unoptimized_image_runs_on_any_processor_and_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = convolution(tmp_path)
+    with attach(main, optimize="none") as weights:
+        monkeypatch.setattr(shared, "cpu_features", lambda: ("m68k",))
+        (answer,) = shared.session(weights).run(None, feeds(main))
+    np.testing.assert_array_equal(answer, own_answer(main, level="ORT_DISABLE_ALL"))
+
+
+def test_weights_without_a_graph_are_refused(tmp_path: Path) -> None:
+    plan = plan_image([SourceTensor("w", "F32", (4,))])
+    with (
+        Weights.map_file(write_image(plan, tmp_path / "image")) as weights,
+        pytest.raises(NotSupportedError, match="carries no program"),
+    ):
+        shared.session(weights)
+
+
+def test_a_session_writes_no_file(tmp_path: Path) -> None:
+    """In a process that may not create files at all, a session is made and runs."""
+    main = convolution(tmp_path)
+    attach(main).close()
+    code = (
+        "import resource, sys, numpy as np\n"
+        "from trims_client.weights import Weights\n"
+        "from trims_client.frameworks import onnxruntime\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "session = onnxruntime.session(Weights.map_file(sys.argv[1]))\n"
+        "print(session.run(None, {'x': np.ones((1, 3, 9, 9), np.float32)})[0].shape)\n"
+    )
+    image = os.fspath(main.with_suffix(".image"))
+    done = subprocess.run(
+        [sys.executable, "-c", code, image],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout.split() == ["(1,", "48)"]

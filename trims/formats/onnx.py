@@ -1,0 +1,286 @@
+"""ONNX models: optimized once for this host, weights and graph taken apart.
+
+The child lets ONNX Runtime optimize the model and save the result; its initializers become the image's
+tensors, the graph that is left becomes the program. A client that feeds the initializers back has a session
+without optimizing, parsing weights or copying them. Covered: weights inside the file or in external data,
+over 2 GiB too. Not covered: custom operator libraries; initializers of types no tensor of an image has
+(strings, 4-bit numbers) stay in the program.
+
+Options:
+    optimize: `all` (default, also `true`): for this host's processor and this ONNX Runtime alone. `extended`
+        or `basic`: for this ONNX Runtime on any processor. `none` (`false`): the graph as published, for
+        anybody.
+    prepack: Whether sessions may re-order matrix weights into private memory: faster where matrix products
+        dominate, and no longer shared. Default false.
+    threads: Threads of one session's operators; 0 (default) leaves it to ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trims.core.errors import ArtifactError, ConversionError
+from trims.core.layout import DTYPE_BYTES, element_count
+from trims.formats.onnx_scan import external_locations
+from trims.image.host import cpu_features
+from trims.image.plan import ImagePlan, SourceTensor, plan_image
+from trims.image.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from trims.formats.base import Artifact
+
+#: Smaller initializers stay in the program: shape inference reads them (shapes, axes, pads) before weights
+#: are fed.
+INLINE_BELOW_BYTES = 1024
+#: The file the program names for fed initializers. With /dev as folder it is there on every host, holds
+#: nothing and cannot be mapped: an initializer nobody feeds is an error, never zeros.
+FED_LOCATION = "null"
+PROGRAM_KIND = "onnxruntime"
+_SCRATCH_WEIGHTS = "weights"
+_LEVELS = {
+    "all": "ORT_ENABLE_ALL",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "basic": "ORT_ENABLE_BASIC",
+    "none": "ORT_DISABLE_ALL",
+}
+#: onnx.TensorProto.DataType -> the image's dtype.
+_DTYPES = {
+    1: "F32", 2: "U8", 3: "I8", 4: "U16", 5: "I16", 6: "I32", 7: "I64", 9: "BOOL", 10: "F16", 11: "F64",
+    12: "U32", 13: "U64", 14: "C64", 16: "BF16", 17: "F8_E4M3", 18: "F8_E4M3FNUZ", 19: "F8_E5M2",
+    20: "F8_E5M2FNUZ", 24: "F8_E8M0",
+}  # fmt: skip
+
+
+class OnnxConverter:
+    """See the module."""
+
+    format: ClassVar[str] = "onnx"
+    version: ClassVar[int] = 1
+    host_specific: ClassVar[bool] = True
+
+    def needs_child(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Always: ONNX Runtime reads the file."""
+        return True
+
+    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        """ONNX Runtime optimizes, onnx takes the result apart."""
+        return ("onnxruntime", "onnx")
+
+    def claims(self, main: Path, first_bytes: bytes) -> bool:  # noqa: ARG002
+        """By name alone: a protobuf has no magic number."""
+        return main.suffix.lower() == ".onnx"
+
+    def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
+        """The model and its external data files."""
+        _Options.read(options, main)
+        return (main, *(_external_file(main, location) for location in external_locations(main)))
+
+    def plan(self, artifact: Artifact) -> ImagePlan:
+        """Optimize, then lay out what came of it."""
+        main = artifact.files[0]
+        options = _Options.read(artifact.options, main)
+        with _scratch_folder() as folder:
+            model, weights = _optimize(main, options, folder)
+        sources = _take_initializers(model, weights)
+        _inline_rest(model, weights)
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        return plan_image(sources, program=_program(model, options), metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    optimize: str = "all"
+    prepack: bool = False
+    threads: int = 0
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any], main: Path) -> _Options:
+        unknown = set(options) - {"allow_pickle", "optimize", "prepack", "threads"}
+        if unknown:
+            raise ArtifactError(
+                f"{main}: format onnx knows no option {min(unknown)!r}; it has optimize, prepack, threads"
+            )
+        optimize = options.get("optimize", "all")
+        optimize = (
+            {True: "all", False: "none"}.get(optimize, optimize) if isinstance(optimize, bool) else optimize
+        )
+        found = cls(optimize, options.get("prepack", False), options.get("threads", 0))
+        if found.optimize not in _LEVELS:
+            raise ArtifactError(
+                f"{main}: option optimize is one of {', '.join(_LEVELS)}, not {found.optimize!r}"
+            )
+        if type(found.prepack) is not bool:
+            raise ArtifactError(f"{main}: option prepack is true or false, not {found.prepack!r}")
+        if type(found.threads) is not int or not 0 <= found.threads <= 1024:
+            raise ArtifactError(f"{main}: option threads is a number from 0 to 1024, not {found.threads!r}")
+        return found
+
+
+def _external_file(main: Path, location: str) -> Path:
+    """Where a model's external data lies; ArtifactError if that is outside the model's folder or nowhere."""
+    parts = location.replace("\\", "/").split("/")
+    if location.startswith("/") or ".." in parts or "\0" in location or not location:
+        raise ArtifactError(
+            f"{main} keeps weights in {location!r}, which leaves its folder; such a path is not followed"
+        )
+    path = main.parent / location
+    if not path.is_file():
+        raise ArtifactError(
+            f"{main} keeps weights in {location!r}, which is not there; download it into {main.parent}"
+        )
+    # Model hubs' caches are folders of links into one folder of blobs: the main file's own target tells
+    # which.
+    homes = (main.parent.resolve(), main.resolve().parent)
+    if not any(path.resolve().is_relative_to(home) for home in homes):
+        raise ArtifactError(f"{main} keeps weights in {location!r}, a link that leaves its folder")
+    return path
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="trims-onnx-") as folder:
+        yield Path(folder)
+
+
+def _optimize(main: Path, options: _Options, folder: Path) -> tuple[Any, _Saved]:
+    """The saved model without its weights, and those: mapped, so that they outlive the folder."""
+    import onnx
+
+    _save_optimized(main, options, folder)
+    model = onnx.load(os.fspath(folder / "model.onnx"), load_external_data=False)
+    return model, _Saved.map(folder / _SCRATCH_WEIGHTS)
+
+
+def _save_optimized(main: Path, options: _Options, folder: Path) -> None:
+    import onnxruntime
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    settings = onnxruntime.SessionOptions()
+    settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, _LEVELS[options.optimize])
+    settings.optimized_model_filepath = os.fspath(folder / "model.onnx")
+    settings.log_severity_level = 3
+    settings.intra_op_num_threads = 1
+    for key, value in {
+        "session.optimized_model_external_initializers_file_name": _SCRATCH_WEIGHTS,
+        "session.optimized_model_external_initializers_min_size_in_bytes": str(INLINE_BELOW_BYTES),
+        "session.disable_prepacking": "1",
+    }.items():
+        settings.add_session_config_entry(key, value)
+    refusals = tuple(
+        kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)
+    )
+    try:
+        onnxruntime.InferenceSession(os.fspath(main), settings, providers=["CPUExecutionProvider"])
+    except refusals as error:
+        raise ArtifactError(f"{main}: ONNX Runtime {onnxruntime.__version__} refuses it: {error}") from error
+
+
+class _Saved:
+    """The file of external data ONNX Runtime saved, mapped."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    @classmethod
+    def map(cls, path: Path) -> _Saved:
+        """Map the file; none or an empty one is a model without large weights."""
+        if not path.exists() or not path.stat().st_size:
+            return cls(memoryview(b""))
+        with path.open("rb") as file:
+            return cls(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+
+    def of(self, tensor: Any) -> memoryview:
+        """The bytes of one external tensor. Raises ConversionError if they were not all written."""
+        entry = {pair.key: pair.value for pair in tensor.external_data}
+        offset, length = int(entry.get("offset", 0)), int(entry["length"])
+        if offset + length > len(self._data):
+            raise ConversionError(
+                f"initializer {tensor.name!r} was not written in full: {tempfile.gettempdir()} has no room "
+                "for a copy of the weights; free some, or set TMPDIR"
+            )
+        return self._data[offset : offset + length]
+
+
+def _take_initializers(model: Any, weights: _Saved) -> list[SourceTensor]:
+    """The graph's large initializers as tensors of an image; in the graph their declarations stay."""
+    sources = []
+    for tensor in model.graph.initializer:
+        if not _is_external(tensor) or tensor.data_type not in _DTYPES:
+            continue
+        data, dtype, shape = weights.of(tensor), _DTYPES[tensor.data_type], tuple(tensor.dims)
+        if len(data) != element_count(shape) * DTYPE_BYTES[dtype]:
+            raise ArtifactError(f"initializer {tensor.name!r} of {dtype}{list(shape)} has {len(data)} bytes")
+        sources.append(SourceTensor(tensor.name, dtype, shape, _copier(data)))
+        _declare_fed(tensor, len(data))
+    return sources
+
+
+def _copier(data: memoryview) -> Callable[[memoryview], None]:
+    def copy(target: memoryview) -> None:
+        target[:] = data
+
+    return copy
+
+
+def _declare_fed(tensor: Any, n_bytes: int) -> None:
+    del tensor.external_data[:]
+    for key, value in {"location": FED_LOCATION, "offset": "0", "length": str(n_bytes)}.items():
+        entry = tensor.external_data.add()
+        entry.key, entry.value = key, value
+
+
+def _inline_rest(model: Any, weights: _Saved) -> None:
+    """Put what cannot be fed into the program: tensors of subgraphs and of types that images do not have."""
+    for tensor in _all_tensors(model.graph):
+        if _is_external(tensor) and not any(pair.value == FED_LOCATION for pair in tensor.external_data):
+            tensor.raw_data = bytes(weights.of(tensor))
+            tensor.data_location = 0
+            del tensor.external_data[:]
+
+
+def _all_tensors(graph: Any) -> Iterator[Any]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _all_tensors(inner)
+
+
+def _is_external(tensor: Any) -> bool:
+    return bool(tensor.data_location == 1)
+
+
+def _program(model: Any, options: _Options) -> Program:
+    import onnxruntime
+
+    optimized = options.optimize != "none"
+    attributes = {
+        "onnxruntime": onnxruntime.__version__ if optimized else None,
+        "cpu": list(cpu_features()) if options.optimize == "all" else None,
+        "optimize": options.optimize,
+        "prepack": options.prepack,
+        "threads": options.threads,
+        "inputs": [_describe(value) for value in model.graph.input],
+        "outputs": [_describe(value) for value in model.graph.output],
+    }
+    return Program(PROGRAM_KIND, attributes, model.SerializeToString(deterministic=True))
+
+
+def _describe(value: Any) -> dict[str, Any]:
+    """Name, dtype and shape of an input or output; a dimension is a number, a name, or None if unknown."""
+    tensor = value.type.tensor_type
+    shape = [
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim
+    ]
+    return {"name": value.name, "dtype": _DTYPES.get(tensor.elem_type), "shape": shape}
