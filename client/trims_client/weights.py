@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+    from typing_extensions import Self
 
     from trims.core.layout import Layout
     from trims.image.program import Program
@@ -44,12 +45,16 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         name: What the model was opened as.
         place: Where the replica lies, `cpu` here.
         shared: False if these bytes are a private local copy (fallback), never silently so.
+        trusted: True if they come from a daemon of this user or root, whose programs may be run as one's own.
     """
 
-    def __init__(self, name: str, attachment: Attachment, *, place: str = "cpu", shared: bool = True) -> None:
+    def __init__(
+        self, name: str, attachment: Attachment, *, place: str = "cpu", shared: bool = True, trusted: bool = False
+    ) -> None:
         self.name = name
         self.place = place
         self.shared = shared
+        self.trusted = trusted
         self._attachment = attachment
         self._view: ImageView | None = ImageView(attachment.data)
 
@@ -102,6 +107,11 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         spec, start = self.view.spec(name), self.view.data_start
         return self._attachment.private_data()[start + spec.offset : start + spec.end]
 
+    def data(self, *, private: bool = False) -> memoryview:
+        """The whole data block, in which `layout`'s offsets count: read-only, or copy-on-write if private."""
+        view = self.view
+        return (self._attachment.private_data() if private else self._attachment.data)[view.data_start :]
+
     def numpy(self, name: str) -> NDArray[Any]:
         """A read-only numpy view of one tensor.
 
@@ -135,7 +145,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         self._view = None
         self._attachment.close()
 
-    def __enter__(self) -> Weights:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -145,7 +155,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """numpy's dtype for a safetensors name. Raises NotSupportedError for those that need ml_dtypes, if it is absent."""
+    """The dtype numpy has for a safetensors name. Raises NotSupportedError for those that need ml_dtypes, if it is absent."""
     import numpy as np
 
     if dtype in _NUMPY:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from trims.image.program import Program
-    from trims.image.source import FileSpan
+    from trims.image.source import FileSpan, SourceFile
 
 #: The data block starts on a page, so that it can be mapped, read with O_DIRECT or registered alone.
 DATA_ALIGNMENT_BYTES = 4096
@@ -63,6 +63,7 @@ class ImagePlan:
         program_offset: Where it lies in the data block.
         fills: Producers, in order of their offset.
         spans: Bytes of files, read in parallel before the producers run.
+        files: What the producers read: checked at the end to be the files they were when the plan was made.
     """
 
     layout: Layout
@@ -73,6 +74,7 @@ class ImagePlan:
     program_offset: int
     fills: Sequence[tuple[TensorSpec, Callable[[memoryview], None]]] = field(default_factory=tuple)
     spans: Sequence[tuple[TensorSpec, FileSpan]] = field(default_factory=tuple)
+    files: Sequence[SourceFile] = field(default_factory=tuple)
 
     @property
     def nbytes(self) -> int:
@@ -108,6 +110,8 @@ class ImagePlan:
                 with data[spec.offset : spec.end] as place:
                     fill(place)
                 counter.add(spec.nbytes)
+        for file in self.files:
+            file.check_again()
 
 
 class _Counter:
@@ -128,6 +132,7 @@ def plan_image(
     *,
     program: Program | None = None,
     metadata: Mapping[str, str] | None = None,
+    files: Sequence[SourceFile] = (),
 ) -> ImagePlan:
     """Lay out an image of these tensors.
 
@@ -135,6 +140,7 @@ def plan_image(
         sources: In the order in which they will be listed.
         program: The graph, if the model has one.
         metadata: Strings kept in the header beside trims' own.
+        files: Files that `fill` functions read; spans name theirs themselves.
 
     Raises:
         ImageError: A name twice, an unknown dtype, a tie to a later or smaller tensor, or too large a header.
@@ -153,7 +159,7 @@ def plan_image(
     head = _encode_head(owned, layout, index, (position, data_bytes), metadata or {})
     fills = [(spec, s.fill) for spec, s in owned if s.fill is not None and spec.nbytes]
     spans = [(spec, s.span) for spec, s in owned if s.span is not None and spec.nbytes]
-    return ImagePlan(layout, head, data_bytes, index, encoded, position, fills, spans)
+    return ImagePlan(layout, head, data_bytes, index, encoded, position, fills, spans, files)
 
 
 def _place(source: SourceTensor, placed: Mapping[str, TensorSpec], position: int) -> tuple[TensorSpec, int]:

@@ -54,6 +54,11 @@ class SourceFile:
         with open_source(self.path) as fd:
             return os.pread(fd, min(length, self.nbytes), offset)
 
+    def check_again(self) -> None:
+        """Raise ArtifactError if the file at the path is no longer the same."""
+        with open_source(self.path) as fd:
+            self.check(fd)
+
     def check(self, fd: int) -> None:
         """Raise ArtifactError if the descriptor is not of the same file with the same length and time."""
         if _identity(fd) != (self.nbytes, self.stamp):

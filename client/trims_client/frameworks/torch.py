@@ -1,0 +1,244 @@
+"""PyTorch over shared weights: state dicts and whole modules whose tensors are views, not copies.
+
+Three ways, fastest first: `module` unpickles the skeleton that an image carries when its manifest names a `module`
+builder; `load_into` puts the weights into a module that you built (best on `torch.device("meta")`); `state_dict` gives
+the tensors alone.
+
+WARNING: shared memory is read-only. Writing into a parameter in place (an optimizer's step, `weight.data.mul_`,
+`torch.nn.init`, pruning) does not raise: the kernel ends the process with SIGSEGV. Say `writable=True` to get
+private copy-on-write memory instead, which costs memory only for what is written. Buffers are always private, because
+some forward passes write them (BatchNorm in train mode).
+
+Tensors keep the mapping alive: they stay valid after `weights.close()`, and the lease ends with the last of them.
+CPU tensors only; `module.to("cuda")` copies, as anywhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pickle
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trims.core.errors import CallerError, NotSupportedError, PermissionDeniedError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from trims.core.layout import TensorSpec
+    from trims.image.program import Program
+    from trims_client.weights import Weights
+
+KIND = "torch-skeleton"
+_SHOWN_NAMES = 20
+_DTYPES = {
+    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
+    "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64, "I64": torch.int64, "F16": torch.float16,
+    "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+}  # fmt: skip
+if hasattr(torch, "float8_e8m0fnu"):  # torch >= 2.7
+    _DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
+
+# torch says once in a process that a read-only buffer gives a tensor that must not be written. Have it said to nobody
+# here, so that no view pays for a warning filter; see the module's own warning.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.frombuffer(b"\0", dtype=torch.uint8)
+
+
+def state_dict(weights: Weights, *, writable: bool = False) -> dict[str, torch.Tensor]:
+    """All tensors by name.
+
+    Args:
+        weights: An attached model.
+        writable: Private copy-on-write memory instead of shared read-only memory.
+
+    Returns:
+        Views without a copy, whatever the size; tied names share one storage. See the module for what happens
+        to those who write into a view that is not writable.
+    """
+    data = weights.data(private=writable)
+    found: dict[str, torch.Tensor] = {}
+    owners: dict[tuple[int, str, tuple[int, ...]], torch.Tensor] = {}
+    for spec in weights.layout:
+        place = (spec.offset, spec.dtype, spec.shape)
+        owner = owners.get(place) if spec.nbytes else None
+        found[spec.name] = _view(data, spec) if owner is None else owner.detach()
+        owners.setdefault(place, found[spec.name])
+    return found
+
+
+def module(weights: Weights, *, trust_program: bool | None = None, writable: bool = False) -> torch.nn.Module:
+    """The whole module, ready to infer, in eval mode.
+
+    Args:
+        weights: A model whose manifest names a `module` builder (formats torch and safetensors).
+        trust_program: Whether code in the image may run: a skeleton is a pickle. None asks `weights.trusted`, which is
+            true when the daemon is run by this user or root.
+        writable: Parameters in private copy-on-write memory, for those who train or edit.
+
+    Returns:
+        The module as its builder and `load_state_dict` make it: `requires_grad` as there, tied weights one
+        parameter, non-persistent buffers with their values.
+
+    Raises:
+        PermissionDeniedError: The image's origin is not trusted.
+        NotSupportedError: The image carries no skeleton, or one of other versions of torch or the model's package.
+    """
+    program = _skeleton(weights)
+    if not (weights.trusted if trust_program is None else trust_program):
+        raise PermissionDeniedError(
+            f"the torch skeleton of {weights.name!r} runs code when it is loaded, and it is not known to come from "
+            "a daemon of yours; if you trust its origin, pass trust_program=True"
+        )
+    _check_versions(weights.name, program.attributes["versions"])
+    unpickler = pickle.Unpickler(io.BytesIO(program.body))  # noqa: S301 - trusted, see above
+    unpickler.persistent_load = _tensors(weights, program.attributes, writable).__getitem__  # type: ignore[method-assign]
+    loaded = unpickler.load()
+    assert isinstance(loaded, torch.nn.Module)
+    return loaded
+
+
+def load_into(
+    module: torch.nn.Module, weights: Weights, *, strict: bool = True, writable: bool = False
+) -> torch.nn.Module:
+    """Make a module's parameters and buffers views of the weights.
+
+    Args:
+        module: Best built under `torch.device("meta")`: whatever memory its tensors have is given up.
+        weights: The weights.
+        strict: Raise if names are missing from the weights or left over.
+        writable: Parameters in private copy-on-write memory; buffers always are.
+
+    Returns:
+        The same module. Parameters that were one in the module are one again.
+
+    Raises:
+        CallerError: Names or shapes do not fit (all of them are listed), or a buffer outside the state dict is on
+            the meta device and not among the weights.
+    """
+    tied = _tied_names(module)
+    buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    tensors = state_dict(weights, writable=writable)
+    private = weights.data(private=True)
+    for spec in weights.layout:
+        if spec.name in buffers:
+            tensors[spec.name] = _view(private, spec)
+    _complete_tied(tensors, tied)
+    unknown_buffers = _take_non_persistent(module, tensors, buffers)
+    _assign(module, tensors, weights.name, strict=strict)
+    _retie(module, tied)
+    if unknown_buffers:
+        raise CallerError(
+            f"buffers {_listed(unknown_buffers)} are in no state dict and have no values on the meta device; build "
+            "the module on the CPU, or name its builder in the manifest (option module)"
+        )
+    return module
+
+
+def _view(data: memoryview, spec: TensorSpec) -> torch.Tensor:
+    dtype = _DTYPES.get(spec.dtype)
+    if dtype is None:
+        raise NotSupportedError(f"torch {torch.__version__} has no {spec.dtype} (tensor {spec.name!r})")
+    if not spec.nbytes:
+        return torch.empty(spec.shape, dtype=dtype)
+    shape = spec.shape
+    flat = torch.frombuffer(data, dtype=dtype, count=spec.nbytes // dtype.itemsize, offset=spec.offset)
+    return flat if len(shape) == 1 else flat.view(shape)
+
+
+def _tensors(weights: Weights, attributes: Mapping[str, Any], writable: bool) -> list[torch.Tensor]:
+    """What the skeleton's numbers stand for, in the order of the layout."""
+    private = weights.data(private=True)
+    shared = private if writable else weights.data()
+    frozen = set(attributes["frozen"])
+    plain = {*attributes["buffers"], *attributes["constants"]}
+    parameter = torch.nn.Parameter
+    return [
+        _view(private, spec) if spec.name in plain else parameter(_view(shared, spec), spec.name not in frozen)
+        for spec in weights.layout
+    ]
+
+
+def _skeleton(weights: Weights) -> Program:
+    program = weights.program()
+    if program is None or program.kind != KIND:
+        kind = "no program" if program is None else f"a program for {program.kind}"
+        raise NotSupportedError(
+            f"{weights.name!r} carries {kind}; name the module's builder in its manifest (option module), or use "
+            "load_into with a module that you build"
+        )
+    return program
+
+
+def _check_versions(name: str, made_with: Mapping[str, str]) -> None:
+    """A pickled module is only as stable as its classes: other versions may load it wrongly without a word."""
+    for package, version in made_with.items():
+        here = str(importlib.import_module(package).__version__)
+        if here != version:
+            raise NotSupportedError(
+                f"the skeleton of {name!r} was made with {package} {version}, here is {package} {here}; use the same "
+                f"version, or have it made again: `trims evict --all-tiers {name}`, then open it"
+            )
+
+
+def _tied_names(module: torch.nn.Module) -> list[list[str]]:
+    """Names of parameters that are one, in groups of two and more."""
+    groups: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(parameter), []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
+
+
+def _complete_tied(tensors: dict[str, torch.Tensor], tied: Sequence[Sequence[str]]) -> None:
+    """Files often keep one name of a tied parameter: the others get the same tensor."""
+    for names in tied:
+        known = [name for name in names if name in tensors]
+        for name in names if known else ():
+            tensors.setdefault(name, tensors[known[-1]])
+
+
+def _take_non_persistent(
+    module: torch.nn.Module, tensors: dict[str, torch.Tensor], buffers: Collection[str]
+) -> list[str]:
+    """Fill buffers that the state dict does not know, and take them out of `tensors`. Returns those left on meta."""
+    left = []
+    for name in sorted(set(buffers) - set(module.state_dict(keep_vars=True))):
+        value = tensors.pop(name, None)
+        owner, _, leaf = name.rpartition(".")
+        submodule = module.get_submodule(owner)
+        if value is not None:
+            submodule._buffers[leaf] = value  # as torch does when it assigns
+        elif submodule.get_buffer(leaf).is_meta:
+            left.append(name)
+    return left
+
+
+def _assign(module: torch.nn.Module, tensors: dict[str, torch.Tensor], name: str, *, strict: bool) -> None:
+    try:
+        found = module.load_state_dict(tensors, strict=False, assign=True)
+    except RuntimeError as error:
+        raise CallerError(f"the weights of {name!r} do not fit this {type(module).__name__}: {error}") from error
+    if strict and (found.missing_keys or found.unexpected_keys):
+        raise CallerError(
+            f"the weights of {name!r} do not fit this {type(module).__name__}: missing from the weights "
+            f"{_listed(found.missing_keys)}; left over {_listed(found.unexpected_keys)}"
+        )
+
+
+def _retie(module: torch.nn.Module, tied: Sequence[Sequence[str]]) -> None:
+    for first, *others in tied:
+        parameter = module.get_parameter(first)
+        for name in others:
+            owner, _, leaf = name.rpartition(".")
+            module.get_submodule(owner)._parameters[leaf] = parameter  # setattr would check and register anew
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(map(repr, names[:_SHOWN_NAMES])) + more if names else "nothing"

@@ -1,0 +1,269 @@
+"""Torch skeletons: a module pickled without its tensors, so that a client has it ready in milliseconds.
+
+Every parameter, buffer and other tensor of the module is pickled as a number: its place in the image's layout.
+`trims_client.frameworks.torch` unpickles with a table of views. Runs in a converter child, as it calls the module's
+builder. Not covered: modules that cannot be pickled (lambdas, hooks that are closures), compiled modules, extra state.
+
+The program's attributes:
+    versions: of every package the skeleton's classes come from, which must be the same where it is used.
+    buffers: names that a forward pass may write; clients give them private copy-on-write memory.
+    non_persistent: buffers that are not in the state dict, carried as tensors of the image.
+    constants: other tensors found in the module, carried under names of their own; private as well.
+    frozen: parameters without requires_grad.
+    tied: lists of names that are one parameter.
+    class, training (always false: the module is in eval mode).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+import pickle
+import sys
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from trims.core.errors import ArtifactError
+from trims.formats.child import load_name
+from trims.formats.torch import dtype_of, filler
+from trims.image.plan import SourceTensor
+from trims.image.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+KIND = "torch-skeleton"
+_SHOWN_NAMES = 20
+
+
+def add_skeleton(
+    sources: Sequence[SourceTensor], path: Path, options: Mapping[str, Any], module: torch.nn.Module | None = None
+) -> tuple[list[SourceTensor], Program]:
+    """Match the artifact's tensors with the module and pickle it without them.
+
+    Args:
+        sources: The artifact's tensors.
+        path: The artifact, for messages.
+        options: `module`, `module_args`, `ignore`: see `trims.formats.torch`.
+        module: The module, if the artifact was one; otherwise it is built.
+
+    Returns:
+        The artifact's tensors followed by what only the module knows, and the program.
+
+    Raises:
+        ArtifactError: Names, shapes or dtypes do not fit, or the module cannot be pickled.
+    """
+    module = _build(path, options) if module is None else module
+    skeleton = _Skeleton(module.eval(), sources, path, options.get("ignore", []))
+    skeleton.match()
+    body = skeleton.pickle()
+    return skeleton.sources, Program(KIND, skeleton.attributes(body), body)
+
+
+def _build(path: Path, options: Mapping[str, Any]) -> torch.nn.Module:
+    call, arguments = options["module"], options.get("module_args", {})
+    if not isinstance(call, str) or ":" not in call or not isinstance(arguments, dict):
+        raise ArtifactError(f"{path}: option module must be 'package.module:function' and module_args a map")
+    with _NoRandomInitialization():
+        module = load_name(call, f"{path}: the module builder")(**arguments)
+    if not isinstance(module, torch.nn.Module):
+        raise ArtifactError(f"{path}: {call} returned a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+class _NoRandomInitialization(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed
+    """Skips filling parameters with random numbers, seconds for a large model: all of them come from the artifact."""
+
+    _FILLS = frozenset(
+        getattr(torch.Tensor, name) for name in ("normal_", "uniform_", "erfinv_", "exponential_", "log_normal_")
+    )
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        if func in self._FILLS and args and isinstance(args[0], torch.nn.Parameter):
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+class _Skeleton:
+    """One module being matched with the tensors of one artifact."""
+
+    def __init__(
+        self, module: torch.nn.Module, sources: Sequence[SourceTensor], path: Path, ignore: Sequence[str]
+    ) -> None:
+        self.module = module
+        self.sources = list(sources)
+        self.path = path
+        self._ignore = tuple(ignore)
+        self._numbers = {source.name: number for number, source in enumerate(sources)}
+        self._state = module.state_dict(keep_vars=True)
+        self._buffers = dict(module.named_buffers(remove_duplicate=False))
+        self._constants: list[str] = []
+        #: id of a tensor of the module -> its number; the tensors live as long as the module.
+        self._places: dict[int, int] = {}
+
+    def match(self) -> None:
+        """Give every tensor of the module its number."""
+        self._refuse_extra_state()
+        names = defaultdict(list)
+        for name, tensor in self._state.items():
+            names[id(tensor)].append(name)
+        missing = [name for group in names.values() for name in self._tie(group)]
+        extra = [name for name in self._buffers if name not in self._state]
+        unexpected = [name for name in self._numbers if name not in self._state and name not in extra]
+        unexpected = [name for name in unexpected if not self._is_ignored(name)]
+        if missing or unexpected:
+            raise ArtifactError(
+                f"{self.path} does not fit its module: missing {_listed(missing)}; unexpected {_listed(unexpected)} "
+                "(option ignore: takes patterns of names that may be left over)"
+            )
+        self._check_alike()
+        for name in extra:
+            self._add_non_persistent(name)
+
+    def _refuse_extra_state(self) -> None:
+        for name, value in self._state.items():
+            if not isinstance(value, torch.Tensor):
+                raise ArtifactError(f"{self.path}: the module has extra state {name!r}, which images do not carry")
+
+    def _tie(self, names: Sequence[str]) -> Sequence[str]:
+        """Number the tensor that has these names. Returns those that are missing: all of them, or none."""
+        known = [name for name in names if name in self._numbers]
+        if not known:
+            return names
+        # Loading a state dict writes a tied tensor once for each name: the last one stays.
+        self._places[id(self._state[known[-1]])] = self._numbers[known[-1]]
+        owner = self.sources[self._numbers[known[-1]]]
+        for name in names:
+            if name not in self._numbers:
+                self._add(SourceTensor(name, owner.dtype, owner.shape, tied_to=owner.tied_to or owner.name))
+        return []
+
+    def _is_ignored(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._ignore)
+
+    def _check_alike(self) -> None:
+        for name, tensor in self._state.items():
+            source = self.sources[self._numbers[name]]
+            dtype = dtype_of(tensor, name, self.path)
+            if (source.dtype, source.shape) != (dtype, tuple(tensor.shape)):
+                raise ArtifactError(
+                    f"{self.path}: tensor {name!r} is {source.dtype}{list(source.shape)}, the module has "
+                    f"{dtype}{list(tensor.shape)}; let its builder return a module of the artifact's shapes and dtypes"
+                )
+
+    def _add_non_persistent(self, name: str) -> None:
+        """A buffer the state dict does not know: frameworks keep the module's own value, so that one must count."""
+        tensor = self._buffers[name]
+        if name not in self._numbers:
+            self._places[id(tensor)] = self._add_tensor(name, tensor)
+            return
+        source = self.sources[self._numbers[name]]
+        described = SourceTensor(name, dtype_of(tensor, name, self.path), tuple(tensor.shape), fill=filler(tensor))
+        self.sources[self._numbers[name]] = described
+        self._places[id(tensor)] = self._numbers[name]
+        if (source.dtype, source.shape) != (described.dtype, described.shape) and not self._is_ignored(name):
+            raise ArtifactError(f"{self.path}: {name!r} has another shape or dtype than the module's own buffer")
+
+    def _add_tensor(self, name: str, tensor: torch.Tensor) -> int:
+        dtype = dtype_of(tensor, name, self.path)
+        return self._add(SourceTensor(name, dtype, tuple(tensor.shape), fill=filler(tensor)))
+
+    def _add(self, source: SourceTensor) -> int:
+        self._numbers[source.name] = len(self.sources)
+        self.sources.append(source)
+        return len(self.sources) - 1
+
+    def number_of(self, tensor: torch.Tensor) -> int:
+        """The number under which a tensor is pickled; one seen for the first time becomes a constant."""
+        known = self._places.get(id(tensor))
+        if known is not None:
+            return known
+        name = f"__constant__.{len(self._constants)}"
+        self._constants.append(name)
+        self._places[id(tensor)] = self._add_tensor(name, tensor)
+        return self._places[id(tensor)]
+
+    def pickle(self) -> bytes:
+        """The module, its tensors replaced by numbers."""
+        body = io.BytesIO()
+        try:
+            _Pickler(body, self).dump(self.module)
+        except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
+            raise ArtifactError(
+                f"{self.path}: the module {type(self.module).__name__} cannot be pickled ({error}); leave option module "
+                "out and load the weights into a module that the client builds"
+            ) from error
+        return body.getvalue()
+
+    def attributes(self, body: bytes) -> dict[str, Any]:
+        """What a client must know before it unpickles. Unpickles once, which also proves that it can be done."""
+        reader = _Recorder(body, self._tensors())
+        reader.load()
+        kind = type(self.module)
+        return {
+            "class": f"{kind.__module__}.{kind.__qualname__}",
+            "training": False,
+            "versions": _versions(reader.packages),
+            "buffers": sorted(self._buffers),
+            "non_persistent": sorted(name for name in self._buffers if name not in self._state),
+            "constants": self._constants,
+            "frozen": sorted(name for name, tensor in self._state.items() if not tensor.requires_grad),
+            "tied": self._tied(),
+        }
+
+    def _tensors(self) -> dict[int, torch.Tensor]:
+        tensors: Iterable[torch.Tensor] = (*self._state.values(), *self._buffers.values())
+        found = {self._places[id(tensor)]: tensor for tensor in tensors}
+        return defaultdict(lambda: torch.empty(0), found)
+
+    def _tied(self) -> list[list[str]]:
+        groups = defaultdict(list)
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            groups[id(parameter)].append(name)
+        return [names for names in groups.values() if len(names) > 1]
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, skeleton: _Skeleton) -> None:
+        super().__init__(file, protocol=5)
+        self._skeleton = skeleton
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if isinstance(obj, torch.Tensor):
+            return self._skeleton.number_of(obj)
+        return None
+
+
+class _Recorder(pickle.Unpickler):
+    def __init__(self, body: bytes, tensors: Mapping[int, torch.Tensor]) -> None:
+        super().__init__(io.BytesIO(body))
+        self._tensors = tensors
+        self.packages: set[str] = set()
+
+    def persistent_load(self, pid: int) -> torch.Tensor:
+        return self._tensors[pid]
+
+    def find_class(self, module: str, name: str) -> Any:
+        self.packages.add(module.partition(".")[0])
+        return super().find_class(module, name)
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    found = {"torch": str(torch.__version__)}
+    for package in packages:
+        version = getattr(sys.modules[package], "__version__", None)
+        if package not in sys.stdlib_module_names and isinstance(version, str):
+            found[package] = str(version)
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(map(repr, names[:_SHOWN_NAMES])) + more if names else "nothing"

@@ -1,0 +1,190 @@
+"""PyTorch checkpoints: what `torch.save` wrote, zip or legacy, as a state dict or wrapped in a training checkpoint.
+
+Loaded with `weights_only=True`, in a child. Tensors that share storage, place and shape stay tied. Values that are no
+tensors are left out and named in the image's metadata under `ignored`. Quantized, sparse and subclassed tensors are
+refused: their bytes alone do not make them again.
+
+Options:
+    allow_pickle: unpickle anything, which runs the file's code; a whole `nn.Module` then becomes a skeleton too.
+    module: "package.module:function", called with `module_args` (a map), returns the `nn.Module` that the weights
+        belong to; the image then carries it as a skeleton (`trims.formats.skeleton`).
+    ignore: glob patterns of tensors that need not belong to the module.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trims.core.errors import ArtifactError
+from trims.formats.base import check_options
+from trims.image.plan import ImagePlan, SourceTensor, plan_image
+from trims.image.source import SourceFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    import torch
+
+    from trims.formats.base import Artifact
+    from trims.image.program import Program
+
+_OPTIONS = ("module", "module_args", "ignore")
+_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
+_ZIP_MAGIC = b"PK\x03\x04"
+#: How `torch.save`'s legacy format begins: its magic number, pickled with protocol 2.
+_LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+_WRAPPERS = ("state_dict", "model_state_dict", "model")
+#: torch's dtype, by its name, -> ours.
+_DTYPES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
+    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ", "complex64": "C64",
+}  # fmt: skip
+
+
+class TorchConverter:
+    """See the module."""
+
+    format: ClassVar[str] = "torch"
+    version: ClassVar[int] = 1
+    host_specific: ClassVar[bool] = False
+
+    def needs_child(self, options: Mapping[str, Any]) -> bool:
+        """Always: it imports torch."""
+        del options
+        return True
+
+    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """A skeleton belongs to the versions that made it; plain tensors do not change with torch."""
+        return ("torch", "transformers") if "module" in options or options.get("allow_pickle") else ()
+
+    def claims(self, main: Path, first_bytes: bytes) -> bool:
+        """By the legacy magic number, or a zip file whose first name is torch's, or whose suffix is."""
+        if first_bytes.startswith(_LEGACY_MAGIC):
+            return True
+        names_torch = b"/data.pkl" in first_bytes[:512] or b"/.format_version" in first_bytes[:512]
+        return first_bytes.startswith(_ZIP_MAGIC) and (names_torch or main.suffix in _SUFFIXES)
+
+    def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
+        """The one file."""
+        check_options(main, options, _OPTIONS)
+        return (SourceFile.look(main).path,)
+
+    def plan(self, artifact: Artifact) -> ImagePlan:
+        """Load the checkpoint, memory-mapped where its format allows."""
+        main, options = artifact.files[0], artifact.options
+        check_options(main, options, _OPTIONS)
+        file = SourceFile.look(main)
+        loaded = _load(main, allow_pickle=bool(options.get("allow_pickle", False)))
+        module = _as_module(loaded)
+        tensors, ignored = _state_dict(loaded if module is None else module.state_dict(), main)
+        sources = describe(tensors, main)
+        program: Program | None = None
+        if "module" in options or module is not None:
+            from trims.formats.skeleton import add_skeleton
+
+            sources, program = add_skeleton(sources, main, options, module)
+        metadata = {"ignored": ", ".join(ignored)} if ignored else {}
+        return plan_image(sources, program=program, metadata=metadata, files=(file,))
+
+
+def _load(path: Path, *, allow_pickle: bool) -> Any:
+    import torch
+
+    with path.open("rb") as file:
+        is_zip = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+    try:
+        return torch.load(path, map_location="cpu", weights_only=not allow_pickle, mmap=is_zip)
+    except pickle.UnpicklingError as error:
+        reason = str(error).partition("\n")[0]
+        remedy = "" if allow_pickle else "; if you trust its author, allow_pickle: true lets its code run"
+        raise ArtifactError(f"{path}: not a checkpoint of tensors only: {reason}{remedy}") from error
+    except MemoryError:
+        raise
+    except (RuntimeError, EOFError, KeyError, ValueError, AttributeError, IndexError, TypeError, OSError) as error:
+        raise ArtifactError(f"{path}: torch cannot read it: {type(error).__name__}: {error}"[:2000]) from error
+
+
+def _as_module(loaded: Any) -> torch.nn.Module | None:
+    import torch
+
+    return loaded if isinstance(loaded, torch.nn.Module) else None
+
+
+def _state_dict(loaded: Any, path: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """The tensors by name, and the names of what was left out."""
+    ignored: list[str] = []
+    for wrapper in _WRAPPERS:
+        if isinstance(loaded, dict) and _has_tensors(loaded.get(wrapper)):
+            ignored += [str(key) for key in loaded if key != wrapper]
+            loaded = loaded[wrapper]
+            break
+    if not isinstance(loaded, dict) or (loaded and not _has_tensors(loaded)):
+        raise ArtifactError(
+            f"{path}: neither a state dict nor a dict with one under {', '.join(_WRAPPERS)}, "
+            f"but a {type(loaded).__name__}"
+        )
+    tensors = {key: value for key, value in loaded.items() if _is_tensor(value)}
+    if strange := [key for key in tensors if not isinstance(key, str)]:
+        raise ArtifactError(f"{path}: a tensor is named {strange[0]!r}, which is no string")
+    return tensors, ignored + [str(key) for key in loaded if key not in tensors]
+
+
+def _has_tensors(value: Any) -> bool:
+    return isinstance(value, dict) and any(map(_is_tensor, value.values()))
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def describe(tensors: Mapping[str, torch.Tensor], path: Path) -> list[SourceTensor]:
+    """Tensors on their way into an image, in order; the second of two that are the same memory is tied to the first.
+
+    Raises ArtifactError for a tensor that is more, or less, than dense bytes of a known dtype.
+    """
+    owners: dict[tuple[Any, ...], str] = {}
+    found = []
+    for name, tensor in tensors.items():
+        dtype, shape = dtype_of(tensor, name, path), tuple(tensor.shape)
+        place = (tensor.data_ptr(), tensor.dtype, shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+        owner = owners.setdefault(place, name) if tensor.numel() else name
+        if owner == name:
+            found.append(SourceTensor(name, dtype, shape, fill=filler(tensor)))
+        else:
+            found.append(SourceTensor(name, dtype, shape, tied_to=owner))
+    return found
+
+
+def dtype_of(tensor: torch.Tensor, name: str, path: Path) -> str:
+    """Our name of its dtype. Raises ArtifactError for what is not a plain dense tensor in memory."""
+    import torch
+
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        raise ArtifactError(f"{path}: tensor {name!r} is a {type(tensor).__name__}; only plain tensors can be shared")
+    if tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        raise ArtifactError(f"{path}: tensor {name!r} is {kind}; save it dense (tensor.to_dense(), dequantize())")
+    if tensor.device.type != "cpu":
+        raise ArtifactError(f"{path}: tensor {name!r} is on device {tensor.device}: it has no bytes")
+    dtype = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+    if dtype is None:
+        raise ArtifactError(f"{path}: tensor {name!r} has the dtype {tensor.dtype}, which images do not know")
+    return dtype
+
+
+def filler(tensor: torch.Tensor) -> Callable[[memoryview], None]:
+    """Writes the tensor's elements, row-major, into the memory it is given."""
+
+    def fill(place: memoryview) -> None:
+        import torch
+
+        target = torch.frombuffer(place, dtype=tensor.dtype, count=tensor.numel())
+        target.view(tensor.shape).copy_(tensor.detach())
+
+    return fill
