@@ -164,4 +164,5 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
         import ml_dtypes
     except ImportError:
         raise NotSupportedError(f"numpy has no {dtype}; install ml_dtypes, or read the bytes with raw(name)") from None
-    return np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype]))
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype]))
+    return found

@@ -10,6 +10,8 @@ from __future__ import annotations
 import faulthandler
 import fcntl
 import importlib
+import importlib.abc
+import importlib.util
 import json
 import os
 import resource
@@ -25,7 +27,8 @@ from trims.formats.base import Artifact
 from trims.formats.process import FRAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from importlib.machinery import ModuleSpec
 
     from trims.image.plan import ImagePlan
 
@@ -102,6 +105,22 @@ def load_name(name: str, what: str) -> Any:
     return found
 
 
+class _Lent(importlib.abc.MetaPathFinder):
+    """Finds packages of the parent's environment, those it names and no other: the rest would shadow this one's."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        self._files = files
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """See `importlib.abc`."""
+        del path, target
+        file = self._files.get(fullname)
+        if file is None:
+            return None
+        folder = [str(Path(file).parent)] if Path(file).name == "__init__.py" else None
+        return importlib.util.spec_from_file_location(fullname, file, submodule_search_locations=folder)
+
+
 def _build(message: dict[str, Any], _: list[int]) -> dict[str, Any]:
     function = load_name(message["call"], "the builder")
     main = function(Path(message["out_dir"]), **message["args"])
@@ -157,6 +176,7 @@ def main() -> None:
     os.set_inheritable(door_fd, False)
     faulthandler.enable()
     sys.path[:0] = config["paths"]
+    sys.meta_path.append(_Lent(config["lent"]))
     _limit_memory(config["memory_bytes"])
     with socket.socket(fileno=door_fd) as door:
         Child(door).serve()

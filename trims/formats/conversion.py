@@ -19,7 +19,7 @@ from trims.formats.process import LimitedChild
 from trims.image.host import cpu_features
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -71,20 +71,23 @@ class Conversion(ABC):
         self.close()
 
 
-def start_conversion(artifact: Artifact, *, python: Path | None = None, limits: Limits) -> Conversion:
+def start_conversion(
+    artifact: Artifact, *, python: Path | None = None, limits: Limits, extra_paths: Sequence[Path] = ()
+) -> Conversion:
     """Choose how to convert; nothing is read or started before `plan`.
 
     Args:
         artifact: What to convert.
         python: Interpreter of the environment its framework lives in; None for this one.
         limits: Memory and time of a child; the time holds without a child as well.
+        extra_paths: Folders put in front of a child's `sys.path`: the manifest's own, for its module builders.
 
     Raises:
         NotSupportedError: Nobody knows the artifact's format.
     """
     chosen = converter(artifact.format)
     if chosen.needs_child(artifact.options):
-        return _ChildConversion(chosen, artifact, python, limits)
+        return _ChildConversion(chosen, artifact, python, limits, extra_paths)
     return _LocalConversion(chosen, artifact, limits)
 
 
@@ -139,10 +142,13 @@ class _LocalConversion(Conversion):
 class _ChildConversion(Conversion):
     """In a child process, which lives from `plan` to the end of `write`."""
 
-    def __init__(self, chosen: Converter, artifact: Artifact, python: Path | None, limits: Limits) -> None:
+    def __init__(
+        self, chosen: Converter, artifact: Artifact, python: Path | None, limits: Limits, paths: Sequence[Path]
+    ) -> None:
         self._converter = chosen
         self._artifact = artifact
         self._python = python
+        self._paths = paths
         self._limits = limits
         self._child: LimitedChild | None = None
         self._planned_bytes = 0
@@ -182,9 +188,19 @@ class _ChildConversion(Conversion):
             if self._child is not None:
                 raise InternalError("plan() twice")
             self._child = LimitedChild(
-                str(self._artifact.files[0]), python=self._python, limits=self._limits, free_bytes=sum(sizes)
+                str(self._artifact.files[0]),
+                python=self._python,
+                limits=self._limits,
+                free_bytes=sum(sizes),
+                extra_paths=self._paths,
+                lent=self._packages(),
             )
             return self._child
+
+    def _packages(self) -> list[str]:
+        """What the child must be able to import: the converter's own package, and the module builder's."""
+        names = [type(self._converter).__module__, str(self._artifact.options.get("module", "trims"))]
+        return sorted({name.partition(":")[0].partition(".")[0] for name in names} - {"trims"})
 
     def _cancellation(self) -> ConversionError:
         return ConversionError(f"{self._artifact.files[0]}: the conversion was cancelled")

@@ -9,6 +9,7 @@ files it makes lie in a folder that the parent removes.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import select
@@ -66,6 +67,7 @@ class LimitedChild:
         limits: Memory and time; time counts only while a request runs.
         free_bytes: Memory beside the limit: the size of the files the child may map.
         extra_paths: Folders put in front of the child's `sys.path`.
+        lent: Names of our packages that the child may import if its environment lacks them: what holds a builder.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class LimitedChild:
         limits: Limits,
         free_bytes: int = 0,
         extra_paths: Sequence[Path] = (),
+        lent: Sequence[str] = (),
     ) -> None:
         self.what = what
         self._limits = limits
@@ -95,6 +98,7 @@ class LimitedChild:
             config = {
                 "memory_bytes": limits.memory_bytes + free_bytes,
                 "paths": [os.fspath(path) for path in extra_paths],
+                "lent": dict(filter(None, map(_origin, lent))),
             }
             with theirs, _closing(self._lifeline_read):
                 self._process = self._start(python, [theirs.fileno(), self._lifeline_read], config)
@@ -228,7 +232,7 @@ class LimitedChild:
         return size
 
     def _garbage(self, what: str) -> ConversionError:
-        return ConversionError(f"{self.what}: the converter sent {what}; something else writes to its socket?")
+        return ConversionError(f"{self.what}: the child process sent {what}; something else writes to its socket?")
 
     def _refusal(self, frame: dict[str, Any]) -> TrimsError:
         message = str(frame.get("message"))[:20_000]
@@ -238,7 +242,7 @@ class LimitedChild:
 
     def _memory_error(self, detail: str) -> ConversionError:
         limit = format_bytes(self._limits.memory_bytes)
-        return ConversionError(f"{self.what}: the converter exceeded its memory limit of {limit}: {detail}")
+        return ConversionError(f"{self.what}: the child process exceeded its memory limit of {limit}: {detail}")
 
     def _post_mortem(self) -> ConversionError:
         """How the child died, in one sentence and its last words."""
@@ -252,10 +256,10 @@ class LimitedChild:
         tail = self._stderr_tail.decode(errors="replace").strip()
         words = f"; its last words: {tail}" if tail else ""
         if alive:
-            return ConversionError(f"{self.what}: the converter hung up without an answer{words}")
+            return ConversionError(f"{self.what}: the child process hung up without an answer{words}")
         if _tells_of_memory(tail):
             return self._memory_error(tail)
-        return ConversionError(f"{self.what}: the converter {_death(self._exit_status())}{words}")
+        return ConversionError(f"{self.what}: the child process {_death(self._exit_status())}{words}")
 
     def _exit_status(self) -> int:
         """Exit code, or minus the signal. Leaves the zombie, which keeps the process group's number ours."""
@@ -300,6 +304,12 @@ class LimitedChild:
             self._process.wait()
         assert self._process.stderr is not None
         self._process.stderr.close()
+
+
+def _origin(name: str) -> tuple[str, str] | None:
+    """A top-level package or module and its file, as this process would import it; None if it would not."""
+    spec = importlib.util.find_spec(name)
+    return (name, spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
 @contextlib.contextmanager
