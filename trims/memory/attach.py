@@ -1,8 +1,9 @@
 """The borrower's half of sharing: a descriptor becomes memory this process can read.
 
-Standard library only. An attachment owns two mappings of the same pages: a read-only one, and, made on demand, a
-private copy-on-write one for what a framework may write. Views handed out keep the mapping alive: `close` takes
-effect when the last of them is gone, and only then is `on_release` called.
+Standard library only. An attachment owns a read-only mapping and, made on demand, private copy-on-write ones of
+the same pages for what a framework may write: one for each who asks, so that no two write into each other. Views
+handed out keep their mapping alive: `close` takes effect when the last of them is gone, and only then is `on_release`
+called.
 """
 
 from __future__ import annotations
@@ -36,11 +37,10 @@ class Attachment:
         self.nbytes = nbytes
         self._fd = os.dup(fd)
         self._lock = threading.Lock()
-        self._live = 0
+        self._live: set[object] = set()
         self._closed = False
         self._on_release = on_release
         self._shared: mmap.mmap | None = None
-        self._private: mmap.mmap | None = None
         try:
             self._shared = self._track(mmap.mmap(self._fd, nbytes, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
         except BaseException:
@@ -61,13 +61,14 @@ class Attachment:
         return memoryview(mapping)
 
     def private_data(self) -> memoryview:
-        """All bytes, writable, copy-on-write: pages are shared until this process writes them."""
+        """All bytes in a new mapping, writable, copy-on-write: a page is shared until somebody writes it.
+
+        What is written is seen through views of this one mapping only, not through that of another call.
+        """
         with self._lock:
             if self._closed:
                 raise ClosedError("these weights are closed; open them again to read")
-            if self._private is None:
-                self._private = self._track(mmap.mmap(self._fd, self.nbytes, access=mmap.ACCESS_COPY))
-            return memoryview(self._private)
+            return memoryview(self._track(mmap.mmap(self._fd, self.nbytes, access=mmap.ACCESS_COPY)))
 
     def close(self) -> None:
         """Give the mappings up. Views that are still alive stay readable and delay the release. Idempotent."""
@@ -75,21 +76,20 @@ class Attachment:
             if self._closed:
                 return
             self._closed = True
-            mappings = (self._shared, self._private)
-            self._shared = self._private = None
+            mapping, self._shared = self._shared, None
             os.close(self._fd)
-        for mapping in mappings:
-            if mapping is not None:
-                _try_close(mapping)
+        if mapping is not None:
+            _try_close(mapping)
 
     def _track(self, mapping: mmap.mmap) -> mmap.mmap:
-        self._live += 1
-        weakref.finalize(mapping, self._mapping_gone).atexit = False
+        token = object()
+        self._live.add(token)
+        weakref.finalize(mapping, self._mapping_gone, token).atexit = False
         return mapping
 
-    def _mapping_gone(self) -> None:
-        self._live -= 1
-        if self._live == 0 and self._on_release is not None:
+    def _mapping_gone(self, token: object) -> None:
+        self._live.discard(token)
+        if not self._live and self._on_release is not None:
             self._on_release()
 
 
