@@ -1,1 +1,9 @@
-"""The client."""
+"""The client of trims: sessions and weights. Importing and attaching need the standard library only.
+
+Users say `import trims`; `trims_client.frameworks` turns weights into PyTorch modules, ONNX Runtime sessions and MXNet blocks.
+"""
+
+from trims_client.session import Session, connect, open_file
+from trims_client.weights import Weights
+
+__all__ = ["Session", "Weights", "connect", "open_file"]

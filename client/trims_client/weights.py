@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from trims.core.errors import ClosedError, NotSupportedError
 from trims.image.reader import ImageView
@@ -35,6 +35,17 @@ _ML_DTYPES = {
 }  # fmt: skip
 
 
+class Attached(Protocol):
+    """What weights stand on: an Attachment, or a session's share of one."""
+
+    @property
+    def data(self) -> memoryview: ...
+
+    def private_data(self) -> memoryview: ...
+
+    def close(self) -> None: ...
+
+
 class Weights(Mapping[str, "NDArray[Any]"]):
     """The tensors of one attached model, read-only.
 
@@ -49,14 +60,26 @@ class Weights(Mapping[str, "NDArray[Any]"]):
     """
 
     def __init__(
-        self, name: str, attachment: Attachment, *, place: str = "cpu", shared: bool = True, trusted: bool = False
+        self,
+        name: str,
+        attachment: Attached,
+        *,
+        place: str = "cpu",
+        shared: bool = True,
+        trusted: bool = False,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
         self.place = place
         self.shared = shared
         self.trusted = trusted
         self._attachment = attachment
-        self._view: ImageView | None = ImageView(attachment.data)
+        self._on_close = on_close
+        try:
+            self._view: ImageView | None = ImageView(attachment.data)
+        except BaseException:
+            attachment.close()
+            raise
 
     @classmethod
     def map_file(cls, path: str | os.PathLike[str], on_release: Callable[[], None] | None = None) -> Weights:
@@ -144,6 +167,8 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         """Give the weights up. Views that are alive stay readable and keep the lease. Idempotent."""
         self._view = None
         self._attachment.close()
+        if self._on_close is not None:
+            self._on_close()
 
     def __enter__(self) -> Self:
         return self

@@ -94,7 +94,10 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Bytes of all distinct tensors: what is tied counts once."""
-        return sum({(spec.offset, spec.nbytes): spec.nbytes for spec in self}.values())
+        largest: dict[int, int] = {}
+        for spec in self:
+            largest[spec.offset] = max(spec.nbytes, largest.get(spec.offset, 0))
+        return sum(largest.values())
 
     def validate(self, data_bytes: int) -> None:
         """Check every tensor against a data block of this many bytes. Raises ImageError naming the tensor."""

@@ -129,6 +129,10 @@ class Residency:
         """Bytes not charged at this place."""
         return self.capacities[place] - self.charged[place]
 
+    def policy_name(self, place: Place) -> str:
+        """Which policy chooses victims there."""
+        return self._policies[place].name
+
     def session_leases(self, session: int) -> frozenset[int]:
         """Numbers of the leases a session holds."""
         return frozenset(self._sessions.get(session, ()))
@@ -355,6 +359,7 @@ class Residency:
         replica.source = None
         if source is not None:
             source.borrowers.discard((replica.place, replica.generation))
+            self._touch(source, at_s)
             self._after_release(source, at_s)
 
     # -- leaving ---------------------------------------------------------------------------------------------------
@@ -480,9 +485,10 @@ class Residency:
             for waiter in list(replica.waiters.values()):
                 if waiter.deadline_at_s is not None and waiter.deadline_at_s <= event.at_s:
                     self._expire(replica, waiter, event.at_s)
-            due = replica.keep_until_s is not None and replica.keep_until_s <= event.at_s
-            if due and self._evictable(replica):
-                self._free(replica, event.at_s, "keep-alive over", evicted=False)
+            if replica.keep_until_s is not None and replica.keep_until_s <= event.at_s:
+                replica.keep_until_s = None  # if it cannot go now, the end of what holds it sets a new time
+                if self._evictable(replica):
+                    self._free(replica, event.at_s, "keep-alive over", evicted=False)
 
     def _expire(self, replica: Replica, waiter: Waiter, at_s: float) -> None:
         del replica.waiters[waiter.ticket]

@@ -1,1 +1,1 @@
-"""daemon"""
+"""The daemon: configuration, the two doors, and the process that holds them open."""

@@ -27,10 +27,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trims.core.errors import ArtifactError, ConversionError
 from trims.core.layout import DTYPE_BYTES, element_count
+from trims.formats.base import check_options, check_relative
 from trims.formats.onnx_scan import external_locations
 from trims.image.host import cpu_features
 from trims.image.plan import ImagePlan, SourceTensor, plan_image
 from trims.image.program import Program
+from trims.image.source import SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -103,11 +105,7 @@ class _Options:
 
     @classmethod
     def read(cls, options: Mapping[str, Any], main: Path) -> _Options:
-        unknown = set(options) - {"allow_pickle", "optimize", "prepack", "threads"}
-        if unknown:
-            raise ArtifactError(
-                f"{main}: format onnx knows no option {min(unknown)!r}; it has optimize, prepack, threads"
-            )
+        check_options(main, options, ("optimize", "prepack", "threads"))
         optimize = options.get("optimize", "all")
         optimize = (
             {True: "all", False: "none"}.get(optimize, optimize) if isinstance(optimize, bool) else optimize
@@ -126,22 +124,8 @@ class _Options:
 
 def _external_file(main: Path, location: str) -> Path:
     """Where a model's external data lies; ArtifactError if that is outside the model's folder or nowhere."""
-    parts = location.replace("\\", "/").split("/")
-    if location.startswith("/") or ".." in parts or "\0" in location or not location:
-        raise ArtifactError(
-            f"{main} keeps weights in {location!r}, which leaves its folder; such a path is not followed"
-        )
-    path = main.parent / location
-    if not path.is_file():
-        raise ArtifactError(
-            f"{main} keeps weights in {location!r}, which is not there; download it into {main.parent}"
-        )
-    # Model hubs' caches are folders of links into one folder of blobs: the main file's own target tells
-    # which.
-    homes = (main.parent.resolve(), main.resolve().parent)
-    if not any(path.resolve().is_relative_to(home) for home in homes):
-        raise ArtifactError(f"{main} keeps weights in {location!r}, a link that leaves its folder")
-    return path
+    check_relative(main, location)
+    return SourceFile.look(main.parent / location).path
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""registry"""
+"""Where manifests are found. sqlite keeps them on this machine; the protocol leaves room for others."""

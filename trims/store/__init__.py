@@ -1,1 +1,1 @@
-"""store"""
+"""The imperative shell: carries out what residency decides, and feeds every outcome back as an event."""

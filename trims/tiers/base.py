@@ -38,7 +38,8 @@ class Extent:
         digest: blake3 of all bytes, hex.
         fd: Read-only descriptor, owned by the tier, open until `free`.
         label: For the tier's own use; shows where the bytes are.
-        fresh: True if the bytes were checked in this daemon's life, or have not been touched since they were.
+        fresh: True if the bytes were checked in this daemon's life.
+        identity: Length and times of the file when they were; a difference means that somebody touched it.
     """
 
     key: str
@@ -48,6 +49,7 @@ class Extent:
     fd: int
     label: str
     fresh: bool = True
+    identity: tuple[int, int, int] | None = None
 
 
 @runtime_checkable
@@ -77,6 +79,10 @@ class Tier(Protocol):
 
     def abort(self, draft: Draft) -> None:
         """Give an unsealed draft back."""
+        ...
+
+    def explain(self, error: OSError, nbytes: int) -> Exception:
+        """What a failed write into a draft means here: CapacityError if the memory is full, else the error itself."""
         ...
 
     def free(self, extent: Extent) -> None:

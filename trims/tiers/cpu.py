@@ -59,6 +59,10 @@ class CpuTier:
         os.close(draft.fd)
         shm.unlink(draft.label)
 
+    def explain(self, error: OSError, nbytes: int) -> Exception:
+        """See `Tier.explain`."""
+        return shm.shm_full(error, nbytes)
+
     def free(self, extent: Extent) -> None:
         """See `Tier.free`."""
         shm.unlink(extent.label)

@@ -73,6 +73,10 @@ class DiskTier:
         os.close(draft.fd)
         _remove(draft.label)
 
+    def explain(self, error: OSError, nbytes: int) -> Exception:
+        """See `Tier.explain`."""
+        return disk_full(error, nbytes, self._folder)
+
     def free(self, extent: Extent) -> None:
         """See `Tier.free`."""
         _remove(extent.label)

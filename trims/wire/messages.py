@@ -57,9 +57,9 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Give a lease back."""
+    """Give a lease back. Without an `id` there is no answer."""
 
-    id: int
+    id: int | None
     lease: int
 
 
@@ -73,7 +73,7 @@ def parse_request(message: Message) -> Request:
         return _parse_open(message, prefetch=operation == "prefetch")
     if operation == "close":
         _only(message, "id", "lease")
-        return Close(_number(message, "id"), _number(message, "lease"))
+        return Close(None if "id" not in message else _number(message, "id"), _number(message, "lease"))
     if operation == "hello":
         _only(message, "protocol", "agent")
         return Hello(_number(message, "protocol"), _text(message, "agent") or "")

@@ -1,0 +1,242 @@
+"""One connection to an attach door: requests out, answers and descriptors in. Standard library only.
+
+Several threads may ask at once. Whoever waits and finds nobody reading reads for all; so a thread that waits for a cold load
+does not hold up another's warm open, and no thread of our own is needed. Not covered: reconnecting (`session`).
+"""
+
+from __future__ import annotations
+
+import array
+import itertools
+import os
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from trims.core.errors import BadMessageError, DaemonAwayError, DeadlineError, LostPeerError
+from trims.wire.frames import Decoder, Message, encode
+from trims.wire.messages import PROTOCOL_VERSION, raise_if_error
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_READ_BYTES = 64 << 10
+_MAX_FDS = 64
+_UCRED = struct.Struct("3i")
+_ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * 4)
+
+
+class _Slot:
+    """Where one request's answer will lie."""
+
+    __slots__ = ("answer", "fd", "forgotten")
+
+    def __init__(self) -> None:
+        self.answer: Message | None = None
+        self.fd = -1
+        self.forgotten = False
+
+
+class Channel:
+    """A connected attach door.
+
+    Args:
+        path: The socket. Raises DaemonAwayError naming it if nobody listens.
+        agent: How this client calls itself in `trims ps`.
+    """
+
+    def __init__(self, path: Path, agent: str) -> None:
+        self.path = path
+        self._sock = _connect(path)
+        self._decoder = Decoder()
+        self._fds: deque[int] = deque()
+        self._slots: dict[int, _Slot] = {}
+        self._numbers = itertools.count(1)
+        self._turn = threading.Condition()
+        self._sending = threading.Lock()
+        self._reading = False
+        self._broken: Exception | None = None
+        self._unsent_hello = encode({"op": "hello", "protocol": PROTOCOL_VERSION, "agent": agent})
+        self.boot = ""
+
+    @property
+    def daemon_uid(self) -> int:
+        """The user the daemon runs as, as the kernel tells it."""
+        credentials = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        return int(_UCRED.unpack(credentials)[1])
+
+    @property
+    def broken(self) -> bool:
+        """True once the connection has ended."""
+        return self._broken is not None
+
+    def fileno(self) -> int:
+        """The socket's descriptor, for whoever polls for its end."""
+        return self._sock.fileno()
+
+    def mark_ended(self) -> None:
+        """The peer has hung up; said by whoever polls."""
+        self._lost(ConnectionResetError("the daemon closed the connection"))
+
+    def request(self, message: Message, timeout_s: float | None = None) -> tuple[Message, int]:
+        """Ask and wait for the answer.
+
+        Args:
+            message: Without `id`.
+            timeout_s: Seconds to wait; the daemon keeps deadlines itself, this guards against a daemon that hangs.
+
+        Returns:
+            The answer, and the descriptor that came with it (owned by the caller) or -1.
+
+        Raises:
+            TrimsError: The error the daemon answered with.
+            LostPeerError: The connection ended.
+            DeadlineError: No answer in time.
+        """
+        number, slot = next(self._numbers), _Slot()
+        with self._turn:
+            self._slots[number] = slot
+        try:
+            self._send({**message, "id": number})
+            self._await(slot, timeout_s)
+        except BaseException:
+            self._forget(number, slot)
+            raise
+        assert slot.answer is not None, "_await returns with an answer"
+        return raise_if_error(slot.answer), slot.fd
+
+    def tell(self, message: Message) -> None:
+        """Send without waiting for an answer. Raises LostPeerError."""
+        self._send(message)
+
+    def close(self) -> None:
+        """End the connection, and with it the session. Idempotent."""
+        with self._turn:
+            self._break(LostPeerError("the session was closed"))
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+        finally:
+            self._sock.close()
+
+    def _send(self, message: Message) -> None:
+        data = encode(message)
+        with self._sending:
+            data, self._unsent_hello = self._unsent_hello + data, b""
+            try:
+                self._sock.sendall(data, socket.MSG_NOSIGNAL)
+            except OSError as error:
+                raise self._lost(error) from error
+
+    def _await(self, slot: _Slot, timeout_s: float | None) -> None:
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            with self._turn:
+                if slot.answer is not None:
+                    return
+                if self._broken is not None:
+                    raise LostPeerError(str(self._broken))
+                if self._reading:
+                    self._turn.wait(_left(until_s))
+                    lead = False
+                else:
+                    lead = self._reading = True
+            if until_s is not None and time.monotonic() >= until_s and not lead:
+                raise DeadlineError(f"the daemon at {self.path} did not answer within {timeout_s:.1f} s")
+            if lead:
+                self._lead(until_s, timeout_s)
+
+    def _lead(self, until_s: float | None, timeout_s: float | None) -> None:
+        """Read once, for everybody."""
+        try:
+            self._sock.settimeout(_left(until_s))
+            self._read()
+        except TimeoutError:
+            raise DeadlineError(f"the daemon at {self.path} did not answer within {timeout_s or 0:.1f} s") from None
+        except OSError as error:
+            raise self._lost(error) from error
+        except BadMessageError as error:
+            raise self._lost(error) from error
+        finally:
+            with self._turn:
+                self._reading = False
+                self._turn.notify_all()
+
+    def _read(self) -> None:
+        data, ancillary, flags, _ = self._sock.recvmsg(_READ_BYTES, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+                self._fds.extend(fds)
+        if flags & socket.MSG_CTRUNC:
+            raise BadMessageError("descriptors were lost on the way: this process has too many open files")
+        if not data:
+            raise ConnectionResetError("the daemon closed the connection")
+        for message in self._decoder.feed(data):
+            self._dispatch(message)
+
+    def _dispatch(self, message: Message) -> None:
+        number = message.get("id")
+        # Descriptors arrive in the order of the grants they belong to, never later than their frame.
+        fd = self._fds.popleft() if "lease" in message and self._fds else -1
+        if number is None:
+            self._about_the_session(message)
+            return
+        with self._turn:
+            slot = self._slots.pop(number, None)
+            if slot is not None and not slot.forgotten:
+                slot.answer, slot.fd = message, fd
+                self._turn.notify_all()
+                return
+        if fd >= 0:
+            os.close(fd)
+        if "lease" in message:  # granted after its asker gave up
+            self._send({"op": "close", "lease": message["lease"]})
+
+    def _about_the_session(self, message: Message) -> None:
+        if "protocol" in message:
+            self.boot = str(message.get("boot", ""))
+            return
+        raise_if_error(message)
+
+    def _forget(self, number: int, slot: _Slot) -> None:
+        with self._turn:
+            slot.forgotten = True
+            if slot.answer is not None and slot.fd >= 0:
+                os.close(slot.fd)
+            if self._broken is not None:
+                self._slots.pop(number, None)
+
+    def _lost(self, error: Exception) -> LostPeerError:
+        lost = LostPeerError(f"the connection to the daemon at {self.path} ended: {error}")
+        with self._turn:
+            self._break(lost)
+        return lost
+
+    def _break(self, error: Exception) -> None:
+        self._broken = self._broken or error
+        while self._fds:
+            os.close(self._fds.popleft())
+        self._turn.notify_all()
+
+
+def _connect(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(str(path))
+    except OSError as error:
+        sock.close()
+        raise DaemonAwayError(
+            f"no daemon answers at {path} ({error.strerror}); start one with `trims serve`, or point "
+            f"TRIMS_RUNTIME_DIR at the folder of one that runs"
+        ) from error
+    return sock
+
+
+def _left(until_s: float | None) -> float | None:
+    return None if until_s is None else max(0.001, until_s - time.monotonic())

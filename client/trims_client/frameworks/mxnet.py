@@ -1,0 +1,166 @@
+"""MXNet parameters, executors and gluon blocks over shared weights.
+
+All arrays are copy-on-write: pages are shared between processes until MXNet writes them, and what it writes
+stays in the one executor or block it was made for. MXNet does write weights: with oneDNN, its default, the
+first run re-orders them in place (`NDArray::Chunk::MKLDNNDataReorder`), so that read-only memory would end
+the process. `MXNET_MKLDNN_ENABLED=0` in the environment keeps every byte shared and is slower.
+
+Covered: inference on the CPU, every dtype MXNet computes with. Not covered: other devices. Runs in the MXNet
+environment: standard library, numpy and MXNet only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray.ndarray import DLDataType
+
+from trims.core.errors import CallerError, NotSupportedError
+from trims_client.weights import numpy_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trims.core.layout import TensorSpec
+    from trims.image.program import Program
+    from trims_client.weights import Weights
+
+_PROGRAM_KIND = "mxnet-symbol"
+#: What MXNet's operators know.
+_DTYPES = ("F32", "F64", "F16", "U8", "I8", "I32", "I64", "BOOL")
+#: `from_numpy` forgot it, the engine behind it knows it: quantized models need it.
+DLDataType.TYPE_MAP.setdefault("int8", (0, 8, 1))
+
+
+def params(weights: Weights) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `mx.model.load_checkpoint` returns after the symbol, over shared memory.
+
+    Returns:
+        `arg_params` and `aux_params`, name -> NDArray, in a mapping of their own. They keep it alive, also
+        after `Weights.close`. Bind them once: executors that share them share what MXNet re-orders.
+
+    Raises:
+        NotSupportedError: The image is no MXNet model, or holds a dtype or shape MXNet has not.
+    """
+    auxiliary = _checked_program(weights).attributes["auxiliary"]
+    data = weights.data(private=True)
+    arrays = {spec.name: _array(spec, data[spec.offset : spec.end]) for spec in weights.layout}
+    states = {name: arrays.pop(name) for name in auxiliary}
+    return arrays, states
+
+
+def symbol(weights: Weights) -> Any:
+    """The graph. Raises NotSupportedError if the image is no MXNet model."""
+    return mx.sym.load_json(_checked_program(weights).body.decode())
+
+
+def executor(weights: Weights, shapes: Mapping[str, Sequence[int]], ctx: Any = None) -> Any:
+    """The graph bound for inference; run it with `executor.forward(is_train=False, data=...)`.
+
+    Args:
+        weights: Of a model converted from MXNet.
+        shapes: Of the inputs, e.g. `{"data": (1, 3, 224, 224)}`. Inputs whose shape follows from these
+            (labels) need not be named.
+        ctx: An `mx.cpu()`; the default.
+
+    Raises:
+        NotSupportedError: Another device than the CPU, or not an MXNet model.
+        CallerError: A shape for something that is no input, or too few of them.
+    """
+    device = _checked_device(ctx)
+    graph = symbol(weights)
+    inputs = _checked_program(weights).attributes["inputs"]
+    arguments, states = params(weights)
+    arguments.update(_inputs(graph, inputs, shapes, device))
+    return graph.bind(device, arguments, grad_req="null", aux_states=states)
+
+
+def block(weights: Weights, inputs: Sequence[str] | None = None, ctx: Any = None) -> Any:
+    """A gluon SymbolBlock over the shared parameters.
+
+    Args:
+        weights: Of a model converted from MXNet.
+        inputs: Names of the graph's inputs in the order in which the block is called; all of them by default.
+        ctx: An `mx.cpu()`; the default.
+
+    Raises:
+        NotSupportedError: Another device than the CPU, or not an MXNet model.
+        CallerError: A variable of the graph is neither an input nor in the image.
+    """
+    device = _checked_device(ctx)
+    names = _checked_program(weights).attributes["inputs"] if inputs is None else inputs
+    net = mx.gluon.SymbolBlock(symbol(weights), [mx.sym.var(name) for name in names])
+    arguments, states = params(weights)
+    known = {**arguments, **states}
+    for name, parameter in net.collect_params().items():
+        if name not in known:
+            raise CallerError(
+                f"{name!r} is neither an input nor in the image of {weights.name!r}; name it in `inputs`"
+            )
+        _lend(parameter, known[name], device)
+    return net
+
+
+def _lend(parameter: Any, value: Any, device: Any) -> None:
+    """Make the array itself a gluon parameter's value: all that gluon offers in public copies it."""
+    parameter.grad_req = "null"
+    parameter.shape, parameter.dtype = value.shape, value.dtype
+    parameter._deferred_init = ()  # noqa: SLF001
+    parameter._init_impl(_Lent(value), [device])  # noqa: SLF001
+
+
+class _Lent:
+    """What gluon takes for an array and asks for a copy: it gets the array."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def copyto(self, _device: Any) -> Any:
+        return self._value
+
+
+def _checked_program(weights: Weights) -> Program:
+    program = weights.program()
+    if program is None or program.kind != _PROGRAM_KIND:
+        kind = "no program" if program is None else f"a program for {program.kind}"
+        raise NotSupportedError(f"{weights.name!r} carries {kind}; this needs a model converted from MXNet")
+    return program
+
+
+def _checked_device(ctx: Any) -> Any:
+    device = mx.cpu() if ctx is None else ctx
+    if device.device_type != "cpu":
+        raise NotSupportedError(
+            f"{device}: shared weights lie in CPU memory and MXNet's last release runs on no current GPU; use mx.cpu()"
+        )
+    return device
+
+
+def _inputs(
+    graph: Any, inputs: Sequence[str], shapes: Mapping[str, Sequence[int]], device: Any
+) -> dict[str, Any]:
+    """Memory for every input, zeroed."""
+    if strange := sorted(set(shapes) - set(inputs)):
+        raise CallerError(f"{', '.join(strange)} is no input; this model has {', '.join(inputs)}")
+    try:
+        found, _, _ = graph.infer_shape(**{name: tuple(shape) for name, shape in shapes.items()})
+    except mx.base.MXNetError as error:
+        raise CallerError(f"the graph does not take these shapes: {error}") from error
+    if found is None:
+        raise CallerError(
+            f"the shapes of {', '.join(sorted(set(inputs) - set(shapes)))} do not follow; give them too"
+        )
+    known = dict(zip(graph.list_arguments(), found, strict=True))
+    return {name: mx.nd.zeros(known[name], ctx=device) for name in inputs}
+
+
+def _array(spec: TensorSpec, data: memoryview) -> Any:
+    """An NDArray over the bytes; it keeps the numpy view, which keeps the mapping."""
+    if spec.dtype not in _DTYPES:
+        raise NotSupportedError(
+            f"tensor {spec.name!r} is {spec.dtype}; MXNet computes with {', '.join(_DTYPES)} only"
+        )
+    array = np.frombuffer(data, dtype=numpy_dtype(spec.dtype)).reshape(spec.shape)
+    return mx.nd.from_numpy(array, zero_copy=True)

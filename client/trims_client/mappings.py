@@ -1,0 +1,151 @@
+"""Mappings of one session: each image is mapped once in a process, however often it is opened.
+
+A lease ends when nobody in this process can reach the bytes any more: the last `Weights` is closed and the last view is gone.
+Which may be noticed in a finaliser, in any thread, at any moment; so releasing only notes it down, and the session sends
+the note at its next chance.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trims.core.errors import ClosedError, ImageError
+from trims.memory.attach import Attachment
+
+if TYPE_CHECKING:
+    import threading
+
+    from trims.wire.frames import Message
+
+
+@dataclass(slots=True, eq=False)
+class Mapping:
+    """One mapped image and the leases that keep it.
+
+    Attributes:
+        key: Image key.
+        place: As text.
+        identity: Device and inode of the segment.
+        leases: Numbers held for it; the last one stays until the memory is unmapped.
+        borrows: The `Borrow`s that are open.
+    """
+
+    key: str
+    place: str
+    identity: tuple[int, int]
+    attachment: Attachment
+    leases: set[int] = field(default_factory=set)
+    borrows: set[int] = field(default_factory=set)
+
+
+class Mappings:
+    """All mappings of a session.
+
+    Args:
+        lock: Guards the books; reentrant.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
+        self._by_image: dict[tuple[str, str, int, int], Mapping] = {}
+        self._lingering: set[Mapping] = set()
+        #: Leases to give back; appended from finalisers, where no lock may be taken.
+        self.given_up: deque[int] = deque()
+
+    def borrow(self, answer: Message, fd: int) -> Borrow:
+        """Map what was granted, or use the mapping there is. Takes the descriptor over.
+
+        Raises ImageError if the segment is not what the daemon announced; the lease is given back.
+        """
+        lease = int(answer["lease"])
+        try:
+            status = os.fstat(fd)
+            image = (str(answer["key"]), str(answer["place"]), status.st_dev, status.st_ino)
+            with self._lock:
+                mapping = self._by_image.get(image)
+                if mapping is None:
+                    mapping = self._by_image[image] = self._map(image, fd, int(answer["nbytes"]))
+                mapping.leases.add(lease)
+                mapping.borrows.add(lease)
+            return Borrow(self, image, mapping, lease)
+        except (OSError, ValueError, KeyError) as error:
+            self.given_up.append(lease)
+            raise ImageError(f"the granted segment cannot be mapped: {error}") from error
+        except BaseException:
+            self.given_up.append(lease)
+            raise
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _map(self, image: tuple[str, str, int, int], fd: int, nbytes: int) -> Mapping:
+        held: list[Mapping] = []
+
+        def released() -> None:
+            mapping = held.pop()
+            self.given_up.extend(mapping.leases)
+            mapping.leases.clear()
+            self._lingering.discard(mapping)
+
+        mapping = Mapping(image[0], image[1], image[2:], Attachment(fd, nbytes, released))
+        held.append(mapping)
+        return mapping
+
+    def give_back(self, image: tuple[str, str, int, int], mapping: Mapping, lease: int) -> None:
+        """One borrow is closed. The last one unmaps, and keeps its lease until no view is left."""
+        with self._lock:
+            mapping.borrows.discard(lease)
+            if mapping.borrows:
+                if lease in mapping.leases:  # not one of an earlier daemon, whose number may mean another by now
+                    mapping.leases.discard(lease)
+                    self.given_up.append(lease)
+                return
+            del self._by_image[image]
+            self._lingering.add(mapping)
+        mapping.attachment.close()
+
+    def lose_leases(self) -> list[Mapping]:
+        """The daemon that granted them is gone: forget all numbers; returns what is still mapped."""
+        with self._lock:
+            self.given_up.clear()
+            for mapping in self.held():
+                mapping.leases.clear()
+            return self.held()
+
+    def held(self) -> list[Mapping]:
+        """All mappings whose memory this process can still reach."""
+        with self._lock:
+            return [*self._by_image.values(), *self._lingering]
+
+
+class Borrow:
+    """One `Weights`' share of a mapping: what an Attachment is to a single user."""
+
+    def __init__(self, owner: Mappings, image: tuple[str, str, int, int], mapping: Mapping, lease: int) -> None:
+        self._owner = owner
+        self._image = image
+        self._mapping: Mapping | None = mapping
+        self._lease = lease
+
+    @property
+    def data(self) -> memoryview:
+        """All bytes, read-only."""
+        return self._open().attachment.data
+
+    def private_data(self) -> memoryview:
+        """All bytes, copy-on-write."""
+        return self._open().attachment.private_data()
+
+    def close(self) -> None:
+        """Give this share back. Idempotent."""
+        mapping, self._mapping = self._mapping, None
+        if mapping is not None:
+            self._owner.give_back(self._image, mapping, self._lease)
+
+    def _open(self) -> Mapping:
+        if self._mapping is None:
+            raise ClosedError("these weights are closed; open them again to read")
+        return self._mapping

@@ -1,0 +1,369 @@
+"""The attach door: a Unix socket on which clients open and close weights. The connection is the session.
+
+One thread serves all sessions with epoll and never blocks: what takes time is the store's, whose answers come back
+through a queue. A client can end its own session, never the daemon: whatever is wrong with what it sends, sends
+too slowly or does not read becomes an error at most, and then its session ends.
+"""
+
+from __future__ import annotations
+
+import array
+import logging
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trims.core.errors import (
+    BadMessageError,
+    CallerError,
+    InternalError,
+    NotSupportedError,
+    PermissionDeniedError,
+    TrimsError,
+)
+from trims.core.place import Place
+from trims.store.asks import Granted, Outcome
+from trims.store.resolve import FILE_PREFIX
+from trims.wire.frames import Decoder, Message, encode
+from trims.wire.messages import (
+    PROTOCOL_VERSION,
+    Close,
+    Hello,
+    Open,
+    Request,
+    Resume,
+    error_message,
+    parse_request,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trims.store.store import Store
+
+log = logging.getLogger(__name__)
+_READ_BYTES = 64 << 10
+_BACKLOG = 512
+#: A client that has begun a frame must end it within this time.
+FRAME_TIMEOUT_S = 10.0
+#: Answers a client may leave unread, and requests it may have open, before its session ends.
+MAX_UNREAD = 256
+MAX_PENDING = 256
+_UCRED = struct.Struct("3i")
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who is at the other end, as the kernel tells it (SO_PEERCRED)."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One connected client."""
+
+    number: int
+    sock: socket.socket
+    peer: Peer
+    agent: str = ""
+    greeted: bool = False
+    decoder: Decoder = field(default_factory=Decoder)
+    unsent: deque[tuple[bytes, int]] = field(default_factory=deque)
+    pending: int = 0
+    partial_since_s: float | None = None
+    writing: bool = False
+    began_at_s: float = field(default_factory=time.time)
+    over: bool = False
+
+
+class AttachDoor:
+    """Serves the attach door of one daemon.
+
+    Args:
+        store: Answers.
+        path: Where the socket is made; an old one there is replaced (the daemon's lock says nobody serves it).
+        mode: Permissions of the socket: who may connect at all.
+        boot: Identifies this life of the daemon.
+        max_sessions: One more is refused.
+    """
+
+    def __init__(self, store: Store, path: Path, *, mode: int = 0o600, boot: str = "", max_sessions: int = 4096) -> None:
+        self._store = store
+        self._path = path
+        self._mode = mode
+        self._boot = boot
+        self._max_sessions = max_sessions
+        self._sessions: dict[int, Session] = {}
+        self._answers: deque[tuple[Session, int, Outcome]] = deque()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._serve, name="trims-attach-door", daemon=True)
+
+    def start(self) -> None:
+        """Bind and begin to serve."""
+        self._path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
+        self._listener.bind(str(self._path))
+        self._path.chmod(self._mode)
+        self._listener.listen(_BACKLOG)
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector = selectors.EpollSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End every session and remove the socket."""
+        self._stopping = True
+        self._wake()
+        self._thread.join()
+
+    def sessions(self) -> list[Session]:
+        """Who is connected now."""
+        return list(self._sessions.values())
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            for key, events in self._selector.select(timeout=1.0):
+                if key.data is not None:
+                    self._serve_session(key.data, events)
+                elif key.fileobj is self._listener:
+                    self._accept()
+                else:
+                    os.eventfd_read(self._wake_fd)
+            self._send_answers()
+            self._end_slow()
+        for session in list(self._sessions.values()):
+            self._end(session, "the daemon is shutting down")
+        self._selector.close()
+        self._listener.close()
+        os.close(self._wake_fd)
+        self._path.unlink(missing_ok=True)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # out of descriptors: those who are in stay in
+                log.error("a client cannot be let in: %s", error)  # noqa: TRY400 - the cause is all there is
+                return
+            if len(self._sessions) >= self._max_sessions:
+                log.warning("a client is turned away: %d sessions are the limit", self._max_sessions)
+                sock.close()
+                continue
+            self._begin(sock)
+
+    def _begin(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        session = Session(self._store.begin_session(), sock, Peer(*_UCRED.unpack(credentials)))
+        self._sessions[session.number] = session
+        self._selector.register(sock, selectors.EVENT_READ, session)
+
+    def _serve_session(self, session: Session, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._flush(session)
+            if events & selectors.EVENT_READ and not session.over:
+                self._read(session)
+        except BadMessageError as error:
+            self._end_with_error(session, error)
+        except OSError as error:
+            self._end(session, str(error))
+        except Exception:
+            # Whatever one client provoked must not reach the others.
+            log.exception("serving session %d failed", session.number)
+            self._end_with_error(session, InternalError("the daemon failed on this session; see its log"))
+
+    def _read(self, session: Session) -> None:
+        try:
+            data = session.sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        if not data:
+            self._end(session, "closed by the client")
+            return
+        for message in session.decoder.feed(data):
+            self._handle(session, parse_request(message))
+            if session.over:
+                return
+        self._send_answers()
+        if not session.decoder.partial:
+            session.partial_since_s = None
+        elif session.partial_since_s is None:
+            session.partial_since_s = time.monotonic()
+
+    def _end_slow(self) -> None:
+        now = time.monotonic()
+        for session in list(self._sessions.values()):
+            if session.partial_since_s is not None and now - session.partial_since_s > FRAME_TIMEOUT_S:
+                error = BadMessageError(f"a frame was begun and not ended within {FRAME_TIMEOUT_S:.0f} s")
+                self._end_with_error(session, error)
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def _handle(self, session: Session, request: Request) -> None:
+        if isinstance(request, Hello):
+            self._greet(session, request)
+        elif not session.greeted:
+            raise BadMessageError("the first message of a session must be hello")
+        elif isinstance(request, Close):
+            self._store.close(session.number, request.lease)
+            if request.id is not None:
+                self._send(session, {"id": request.id, "closed": request.lease})
+        else:
+            self._ask(session, request)
+
+    def _greet(self, session: Session, hello: Hello) -> None:
+        if session.greeted:
+            raise BadMessageError("hello comes once")
+        if hello.protocol != PROTOCOL_VERSION:
+            error = NotSupportedError(
+                f"the client speaks protocol {hello.protocol}, this daemon {PROTOCOL_VERSION}; install the same trims"
+            )
+            self._end_with_error(session, error)
+            return
+        session.greeted, session.agent = True, hello.agent
+        self._send(session, {"protocol": PROTOCOL_VERSION, "boot": self._boot, "session": session.number})
+
+    def _ask(self, session: Session, request: Open | Resume) -> None:
+        if session.pending >= MAX_PENDING:
+            raise BadMessageError(f"more than {MAX_PENDING} requests are waiting for an answer")
+        session.pending += 1
+        try:
+            self._pass_on(session, request)
+        except TrimsError as error:
+            self._answered(session, request.id, error)
+
+    def _pass_on(self, session: Session, request: Open | Resume) -> None:
+        def answer(outcome: Outcome) -> None:
+            self._answered(session, request.id, outcome)
+
+        if isinstance(request, Resume):
+            self._store.resume(session.number, request.key, Place.parse(request.place), answer)
+            return
+        name = request.model if request.model is not None else _file_name(session.peer, request.path or "")
+        place = Place.parse(request.place) if request.place is not None else None
+        if request.prefetch:
+            session.pending -= 1
+            self._send(session, {"id": request.id, "accepted": True})
+            self._store.open(name, _log_prefetch(name), place=place, deadline_s=request.deadline_s, lease=False)
+        else:
+            self._store.open(name, answer, session=session.number, place=place, deadline_s=request.deadline_s)
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def _answered(self, session: Session, request_id: int, outcome: Outcome) -> None:
+        """Called from any thread; answers leave from the door's own, so that no lease ends between grant and send."""
+        self._answers.append((session, request_id, outcome))
+        if threading.current_thread() is not self._thread:
+            self._wake()
+
+    def _send_answers(self) -> None:
+        while self._answers:
+            session, request_id, outcome = self._answers.popleft()
+            if session.over:
+                continue  # its leases have been closed with it
+            session.pending -= 1
+            if isinstance(outcome, TrimsError):
+                self._send(session, error_message(outcome, request_id))
+            elif isinstance(outcome, Granted):
+                self._send(session, _grant_message(request_id, outcome), outcome.fd)
+
+    def _send(self, session: Session, message: Message, fd: int = -1) -> None:
+        session.unsent.append((encode(message), fd))
+        if len(session.unsent) > MAX_UNREAD:
+            self._end(session, f"more than {MAX_UNREAD} answers unread")
+        elif len(session.unsent) == 1:
+            try:
+                self._flush(session)
+            except OSError as error:
+                self._end(session, str(error))
+
+    def _flush(self, session: Session) -> None:
+        while session.unsent:
+            data, fd = session.unsent[0]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
+            try:
+                sent = session.sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                self._want_write(session, wanted=True)
+                return
+            session.unsent.popleft()
+            if sent < len(data):
+                session.unsent.appendleft((data[sent:], -1))  # the descriptor left with the first byte
+        self._want_write(session, wanted=False)
+
+    def _want_write(self, session: Session, *, wanted: bool) -> None:
+        if session.writing != wanted:
+            session.writing = wanted
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
+            self._selector.modify(session.sock, events, session)
+
+    def _end_with_error(self, session: Session, error: TrimsError) -> None:
+        """Tell the client, if it listens, and end."""
+        try:
+            session.sock.send(encode(error_message(error, None)), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except OSError:
+            log.debug("session %d did not hear of its error", session.number)
+        self._end(session, str(error))
+
+    def _end(self, session: Session, why: str) -> None:
+        if session.over:
+            return
+        session.over = True
+        del self._sessions[session.number]
+        self._selector.unregister(session.sock)
+        session.sock.close()
+        self._store.end_session(session.number)
+        log.debug("session %d of process %d ended: %s", session.number, session.peer.pid, why)
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
+
+def _grant_message(request_id: int, granted: Granted) -> Message:
+    return {
+        "id": request_id,
+        "lease": granted.lease,
+        "key": granted.key,
+        "place": str(granted.place),
+        "generation": granted.generation,
+        "nbytes": granted.nbytes,
+        "digest": granted.digest,
+        "warm": granted.warm,
+    }
+
+
+def _file_name(peer: Peer, path: str) -> str:
+    """The store's name for a file. Others' files are not opened on somebody's word: the daemon may see more than he."""
+    if not os.path.isabs(path):
+        raise CallerError(f"{path!r} is not absolute; the daemon does not know your working folder")
+    if peer.uid not in (0, os.geteuid()):
+        raise PermissionDeniedError(
+            f"user {peer.uid} may open registered models of this daemon, but no files by path; it runs as user "
+            f"{os.geteuid()}"
+        )
+    return FILE_PREFIX + os.path.normpath(path)
+
+
+def _log_prefetch(name: str) -> Callable[[Outcome], None]:
+    def tell(outcome: Outcome) -> None:
+        if isinstance(outcome, TrimsError):
+            log.warning("a prefetch of %s failed: %s", name, outcome)
+
+    return tell

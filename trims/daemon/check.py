@@ -1,0 +1,62 @@
+"""Holding the books of a live daemon against the facts: invariants, memory, and with `verify` every byte."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trims.core.errors import InvariantError
+from trims.core.replica import State
+from trims.store.runner import Job
+from trims.tiers.transfer import digest_of
+
+if TYPE_CHECKING:
+    from trims.store.store import Store
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check found. No findings is good news."""
+
+    findings: list[str] = field(default_factory=list)
+    replicas: int = 0
+    verified_bytes: int = 0
+
+
+def check_store(store: Store, *, verify: bool) -> Report:
+    """Check a live store; broken replicas are reported to it, so that nobody gets them any more."""
+    report = Report()
+    with store.locked():
+        try:
+            store.residency.validate()
+        except InvariantError as error:
+            report.findings.append(str(error))
+        sealed = [r for r in store.residency.replicas.values() if r.state is State.SEALED]
+        jobs = [(Job(r.key, r.place, r.generation), r.nbytes) for r in sealed]
+    for job, nbytes in jobs:
+        report.replicas += 1
+        reason = _examine(store, job, nbytes, verify=verify)
+        if reason is None:
+            report.verified_bytes += nbytes if verify else 0
+        elif store.residency.find(job.key, job.place) is not None:
+            report.findings.append(f"{job.key[:16]} at {job.place}: {reason}; it is taken out of service")
+            store.report_broken(job.key, job.place, job.generation, reason)
+    return report
+
+
+def _examine(store: Store, job: Job, nbytes: int, *, verify: bool) -> str | None:
+    """What is wrong with a replica's memory, or None."""
+    extent = store.runner.extent(job)
+    if extent is None:
+        return "it is sealed in the books and has no memory"
+    status = os.fstat(extent.fd)
+    if status.st_size != nbytes:
+        return f"it has {status.st_size} bytes, {nbytes} are in the books"
+    if status.st_nlink == 0:
+        return f"somebody removed {extent.label}"
+    if verify:
+        found = digest_of(extent.fd, nbytes)
+        if found != extent.digest:
+            return f"its bytes hash to {found[:16]}..., {extent.digest[:16]}... was sealed"
+    return None

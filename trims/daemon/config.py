@@ -1,0 +1,186 @@
+"""The daemon's settings: one frozen object, built at the edge from flags, environment, file and defaults, in that order.
+
+Below `main` nobody reads the environment. `trims serve --help` and `docs/operations.md` list the same fields.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from trims.core.errors import ConfigError
+from trims.core.units import parse_bytes
+from trims.wire.address import default_runtime_dir
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_SHM = "/dev/shm"  # noqa: S108 - the file system POSIX shared memory lies in
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Settings of one daemon.
+
+    Attributes:
+        runtime_dir: Sockets and lock; mode 0700, of this user.
+        state_dir: Catalog, disk images, built artifacts.
+        cpu_capacity_bytes: Images in shared memory. Default: half of what /dev/shm or memory allows.
+        disk_capacity_bytes: Images on disk. Default: half of what is free, at most 256 GiB.
+        cpu_policy: Eviction policy of the cpu tier (lru, lfu, fifo, gdsf or a plugin's).
+        disk_policy: The same for the disk tier.
+        keep_alive_s: Seconds an idle replica stays in memory: None until the room is needed (lazy), 0 not at all (eager).
+        environments: Framework -> Python interpreter, for frameworks that need an environment of their own.
+        converter_memory_bytes: Private memory of a converter child.
+        converter_time_s: Its wall seconds.
+        converters: How many run at once.
+        workers: Fills that run at once.
+        socket_mode: Permissions of the attach socket. 0600: this user only.
+        verify: Check every invariant after every event. Slow; for tests.
+        log_level: debug, info, warning or error.
+    """
+
+    runtime_dir: Path
+    state_dir: Path
+    cpu_capacity_bytes: int
+    disk_capacity_bytes: int
+    cpu_policy: str = "lru"
+    disk_policy: str = "lru"
+    keep_alive_s: float | None = None
+    environments: Mapping[str, Path] = field(default_factory=dict)
+    converter_memory_bytes: int = 16 << 30
+    converter_time_s: float = 600.0
+    converters: int = 2
+    workers: int = 4
+    socket_mode: int = 0o600
+    verify: bool = False
+    log_level: str = "info"
+
+    def validate(self) -> None:
+        """Check ranges. Raises ConfigError naming the setting."""
+        for name in ("cpu_capacity_bytes", "disk_capacity_bytes", "converter_memory_bytes", "workers", "converters"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.log_level not in ("debug", "info", "warning", "error"):
+            raise ConfigError(f"log_level {self.log_level!r} is none of debug, info, warning, error")
+        if len(str(self.runtime_dir / "control.sock")) > 100:
+            raise ConfigError(f"runtime_dir {self.runtime_dir} is too long for a socket's path; choose a shorter one")
+
+
+def build_config(
+    flags: Mapping[str, Any], environment: Mapping[str, str] | None = None, file: Path | None = None
+) -> Config:
+    """Put the settings together.
+
+    Args:
+        flags: Field name -> value as given; None counts as not given.
+        environment: `TRIMS_<FIELD>` variables; the process's own by default.
+        file: YAML with the same field names; a capacity may be written `4GiB`.
+
+    Raises:
+        ConfigError: An unknown field, or a value that does not parse; the message names both.
+    """
+    env = os.environ if environment is None else environment
+    given: dict[str, Any] = _read_file(file) if file else {}
+    for name in _PARSERS:
+        if (text := env.get(f"TRIMS_{name.upper()}")) is not None:
+            given[name] = text
+    given.update({name: value for name, value in flags.items() if value is not None})
+    unknown = set(given) - set(_PARSERS)
+    if unknown:
+        raise ConfigError(f"unknown setting {sorted(unknown)[0]!r}; known are {', '.join(sorted(_PARSERS))}")
+    values = {name: _parse(name, value) for name, value in given.items()}
+    config = Config(**{**_defaults(env, values), **values})
+    config.validate()
+    return config
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict) or not all(isinstance(key, str) for key in raw):
+        raise ConfigError(f"{path} must be a mapping of settings")
+    return raw
+
+
+def _parse(name: str, value: Any) -> Any:
+    try:
+        return _PARSERS[name](value)
+    except (ValueError, TypeError, ConfigError) as error:
+        raise ConfigError(f"setting {name}: {value!r} cannot be used: {error}") from error
+
+
+def _keep_alive(value: Any) -> float | None:
+    if value in ("lazy", "forever"):
+        return None
+    seconds = float(value)
+    if seconds < 0:
+        raise ValueError("must be 'lazy' or seconds from 0 up")
+    return seconds
+
+
+def _environments(value: Any) -> dict[str, Path]:
+    """`mxnet=/path/to/python,other=/path`, or a mapping."""
+    pairs = value.items() if isinstance(value, dict) else [part.partition("=")[::2] for part in str(value).split(",") if part]
+    found = {str(name): Path(path).absolute() for name, path in pairs}
+    for name, path in found.items():
+        if not path.is_file():
+            raise ValueError(f"the interpreter of {name}, {path}, is not a file")
+    return found
+
+
+def _flag(value: Any) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False, "": False}
+    return words[str(value).lower()]
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "runtime_dir": lambda value: Path(value).absolute(),
+    "state_dir": lambda value: Path(value).absolute(),
+    "cpu_capacity_bytes": parse_bytes,
+    "disk_capacity_bytes": parse_bytes,
+    "cpu_policy": str,
+    "disk_policy": str,
+    "keep_alive_s": _keep_alive,
+    "environments": _environments,
+    "converter_memory_bytes": parse_bytes,
+    "converter_time_s": float,
+    "converters": int,
+    "workers": int,
+    "socket_mode": lambda value: value if isinstance(value, int) else int(str(value), 8),
+    "verify": _flag,
+    "log_level": lambda value: str(value).lower(),
+}
+assert set(_PARSERS) == {item.name for item in fields(Config)}, "every field has a parser"
+
+
+def _defaults(env: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any]:
+    base = Path(env["XDG_STATE_HOME"]) if env.get("XDG_STATE_HOME") else Path.home() / ".local" / "state"
+    state_dir = given.get("state_dir", base / "trims")
+    return {
+        "runtime_dir": default_runtime_dir(env),
+        "state_dir": state_dir,
+        "cpu_capacity_bytes": _default_cpu_bytes(),
+        "disk_capacity_bytes": _default_disk_bytes(state_dir),
+    }
+
+
+def _default_cpu_bytes() -> int:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    held = os.statvfs(_SHM)
+    return min(memory, held.f_blocks * held.f_frsize) // 2
+
+
+def _default_disk_bytes(folder: Path) -> int:
+    while not folder.exists():
+        folder = folder.parent
+    return min(256 << 30, shutil.disk_usage(folder).free // 2)

@@ -1,0 +1,276 @@
+"""The control door: gRPC on a Unix socket, for operators and schedulers.
+
+Every handler turns errors of the tree into a status in one place (`trims.wire.status`); anything else is our bug and ends
+that call only. Not covered: opening weights (`attach_door`).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import queue
+import time
+from concurrent import futures
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import grpc
+import yaml
+
+from trims.core.errors import InternalError, ManifestError, TrimsError
+from trims.core.manifest import Manifest
+from trims.core.place import CPU, Place
+from trims.daemon import views
+from trims.daemon.check import check_store
+from trims.store.asks import Loaded
+from trims.wire import trims_pb2 as pb
+from trims.wire import trims_pb2_grpc
+from trims.wire.messages import PROTOCOL_VERSION
+from trims.wire.status import abort
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from trims.daemon.attach_door import AttachDoor
+    from trims.registry.base import Registry
+    from trims.store.asks import Pending
+    from trims.store.store import Store
+
+log = logging.getLogger(__name__)
+_POLL_S = 0.1
+_WORKERS = 16
+_MAX_MESSAGE_BYTES = 4 << 20
+_Handler = TypeVar("_Handler", bound="Callable[..., Any]")
+
+
+def _guarded(handler: _Handler) -> _Handler:
+    """Errors of the tree become a status; others are logged and become `internal`."""
+
+    @functools.wraps(handler)
+    def guarded(self: ControlDoor, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return handler(self, request, context)
+        except TrimsError as error:
+            abort(context, error)
+        except Exception as error:
+            if not _aborted(context):
+                log.exception("%s failed", handler.__name__)
+                abort(context, InternalError(f"{type(error).__name__}: {error}; the daemon's log has the details"))
+            raise
+
+    return guarded  # type: ignore[return-value] # a wrapper with the same signature
+
+
+def _aborted(context: grpc.ServicerContext) -> bool:
+    return not context.is_active()
+
+
+class ControlDoor(trims_pb2_grpc.ControlServicer):  # type: ignore[misc] # generated code has no types
+    """Serves the control door of one daemon.
+
+    Args:
+        store: Carries out.
+        registry: Manifests.
+        attach: To say who holds what.
+        path: The Unix socket.
+        boot: Identifies this life of the daemon.
+        version: Of the package.
+        state_dir: Told by Health.
+        on_shutdown: Called with `purge` when somebody asks the daemon to end.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        attach: AttachDoor,
+        path: Path,
+        *,
+        boot: str,
+        version: str,
+        state_dir: Path,
+        on_shutdown: Callable[[bool], None],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._attach = attach
+        self._path = path
+        self._about = {"boot": boot, "version": version, "state_dir": str(state_dir)}
+        self._on_shutdown = on_shutdown
+        self._started_at_s = time.monotonic()
+        self._stopping = False
+
+    def start(self) -> None:
+        """Bind and begin to serve."""
+        self._path.unlink(missing_ok=True)
+        self._pool = futures.ThreadPoolExecutor(_WORKERS, thread_name_prefix="trims-control")
+        options = (("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0))
+        self._server = grpc.server(self._pool, options=options)
+        trims_pb2_grpc.add_ControlServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{self._path}")
+        self._server.start()
+        self._path.chmod(0o600)
+
+    def stop(self) -> None:
+        """End running calls and remove the socket."""
+        self._stopping = True
+        self._server.stop(grace=1.0).wait()
+        self._pool.shutdown(wait=True)
+        self._path.unlink(missing_ok=True)
+
+    # -- models ----------------------------------------------------------------------------------------------------
+
+    @_guarded
+    def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Model:
+        """Keep a manifest."""
+        try:
+            raw = yaml.safe_load(request.manifest_yaml)
+        except yaml.YAMLError as error:
+            raise ManifestError(f"the manifest is not YAML: {error}") from error
+        if not isinstance(raw, dict):
+            raise ManifestError("the manifest is not a mapping")
+        manifest = self._registry.put(raw, request.origin, replace=request.replace)
+        self._store.resolver.forget(manifest.name)
+        return self._model(manifest, raw)
+
+    @_guarded
+    def Unregister(self, request: pb.NameRequest, context: grpc.ServicerContext) -> pb.Empty:
+        """Forget a name."""
+        self._registry.remove(request.name)
+        self._store.retire(request.name)
+        return pb.Empty()
+
+    @_guarded
+    def List(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ModelList:
+        """All registered models."""
+        return pb.ModelList(models=[self._model(self._registry.get(name)) for name in self._registry.names()])
+
+    @_guarded
+    def Describe(self, request: pb.NameRequest, context: grpc.ServicerContext) -> pb.Model:
+        """One model, with the stories of its replicas."""
+        return self._model(self._registry.get(request.name), story=True)
+
+    # -- residency -------------------------------------------------------------------------------------------------
+
+    @_guarded
+    def Load(self, request: pb.LoadRequest, context: grpc.ServicerContext) -> Iterator[pb.LoadProgress]:
+        """Have a model at a place; the work is started before the first message is asked for."""
+        place = _place(request.place)
+        deadline_s = request.deadline_s if request.HasField("deadline_s") else None
+        pending = self._store.load(request.name, place, deadline_s)
+        return self._load_progress(request.name, place, pending, context)
+
+    def _load_progress(
+        self, name: str, place: Place | None, pending: Pending, context: grpc.ServicerContext
+    ) -> Iterator[pb.LoadProgress]:
+        try:
+            while not pending.done(_POLL_S):
+                yield views.load_progress(self._store, name, place)
+                if self._stopping or not context.is_active():
+                    return
+            loaded = pending.result()
+        except TrimsError as error:
+            abort(context, error)
+        assert isinstance(loaded, Loaded), "a load asks for no lease"
+        replica = self._store.residency.find(loaded.key, loaded.place)
+        seen = views.replica(self._store, self._attach.sessions(), replica) if replica else None
+        yield pb.LoadProgress(
+            phase="done", done_bytes=loaded.nbytes, total_bytes=loaded.nbytes, done=True, replica=seen
+        )
+
+    @_guarded
+    def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
+        """Free replicas."""
+        places = self._store.evict(request.name, _place(request.place), drain=request.drain)
+        key = self._store.key_of(request.name)
+        draining = [str(place) for place in places if self._store.residency.find(key, place) is not None]
+        return pb.EvictReply(freed=[str(place) for place in places if str(place) not in draining], draining=draining)
+
+    @_guarded
+    def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.Empty:
+        """Pin a model to a place."""
+        self._store.pin(request.name, _place(request.place) or CPU, pinned=True)
+        return pb.Empty()
+
+    @_guarded
+    def Unpin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.Empty:
+        """Take a pin back."""
+        self._store.pin(request.name, _place(request.place) or CPU, pinned=False)
+        return pb.Empty()
+
+    @_guarded
+    def Resident(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ReplicaList:
+        """Everything in the books."""
+        return pb.ReplicaList(replicas=views.all_replicas(self._store, self._attach.sessions()))
+
+    @_guarded
+    def Stats(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.StatsReply:
+        """Counters and tiers."""
+        uptime_s = time.monotonic() - self._started_at_s
+        return views.stats(self._store, len(self._attach.sessions()), uptime_s)
+
+    @_guarded
+    def Watch(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.Change]:
+        """Changes of state; subscribed before the first message is asked for."""
+        watcher = self._store.watch()
+        context.add_callback(lambda: self._store.unwatch(watcher))
+        return self._changes(watcher, context)
+
+    def _changes(self, watcher: queue.Queue[Any], context: grpc.ServicerContext) -> Iterator[pb.Change]:
+        while context.is_active() and not self._stopping:
+            try:
+                changed = watcher.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+            yield views.change(changed, self._store.catalog.names_of(changed.key))
+
+    # -- the daemon ------------------------------------------------------------------------------------------------
+
+    @_guarded
+    def Check(self, request: pb.CheckRequest, context: grpc.ServicerContext) -> pb.CheckReply:
+        """Hold the books against the facts."""
+        report = check_store(self._store, verify=request.verify)
+        return pb.CheckReply(
+            findings=report.findings, replicas=report.replicas, verified_bytes=report.verified_bytes
+        )
+
+    @_guarded
+    def Drain(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.Empty:
+        """Take no new opens."""
+        self._store.drain()
+        return pb.Empty()
+
+    @_guarded
+    def Health(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.HealthReply:
+        """Who answers, and whether it takes opens."""
+        status = "draining" if self._store.residency.draining else "serving"
+        return pb.HealthReply(status=status, pid=os.getpid(), protocol=PROTOCOL_VERSION, **self._about)
+
+    @_guarded
+    def Shutdown(self, request: pb.ShutdownRequest, context: grpc.ServicerContext) -> pb.Empty:
+        """End the daemon, after this call is answered."""
+        self._on_shutdown(request.purge)
+        return pb.Empty()
+
+    def _model(self, manifest: Manifest, raw: dict[str, Any] | None = None, *, story: bool = False) -> pb.Model:
+        known = self._store.resolver.cached(manifest.name)
+        key = known.key if known else self._store.catalog.key_of(manifest.name) or ""
+        record = self._store.catalog.image(key) if key else None
+        return pb.Model(
+            name=manifest.name,
+            version=manifest.version,
+            description=manifest.description,
+            license=manifest.license,
+            framework=manifest.framework.name if manifest.framework else "",
+            format=known.artifact.format if known else (manifest.artifact.format or ""),
+            key=key,
+            image_bytes=record.nbytes if record else 0,
+            manifest_json=json.dumps(raw) if raw is not None else views.manifest_json(manifest),
+            replicas=views.replicas_of(self._store, self._attach.sessions(), key, story=story) if key else [],
+        )
+
+
+def _place(text: str) -> Place | None:
+    return Place.parse(text) if text else None

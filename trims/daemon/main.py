@@ -1,0 +1,186 @@
+"""Putting a daemon together from its settings, and running it until somebody ends it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import logging
+import os
+import resource
+import secrets
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from trims.core.errors import ConfigError
+from trims.core.place import CPU, DISK
+from trims.core.policy import Policy
+from trims.daemon.attach_door import AttachDoor
+from trims.daemon.control_door import ControlDoor
+from trims.formats.base import Limits
+from trims.registry.sqlite import SqliteRegistry
+from trims.store.catalog import Catalog
+from trims.store.resolve import Resolver
+from trims.store.store import Store
+from trims.tiers.cpu import CpuTier
+from trims.tiers.disk import DiskTier
+from trims.trace.spans import Tracer
+from trims.wire.address import ATTACH_SOCKET, CONTROL_SOCKET
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trims.daemon.config import Config
+
+log = logging.getLogger(__name__)
+#: Threads hand the interpreter over this often. The default of 5 ms would be the tail latency of a warm open.
+_SWITCH_INTERVAL_S = 0.0005
+
+
+class FolderLock:
+    """Holds a folder for one daemon. Raises ConfigError naming the holder if another one has it."""
+
+    def __init__(self, folder: Path, what: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.stat()
+        if status.st_uid != os.geteuid():
+            raise ConfigError(f"{what} {folder} belongs to user {status.st_uid}, not to you; choose another")
+        self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._fd)
+            raise ConfigError(
+                f"{what} {folder} is in use by the daemon with process id {holder}; end it with `trims shutdown`, or "
+                f"choose another folder"
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let the next daemon in."""
+        os.close(self._fd)
+
+
+class Daemon:
+    """One daemon: store and doors. `start`, `wait`, `stop`; constructing it starts nothing."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.boot = secrets.token_hex(8)
+        self.tracer = Tracer()
+        self._end = threading.Event()
+        self._purge = False
+
+    def start(self) -> None:
+        """Lock the folders, adopt what is there, open the doors. Raises ConfigError; nothing is left half open."""
+        config = self.config
+        self._locks = [FolderLock(config.runtime_dir, "the runtime folder")]
+        try:
+            config.runtime_dir.chmod(0o700)
+            self._locks.append(FolderLock(config.state_dir, "the state folder"))
+            self._build()
+        except BaseException:
+            for lock in self._locks:
+                lock.release()
+            raise
+        self.store.start()
+        self.attach.start()
+        self.control.start()
+        log.info("serving at %s with %d bytes of cpu capacity", config.runtime_dir, config.cpu_capacity_bytes)
+
+    def _build(self) -> None:
+        config = self.config
+        database = config.state_dir / "trims.db"
+        limits = Limits(memory_bytes=config.converter_memory_bytes, time_s=config.converter_time_s)
+        self.registry = SqliteRegistry(database)
+        self.catalog = Catalog(database)
+        resolver = Resolver(
+            self.registry, self.catalog, config.environments, config.state_dir / "artifacts", limits
+        )
+        tiers = [
+            CpuTier(shm_prefix(config.state_dir), config.cpu_capacity_bytes),
+            DiskTier(config.state_dir / "images", config.disk_capacity_bytes),
+        ]
+        self.store = Store(
+            tiers,
+            {CPU: load_policy(config.cpu_policy), DISK: load_policy(config.disk_policy)},
+            resolver,
+            self.catalog,
+            limits,
+            self.tracer,
+            keep_alive_s=config.keep_alive_s,
+            verify=config.verify,
+            workers=config.workers,
+            converters=config.converters,
+        )
+        self.attach = AttachDoor(
+            self.store, config.runtime_dir / ATTACH_SOCKET, mode=config.socket_mode, boot=self.boot
+        )
+        self.control = ControlDoor(
+            self.store,
+            self.registry,
+            self.attach,
+            config.runtime_dir / CONTROL_SOCKET,
+            boot=self.boot,
+            version=importlib.metadata.version("trims"),
+            state_dir=config.state_dir,
+            on_shutdown=self.ask_to_end,
+        )
+
+    def ask_to_end(self, purge: bool = False) -> None:  # noqa: FBT001, FBT002 - also a callback with one argument
+        """Make `wait` return. Safe from any thread and from signal handlers."""
+        self._purge = self._purge or purge
+        self._end.set()
+
+    def wait(self) -> None:
+        """Sleep until somebody asks the daemon to end."""
+        self._end.wait()
+
+    def stop(self) -> None:
+        """Close the doors, end the store, let go of the folders."""
+        self.attach.stop()
+        self.store.stop(purge=self._purge)
+        self.control.stop()
+        self.registry.close()
+        self.catalog.close()
+        for lock in self._locks:
+            lock.release()
+        log.info("ended")
+
+
+def shm_prefix(state_dir: Path) -> str:
+    """Names of this daemon's segments start with it: two daemons differ in their state folder, so in this."""
+    place = hashlib.sha256(f"{os.geteuid()}:{state_dir.resolve()}".encode()).hexdigest()[:12]
+    return f"trims-{place}"
+
+
+def load_policy(name: str) -> Policy:
+    """An instance of the named policy. Raises ConfigError naming those there are, or the plugin that is none."""
+    found = {entry.name: entry for entry in importlib.metadata.entry_points(group="trims.policies")}
+    if name not in found:
+        raise ConfigError(f"there is no eviction policy {name!r}; known are {', '.join(sorted(found))}")
+    policy = found[name].load()()
+    if not isinstance(policy, Policy):
+        raise ConfigError(f"the plugin {found[name].value} is not an eviction policy: see trims.core.policy.Policy")
+    return policy
+
+
+def serve(config: Config) -> None:
+    """Run a daemon in this process until a signal or Shutdown ends it."""
+    logging.basicConfig(
+        level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    daemon = Daemon(config)
+    daemon.start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: daemon.ask_to_end())
+    daemon.wait()
+    daemon.stop()

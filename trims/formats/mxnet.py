@@ -1,0 +1,144 @@
+"""MXNet models: a symbol file and a `.params` file, as `HybridBlock.export` and `save_checkpoint` write them.
+
+Both are read without MXNet: neither child nor environment is needed to convert, and the weights go from the
+file straight into the image. The symbol becomes the program. Covered: dense arrays of all dtypes. Not
+covered: sparse arrays, and `.params` files of gluon's `save_parameters`, which name no graph.
+
+Options:
+    epoch: Number in the name of the `.params` file; needed if there are several beside the symbol.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trims.core.errors import ArtifactError
+from trims.formats.base import check_options
+from trims.formats.mxnet_params import is_params, read_params
+from trims.image.plan import ImagePlan, SourceTensor, plan_image
+from trims.image.program import Program
+from trims.image.source import FileSpan, SourceFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from trims.formats.base import Artifact
+
+PROGRAM_KIND = "mxnet-symbol"
+_SYMBOL_SUFFIX = "-symbol.json"
+_PARAMS = re.compile(r"(?P<prefix>.+)-(?P<epoch>[0-9]{4,})\.params\Z", re.DOTALL)
+_MAX_SYMBOL_BYTES = 64 << 20
+
+
+class MxnetConverter:
+    """See the module."""
+
+    format: ClassVar[str] = "mxnet"
+    version: ClassVar[int] = 1
+    host_specific: ClassVar[bool] = False
+
+    def needs_child(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Never: nothing of the artifact is run."""
+        return False
+
+    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        """None: the image holds what the files hold."""
+        return ()
+
+    def claims(self, main: Path, first_bytes: bytes) -> bool:
+        """By the symbol's name, or by the first bytes of a list of arrays."""
+        return main.name.endswith(_SYMBOL_SUFFIX) or is_params(first_bytes)
+
+    def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
+        """The file given, and the one that belongs to it."""
+        check_options(main, options, ("epoch",))
+        other = (
+            _params_of(main, options.get("epoch"))
+            if _is_symbol(main)
+            else _symbol_of(main, options.get("epoch"))
+        )
+        for path in (main, other):
+            SourceFile.look(path)
+        return main, other
+
+    def plan(self, artifact: Artifact) -> ImagePlan:
+        """Check both files and lay the image out."""
+        symbol, params = sorted(artifact.files[:2], key=_is_symbol, reverse=True)
+        file = SourceFile.look(params)
+        sources, auxiliary = _sources(file)
+        return plan_image(sources, program=_program(SourceFile.look(symbol), sources, auxiliary))
+
+
+def _is_symbol(path: Path) -> bool:
+    return path.name.endswith(_SYMBOL_SUFFIX)
+
+
+def _params_of(symbol: Path, epoch: Any) -> Path:
+    prefix = symbol.name[: -len(_SYMBOL_SUFFIX)]
+    if epoch is not None:
+        if type(epoch) is not int or epoch < 0:
+            raise ArtifactError(f"{symbol}: option epoch is a number, not {epoch!r}")
+        return symbol.with_name(f"{prefix}-{epoch:04d}.params")
+    matches = ((path, _PARAMS.match(path.name)) for path in symbol.parent.iterdir())
+    found = sorted(path for path, match in matches if match and match["prefix"] == prefix)
+    if len(found) != 1:
+        listed = ", ".join(path.name for path in found) or "none"
+        raise ArtifactError(
+            f"{symbol} needs one {prefix}-NNNN.params beside it, there is {listed}; choose by the option epoch"
+        )
+    return found[0]
+
+
+def _symbol_of(params: Path, epoch: Any) -> Path:
+    match = _PARAMS.match(params.name)
+    if match is None or epoch is not None:
+        raise ArtifactError(
+            f"{params}: a file of parameters is named PREFIX-NNNN.params, with PREFIX-symbol.json beside it, and "
+            "says its epoch itself; export the model with HybridBlock.export or save_checkpoint"
+        )
+    return params.with_name(match["prefix"] + _SYMBOL_SUFFIX)
+
+
+def _sources(file: SourceFile) -> tuple[list[SourceTensor], list[str]]:
+    """The tensors by their names in the graph, and which of them are auxiliary states."""
+    sources: dict[str, SourceTensor] = {}
+    auxiliary = []
+    for array in read_params(file):
+        kind, _, name = array.name.partition(":")
+        if kind not in ("arg", "aux") or not name:
+            raise ArtifactError(
+                f"{file.path}: {array.name!r} is neither arg:NAME nor aux:NAME; export the model with "
+                "HybridBlock.export or save_checkpoint, save_parameters does not keep the graph"
+            )
+        if name in sources:
+            raise ArtifactError(f"{file.path}: {name!r} is there twice")
+        sources[name] = SourceTensor(name, array.dtype, array.shape, span=FileSpan(file, array.offset))
+        if kind == "aux":
+            auxiliary.append(name)
+    return list(sources.values()), auxiliary
+
+
+def _program(file: SourceFile, sources: list[SourceTensor], auxiliary: list[str]) -> Program:
+    if file.nbytes > _MAX_SYMBOL_BYTES:
+        raise ArtifactError(
+            f"{file.path}: {file.nbytes} bytes are no symbol; {_MAX_SYMBOL_BYTES} are the limit"
+        )
+    body = file.read(file.nbytes)
+    known = {source.name for source in sources}
+    inputs = [name for name in _variables(body, file.path) if name not in known]
+    return Program(PROGRAM_KIND, {"auxiliary": auxiliary, "inputs": inputs}, body)
+
+
+def _variables(body: bytes, path: Path) -> list[str]:
+    """Names of the graph's variables: inputs and parameters."""
+    try:
+        nodes = json.loads(body)["nodes"]
+        names = [node["name"] for node in nodes if node["op"] == "null"]
+    except (ValueError, RecursionError, TypeError, KeyError) as error:
+        raise ArtifactError(f"{path} is not a symbol: {type(error).__name__}: {error}") from error
+    if not nodes or not all(isinstance(name, str) for name in names):
+        raise ArtifactError(f"{path} is not a symbol: it has no nodes, or nodes without a name")
+    return names

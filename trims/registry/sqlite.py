@@ -1,0 +1,90 @@
+"""The default registry: one sqlite file on this machine."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sqlite3
+import threading
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import ConfigError, ManifestError, ModelExistsError, ModelNotFoundError
+from trims.core.manifest import Manifest, parse_manifest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS models (
+    name TEXT PRIMARY KEY,
+    raw TEXT NOT NULL,
+    origin TEXT NOT NULL
+) STRICT
+"""
+
+
+def connect(path: Path, schema: str) -> sqlite3.Connection:
+    """Open a database that several threads share under a lock of their own. Raises ConfigError if it is damaged."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10.0)
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.executescript(schema)
+    except sqlite3.DatabaseError as error:
+        raise ConfigError(f"{path} is not a usable database ({error}); move it away and register the models again") from error
+    return connection
+
+
+class SqliteRegistry:
+    """See `Registry`."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._db = connect(path, _SCHEMA)
+
+    def put(self, raw: dict[str, Any], origin: str, *, replace: bool = False) -> Manifest:
+        """See `Registry.put`."""
+        manifest = parse_manifest(raw, origin)
+        try:
+            text = json.dumps(raw, sort_keys=True, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ManifestError(f"{manifest.name}: holds a value JSON cannot carry ({error}); quote it") from error
+        with self._lock:
+            row = self._db.execute("SELECT raw, origin FROM models WHERE name = ?", (manifest.name,)).fetchone()
+            if row is not None and row != (text, origin) and not replace:
+                raise ModelExistsError(
+                    f"{manifest.name!r} is registered with another manifest; remove it first, or replace it"
+                )
+            self._db.execute("INSERT OR REPLACE INTO models VALUES (?, ?, ?)", (manifest.name, text, origin))
+        return manifest
+
+    def get(self, name: str) -> Manifest:
+        """See `Registry.get`."""
+        with self._lock:
+            row = self._db.execute("SELECT raw, origin FROM models WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            raise self._unknown(name)
+        return parse_manifest(json.loads(row[0]), row[1])
+
+    def names(self) -> list[str]:
+        """See `Registry.names`."""
+        with self._lock:
+            return [row[0] for row in self._db.execute("SELECT name FROM models ORDER BY name")]
+
+    def remove(self, name: str) -> None:
+        """See `Registry.remove`."""
+        with self._lock:
+            gone = self._db.execute("DELETE FROM models WHERE name = ?", (name,)).rowcount
+        if not gone:
+            raise self._unknown(name)
+
+    def close(self) -> None:
+        """See `Registry.close`."""
+        with self._lock:
+            self._db.close()
+
+    def _unknown(self, name: str) -> ModelNotFoundError:
+        near = difflib.get_close_matches(name, self.names(), n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "`trims list` shows what is; `trims add` registers one"
+        return ModelNotFoundError(f"no model {name!r} is registered; {hint}")

@@ -1,0 +1,98 @@
+"""What somebody wants from the store, and what he gets."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trims.core.errors import TrimsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trims.core.place import Place
+    from trims.store.resolve import Resolved
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease. `fd` is the replica's read-only descriptor; it stays the store's and is valid while the lease is.
+
+    Attributes:
+        warm: True if the replica was there when the open came.
+    """
+
+    lease: int
+    key: str
+    place: Place
+    generation: int
+    nbytes: int
+    digest: str
+    fd: int
+    warm: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The replica is there; nobody holds it."""
+
+    key: str
+    place: Place
+    nbytes: int
+
+
+Outcome = Granted | Loaded | TrimsError
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """One request on its way.
+
+    Attributes:
+        ticket: Unique in the life of a store.
+        name: Model, or `file:` and a path.
+        session: Who asks; None for the daemon itself and the control door.
+        place: Where; None leaves it to the manifest.
+        deadline_at_s: On the monotonic clock.
+        wants_lease: False for a prefetch.
+        answer: Called exactly once, from any thread, without a lock held.
+        resolved: Set once the name has been looked into.
+        retried: True after one attempt met a broken replica.
+    """
+
+    ticket: int
+    name: str
+    session: int | None
+    place: Place | None
+    deadline_at_s: float | None
+    wants_lease: bool
+    answer: Callable[[Outcome], None]
+    resolved: Resolved | None = None
+    retried: bool = False
+
+
+@dataclass(slots=True)
+class Pending:
+    """An answer to wait for."""
+
+    _ready: threading.Event = field(default_factory=threading.Event)
+    _outcome: Outcome | None = None
+
+    def set(self, outcome: Outcome) -> None:
+        """The `answer` of an Ask."""
+        self._outcome = outcome
+        self._ready.set()
+
+    def done(self, timeout_s: float | None = None) -> bool:
+        """Wait at most so long; True if the answer is there."""
+        return self._ready.wait(timeout_s)
+
+    def result(self, timeout_s: float | None = None) -> Granted | Loaded:
+        """Wait for the answer. Raises the error it is, or TimeoutError."""
+        if not self._ready.wait(timeout_s):
+            raise TimeoutError
+        assert self._outcome is not None, "set() comes before the event"
+        if isinstance(self._outcome, TrimsError):
+            raise self._outcome
+        return self._outcome

@@ -1,0 +1,126 @@
+"""What the store remembers between lives: digests of files it has read, images it has made, pins.
+
+Everything here can be found out again; losing the file costs time, never weights. A file's digest counts for as long as
+device, inode, length and both times are the ones it was read with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trims.registry.sqlite import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS digests (
+    path TEXT PRIMARY KEY, identity TEXT NOT NULL, blake3 TEXT NOT NULL, sha256 TEXT
+) STRICT;
+CREATE TABLE IF NOT EXISTS images (
+    key TEXT PRIMARY KEY, name TEXT NOT NULL, recipe TEXT NOT NULL,
+    nbytes INTEGER NOT NULL, cost_s REAL NOT NULL, made_at REAL NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, key TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS pins (name TEXT NOT NULL, place TEXT NOT NULL, PRIMARY KEY (name, place)) STRICT;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRecord:
+    """An image that was made here once."""
+
+    key: str
+    name: str
+    recipe: Mapping[str, Any]
+    nbytes: int
+    cost_s: float
+
+
+def identity_of(path: Path | str) -> str:
+    """What changes whenever somebody touches a file. Raises OSError."""
+    status = os.stat(path)
+    return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
+
+
+class Catalog:
+    """The sqlite file behind a store. Safe to call from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = threading.Lock()
+        self._db = connect(path, _SCHEMA)
+
+    def digests(self, path: str, identity: str) -> tuple[str, str | None] | None:
+        """blake3 and, where known, sha256 of a file that has not changed since."""
+        with self._lock:
+            row = self._db.execute(
+                "SELECT blake3, sha256 FROM digests WHERE path = ? AND identity = ?", (path, identity)
+            ).fetchone()
+        return (row[0], row[1]) if row else None
+
+    def remember_digests(self, path: str, identity: str, blake3: str, sha256: str | None) -> None:
+        """Keep what reading the file has told."""
+        with self._lock:
+            self._db.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?)", (path, identity, blake3, sha256))
+
+    def image(self, key: str) -> ImageRecord | None:
+        """The record of an image, or None if it was never made here."""
+        with self._lock:
+            row = self._db.execute(
+                "SELECT key, name, recipe, nbytes, cost_s FROM images WHERE key = ?", (key,)
+            ).fetchone()
+        return ImageRecord(row[0], row[1], json.loads(row[2]), row[3], row[4]) if row else None
+
+    def remember_image(self, record: ImageRecord) -> None:
+        """Keep that the image was made."""
+        with self._lock:
+            self._db.execute(
+                "INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?, ?)",
+                (record.key, record.name, json.dumps(record.recipe), record.nbytes, record.cost_s, time.time()),
+            )
+
+    def key_of(self, name: str) -> str | None:
+        """The key a name stood for last time."""
+        with self._lock:
+            row = self._db.execute("SELECT key FROM names WHERE name = ?", (name,)).fetchone()
+        return row[0] if row else None
+
+    def remember_key(self, name: str, key: str) -> None:
+        """Keep what a name stands for."""
+        with self._lock:
+            self._db.execute("INSERT OR REPLACE INTO names VALUES (?, ?)", (name, key))
+
+    def names_of(self, key: str) -> list[str]:
+        """All names that stand for this image."""
+        with self._lock:
+            return [row[0] for row in self._db.execute("SELECT name FROM names WHERE key = ? ORDER BY name", (key,))]
+
+    def forget(self, name: str) -> None:
+        """The name is not registered any more."""
+        with self._lock:
+            self._db.execute("DELETE FROM names WHERE name = ?", (name,))
+            self._db.execute("DELETE FROM pins WHERE name = ?", (name,))
+
+    def pins(self) -> list[tuple[str, str]]:
+        """All pins as (name, place)."""
+        with self._lock:
+            return list(self._db.execute("SELECT name, place FROM pins ORDER BY name, place"))
+
+    def pin(self, name: str, place: str, *, pinned: bool) -> None:
+        """Keep or drop a pin."""
+        with self._lock:
+            if pinned:
+                self._db.execute("INSERT OR REPLACE INTO pins VALUES (?, ?)", (name, place))
+            else:
+                self._db.execute("DELETE FROM pins WHERE name = ? AND place = ?", (name, place))
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        with self._lock:
+            self._db.close()

@@ -1,0 +1,265 @@
+"""From a name to an image key: manifest, files, digests, recipe.
+
+The first resolution reads every byte of the artifact once (blake3, and sha256 where the manifest states one); later ones
+compare identities. The key is content-true: digests of all files, and everything else the image depends on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import blake3
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from trims.core.errors import ArtifactError, DigestMismatchError, ManifestError, NotSupportedError
+from trims.core.manifest import ArtifactSource, Manifest
+from trims.formats.base import Artifact, Converter, Limits
+from trims.formats.build import build_artifact
+from trims.formats.conversion import converter, detect, recipe
+from trims.formats.environments import Environment
+from trims.store.catalog import identity_of
+from trims.tiers.transfer import default_threads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trims.registry.base import Registry
+    from trims.store.catalog import Catalog
+
+#: Names of this form are paths that were opened without a manifest.
+FILE_PREFIX = "file:"
+#: How long an open may trust that the artifact's files are the ones it looked at last.
+_TRUST_S = 0.5
+_READ_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A name that has been looked into.
+
+    Attributes:
+        name: As asked for.
+        key: Image key.
+        artifact: Files and options for the converter.
+        recipe: What besides the bytes decides the image.
+        python: Interpreter of the environment conversion runs in; None for the daemon's own.
+        identities: Of each file, to notice changes.
+        checked_at_s: When they were last compared.
+        converted: True if making the image takes a converter child.
+    """
+
+    name: str
+    key: str
+    manifest: Manifest
+    artifact: Artifact
+    recipe: Mapping[str, Any]
+    python: Path | None
+    identities: tuple[str, ...]
+    checked_at_s: float
+    converted: bool
+
+
+class Resolver:
+    """Resolves names, and remembers.
+
+    Args:
+        registry: Where manifests are.
+        catalog: Where digests are kept.
+        environments: Framework name -> interpreter, for frameworks that live in an environment of their own.
+        artifacts: Folder for what builders make.
+        limits: For builders.
+    """
+
+    def __init__(
+        self, registry: Registry, catalog: Catalog, environments: Mapping[str, Path], artifacts: Path, limits: Limits
+    ) -> None:
+        self._registry = registry
+        self._catalog = catalog
+        self._environments = dict(environments)
+        self._artifacts = artifacts
+        self._limits = limits
+        self._known: dict[str, Resolved] = {}
+        self._lock = threading.Lock()
+
+    def cached(self, name: str) -> Resolved | None:
+        """What is known of the name, if its files are still the ones that were read. Fast: at most a few stats."""
+        known = self._known.get(name)
+        if known is None:
+            return None
+        now = time.monotonic()
+        if now - known.checked_at_s < _TRUST_S:
+            return known
+        if _identities(known.artifact.files) != known.identities:
+            return None
+        fresh = replace(known, checked_at_s=now)
+        with self._lock:
+            if self._known.get(name) is known:
+                self._known[name] = fresh
+        return fresh
+
+    def resolve(self, name: str) -> Resolved:
+        """Look into the name, reading the artifact if nobody has. Slow; call it from a worker.
+
+        Raises ModelNotFoundError, ManifestError, ArtifactError, DigestMismatchError or NotSupportedError.
+        """
+        known = self.cached(name)
+        if known is not None:
+            return known
+        manifest = self.manifest(name)
+        main = self._main_file(manifest)
+        chosen = converter(manifest.artifact.format) if manifest.artifact.format else detect(main)
+        resolved = self._look(name, manifest, chosen, main)
+        with self._lock:
+            self._known[name] = resolved
+        self._catalog.remember_key(name, resolved.key)
+        return resolved
+
+    def manifest(self, name: str) -> Manifest:
+        """The registered manifest, or one made up for a path."""
+        if name.startswith(FILE_PREFIX):
+            return Manifest(name=name, artifact=ArtifactSource(path=name.removeprefix(FILE_PREFIX)))
+        return self._registry.get(name)
+
+    def forget(self, name: str) -> None:
+        """The manifest changed or went."""
+        with self._lock:
+            self._known.pop(name, None)
+
+    def _look(self, name: str, manifest: Manifest, chosen: Converter, main: Path) -> Resolved:
+        options = dict(manifest.artifact.options)
+        if manifest.artifact.allow_pickle:
+            options["allow_pickle"] = True
+        files = chosen.files(main, options)
+        artifact = Artifact(chosen.format, files, options)
+        python = self._python(manifest)
+        environment = Environment(python)
+        _check_framework(manifest, environment, required=chosen.needs_child(options))
+        made_by = recipe(chosen, artifact, environment)
+        identities = _identities(files)
+        digests = self._digests(files, manifest)
+        return Resolved(
+            name=name,
+            key=_key(files, digests, made_by),
+            manifest=manifest,
+            artifact=artifact,
+            recipe=made_by,
+            python=python,
+            identities=identities,
+            checked_at_s=time.monotonic(),
+            converted=chosen.needs_child(options),
+        )
+
+    def _python(self, manifest: Manifest) -> Path | None:
+        return self._environments.get(manifest.framework.name) if manifest.framework else None
+
+    def _main_file(self, manifest: Manifest) -> Path:
+        source = manifest.artifact
+        if source.path is not None:
+            path = Path(source.path)
+            main = path if path.is_absolute() else Path(manifest.origin) / path
+        elif source.package is not None:
+            main = _inside_package(*source.package)
+        else:
+            main = self._build(manifest)
+        if not main.is_file():
+            raise ArtifactError(f"{manifest.name}: {main} is not a file; correct the manifest's artifact, or put it there")
+        return main.absolute()
+
+    def _build(self, manifest: Manifest) -> Path:
+        """Make the artifact once. Its folder is named by what makes it."""
+        builder = manifest.artifact.builder
+        assert builder is not None, "validate() admits no manifest without a source"
+        wanted = json.dumps([builder.call, builder.args, manifest.version], sort_keys=True)
+        folder = self._artifacts / f"{manifest.name}-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}"
+        return build_artifact(
+            builder.call,
+            builder.args,
+            folder,
+            python=self._python(manifest),
+            limits=self._limits,
+            extra_paths=(manifest.origin,) if manifest.origin else (),
+        )
+
+    def _digests(self, files: tuple[Path, ...], manifest: Manifest) -> list[str]:
+        stated = dict(manifest.artifact.sha256)
+        unknown = set(stated) - {file.name for file in files}
+        if unknown:
+            raise ManifestError(f"{manifest.name}: artifact.sha256 names {sorted(unknown)[0]!r}, which is not a file of it")
+        return [self._digest(file, stated.get(file.name)) for file in files]
+
+    def _digest(self, file: Path, stated_sha256: str | None) -> str:
+        identity = identity_of(file)
+        known = self._catalog.digests(str(file), identity)
+        if known is None or (stated_sha256 is not None and known[1] is None):
+            known = _read_digests(file, with_sha256=stated_sha256 is not None)
+            if identity_of(file) != identity:
+                raise ArtifactError(f"{file} changed while it was read; try again when whoever writes it is done")
+            self._catalog.remember_digests(str(file), identity, *known)
+        if stated_sha256 is not None and known[1] != stated_sha256:
+            raise DigestMismatchError(
+                f"{file}: sha256 is {known[1]}, the manifest states {stated_sha256}; fetch the file again, or "
+                f"correct the manifest"
+            )
+        return known[0]
+
+
+def _identities(files: tuple[Path, ...]) -> tuple[str, ...]:
+    """Identities of all files; one that is gone counts as changed."""
+    try:
+        return tuple(identity_of(file) for file in files)
+    except OSError:
+        return ()
+
+
+def _inside_package(package: str, path: str) -> Path:
+    """A file inside an installed package, found without importing it."""
+    spec = importlib.util.find_spec(package.split(".")[0])
+    if spec is None or not spec.submodule_search_locations:
+        raise ArtifactError(f"the Python package {package!r} is not installed beside the daemon; install it first")
+    return Path(spec.submodule_search_locations[0]).joinpath(*package.split(".")[1:], path)
+
+
+def _read_digests(file: Path, *, with_sha256: bool) -> tuple[str, str | None]:
+    """Read the whole file once. Not through a mapping: a file that shrinks meanwhile would kill the daemon."""
+    tree, sha256 = blake3.blake3(max_threads=default_threads()), hashlib.sha256()
+    buffer = bytearray(_READ_BYTES)
+    with memoryview(buffer) as view, open(file, "rb", buffering=0) as source:
+        while got := source.readinto(view):
+            tree.update(view[:got])
+            if with_sha256:
+                sha256.update(view[:got])
+        if source.tell() == 0:
+            raise ArtifactError(f"{file} is empty")
+    return tree.hexdigest(), sha256.hexdigest() if with_sha256 else None
+
+
+def _key(files: tuple[Path, ...], digests: list[str], made_by: Mapping[str, Any]) -> str:
+    names = [file.name for file in files[1:]]  # the main file's name says nothing about the image
+    facts: list[Any] = [digests, names, dict(made_by)]
+    return str(blake3.blake3(json.dumps(facts, sort_keys=True).encode()).hexdigest())
+
+
+def _check_framework(manifest: Manifest, environment: Environment, *, required: bool) -> None:
+    """Hold the manifest's version constraint against the environment, if the framework is there or must be."""
+    framework = manifest.framework
+    if framework is None or not framework.version:
+        return
+    installed = environment.versions((framework.name,)).get(framework.name)
+    try:
+        wanted = SpecifierSet(framework.version)
+    except InvalidSpecifier as error:
+        raise ManifestError(f"{manifest.name}: framework.version {framework.version!r} is no version constraint") from error
+    if installed is None and not required:
+        return
+    if installed is None or not wanted.contains(installed, prereleases=True):
+        raise NotSupportedError(
+            f"{manifest.name} needs {framework.name} {framework.version}, {environment.python} has "
+            f"{installed or 'none'}; install it there, or name another environment for {framework.name}"
+        )

@@ -1,0 +1,281 @@
+"""Carrying out what takes time: measuring, filling, freeing. Workers report every outcome as an event, never by raising.
+
+Extents and running conversions live here, keyed by image, place and generation. Not covered: who asked, and what to do
+about an outcome (`store`).
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trims.core.errors import ImageError, InternalError, TrimsError
+from trims.core.events import Event, Filled, FillFailed, Freed, Measured
+from trims.formats.conversion import Conversion, start_conversion
+from trims.image.reader import ImageView
+from trims.tiers.transfer import copy, digest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from trims.core.place import Place
+    from trims.formats.base import Limits
+    from trims.store.resolve import Resolved
+    from trims.tiers.base import Draft, Extent, Tier
+    from trims.trace.spans import Tracer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One replica that is being worked on."""
+
+    key: str
+    place: Place
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a fill is, in bytes; `total_bytes` is 0 while it is being measured."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+class Runner:
+    """Workers over tiers.
+
+    Args:
+        tiers: By place.
+        limits: For converter children.
+        tracer: Every step becomes a span.
+        report: Called with the event each job ends in, from a worker.
+        workers: Fills that run at once.
+        converters: Conversions that are planned or running at once; each may be a process with a framework in it.
+    """
+
+    def __init__(
+        self,
+        tiers: Mapping[Place, Tier],
+        limits: Limits,
+        tracer: Tracer,
+        report: Callable[[Event], None],
+        *,
+        workers: int = 4,
+        converters: int = 2,
+    ) -> None:
+        self._tiers = tiers
+        self._limits = limits
+        self._tracer = tracer
+        self._report = report
+        self._fillers = ThreadPoolExecutor(workers, thread_name_prefix="trims-fill")
+        self._planners = ThreadPoolExecutor(converters, thread_name_prefix="trims-plan")
+        self._freers = ThreadPoolExecutor(1, thread_name_prefix="trims-free")
+        self._slots = threading.Semaphore(converters)
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._extents: dict[Job, Extent] = {}
+        self._conversions: dict[Job, Conversion] = {}
+        self._wanted: set[Job] = set()
+        self._progress: dict[tuple[str, Place], Progress] = {}
+
+    # -- extents ---------------------------------------------------------------------------------------------------
+
+    def extent(self, job: Job) -> Extent | None:
+        """The memory of a sealed replica."""
+        with self._lock:
+            return self._extents.get(job)
+
+    def extents(self) -> dict[Job, Extent]:
+        """All of them, now."""
+        with self._lock:
+            return dict(self._extents)
+
+    def adopt(self, job: Job, extent: Extent) -> None:
+        """A replica found by a tier's scan."""
+        with self._lock:
+            self._extents[job] = extent
+
+    def progress(self, key: str, place: Place) -> Progress | None:
+        """How far the fill is; None if there is none running."""
+        return self._progress.get((key, place))
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def measure(self, job: Job, resolved: Resolved) -> None:
+        """Plan the conversion of the artifact; ends in Measured or FillFailed."""
+        with self._lock:
+            self._wanted.add(job)
+        self._planners.submit(self._guard, job, lambda: self._measure(job, resolved))
+
+    def abandon(self, job: Job) -> None:
+        """Nobody waits any more: stop planning, drop the plan."""
+        with self._lock:
+            self._wanted.discard(job)
+            conversion = self._conversions.get(job)
+        if conversion is not None:
+            conversion.cancel()
+            self._freers.submit(self._drop_conversion, job)
+
+    def fill(self, job: Job, nbytes: int, source: Extent | None) -> None:
+        """Fill from an extent, or from the planned conversion; ends in Filled or FillFailed."""
+        if source is not None:
+            self.abandon(job)  # while it was measured, the image came to lie somewhere
+        self._fillers.submit(self._guard, job, lambda: self._fill(job, nbytes, source))
+
+    def free(self, job: Job) -> None:
+        """Give the memory back; ends in Freed."""
+        self._freers.submit(self._guard, job, lambda: self._free(job))
+
+    def stop(self) -> None:
+        """Cancel what runs, wait for it, close the tiers. Sealed replicas stay."""
+        self._stopping.set()
+        with self._lock:
+            conversions = list(self._conversions.values())
+        for conversion in conversions:
+            conversion.cancel()
+        for pool in (self._planners, self._fillers, self._freers):
+            pool.shutdown(wait=True, cancel_futures=True)
+        for job in list(self._conversions):
+            self._drop_conversion(job)
+        for tier in self._tiers.values():
+            tier.close()
+
+    def _guard(self, job: Job, work: Callable[[], Event]) -> None:
+        try:
+            event = work()
+        except TrimsError as error:
+            event = self._failure(job, error)
+        except OSError as error:
+            event = self._failure(job, InternalError(f"{job.key[:16]} at {job.place}: {error}"))
+        except Exception as error:
+            log.exception("a worker failed on %s at %s", job.key[:16], job.place)
+            event = self._failure(job, InternalError(f"{type(error).__name__}: {error}"))
+        self._progress.pop((job.key, job.place), None)
+        self._report(event)
+
+    def _failure(self, job: Job, error: TrimsError) -> FillFailed:
+        self._drop_conversion(job)
+        return FillFailed(at_s=time.monotonic(), key=job.key, place=job.place, generation=job.generation, error=error)
+
+    # -- measuring -------------------------------------------------------------------------------------------------
+
+    def _measure(self, job: Job, resolved: Resolved) -> Event:
+        self._slots.acquire()
+        conversion = start_conversion(resolved.artifact, python=resolved.python, limits=self._limits)
+        with self._lock:
+            self._conversions[job] = conversion
+            wanted = job in self._wanted and not self._stopping.is_set()
+        if not wanted:
+            conversion.cancel()
+        with self._tracer.span("convert.plan", model=resolved.name) as span:
+            nbytes = conversion.plan()
+            span.attributes["image_bytes"] = nbytes
+        return Measured(
+            at_s=time.monotonic(), key=job.key, place=job.place, generation=job.generation, nbytes=nbytes
+        )
+
+    def _drop_conversion(self, job: Job) -> None:
+        with self._lock:
+            conversion = self._conversions.pop(job, None)
+            self._wanted.discard(job)
+        if conversion is not None:
+            conversion.close()
+            self._slots.release()
+
+    # -- filling ---------------------------------------------------------------------------------------------------
+
+    def _fill(self, job: Job, nbytes: int, source: Extent | None) -> Event:
+        started = time.monotonic()
+        tier = self._tiers[job.place]
+        name = f"fill.{job.place}" if source is None else f"copy.{source.place}-{job.place}"
+        with self._tracer.span(name, key=job.key[:16], image_bytes=nbytes):
+            draft = tier.create(job.key, job.generation, nbytes, allocate=source is None)
+            try:
+                digest = self._convert(job, draft) if source is None else self._copy(job, draft, source)
+            except OSError as error:
+                tier.abort(draft)
+                raise tier.explain(error, nbytes) from error
+            except BaseException:
+                tier.abort(draft)
+                raise
+            extent = tier.seal(draft, job.key, digest)
+            extent.identity = _identity(extent.fd)
+        with self._lock:
+            self._extents[job] = extent
+        return Filled(
+            at_s=time.monotonic(),
+            key=job.key,
+            place=job.place,
+            generation=job.generation,
+            cost_s=time.monotonic() - started,
+        )
+
+    def _convert(self, job: Job, draft: Draft) -> str:
+        with self._lock:
+            conversion = self._conversions.get(job)
+        if conversion is None:
+            raise InternalError("a fill from the artifact came without a plan")
+        try:
+            conversion.write(draft.fd, lambda done: self._tell(job, done, draft.nbytes))
+        finally:
+            self._drop_conversion(job)
+        _check_converted(draft)
+        return digest_of(draft.fd, draft.nbytes)
+
+    def _copy(self, job: Job, draft: Draft, source: Extent) -> str:
+        copy(
+            source.fd,
+            draft.fd,
+            draft.nbytes,
+            on_progress=lambda done: self._tell(job, done, draft.nbytes),
+            cancelled=self._stopping,
+        )
+        if not source.fresh or _touched(source):
+            found = digest_of(draft.fd, draft.nbytes)
+            if found != source.digest:
+                raise ImageError(
+                    f"the replica at {source.place} ({source.label}) hashes to {found[:16]}..., {source.digest[:16]}... "
+                    f"was sealed: changed or truncated"
+                )
+            source.fresh, source.identity = True, _identity(source.fd)
+        return source.digest
+
+    def _tell(self, job: Job, done_bytes: int, total_bytes: int) -> None:
+        self._progress[job.key, job.place] = Progress(done_bytes, total_bytes)
+
+    # -- freeing ---------------------------------------------------------------------------------------------------
+
+    def _free(self, job: Job) -> Event:
+        with self._lock:
+            extent = self._extents.pop(job, None)
+        if extent is not None:
+            with self._tracer.span(f"free.{job.place}", key=job.key[:16], image_bytes=extent.nbytes):
+                self._tiers[job.place].free(extent)
+        return Freed(at_s=time.monotonic(), key=job.key, place=job.place, generation=job.generation)
+
+
+def _check_converted(draft: Draft) -> None:
+    """A converter child is not trusted: what it wrote must be an image in every respect."""
+    with mmap.mmap(draft.fd, draft.nbytes, prot=mmap.PROT_READ) as data, memoryview(data) as view:
+        image = ImageView(view)
+        image.validate()
+        del image
+
+
+def _identity(fd: int) -> tuple[int, int, int]:
+    status = os.fstat(fd)
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _touched(extent: Extent) -> bool:
+    """True if somebody changed the file since its bytes were last known to be right."""
+    return extent.identity is not None and extent.identity != _identity(extent.fd)

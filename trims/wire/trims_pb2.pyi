@@ -1,0 +1,256 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Empty(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NameRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("manifest_yaml", "origin", "replace")
+    MANIFEST_YAML_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    manifest_yaml: str
+    origin: str
+    replace: bool
+    def __init__(self, manifest_yaml: _Optional[str] = ..., origin: _Optional[str] = ..., replace: _Optional[bool] = ...) -> None: ...
+
+class LoadRequest(_message.Message):
+    __slots__ = ("name", "place", "deadline_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    place: str
+    deadline_s: float
+    def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+
+class LoadProgress(_message.Message):
+    __slots__ = ("phase", "done_bytes", "total_bytes", "done", "replica")
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    DONE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    phase: str
+    done_bytes: int
+    total_bytes: int
+    done: bool
+    replica: Replica
+    def __init__(self, phase: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., done: _Optional[bool] = ..., replica: _Optional[_Union[Replica, _Mapping]] = ...) -> None: ...
+
+class EvictRequest(_message.Message):
+    __slots__ = ("name", "place", "drain")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    place: str
+    drain: bool
+    def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., drain: _Optional[bool] = ...) -> None: ...
+
+class EvictReply(_message.Message):
+    __slots__ = ("freed", "draining")
+    FREED_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    freed: _containers.RepeatedScalarFieldContainer[str]
+    draining: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, freed: _Optional[_Iterable[str]] = ..., draining: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("name", "place")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    place: str
+    def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
+
+class Replica(_message.Message):
+    __slots__ = ("key", "place", "state", "nbytes", "leases", "waiters", "pinned", "keep_left_s", "cost_s", "uses", "idle_s", "digest", "location", "generation", "names", "holders", "story")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NBYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    WAITERS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    KEEP_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    COST_S_FIELD_NUMBER: _ClassVar[int]
+    USES_FIELD_NUMBER: _ClassVar[int]
+    IDLE_S_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LOCATION_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    STORY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    place: str
+    state: str
+    nbytes: int
+    leases: int
+    waiters: int
+    pinned: bool
+    keep_left_s: float
+    cost_s: float
+    uses: int
+    idle_s: float
+    digest: str
+    location: str
+    generation: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    holders: _containers.RepeatedCompositeFieldContainer[Holder]
+    story: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, key: _Optional[str] = ..., place: _Optional[str] = ..., state: _Optional[str] = ..., nbytes: _Optional[int] = ..., leases: _Optional[int] = ..., waiters: _Optional[int] = ..., pinned: _Optional[bool] = ..., keep_left_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., uses: _Optional[int] = ..., idle_s: _Optional[float] = ..., digest: _Optional[str] = ..., location: _Optional[str] = ..., generation: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., story: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Holder(_message.Message):
+    __slots__ = ("session", "pid", "uid", "agent", "leases")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    session: int
+    pid: int
+    uid: int
+    agent: str
+    leases: int
+    def __init__(self, session: _Optional[int] = ..., pid: _Optional[int] = ..., uid: _Optional[int] = ..., agent: _Optional[str] = ..., leases: _Optional[int] = ...) -> None: ...
+
+class Model(_message.Message):
+    __slots__ = ("name", "version", "description", "framework", "format", "key", "replicas", "manifest_json", "image_bytes", "license")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    FRAMEWORK_FIELD_NUMBER: _ClassVar[int]
+    FORMAT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_JSON_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LICENSE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    version: str
+    description: str
+    framework: str
+    format: str
+    key: str
+    replicas: _containers.RepeatedCompositeFieldContainer[Replica]
+    manifest_json: str
+    image_bytes: int
+    license: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., framework: _Optional[str] = ..., format: _Optional[str] = ..., key: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., manifest_json: _Optional[str] = ..., image_bytes: _Optional[int] = ..., license: _Optional[str] = ...) -> None: ...
+
+class ModelList(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[Model]
+    def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
+
+class ReplicaList(_message.Message):
+    __slots__ = ("replicas",)
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    replicas: _containers.RepeatedCompositeFieldContainer[Replica]
+    def __init__(self, replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
+
+class TierStats(_message.Message):
+    __slots__ = ("place", "capacity_bytes", "charged_bytes", "replicas", "policy")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHARGED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    place: str
+    capacity_bytes: int
+    charged_bytes: int
+    replicas: int
+    policy: str
+    def __init__(self, place: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., charged_bytes: _Optional[int] = ..., replicas: _Optional[int] = ..., policy: _Optional[str] = ...) -> None: ...
+
+class StatsReply(_message.Message):
+    __slots__ = ("counters", "tiers", "sessions", "leases", "uptime_s")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    counters: _containers.ScalarMap[str, int]
+    tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
+    sessions: int
+    leases: int
+    uptime_s: float
+    def __init__(self, counters: _Optional[_Mapping[str, int]] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+
+class Change(_message.Message):
+    __slots__ = ("key", "place", "old", "new", "why", "generation", "names")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    OLD_FIELD_NUMBER: _ClassVar[int]
+    NEW_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    place: str
+    old: str
+    new: str
+    why: str
+    generation: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, key: _Optional[str] = ..., place: _Optional[str] = ..., old: _Optional[str] = ..., new: _Optional[str] = ..., why: _Optional[str] = ..., generation: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CheckRequest(_message.Message):
+    __slots__ = ("verify",)
+    VERIFY_FIELD_NUMBER: _ClassVar[int]
+    verify: bool
+    def __init__(self, verify: _Optional[bool] = ...) -> None: ...
+
+class CheckReply(_message.Message):
+    __slots__ = ("findings", "replicas", "verified_bytes")
+    FINDINGS_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    findings: _containers.RepeatedScalarFieldContainer[str]
+    replicas: int
+    verified_bytes: int
+    def __init__(self, findings: _Optional[_Iterable[str]] = ..., replicas: _Optional[int] = ..., verified_bytes: _Optional[int] = ...) -> None: ...
+
+class HealthReply(_message.Message):
+    __slots__ = ("status", "version", "pid", "boot", "protocol", "state_dir")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIR_FIELD_NUMBER: _ClassVar[int]
+    status: str
+    version: str
+    pid: int
+    boot: str
+    protocol: int
+    state_dir: str
+    def __init__(self, status: _Optional[str] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., boot: _Optional[str] = ..., protocol: _Optional[int] = ..., state_dir: _Optional[str] = ...) -> None: ...
+
+class ShutdownRequest(_message.Message):
+    __slots__ = ("purge",)
+    PURGE_FIELD_NUMBER: _ClassVar[int]
+    purge: bool
+    def __init__(self, purge: _Optional[bool] = ...) -> None: ...
