@@ -7,6 +7,8 @@ process that must live.
 
 from __future__ import annotations
 
+import contextlib
+import lzma
 import struct
 import zipfile
 import zlib
@@ -20,7 +22,7 @@ from trims.image.plan import ImagePlan, SourceTensor, plan_image
 from trims.image.source import SourceFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
     from typing import IO
 
@@ -77,12 +79,21 @@ class NpzConverter:
         main = artifact.files[0]
         check_options(main, artifact.options, ())
         file = SourceFile.look(main)
-        try:
-            with zipfile.ZipFile(main) as archive:
-                sources = [_describe(archive, info, main) for info in archive.infolist()]
-        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
-            raise ArtifactError(f"{main}: {type(error).__name__}: {error}") from error
+        with _archive(main) as archive:
+            sources = [_describe(archive, info, main) for info in archive.infolist()]
         return plan_image(sources, files=(file,))
+
+
+@contextlib.contextmanager
+def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
+    """The open archive; whatever is wrong with it becomes an ArtifactError that names it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except (
+        zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, OSError, NotImplementedError, RuntimeError
+    ) as error:  # fmt: skip
+        raise ArtifactError(f"{path}: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +111,7 @@ class _Member:
         import numpy as np
 
         target = np.frombuffer(place, dtype=self.dtype.newbyteorder("<")).reshape(self.shape)
-        with zipfile.ZipFile(self.path) as archive, archive.open(self.name) as stream:
+        with _archive(self.path) as archive, archive.open(self.name) as stream:
             _read_header(stream, self.name)
             if self.fortran:
                 target[...] = np.frombuffer(stream.read(), dtype=self.dtype).reshape(self.shape, order="F")

@@ -1,0 +1,161 @@
+"""npz archives: what numpy writes comes out, what lies or wants pickle does not."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from trims.core.errors import ArtifactError
+from trims.formats.base import Artifact
+from trims.formats.npz import NpzConverter
+from trims.image.plan import plan_image
+from trims.image.reader import ImageView
+from trims.testing.converters import artifact_at, convert
+from trims_client.weights import Weights, numpy_dtype
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+CONVERTER = NpzConverter()
+DTYPES = ["?", "u1", "i1", "<u2", ">i2", "<f2", ">f4", "<f8", "<c8", ">c8", "<i8", ">u8"]
+
+
+def converted(path: Path) -> dict[str, NDArray[Any]]:
+    """Through plan and write, in this process: the child has tests of its own."""
+    plan = CONVERTER.plan(Artifact("npz", CONVERTER.files(path, {})))
+    memory = bytearray(plan.nbytes)
+    plan.write_into(memoryview(memory))
+    view = ImageView(memoryview(memory))
+    view.validate()
+    return {
+        spec.name: np.frombuffer(view.tensor(spec.name), numpy_dtype(spec.dtype)).reshape(spec.shape)
+        for spec in view.layout
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    data=st.data(),
+    compressed=st.booleans(),
+    kinds=st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(DTYPES), max_size=4),
+)
+def test_arrays_of_any_order_come_out_row_major_and_little_endian(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, compressed: bool, kinds: dict[str, str]
+) -> None:
+    shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+    arrays = {name: data.draw(hnp.arrays(np.dtype(kind), shapes)) for name, kind in kinds.items()}
+    arrays = {n: np.asfortranarray(a) if number % 2 else a for number, (n, a) in enumerate(arrays.items())}
+    path = tmp_path_factory.mktemp("npz") / "m.npz"
+    (np.savez_compressed if compressed else np.savez)(path, **arrays)
+    found = converted(path)
+    assert list(found) == list(arrays)
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype.newbyteorder("<")
+        assert np.array_equal(found[name], array, equal_nan=array.dtype.kind in "fc")
+
+
+def test_an_array_larger_than_a_chunk_is_whole(tmp_path: Path) -> None:
+    array = np.random.default_rng(0).integers(0, 255, 20_000_001, dtype="u1")
+    np.savez_compressed(tmp_path / "m.npz", a=array)
+    assert np.array_equal(converted(tmp_path / "m.npz")["a"], array)
+
+
+def test_it_is_converted_in_a_child(tmp_path: Path) -> None:
+    array = np.arange(6, dtype=">f4").reshape(2, 3)
+    np.savez(tmp_path / "m.npz", a=array)
+    assert CONVERTER.needs_child({})
+    with Weights.map_file(convert(artifact_at(tmp_path / "m.npz"), tmp_path / "image")) as weights:
+        assert np.array_equal(weights["a"], array)
+
+
+def member(name: str, data: bytes, **more: Any) -> bytes:
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", **more) as archive:
+        archive.writestr(name, data)
+    return target.getvalue()
+
+
+def npy(header: str, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+    return b"\x93NUMPY" + version + len(header).to_bytes(2, "little") + header.encode() + data
+
+
+def described(descr: str, shape: str, data: bytes = b"", fortran: str = "False") -> bytes:
+    return npy(f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape}}}\n", data)
+
+
+def pickled() -> bytes:
+    target = io.BytesIO()
+    np.savez(target, a=np.array([{}], dtype=object))
+    return target.getvalue()
+
+
+HOSTILE = {
+    "an object array": (pickled(), "objects or records"),
+    "a record array": (member("a.npy", described("[('x', '<f4')]", "(1,)", bytes(4))), "objects or records"),
+    "strings": (member("a.npy", described("'<U2'", "(1,)", bytes(8))), "has the dtype <U2"),
+    "long doubles": (member("a.npy", described("'<f16'", "(1,)", bytes(16))), "has the dtype"),
+    "more elements than bytes": (member("a.npy", described("'<f4'", "(1000000000000,)", bytes(4))), "has 4 bytes"),
+    "fewer elements than bytes": (member("a.npy", described("'<f4'", "(1,)", bytes(8))), "has 8 bytes"),
+    "a negative extent": (member("a.npy", described("'<f4'", "(-1, -1)", bytes(4))), "impossible shape"),
+    "a bool as extent": (member("a.npy", described("'<f4'", "(True,)", bytes(4))), "impossible shape|shape is not valid"),
+    "a header that is code": (member("a.npy", npy("__import__('os').abort()\n")), "ValueError"),
+    "version 3": (member("a.npy", npy("{}", version=b"\x03\x00")), "npy version"),
+    "no magic": (member("a.npy", b"what"), "ValueError"),
+    "a member that is no array": (member("readme.txt", b"hi"), "is no array"),
+    "no zip": (b"PK\x03\x04" + bytes(100), "BadZipFile"),
+    "an encrypted member": (member("a.npy", npy("x")).replace(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"), "encrypted"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "words"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_an_archive_is_refused_that_has(tmp_path: Path, data: bytes, words: str) -> None:
+    path = tmp_path / "m.npz"
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError, match=words) as caught:
+        converted(path)
+    assert "m.npz" in str(caught.value)
+
+
+def test_a_member_that_claims_to_be_larger_than_deflate_can_make_it_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.npz"
+    data = bytearray(member("a.npy", described("'|u1'", "(3000000000,)", bytes(1000)), compression=zipfile.ZIP_DEFLATED))
+    at = data.index(b"PK\x01\x02")
+    data[at + 24 : at + 28] = (3_000_000_000).to_bytes(4, "little")
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError, match="claims to unpack"):
+        converted(path)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_flipped_bit_is_noticed_by_the_archives_own_checksum(tmp_path: Path, compression: int) -> None:
+    body = np.random.default_rng(0).bytes(100_000)
+    data = bytearray(member("a.npy", described("'|u1'", "(100000,)", body), compression=compression))
+    data[50_000] ^= 1
+    path = tmp_path / "m.npz"
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"m\.npz"):
+        converted(path)
+
+
+def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
+    data = member("a.npy", described("'|u1'", "(1000,)", bytes(1000)))
+    path = tmp_path / "m.npz"
+    for length in (0, 3, 30, 500, len(data) - 1):
+        path.write_bytes(data[:length])
+        with pytest.raises(ArtifactError):
+            converted(path)
+
+
+def test_an_empty_archive_is_an_empty_image(tmp_path: Path) -> None:
+    np.savez(tmp_path / "m.npz")
+    assert converted(tmp_path / "m.npz") == {}
+    assert plan_image([]).layout.tensors == {}
