@@ -1,1 +1,1 @@
-"""cli"""
+"""The `trims` command. Other packages add commands through the entry-point group `trims.commands`."""

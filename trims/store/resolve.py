@@ -184,7 +184,7 @@ class Resolver:
             folder,
             python=self._python(manifest),
             limits=self._limits,
-            extra_paths=(manifest.origin,) if manifest.origin else (),
+            extra_paths=(Path(manifest.origin),) if manifest.origin else (),
         )
 
     def _digests(self, files: tuple[Path, ...], manifest: Manifest) -> list[str]:

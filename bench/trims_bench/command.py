@@ -1,0 +1,12 @@
+"""The `trims bench` command."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    text = "run benchmarks (not built yet)"
+    bench = commands.add_parser("bench", help=text, description=text)
+    bench.set_defaults(run=lambda _: 0)

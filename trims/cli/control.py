@@ -1,0 +1,26 @@
+"""Talking to a daemon's control door from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from trims.wire import trims_pb2_grpc
+from trims.wire.address import CONTROL_SOCKET, default_runtime_dir
+from trims.wire.status import error_from
+
+
+@contextmanager
+def control(runtime_dir: str | None) -> Iterator[Any]:
+    """A stub of the control door. Errors of calls inside the block become errors of the tree."""
+    folder = Path(runtime_dir).absolute() if runtime_dir else default_runtime_dir()
+    address = folder / CONTROL_SOCKET
+    with grpc.insecure_channel(f"unix:{address}") as channel:
+        try:
+            yield trims_pb2_grpc.ControlStub(channel)
+        except grpc.RpcError as error:
+            raise error_from(error, str(address)) from error

@@ -1,0 +1,116 @@
+"""Commands about the daemon: serve, status, check, drain, shutdown."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trims.cli.control import control
+from trims.cli.output import as_json, note, say, say_json, table
+from trims.core.units import format_bytes, format_seconds
+from trims.wire import trims_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_FLAGS = {
+    "state-dir": "catalog, disk images, built artifacts (default: ~/.local/state/trims)",
+    "cpu-capacity-bytes": "images in shared memory, such as 8GiB (default: half of what /dev/shm and memory allow)",
+    "disk-capacity-bytes": "images on disk (default: half of what is free, at most 256 GiB)",
+    "cpu-policy": "who goes when memory is full: lru, lfu, fifo, gdsf (default: lru)",
+    "disk-policy": "who goes when the disk tier is full (default: lru)",
+    "keep-alive-s": "seconds an idle model stays in memory, 0 for not at all, lazy for until the room is needed (default)",
+    "environments": "interpreters of frameworks with an environment of their own: mxnet=/path/to/python,...",
+    "converter-memory-bytes": "private memory of a converter child (default: 16GiB)",
+    "converter-time-s": "seconds a conversion may take (default: 600)",
+    "converters": "conversions that run at once (default: 2)",
+    "workers": "loads that run at once (default: 4)",
+    "socket-mode": "permissions of the attach socket, octal (default: 600, this user only)",
+    "log-level": "debug, info, warning or error (default: info)",
+}
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the commands."""
+    serve = _add(commands, "serve", "run the daemon in the foreground", _serve)
+    serve.add_argument("--config", type=Path, help="YAML file with settings")
+    for flag, text in _FLAGS.items():
+        serve.add_argument(f"--{flag}", help=text)
+    status = _add(commands, "status", "say whether a daemon runs, and how full it is", _status)
+    status.add_argument("--json", action="store_true", help="print JSON")
+    check = _add(commands, "check", "hold the books of the running daemon against the facts", _check)
+    check.add_argument("--verify", action="store_true", help="read and hash every replica")
+    check.add_argument("--json", action="store_true", help="print JSON")
+    _add(commands, "drain", "take no new opens; leases run on", _drain)
+    shutdown = _add(commands, "shutdown", "end the daemon; models stay in memory for the next one", _shutdown)
+    shutdown.add_argument("--purge", action="store_true", help="also free the memory")
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    text: str,
+    run: Callable[[argparse.Namespace], int | None],
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=text, description=text)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from trims.daemon.config import build_config
+    from trims.daemon.main import serve
+
+    flags = {flag.replace("-", "_"): getattr(options, flag.replace("-", "_")) for flag in _FLAGS}
+    serve(build_config({**flags, "runtime_dir": options.runtime_dir}, file=options.config))
+
+
+def _status(options: argparse.Namespace) -> None:
+    with control(options.runtime_dir) as door:
+        health, stats = door.Health(pb.Empty()), door.Stats(pb.Empty())
+    if options.json:
+        say_json({"health": as_json(health), "stats": as_json(stats)})
+        return
+    say(
+        f"{health.status}: process {health.pid}, trims {health.version}, up {format_seconds(stats.uptime_s)}, "
+        f"{stats.sessions} sessions, {stats.leases} leases"
+    )
+    rows = [
+        [
+            tier.place,
+            format_bytes(tier.charged_bytes),
+            format_bytes(tier.capacity_bytes),
+            f"{100 * tier.charged_bytes / tier.capacity_bytes:.0f} %",
+            str(tier.replicas),
+            tier.policy,
+        ]
+        for tier in stats.tiers
+    ]
+    table("", ("tier", "used>", "capacity>", "full>", "replicas>", "policy"), rows, empty="no tiers")
+
+
+def _check(options: argparse.Namespace) -> int:
+    with control(options.runtime_dir) as door:
+        reply = door.Check(pb.CheckRequest(verify=options.verify))
+    if options.json:
+        say_json(as_json(reply))
+    elif reply.findings:
+        for finding in reply.findings:
+            say(f"- {finding}")
+    else:
+        verified = f", {format_bytes(reply.verified_bytes)} verified" if options.verify else ""
+        say(f"all is well: {reply.replicas} replicas{verified}")
+    return 1 if reply.findings else 0
+
+
+def _drain(options: argparse.Namespace) -> None:
+    with control(options.runtime_dir) as door:
+        door.Drain(pb.Empty())
+    note("draining: new opens are refused")
+
+
+def _shutdown(options: argparse.Namespace) -> None:
+    with control(options.runtime_dir) as door:
+        door.Shutdown(pb.ShutdownRequest(purge=options.purge))
+    note("the daemon is ending")

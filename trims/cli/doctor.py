@@ -1,0 +1,131 @@
+"""What is wrong with a set-up: each examination says what it found, and the remedy where it found something."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from trims.core.errors import DaemonAwayError, TrimsError
+from trims.core.units import format_bytes
+from trims.memory.shm import SHM_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_SMALL_SHM_BYTES = 1 << 30
+_FEW_DESCRIPTORS = 1024
+_FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "safetensors", "numpy", "ml_dtypes")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One examined thing: verdict `ok`, `note` or `bad`."""
+
+    verdict: str
+    what: str
+    advice: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """JSON values."""
+        return asdict(self)
+
+
+def examine(runtime_dir: str | None) -> list[Finding]:
+    """Run every examination; one that fails is a finding itself."""
+    examinations: tuple[Callable[[], Iterator[Finding]], ...] = (
+        _python,
+        _shared_memory,
+        _descriptors,
+        _folders,
+        lambda: _daemon(runtime_dir),
+        _frameworks,
+        _gpu,
+    )
+    found: list[Finding] = []
+    for examination in examinations:
+        try:
+            found.extend(examination())
+        except (TrimsError, OSError) as error:
+            found.append(Finding("bad", str(error)))
+    return found
+
+
+def _python() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    yield Finding("ok", f"Python {version} at {sys.executable}, trims {importlib.metadata.version('trims')}")
+
+
+def _shared_memory() -> Iterator[Finding]:
+    held = os.statvfs(SHM_FOLDER)
+    size, free = held.f_blocks * held.f_frsize, held.f_bavail * held.f_frsize
+    what = f"{SHM_FOLDER}: {format_bytes(free)} free of {format_bytes(size)}"
+    if not os.access(SHM_FOLDER, os.W_OK):
+        yield Finding("bad", f"{SHM_FOLDER} cannot be written", "mount a tmpfs there")
+    elif size < _SMALL_SHM_BYTES:
+        yield Finding("bad", what, "containers get 64 MiB unless told: docker run --shm-size, or an emptyDir of medium Memory")
+    else:
+        yield Finding("ok", what)
+
+
+def _descriptors() -> Iterator[Finding]:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    what = f"open files: {soft} allowed, {hard} at most"
+    few = hard < _FEW_DESCRIPTORS
+    yield Finding("bad" if few else "ok", what, "raise `ulimit -n`: each session and replica takes one" if few else "")
+
+
+def _folders() -> Iterator[Finding]:
+    from trims.daemon.config import build_config
+
+    config = build_config({})
+    for what, folder in (("runtime folder", config.runtime_dir), ("state folder", config.state_dir)):
+        if folder.exists() and folder.stat().st_uid != os.geteuid():
+            yield Finding("bad", f"{what} {folder} belongs to user {folder.stat().st_uid}", "choose another folder")
+        else:
+            yield Finding("ok", f"{what}: {folder}{'' if folder.exists() else ' (not made yet)'}")
+    yield Finding("ok", f"capacity: {format_bytes(config.cpu_capacity_bytes)} cpu, "
+                        f"{format_bytes(config.disk_capacity_bytes)} disk")  # fmt: skip
+
+
+def _daemon(runtime_dir: str | None) -> Iterator[Finding]:
+    from trims.cli.control import control
+    from trims.wire import trims_pb2 as pb
+
+    try:
+        with control(runtime_dir) as door:
+            health = door.Health(pb.Empty())
+    except DaemonAwayError as error:
+        yield Finding("note", str(error), "trims serve")
+        return
+    ours = importlib.metadata.version("trims")
+    yield Finding("ok", f"daemon {health.status}: process {health.pid}, state in {health.state_dir}")
+    if health.version != ours:
+        yield Finding("bad", f"the daemon runs trims {health.version}, this is {ours}", "restart it: leases are taken up again")
+
+
+def _frameworks() -> Iterator[Finding]:
+    from trims.daemon.config import build_config
+    from trims.formats.environments import Environment
+
+    here = Environment().versions(_FRAMEWORKS)
+    elsewhere = build_config({}).environments
+    for name in _FRAMEWORKS:
+        if name in elsewhere:
+            there = Environment(elsewhere[name]).versions((name,)).get(name)
+            verdict, what = ("ok", there) if there else ("bad", "is missing")
+            yield Finding(verdict, f"{name} {what} in {elsewhere[name]}", "" if there else f"install {name} there")
+        elif name in here:
+            yield Finding("ok", f"{name} {here[name]}")
+        elif name == "mxnet":
+            yield Finding("note", "mxnet has no environment", "trims serve --environments mxnet=/path/to/python")
+        else:
+            yield Finding("note", f"{name} is not installed here", f"pip install {name}, if you use it")
+
+
+def _gpu() -> Iterator[Finding]:
+    yield Finding("note", "there is no GPU tier in this version: models open at cpu")
