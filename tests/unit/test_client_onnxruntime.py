@@ -15,13 +15,13 @@ onnxruntime = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+from trims_client.frameworks import onnxruntime as shared  # noqa: E402
+from trims_client.weights import Weights  # noqa: E402
 
 from trims.core.errors import CallerError, NotSupportedError  # noqa: E402
 from trims.formats.base import Artifact  # noqa: E402
 from trims.formats.onnx import OnnxConverter  # noqa: E402
 from trims.image.plan import SourceTensor, plan_image  # noqa: E402
-from trims_client.frameworks import onnxruntime as shared  # noqa: E402
-from trims_client.weights import Weights  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -87,7 +87,7 @@ def _params_of(symbol: Path, epoch: Any) -> Path:
     if len(found) != 1:
         listed = ", ".join(path.name for path in found) or "none"
         raise ArtifactError(
-            f"{symbol} needs one {prefix}-NNNN.params beside it, there is {listed}; choose by the option epoch"
+            f"{symbol} needs one {prefix}-NNNN.params beside it, there is {listed}; the option epoch chooses"
         )
     return found[0]
 
@@ -96,8 +96,8 @@ def _symbol_of(params: Path, epoch: Any) -> Path:
     match = _PARAMS.match(params.name)
     if match is None or epoch is not None:
         raise ArtifactError(
-            f"{params}: a file of parameters is named PREFIX-NNNN.params, with PREFIX-symbol.json beside it, and "
-            "says its epoch itself; export the model with HybridBlock.export or save_checkpoint"
+            f"{params}: a file of parameters is named PREFIX-NNNN.params, with PREFIX-symbol.json beside it, "
+            "and needs no option epoch; export the model with HybridBlock.export or save_checkpoint"
         )
     return params.with_name(match["prefix"] + _SYMBOL_SUFFIX)
 

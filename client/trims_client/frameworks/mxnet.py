@@ -107,8 +107,8 @@ def _lend(parameter: Any, value: Any, device: Any) -> None:
     """Make the array itself a gluon parameter's value: all that gluon offers in public copies it."""
     parameter.grad_req = "null"
     parameter.shape, parameter.dtype = value.shape, value.dtype
-    parameter._deferred_init = ()  # noqa: SLF001
-    parameter._init_impl(_Lent(value), [device])  # noqa: SLF001
+    parameter._deferred_init = ()
+    parameter._init_impl(_Lent(value), [device])
 
 
 class _Lent:
@@ -133,7 +133,7 @@ def _checked_device(ctx: Any) -> Any:
     device = mx.cpu() if ctx is None else ctx
     if device.device_type != "cpu":
         raise NotSupportedError(
-            f"{device}: shared weights lie in CPU memory and MXNet's last release runs on no current GPU; use mx.cpu()"
+            f"{device}: shared weights lie in CPU memory, out of its operators' reach; use mx.cpu()"
         )
     return device
 
