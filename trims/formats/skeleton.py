@@ -79,16 +79,25 @@ class _NoRandomInitialization(TorchFunctionMode):  # type: ignore[misc]  # torch
     """Skips filling parameters with random numbers, seconds for a large model: all of them come from the artifact."""
 
     _FILLS = frozenset(
-        getattr(torch.Tensor, name) for name in ("normal_", "uniform_", "erfinv_", "exponential_", "log_normal_")
-    )
+        (
+            *(getattr(torch.Tensor, name) for name in ("normal_", "uniform_", "erfinv_")),
+            # These call the above where this mode no longer looks.
+            *(getattr(torch.nn.init, f"{name}_") for name in (
+                "kaiming_uniform", "kaiming_normal", "xavier_uniform", "xavier_normal", "trunc_normal", "normal",
+                "uniform", "orthogonal",
+            )),
+        )
+    )  # fmt: skip
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
-        if func in self._FILLS and args and isinstance(args[0], torch.nn.Parameter):
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        target = args[0] if args else kwargs.get("tensor")
+        if func in self._FILLS and isinstance(target, torch.nn.Parameter):
+            return target
+        return func(*args, **kwargs)
 
 
 class _Skeleton:

@@ -1,0 +1,87 @@
+"""Small torch modules with every trap that sharing weights has: for tests and examples, never for use.
+
+Each function is what a manifest's option `module` may name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class ConvNet(nn.Module):  # type: ignore[misc]  # torch is not followed
+    """Convolutions whose BatchNorm writes its running statistics in train mode."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, width, 3), nn.BatchNorm2d(width), nn.ReLU())
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """(N, 3, H, W) -> (N, 2)."""
+        return self.head(self.body(image).mean((2, 3)))
+
+
+class TiedModel(nn.Module):  # type: ignore[misc]
+    """An embedding that is its own output layer, a buffer outside the state dict, a bare tensor, a frozen weight."""
+
+    def __init__(self, words: int = 11, width: int = 6) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.out = nn.Linear(width, words, bias=False)
+        self.out.weight = self.embedding.weight
+        self.scale = nn.Parameter(torch.ones(()), requires_grad=False)
+        self.register_buffer("positions", torch.arange(5.0).reshape(5, 1), persistent=False)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.bare = torch.linspace(0.0, 1.0, width)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        """(N, T <= 5) -> (N, T, words). Counts its calls."""
+        self.calls += 1
+        hidden = self.embedding(words) + self.positions[: words.shape[1]] * self.bare
+        return self.out(hidden * self.scale)
+
+
+class WithExtraState(nn.Linear):  # type: ignore[misc]
+    """Carries what is no tensor in its state dict."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        """Anything."""
+        return {"epoch": 1}
+
+
+def conv_net(width: int = 4) -> ConvNet:
+    """A `ConvNet`."""
+    return ConvNet(width)
+
+
+def tied_model() -> TiedModel:
+    """A `TiedModel`."""
+    return TiedModel()
+
+
+def with_extra_state() -> WithExtraState:
+    """A module that images cannot carry."""
+    return WithExtraState(1, 1)
+
+
+def with_lambda() -> nn.Module:
+    """A module that cannot be pickled."""
+    module = ConvNet()
+    module.body[0].activation = lambda value: value
+    return module
+
+
+def no_module() -> dict[str, Any]:
+    """What a builder must not return."""
+    return {}
+
+
+def tiny_bert(**config: Any) -> Any:
+    """A BertModel of 2 layers, randomly initialised."""
+    from transformers import BertConfig, BertModel
+
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 32}
+    return BertModel(BertConfig(num_hidden_layers=2, num_attention_heads=2, **sizes, **config))
