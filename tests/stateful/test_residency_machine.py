@@ -1,0 +1,275 @@
+"""Residency against a ledger of its own: random events in any order, and books kept from instructions alone.
+
+The ledger never looks into `Residency`: it counts what a store that carried the instructions out would hold, so it
+cannot agree with a bug in the code's own sums.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from trims.core.errors import ConversionError, InUseError
+from trims.core.events import (
+    Abandon,
+    Changed,
+    Closed,
+    Event,
+    EvictRequested,
+    Fill,
+    Filled,
+    FillFailed,
+    Free,
+    Freed,
+    Grant,
+    Measure,
+    Measured,
+    PinChanged,
+    Ready,
+    Refuse,
+    ReplicaBroken,
+    Requested,
+    SessionEnded,
+    Tick,
+    WaiterLeft,
+)
+from trims.core.lease import Waiter
+from trims.core.place import CPU, DISK, Place
+from trims.core.policy import FirstInFirstOut, GreedyDualSizeFrequency, LeastFrequentlyUsed, LeastRecentlyUsed
+from trims.core.residency import Residency
+
+SIZES = {"a": 10, "b": 30, "c": 50, "d": 60, "e": 101}
+CAPACITIES = {CPU: 100, DISK: 120}
+KEYS = st.sampled_from(sorted(SIZES))
+PLACES = st.sampled_from(sorted(CAPACITIES, key=str))
+SESSIONS = st.integers(1, 4)
+POLICIES = (LeastRecentlyUsed, LeastFrequentlyUsed, FirstInFirstOut, GreedyDualSizeFrequency)
+
+
+class ResidencyMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.residency: Residency | None = None
+        self.now = 0.0
+        self.ticket = 0
+        self.unanswered: dict[int, int | None] = {}
+        self.deadlines: dict[int, float | None] = {}
+        self.leases: dict[int, tuple[str, Place, int, int]] = {}
+        self.memory: dict[tuple[str, Place], tuple[int, int]] = {}
+        self.filling: dict[tuple[str, Place], Fill] = {}
+        self.measuring: dict[tuple[str, Place], int] = {}
+        self.freeing: dict[tuple[str, Place], int] = {}
+        self.sealed: set[tuple[str, Place]] = set()
+
+    @precondition(lambda self: self.residency is None)
+    @rule(policy=st.sampled_from(POLICIES))
+    def start(self, policy: type) -> None:
+        self.residency = Residency(CAPACITIES, {place: policy() for place in CAPACITIES})
+
+    def feed(self, event_class: type[Event], **fields: object) -> None:
+        assert self.residency is not None
+        self.now += 1.0
+        out = self.residency.handle(event_class(at_s=self.now, **fields))
+        self.residency.validate()
+        for instruction in out:
+            self.carry_out(instruction)
+
+    def carry_out(self, it: object) -> None:
+        if isinstance(it, Grant):
+            self.answered(it.ticket)
+            where = (it.lease.key, it.lease.place)
+            assert where in self.sealed, "granted what is not sealed"
+            assert self.memory[where][0] == it.lease.generation, "granted another incarnation"
+            self.leases[it.lease.number] = (*where, it.lease.session, it.lease.generation)
+        elif isinstance(it, Ready):
+            self.answered(it.ticket)
+            assert (it.key, it.place) in self.sealed
+        elif isinstance(it, Refuse):
+            self.answered(it.ticket)
+        elif isinstance(it, Measure):
+            self.measuring[it.key, it.place] = it.generation
+        elif isinstance(it, Abandon):
+            self.measuring.pop((it.key, it.place), None)
+        elif isinstance(it, Fill):
+            self.fill(it)
+        elif isinstance(it, Free):
+            self.free(it)
+        else:
+            assert isinstance(it, Changed)
+
+    def answered(self, ticket: int) -> None:
+        assert ticket in self.unanswered, "answered twice, or never asked"
+        del self.unanswered[ticket]
+
+    def fill(self, it: Fill) -> None:
+        where = (it.key, it.place)
+        assert where not in self.memory, "two fills of one replica, or one over live memory"
+        assert it.nbytes == SIZES[it.key]
+        if it.source is not None:
+            assert (it.key, it.source) in self.sealed, "reads from what is not sealed"
+        self.memory[where] = (it.generation, it.nbytes)
+        self.filling[where] = it
+        self.measuring.pop(where, None)
+        held = sum(size for (_, place), (_, size) in self.memory.items() if place == it.place)
+        assert held <= CAPACITIES[it.place], "more memory given than there is"
+
+    def free(self, it: Free) -> None:
+        where = (it.key, it.place)
+        assert where in self.sealed, "freed what is not sealed"
+        assert not any(lease[:2] == where for lease in self.leases.values()), "freed under a lease"
+        assert not any(f.source == it.place and f.key == it.key for f in self.filling.values()), "freed under a copy"
+        self.sealed.discard(where)
+        self.freeing[where] = it.generation
+
+    # -- what clients do ---------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.residency is not None)
+    @rule(key=KEYS, place=PLACES, session=SESSIONS, lease=st.booleans(), patience=st.sampled_from([None, 0, 3, 50]),
+          keep=st.sampled_from([None, 0.0, 5.0]))  # fmt: skip
+    def ask(self, key: str, place: Place, session: int, lease: bool, patience: int | None, keep: float | None) -> None:
+        self.ticket += 1
+        deadline = None if patience is None else self.now + patience
+        waiter = Waiter(self.ticket, session if lease else None, lease, deadline)
+        self.unanswered[self.ticket] = waiter.session
+        self.deadlines[self.ticket] = deadline
+        self.feed(Requested, key=key, place=place, waiter=waiter, keep_alive_s=keep)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.leases)))
+        session = self.leases.pop(number)[2]
+        self.feed(Closed, lease=number, session=session)
+
+    @precondition(lambda self: self.residency is not None)
+    @rule(session=SESSIONS)
+    def end_session(self, session: int) -> None:
+        self.leases = {number: lease for number, lease in self.leases.items() if lease[2] != session}
+        self.unanswered = {ticket: owner for ticket, owner in self.unanswered.items() if owner != session}
+        self.feed(SessionEnded, session=session)
+
+    @precondition(lambda self: self.unanswered)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.unanswered)))
+        del self.unanswered[ticket]
+        self.feed(WaiterLeft, ticket=ticket)
+
+    @precondition(lambda self: self.residency is not None)
+    @rule(key=KEYS, place=PLACES, drain=st.booleans())
+    def evict(self, key: str, place: Place, drain: bool) -> None:
+        try:
+            self.feed(EvictRequested, key=key, place=place, drain=drain)
+        except InUseError:
+            assert self.residency is not None
+            self.residency.validate()
+
+    @precondition(lambda self: self.residency is not None)
+    @rule(key=KEYS, place=PLACES, pinned=st.booleans())
+    def pin(self, key: str, place: Place, pinned: bool) -> None:
+        self.feed(PinChanged, key=key, place=place, pinned=pinned)
+
+    @precondition(lambda self: self.residency is not None)
+    @rule(passed_s=st.integers(0, 60))
+    def time_passes(self, passed_s: int) -> None:
+        self.now += passed_s
+        self.feed(Tick)
+        late = [t for t in self.unanswered if self.deadlines[t] is not None and self.deadlines[t] <= self.now]  # type: ignore[operator]
+        assert not late, "waits on after its deadline"
+
+    # -- what the store reports --------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.measuring)
+    @rule(data=st.data(), fails=st.booleans())
+    def measured(self, data: st.DataObject, fails: bool) -> None:
+        where = data.draw(st.sampled_from(sorted(self.measuring, key=str)))
+        generation = self.measuring.pop(where)
+        if fails:
+            self.feed(FillFailed, key=where[0], place=where[1], generation=generation, error=ConversionError("no"))
+        else:
+            self.feed(Measured, key=where[0], place=where[1], generation=generation, nbytes=SIZES[where[0]])
+
+    @precondition(lambda self: self.filling)
+    @rule(data=st.data(), fails=st.booleans())
+    def fill_ends(self, data: st.DataObject, fails: bool) -> None:
+        where = data.draw(st.sampled_from(sorted(self.filling, key=str)))
+        fill = self.filling.pop(where)
+        facts = {"key": fill.key, "place": fill.place, "generation": fill.generation}
+        if fails:
+            del self.memory[where]
+            self.feed(FillFailed, error=ConversionError("no"), **facts)
+        else:
+            self.sealed.add(where)
+            self.feed(Filled, cost_s=1.0, **facts)
+
+    @precondition(lambda self: self.freeing)
+    @rule(data=st.data())
+    def freed(self, data: st.DataObject) -> None:
+        where = data.draw(st.sampled_from(sorted(self.freeing, key=str)))
+        generation = self.freeing.pop(where)
+        del self.memory[where]
+        self.feed(Freed, key=where[0], place=where[1], generation=generation)
+
+    @precondition(lambda self: self.sealed)
+    @rule(data=st.data())
+    def breaks(self, data: st.DataObject) -> None:
+        key, place = data.draw(st.sampled_from(sorted(self.sealed, key=str)))
+        self.feed(ReplicaBroken, key=key, place=place, generation=self.memory[key, place][0], reason="bit flip")
+
+    @precondition(lambda self: self.residency is not None)
+    @rule(key=KEYS, place=PLACES)
+    def stale_news(self, key: str, place: Place) -> None:
+        for kind, more in ((Measured, {"nbytes": 7}), (Filled, {"cost_s": 1.0}), (Freed, {})):
+            self.feed(kind, key=key, place=place, generation=0, **more)
+
+    # -- what always holds -------------------------------------------------------------------------------------------
+
+    @invariant()
+    def leases_agree(self) -> None:
+        if self.residency is not None:
+            assert set(self.residency.leases) == set(self.leases)
+
+    def teardown(self) -> None:
+        """Everybody leaves and all work ends: nobody is left waiting, nothing is left half done."""
+        if self.residency is None:
+            return
+        for number in list(self.leases):
+            self.feed(Closed, lease=number, session=self.leases.pop(number)[2])
+        pins = list(self.residency.pins)
+        for key, place in pins:
+            self.feed(PinChanged, key=key, place=place, pinned=False)
+        for _ in range(1000):
+            if not (self.measuring or self.filling or self.freeing or self.leases):
+                break
+            self.finish_one()
+        assert not self.unanswered, "somebody waits for ever"
+        left = defaultdict(int)
+        for (_, place), (_, size) in self.memory.items():
+            left[place] += size
+        assert dict(left) == {place: used for place, used in self.residency.charged.items() if used}
+
+    def finish_one(self) -> None:
+        if self.leases:
+            number, lease = next(iter(self.leases.items()))
+            del self.leases[number]
+            self.feed(Closed, lease=number, session=lease[2])
+        elif self.freeing:
+            where, generation = next(iter(self.freeing.items()))
+            del self.freeing[where], self.memory[where]
+            self.feed(Freed, key=where[0], place=where[1], generation=generation)
+        elif self.filling:
+            where, fill = next(iter(self.filling.items()))
+            del self.filling[where]
+            self.sealed.add(where)
+            self.feed(Filled, key=fill.key, place=fill.place, generation=fill.generation, cost_s=1.0)
+        else:
+            where, generation = next(iter(self.measuring.items()))
+            del self.measuring[where]
+            self.feed(Measured, key=where[0], place=where[1], generation=generation, nbytes=SIZES[where[0]])
+
+
+TestResidency = ResidencyMachine.TestCase
+TestResidency.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
