@@ -6,7 +6,6 @@ Not covered: asserting anything about the weights.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.formats.base import Artifact, Limits
@@ -15,6 +14,7 @@ from trims.image.reader import ImageView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 #: Enough for any framework's import, little enough that a test that hangs is noticed.
 LIMITS = Limits(memory_bytes=8 << 30, time_s=100.0)
@@ -40,26 +40,6 @@ def convert(
             os.close(fd)
     ImageView(memoryview(target.read_bytes())).validate()
     return target
-
-
-def assert_no_children() -> None:
-    """Fail if this process has a child, dead or alive."""
-    try:
-        pid, _ = os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return
-    raise AssertionError(f"a child process is left: {pid or 'alive'}")
-
-
-def open_descriptors() -> set[str]:
-    """Numbers and targets of this process's descriptors, to compare before and after."""
-    found = set()
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            found.add(f"{number}:{os.readlink(f'/proc/self/fd/{number}')}")
-        except FileNotFoundError:
-            continue  # the listing's own
-    return found
 
 
 def write_plugin(folder: Path, module: str, source: str, **formats: str) -> None:
