@@ -1,0 +1,76 @@
+# `make demo` and `make test` do all their own set-up: they need Python 3.10 to 3.12 and nothing else.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+supported = $(shell for p in $(1); do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, venv; sys.exit(not $(2))' 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(call supported,python3.12 python3.11 python3.10 python3,(3, 10) <= sys.version_info[:2] <= (3, 12))
+# MXNet 1.9.1 needs numpy 1.23, which needs Python 3.11 or older.
+MXNET_PYTHON ?= $(call supported,python3.11 python3.10 python3,(3, 10) <= sys.version_info[:2] <= (3, 11))
+
+VENV := .venv
+BIN := $(VENV)/bin
+MXNET_VENV := .venv-mxnet
+READY := $(VENV)/ready
+MXNET_READY := $(MXNET_VENV)/ready
+
+.PHONY: help
+help: ## show this
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: demo
+demo: env mxnet-env ## three real models: framework alone, trims cold, trims warm; then eight processes, one copy
+	$(BIN)/python -m trims_bench.demo
+
+.PHONY: test
+test: env mxnet-env ## all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: lint
+lint: env ## style, types and import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: format
+format: env ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.PHONY: bench
+bench: env mxnet-env ## the figures of docs/benchmarks.md; raw results go to bench/results
+	$(BIN)/trims bench all --out bench/results
+
+.PHONY: proto
+proto: env ## generate the control door's code anew
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. trims/wire/trims.proto
+
+.PHONY: env
+env: $(READY) ## the main environment
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "trims needs Python 3.10, 3.11 or 3.12 with venv; none was found" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]' --group dev
+	@touch $@
+
+.PHONY: mxnet-env
+mxnet-env: $(MXNET_READY) ## MXNet's own environment, where a Python for it is to be had
+
+$(MXNET_READY): pyproject.toml
+	@rm -rf $(MXNET_VENV); mkdir -p $(MXNET_VENV)
+	@if [ -z "$(MXNET_PYTHON)" ]; then \
+	  echo "MXNet 1.9.1 needs Python 3.10 or 3.11; none was found, so the MXNet parts are left out" | tee $(MXNET_VENV)/unavailable; \
+	else \
+	  echo "$(MXNET_PYTHON) -m venv $(MXNET_VENV)"; \
+	  $(MXNET_PYTHON) -m venv --clear $(MXNET_VENV); \
+	  $(MXNET_VENV)/bin/python -m pip install --quiet --disable-pip-version-check mxnet==1.9.1 numpy==1.23.5; \
+	  $(MXNET_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .; \
+	fi
+	@touch $@
+
+.PHONY: clean
+clean: ## remove environments and caches
+	rm -rf $(VENV) $(MXNET_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
