@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trims.core.errors import TrimsError
     from trims_client import Session, Weights, connect, open_file
+
+    from trims.core.errors import TrimsError
 
 __all__ = ["Session", "TrimsError", "Weights", "connect", "open_file"]
 

@@ -1,6 +1,7 @@
 """The client of trims: sessions and weights. Importing and attaching need the standard library only.
 
-Users say `import trims`; `trims_client.frameworks` turns weights into PyTorch modules, ONNX Runtime sessions and MXNet blocks.
+Users say `import trims`; `trims_client.frameworks` turns weights into PyTorch modules, ONNX Runtime sessions and
+MXNet blocks.
 """
 
 from trims_client.session import Session, connect, open_file

@@ -1,7 +1,8 @@
 """One connection to an attach door: requests out, answers and descriptors in. Standard library only.
 
-Several threads may ask at once. Whoever waits and finds nobody reading reads for all; so a thread that waits for a cold load
-does not hold up another's warm open, and no thread of our own is needed. Not covered: reconnecting (`session`).
+Several threads may ask at once. Whoever waits and finds nobody reading reads for all; so a thread that waits for a
+cold load does not hold up another's warm open, and no thread of our own is needed. Not covered: reconnecting
+(`session`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Loading without a daemon, for who asked for it: a private copy, made by a child of the same trims.
 
-The child is `trims convert`, so every format and every registered name works as with a daemon, only slower and unshared.
+The child is `trims convert`, so every format and every registered name works as with a daemon, only slower and
+unshared.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from trims_client.weights import Weights
 
 
 def load_here(name: str) -> Weights:
-    """Convert a registered model or a file into memory of this process. Raises ConversionError with the child's words."""
+    """Convert a registered model or a file into memory of this process; ConversionError carries the child's words."""
     fd = os.memfd_create("trims-private", os.MFD_CLOEXEC)
     try:
         command = [sys.executable, "-m", "trims.cli.main", "convert", name, "--to-fd", str(fd)]

@@ -1,8 +1,8 @@
 """Mappings of one session: each image is mapped once in a process, however often it is opened.
 
-A lease ends when nobody in this process can reach the bytes any more: the last `Weights` is closed and the last view is gone.
-Which may be noticed in a finaliser, in any thread, at any moment; so releasing only notes it down, and the session sends
-the note at its next chance.
+A lease ends when nobody in this process can reach the bytes any more: the last `Weights` is closed and the last view
+is gone. Which may be noticed in a finaliser, in any thread, at any moment; so releasing only notes it down, and the
+session sends the note at its next chance.
 """
 
 from __future__ import annotations

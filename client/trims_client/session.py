@@ -43,13 +43,17 @@ class Session:
 
     Args:
         runtime_dir: Folder of the daemon's sockets; None for `$TRIMS_RUNTIME_DIR` or the default of this user.
-        fallback: `"load"` loads privately in this process when no daemon answers, and says so (`Weights.shared` is False
-            and a warning is logged). None, the default, raises DaemonAwayError.
+        fallback: `"load"` loads privately in this process when no daemon answers, and says so (`Weights.shared` is
+            False and a warning is logged). None, the default, raises DaemonAwayError.
         agent: How this client calls itself in `trims ps`.
     """
 
     def __init__(
-        self, runtime_dir: str | os.PathLike[str] | None = None, *, fallback: str | None = None, agent: str = ""
+        self,
+        runtime_dir: str | os.PathLike[str] | None = None,
+        *,
+        fallback: str | None = None,
+        agent: str = "",
     ) -> None:
         if fallback not in _FALLBACKS:
             raise CallerError(f"fallback is {fallback!r}; it must be None or 'load'")
@@ -71,7 +75,12 @@ class Session:
     # -- asking ----------------------------------------------------------------------------------------------------
 
     def open(
-        self, name: str, *, place: str | None = None, deadline_s: float | None = None, fallback: str | None = None
+        self,
+        name: str,
+        *,
+        place: str | None = None,
+        deadline_s: float | None = None,
+        fallback: str | None = None,
     ) -> Weights:
         """Attach to a registered model; loads it if it is not resident.
 
@@ -103,7 +112,7 @@ class Session:
         Any format that needs no options: safetensors (single or `.index.json`), PyTorch state dicts, ONNX, MXNet, npz.
         Raises as `open`, and PermissionDeniedError if the daemon runs as another user.
         """
-        absolute = os.path.abspath(path)  # noqa: PTH100 - keeps links, which name files inside model hubs' caches
+        absolute = os.path.abspath(path)
         return self._open({"op": "open", "path": absolute}, absolute, place, deadline_s, fallback)
 
     def prefetch(self, name: str, *, place: str | None = None) -> None:
@@ -259,14 +268,14 @@ def _watch_connection(reference: weakref.ref[Session]) -> None:
         session = reference()
         if session is None or session.closed:
             return
-        channel = session._channel  # noqa: SLF001 - its own thread, in its own module
+        channel = session._channel
         if channel is not None and not channel.broken:
             del session
             _wait_for_end(channel)
             retry_s = _FIRST_RETRY_S
             continue
         try:
-            session._connected()  # noqa: SLF001
+            session._connected()
         except (LostPeerError, ClosedError):
             del session
             time.sleep(retry_s)
@@ -299,13 +308,11 @@ def shared_session(fallback: str | None = None) -> Session:
     """One session for the whole process, for `trims.open_file`; made anew after a fork."""
     global _shared  # noqa: PLW0603 - one a process is the point
     with _shared_lock:
-        if _shared is None or _shared.closed or _shared._pid != os.getpid():  # noqa: SLF001
+        if _shared is None or _shared.closed or _shared._pid != os.getpid():
             _shared = Session(fallback=fallback)
         return _shared
 
 
-def open_file(
-    path: str | os.PathLike[str], *, deadline_s: float | None = None, fallback: str | None = None
-) -> Weights:
+def open_file(path: str | os.PathLike[str], *, deadline_s: float | None = None, fallback: str | None = None) -> Weights:
     """Share any checkpoint by its path: `Session.open_file` on a session of the process."""
     return shared_session(fallback).open_file(path, deadline_s=deadline_s, fallback=fallback)

@@ -39,11 +39,17 @@ class Attached(Protocol):
     """What weights stand on: an Attachment, or a session's share of one."""
 
     @property
-    def data(self) -> memoryview: ...
+    def data(self) -> memoryview:
+        """All bytes, read-only."""
+        ...
 
-    def private_data(self) -> memoryview: ...
+    def private_data(self) -> memoryview:
+        """All bytes, copy-on-write."""
+        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give them back. Idempotent."""
+        ...
 
 
 class Weights(Mapping[str, "NDArray[Any]"]):
@@ -180,7 +186,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The dtype numpy has for a safetensors name. Raises NotSupportedError for those that need ml_dtypes, if it is absent."""
+    """The dtype numpy has for a safetensors name. Raises NotSupportedError if that takes ml_dtypes and it is absent."""
     import numpy as np
 
     if dtype in _NUMPY:

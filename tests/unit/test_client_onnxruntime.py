@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 onnxruntime = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
 
@@ -48,9 +49,7 @@ def value(name: str, onnx_type: int, shape: list[Any]) -> Any:
     return helper.make_tensor_value_info(name, onnx_type, shape)
 
 
-def save(
-    path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: dict[str, Any]
-) -> Path:
+def save(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], weights: dict[str, Any]) -> Path:
     made = [numpy_helper.from_array(array, name) for name, array in weights.items()]
     graph = helper.make_graph(nodes, "g", inputs, outputs, made)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
@@ -77,9 +76,7 @@ def convolution(folder: Path) -> Path:
         helper.make_node("Gemm", ["h", "fc", "bias"], ["y"], transB=1),
     ]
     inputs = [value("x", TensorProto.FLOAT, ["N", 3, "H", "W"])]
-    return save(
-        folder / "conv.onnx", nodes, inputs, [value("y", TensorProto.FLOAT, ["N", 48])], weights | norm
-    )
+    return save(folder / "conv.onnx", nodes, inputs, [value("y", TensorProto.FLOAT, ["N", 48])], weights | norm)
 
 
 def attention(folder: Path) -> Path:
@@ -126,9 +123,7 @@ def branching(folder: Path) -> Path:
         helper.make_node("Mul", ["b", "outer"], ["y"]),
     ]
     inputs = [value("x", TensorProto.FLOAT, [1000]), value("c", TensorProto.BOOL, [])]
-    return save(
-        folder / "if.onnx", nodes, inputs, [value("y", TensorProto.FLOAT, [1000])], {"outer": ramp + 1}
-    )
+    return save(folder / "if.onnx", nodes, inputs, [value("y", TensorProto.FLOAT, [1000])], {"outer": ramp + 1})
 
 
 def feeds(main: Path) -> dict[str, NDArray[Any]]:
@@ -165,9 +160,7 @@ def test_answers_are_bit_identical_to_the_runtimes_own(
 
 
 @MODELS
-def test_with_prepacking_answers_equal_the_runtimes_default(
-    tmp_path: Path, make: Callable[[Path], Path]
-) -> None:
+def test_with_prepacking_answers_equal_the_runtimes_default(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     main = make(tmp_path)
     with attach(main, prepack=True) as weights:
         (answer,) = shared.session(weights).run(None, feeds(main))
@@ -273,9 +266,7 @@ def test_options_serve_one_session(tmp_path: Path) -> None:
         ("optimized_model_filepath", "/tmp/never-written.onnx", "cannot be saved"),
     ],
 )
-def test_options_that_cannot_be_respected_are_refused(
-    tmp_path: Path, field: str, setting: Any, complaint: str
-) -> None:
+def test_options_that_cannot_be_respected_are_refused(tmp_path: Path, field: str, setting: Any, complaint: str) -> None:
     mine = onnxruntime.SessionOptions()
     setattr(mine, field, setting)
     with attach(convolution(tmp_path)) as weights, pytest.raises(NotSupportedError, match=complaint):
@@ -291,9 +282,7 @@ def test_a_provider_that_would_copy_the_weights_is_refused(tmp_path: Path, provi
         shared.session(weights, providers=[provider, "CPUExecutionProvider"])
 
 
-def test_another_release_is_refused_by_name_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_release_is_refused_by_name_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made_with = onnxruntime.__version__
     with attach(convolution(tmp_path)) as weights:
         monkeypatch.setattr(onnxruntime, "__version__", "9.9.9")
@@ -301,9 +290,7 @@ def test_another_release_is_refused_by_name_with_the_remedy(
             shared.session(weights)
 
 
-def test_another_processor_is_refused_by_what_it_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_processor_is_refused_by_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with attach(convolution(tmp_path)) as weights:
         monkeypatch.setattr(shared, "cpu_features", lambda: ("m68k", "avx1024"))
         with pytest.raises(NotSupportedError, match=r"this one has avx1024, m68k.*optimize: none"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
 
@@ -41,9 +42,7 @@ def value(name: str, onnx_type: int, shape: list[Any]) -> Any:
     return helper.make_tensor_value_info(name, onnx_type, shape)
 
 
-def save(
-    path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], initializers: list[Any]
-) -> Path:
+def save(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any], initializers: list[Any]) -> Path:
     graph = helper.make_graph(nodes, "g", inputs, outputs, initializers)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9), path)
     return path
@@ -138,9 +137,7 @@ def test_external_data_is_found_wherever_a_tensor_can_be(tmp_path: Path, where: 
 def test_the_scan_agrees_with_protobuf_on_a_real_graph(tmp_path: Path) -> None:
     main = linear(tmp_path, external="w.bin")
     model = onnx.load(main, load_external_data=False)
-    named = {
-        pair.value for t in model.graph.initializer for pair in t.external_data if pair.key == "location"
-    }
+    named = {pair.value for t in model.graph.initializer for pair in t.external_data if pair.key == "location"}
     assert set(external_locations(main)) == named == {"w.bin"}
 
 

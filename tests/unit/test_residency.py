@@ -490,7 +490,10 @@ def test_an_illegal_step_tells_the_replicas_story() -> None:
         (lambda r: setattr(r.replicas["a", CPU], "state", State.FREEING), "leased in a state"),
         (lambda r: r.leases.clear(), "lease"),
         (lambda r: setattr(r.replicas["a", CPU], "source", DISK), "source"),
-        (lambda r: r.replicas["a", CPU].waiters.update({5: Waiter(5, 1, True, None)}), "sealed with a waiter"),
+        (
+            lambda r: r.replicas["a", CPU].waiters.update({5: Waiter(5, 1, True, None)}),
+            "sealed with a waiter",
+        ),
         (lambda r: r.capacities.__setitem__(CPU, 10), "capacity"),
     ],
 )

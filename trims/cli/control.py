@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from trims.wire import trims_pb2_grpc
 from trims.wire.address import CONTROL_SOCKET, default_runtime_dir
 from trims.wire.status import error_from
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @contextmanager
@@ -21,6 +23,6 @@ def control(runtime_dir: str | None) -> Iterator[Any]:
     address = folder / CONTROL_SOCKET
     with grpc.insecure_channel(f"unix:{address}") as channel:
         try:
-            yield trims_pb2_grpc.ControlStub(channel)
+            yield trims_pb2_grpc.ControlStub(channel)  # type: ignore[no-untyped-call] # generated code has no types
         except grpc.RpcError as error:
             raise error_from(error, str(address)) from error

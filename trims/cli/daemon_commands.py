@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from trims.core.units import format_bytes, format_seconds
 from trims.wire import trims_pb2 as pb
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 _FLAGS = {
@@ -20,7 +20,7 @@ _FLAGS = {
     "disk-capacity-bytes": "images on disk (default: half of what is free, at most 256 GiB)",
     "cpu-policy": "who goes when memory is full: lru, lfu, fifo, gdsf (default: lru)",
     "disk-policy": "who goes when the disk tier is full (default: lru)",
-    "keep-alive-s": "seconds an idle model stays in memory, 0 for not at all, lazy for until the room is needed (default)",
+    "keep-alive-s": "seconds an idle model stays in memory, 0 for none, lazy for until the room is needed (default)",
     "environments": "interpreters of frameworks with an environment of their own: mxnet=/path/to/python,...",
     "converter-memory-bytes": "private memory of a converter child (default: 16GiB)",
     "converter-time-s": "seconds a conversion may take (default: 600)",

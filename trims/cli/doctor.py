@@ -65,7 +65,11 @@ def _shared_memory() -> Iterator[Finding]:
     if not os.access(SHM_FOLDER, os.W_OK):
         yield Finding("bad", f"{SHM_FOLDER} cannot be written", "mount a tmpfs there")
     elif size < _SMALL_SHM_BYTES:
-        yield Finding("bad", what, "containers get 64 MiB unless told: docker run --shm-size, or an emptyDir of medium Memory")
+        yield Finding(
+            "bad",
+            what,
+            "containers get 64 MiB unless told: docker run --shm-size, or an emptyDir of medium Memory",
+        )
     else:
         yield Finding("ok", what)
 
@@ -105,7 +109,11 @@ def _daemon(runtime_dir: str | None) -> Iterator[Finding]:
     ours = importlib.metadata.version("trims")
     yield Finding("ok", f"daemon {health.status}: process {health.pid}, state in {health.state_dir}")
     if health.version != ours:
-        yield Finding("bad", f"the daemon runs trims {health.version}, this is {ours}", "restart it: leases are taken up again")
+        yield Finding(
+            "bad",
+            f"the daemon runs trims {health.version}, this is {ours}",
+            "restart it: leases are taken up again",
+        )
 
 
 def _frameworks() -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from trims.registry.base import read_manifest
 from trims.wire import trims_pb2 as pb
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 
@@ -36,11 +36,15 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add.add_argument("--name", help="name for an artifact (default: from its file name)")
     add.add_argument("--replace", action="store_true", help="replace another manifest of the same name")
     add.add_argument("--lazy", action="store_true", help="do not convert now; the first load will")
-    commands.add_parser("register", parents=[add], add_help=False, help="the same as add").set_defaults(run=_register_model)
+    commands.add_parser("register", parents=[add], add_help=False, help="the same as add").set_defaults(
+        run=_register_model
+    )
     _add(commands, "list", "all registered models", _list, json=True)
     _add(commands, "ps", "what is resident, where, how large, held by whom, until when", _ps, json=True)
     _model(_add(commands, "show", "everything about one model", _show, json=True))
-    load = _model(_add(commands, "load", "have a model loaded before anybody asks for it", _load, json=True), place=True)
+    load = _model(
+        _add(commands, "load", "have a model loaded before anybody asks for it", _load, json=True), place=True
+    )
     load.add_argument("--deadline-s", type=float, help="seconds to wait for the load and for room")
     evict = _model(_add(commands, "evict", "free a model's memory; it stays registered", _evict, json=True), place=True)
     evict.add_argument("--drain", action="store_true", help="let leases run out first")
@@ -188,7 +192,11 @@ def _evict(options: argparse.Namespace) -> None:
 def _pin(options: argparse.Namespace) -> None:
     with control(options.runtime_dir) as door:
         door.Pin(pb.PinRequest(name=options.name, place=options.place))
-        loading(options.name, door.Load(pb.LoadRequest(name=options.name, place=options.place or "cpu")), quiet=False)
+        loading(
+            options.name,
+            door.Load(pb.LoadRequest(name=options.name, place=options.place or "cpu")),
+            quiet=False,
+        )
     say(f"{options.name} is pinned at {options.place or 'cpu'}")
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trims.cli.output import say, say_json, table
 from trims.core.errors import CallerError
 from trims.core.units import format_bytes
+
+if TYPE_CHECKING:
+    import argparse
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

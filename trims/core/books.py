@@ -34,8 +34,8 @@ def usage(replica: Replica) -> Usage:
 def too_large(replica: Replica, capacity: int) -> TooLargeError:
     """The image exceeds the whole tier."""
     return TooLargeError(
-        f"the image takes {format_bytes(replica.nbytes)} ({replica.nbytes} bytes), the {replica.place} tier has a capacity "
-        f"of {format_bytes(capacity)} in all; raise the tier's capacity"
+        f"the image takes {format_bytes(replica.nbytes)} ({replica.nbytes} bytes), the {replica.place} tier has a "
+        f"capacity of {format_bytes(capacity)} in all; raise the tier's capacity"
     )
 
 

@@ -1,7 +1,8 @@
 """A manifest: what names an artifact and says how to keep and run it.
 
-Here a mapping (read from YAML by the registry) becomes a checked, frozen `Manifest`. Unknown fields, wrong types and paths
-that leave the manifest's folder are ManifestErrors that name the field. `manifests/schema.json` says the same for editors.
+Here a mapping (read from YAML by the registry) becomes a checked, frozen `Manifest`. Unknown fields, wrong types and
+paths that leave the manifest's folder are ManifestErrors that name the field. `manifests/schema.json` says the same for
+editors.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trims.core.errors import ManifestError
-from trims.core.place import Place
+from trims.core.place import CPU, Place
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,126}[a-z0-9])?\Z")
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?\Z")
@@ -72,7 +73,7 @@ class Keep:
         persist: Whether a disk image is kept: `auto` when the artifact had to be converted.
     """
 
-    place: Place = Place.parse("cpu")
+    place: Place = CPU
     pin: bool = False
     keep_alive_s: float | None = None
     persist: str = "auto"

@@ -59,7 +59,8 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.policy import Policy
 
-#: Opens of images that are not resident any more are remembered for so many images, so that frequency outlives eviction.
+#: Opens of images that are not resident any more are remembered for so many images, so that frequency outlives
+#: eviction.
 REMEMBERED_IMAGES = 4096
 
 
@@ -103,7 +104,7 @@ class Residency:
             Tick: self._tick,
         }
 
-    # -- the door and questions -------------------------------------------------------------------------------------------------
+    # -- the door and questions ------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Instruction]:
         """Take one event in; returns what the store must do, in order.
@@ -163,7 +164,9 @@ class Residency:
         if replica.state is State.SEALED:
             self._serve(replica, event.waiter, event.at_s, warm=True)
         elif replica.state is State.DRAINING and event.waiter.deadline_at_s is None:
-            error = InUseError("the model is being evicted and waits for its last reader; set a deadline to wait for it")
+            error = InUseError(
+                "the model is being evicted and waits for its last reader; set a deadline to wait for it"
+            )
             self._refuse(event.waiter, error)
         else:
             replica.waiters[event.waiter.ticket] = event.waiter
@@ -425,13 +428,13 @@ class Residency:
 
     def _free(self, replica: Replica, at_s: float, why: str, *, evicted: bool) -> None:
         if replica.held:
-            raise InternalError(f"{replica.key[:16]} at {replica.place} was to be freed under {books.why_in_use(replica)}")
+            raise InternalError(
+                f"{replica.key[:16]} at {replica.place} was to be freed under {books.why_in_use(replica)}"
+            )
         self._step(replica, State.FREEING, at_s, why)
         replica.keep_until_s = None
         self._policies[replica.place].gone(replica.key, evicted=evicted)
-        self._out.append(
-            Free(key=replica.key, place=replica.place, generation=replica.generation, evicted=evicted)
-        )
+        self._out.append(Free(key=replica.key, place=replica.place, generation=replica.generation, evicted=evicted))
 
     def _freed(self, event: Freed) -> None:
         replica = self._current(event)
@@ -469,7 +472,9 @@ class Residency:
 
     def _adopted(self, event: Adopted) -> None:
         if (event.key, event.place) in self.replicas or event.nbytes > self.room(event.place):
-            raise InternalError(f"{event.key[:16]} at {event.place} cannot be adopted: it is there, or there is no room")
+            raise InternalError(
+                f"{event.key[:16]} at {event.place} cannot be adopted: it is there, or there is no room"
+            )
         replica = Replica(event.key, event.place, next(self._generations), nbytes=event.nbytes, cost_s=event.cost_s)
         replica.keep_alive_s, replica.filled_at_s = event.keep_alive_s, event.at_s
         self.replicas[event.key, event.place] = replica
@@ -477,7 +482,7 @@ class Residency:
         self._policies[replica.place].used(books.usage(replica))
         self._touch(replica, event.at_s)
 
-    def _drain_requested(self, event: DrainRequested) -> None:  # noqa: ARG002 - all handlers take their event
+    def _drain_requested(self, event: DrainRequested) -> None:
         self.draining = True
 
     def _tick(self, event: Tick) -> None:

@@ -97,7 +97,9 @@ class AttachDoor:
         max_sessions: One more is refused.
     """
 
-    def __init__(self, store: Store, path: Path, *, mode: int = 0o600, boot: str = "", max_sessions: int = 4096) -> None:
+    def __init__(
+        self, store: Store, path: Path, *, mode: int = 0o600, boot: str = "", max_sessions: int = 4096
+    ) -> None:
         self._store = store
         self._path = path
         self._mode = mode
@@ -159,7 +161,7 @@ class AttachDoor:
             except BlockingIOError:
                 return
             except OSError as error:  # out of descriptors: those who are in stay in
-                log.error("a client cannot be let in: %s", error)  # noqa: TRY400 - the cause is all there is
+                log.error("a client cannot be let in: %s", error)
                 return
             if len(self._sessions) >= self._max_sessions:
                 log.warning("a client is turned away: %d sessions are the limit", self._max_sessions)

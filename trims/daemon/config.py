@@ -1,4 +1,5 @@
-"""The daemon's settings: one frozen object, built at the edge from flags, environment, file and defaults, in that order.
+"""The daemon's settings: one frozen object, built at the edge from flags, environment, file and defaults, in that
+order.
 
 Below `main` nobody reads the environment. `trims serve --help` and `docs/operations.md` list the same fields.
 """
@@ -20,7 +21,7 @@ from trims.wire.address import default_runtime_dir
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_SHM = "/dev/shm"  # noqa: S108 - the file system POSIX shared memory lies in
+_SHM = "/dev/shm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Config:
         disk_capacity_bytes: Images on disk. Default: half of what is free, at most 256 GiB.
         cpu_policy: Eviction policy of the cpu tier (lru, lfu, fifo, gdsf or a plugin's).
         disk_policy: The same for the disk tier.
-        keep_alive_s: Seconds an idle replica stays in memory: None until the room is needed (lazy), 0 not at all (eager).
+        keep_alive_s: Seconds an idle replica stays in memory: None until the room is needed (lazy), 0 not at all
+            (eager).
         environments: Framework -> Python interpreter, for frameworks that need an environment of their own.
         converter_memory_bytes: Private memory of a converter child.
         converter_time_s: Its wall seconds.
@@ -63,7 +65,13 @@ class Config:
 
     def validate(self) -> None:
         """Check ranges. Raises ConfigError naming the setting."""
-        for name in ("cpu_capacity_bytes", "disk_capacity_bytes", "converter_memory_bytes", "workers", "converters"):
+        for name in (
+            "cpu_capacity_bytes",
+            "disk_capacity_bytes",
+            "converter_memory_bytes",
+            "workers",
+            "converters",
+        ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
         if self.log_level not in ("debug", "info", "warning", "error"):
@@ -130,7 +138,11 @@ def _keep_alive(value: Any) -> float | None:
 
 def _environments(value: Any) -> dict[str, Path]:
     """`mxnet=/path/to/python,other=/path`, or a mapping."""
-    pairs = value.items() if isinstance(value, dict) else [part.partition("=")[::2] for part in str(value).split(",") if part]
+    pairs = (
+        value.items()
+        if isinstance(value, dict)
+        else [part.partition("=")[::2] for part in str(value).split(",") if part]
+    )
     found = {str(name): Path(path).absolute() for name, path in pairs}
     for name, path in found.items():
         if not path.is_file():
@@ -139,7 +151,17 @@ def _environments(value: Any) -> dict[str, Path]:
 
 
 def _flag(value: Any) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False, "": False}
+    words = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+        "": False,
+    }
     return words[str(value).lower()]
 
 

@@ -1,7 +1,7 @@
 """The control door: gRPC on a Unix socket, for operators and schedulers.
 
-Every handler turns errors of the tree into a status in one place (`trims.wire.status`); anything else is our bug and ends
-that call only. Not covered: opening weights (`attach_door`).
+Every handler turns errors of the tree into a status in one place (`trims.wire.status`); anything else is our bug and
+ends that call only. Not covered: opening weights (`attach_door`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import os
 import queue
 import time
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
 import yaml
 
 from trims.core.errors import InternalError, ManifestError, TrimsError
-from trims.core.manifest import Manifest
 from trims.core.place import CPU, Place
 from trims.daemon import views
 from trims.daemon.check import check_store
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from trims.core.manifest import Manifest
     from trims.daemon.attach_door import AttachDoor
     from trims.registry.base import Registry
     from trims.store.asks import Pending
@@ -57,10 +57,13 @@ def _guarded(handler: _Handler) -> _Handler:
         except Exception as error:
             if not _aborted(context):
                 log.exception("%s failed", handler.__name__)
-                abort(context, InternalError(f"{type(error).__name__}: {error}; the daemon's log has the details"))
+                abort(
+                    context,
+                    InternalError(f"{type(error).__name__}: {error}; the daemon's log has the details"),
+                )
             raise
 
-    return guarded  # type: ignore[return-value] # a wrapper with the same signature
+    return cast("_Handler", guarded)
 
 
 def _aborted(context: grpc.ServicerContext) -> bool:
@@ -108,7 +111,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):  # type: ignore[misc] # gener
         self._pool = futures.ThreadPoolExecutor(_WORKERS, thread_name_prefix="trims-control")
         options = (("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0))
         self._server = grpc.server(self._pool, options=options)
-        trims_pb2_grpc.add_ControlServicer_to_server(self, self._server)
+        trims_pb2_grpc.add_ControlServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self._server.add_insecure_port(f"unix:{self._path}")
         self._server.start()
         self._path.chmod(0o600)
@@ -232,9 +235,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):  # type: ignore[misc] # gener
     def Check(self, request: pb.CheckRequest, context: grpc.ServicerContext) -> pb.CheckReply:
         """Hold the books against the facts."""
         report = check_store(self._store, verify=request.verify)
-        return pb.CheckReply(
-            findings=report.findings, replicas=report.replicas, verified_bytes=report.verified_bytes
-        )
+        return pb.CheckReply(findings=report.findings, replicas=report.replicas, verified_bytes=report.verified_bytes)
 
     @_guarded
     def Drain(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.Empty:

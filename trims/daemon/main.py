@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trims.daemon.config import Config
+    from trims.tiers.base import Tier
 
 log = logging.getLogger(__name__)
 #: Threads hand the interpreter over this often. The default of 5 ms would be the tail latency of a warm open.
@@ -98,10 +99,8 @@ class Daemon:
         limits = Limits(memory_bytes=config.converter_memory_bytes, time_s=config.converter_time_s)
         self.registry = SqliteRegistry(database)
         self.catalog = Catalog(database)
-        resolver = Resolver(
-            self.registry, self.catalog, config.environments, config.state_dir / "artifacts", limits
-        )
-        tiers = [
+        resolver = Resolver(self.registry, self.catalog, config.environments, config.state_dir / "artifacts", limits)
+        tiers: list[Tier] = [
             CpuTier(shm_prefix(config.state_dir), config.cpu_capacity_bytes),
             DiskTier(config.state_dir / "images", config.disk_capacity_bytes),
         ]
@@ -131,7 +130,7 @@ class Daemon:
             on_shutdown=self.ask_to_end,
         )
 
-    def ask_to_end(self, purge: bool = False) -> None:  # noqa: FBT001, FBT002 - also a callback with one argument
+    def ask_to_end(self, purge: bool = False) -> None:
         """Make `wait` return. Safe from any thread and from signal handlers."""
         self._purge = self._purge or purge
         self._end.set()
@@ -172,7 +171,9 @@ def load_policy(name: str) -> Policy:
 def serve(config: Config) -> None:
     """Run a daemon in this process until a signal or Shutdown ends it."""
     logging.basicConfig(
-        level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=config.log_level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

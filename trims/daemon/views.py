@@ -123,9 +123,7 @@ def load_progress(store: Store, name: str, place: Place | None) -> pb.LoadProgre
     progress = store.runner.progress(known.key, where)
     if found is None or found.state is not State.FILLING:
         return pb.LoadProgress(phase=found.state.value if found else "queued")
-    return pb.LoadProgress(
-        phase="filling", done_bytes=progress.done_bytes if progress else 0, total_bytes=found.nbytes
-    )
+    return pb.LoadProgress(phase="filling", done_bytes=progress.done_bytes if progress else 0, total_bytes=found.nbytes)
 
 
 def change(changed: Changed, names: Sequence[str]) -> pb.Change:

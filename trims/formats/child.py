@@ -50,7 +50,7 @@ class Child:
             message, fds = request
             try:
                 answer = self._carry_out(message, fds)
-            except Exception as error:  # noqa: BLE001 - whatever a framework or an author's code raises is an answer
+            except Exception as error:
                 answer = _refusal(error, message)
             finally:
                 for fd in fds:

@@ -40,11 +40,11 @@ class MxnetConverter:
     version: ClassVar[int] = 1
     host_specific: ClassVar[bool] = False
 
-    def needs_child(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
+    def needs_child(self, options: Mapping[str, Any]) -> bool:
         """Never: nothing of the artifact is run."""
         return False
 
-    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """None: the image holds what the files hold."""
         return ()
 

@@ -68,15 +68,15 @@ class OnnxConverter:
     version: ClassVar[int] = 1
     host_specific: ClassVar[bool] = True
 
-    def needs_child(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
+    def needs_child(self, options: Mapping[str, Any]) -> bool:
         """Always: ONNX Runtime reads the file."""
         return True
 
-    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """ONNX Runtime optimizes, onnx takes the result apart."""
         return ("onnxruntime", "onnx")
 
-    def claims(self, main: Path, first_bytes: bytes) -> bool:  # noqa: ARG002
+    def claims(self, main: Path, first_bytes: bytes) -> bool:
         """By name alone: a protobuf has no magic number."""
         return main.suffix.lower() == ".onnx"
 
@@ -107,14 +107,10 @@ class _Options:
     def read(cls, options: Mapping[str, Any], main: Path) -> _Options:
         check_options(main, options, ("optimize", "prepack", "threads"))
         optimize = options.get("optimize", "all")
-        optimize = (
-            {True: "all", False: "none"}.get(optimize, optimize) if isinstance(optimize, bool) else optimize
-        )
+        optimize = {True: "all", False: "none"}.get(optimize, optimize) if isinstance(optimize, bool) else optimize
         found = cls(optimize, options.get("prepack", False), options.get("threads", 0))
         if found.optimize not in _LEVELS:
-            raise ArtifactError(
-                f"{main}: option optimize is one of {', '.join(_LEVELS)}, not {found.optimize!r}"
-            )
+            raise ArtifactError(f"{main}: option optimize is one of {', '.join(_LEVELS)}, not {found.optimize!r}")
         if type(found.prepack) is not bool:
             raise ArtifactError(f"{main}: option prepack is true or false, not {found.prepack!r}")
         if type(found.threads) is not int or not 0 <= found.threads <= 1024:
@@ -144,6 +140,8 @@ def _optimize(main: Path, options: _Options, folder: Path) -> tuple[Any, _Saved]
 
 
 def _save_optimized(main: Path, options: _Options, folder: Path) -> None:
+    # Since 1.29 ONNX Runtime reports to its maker when it is imported; a converter speaks to its daemon only.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnxruntime
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
@@ -158,9 +156,7 @@ def _save_optimized(main: Path, options: _Options, folder: Path) -> None:
         "session.disable_prepacking": "1",
     }.items():
         settings.add_session_config_entry(key, value)
-    refusals = tuple(
-        kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)
-    )
+    refusals = tuple(kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception))
     try:
         onnxruntime.InferenceSession(os.fspath(main), settings, providers=["CPUExecutionProvider"])
     except refusals as error:
@@ -264,7 +260,5 @@ def _program(model: Any, options: _Options) -> Program:
 def _describe(value: Any) -> dict[str, Any]:
     """Name, dtype and shape of an input or output; a dimension is a number, a name, or None if unknown."""
     tensor = value.type.tensor_type
-    shape = [
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim
-    ]
+    shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim]
     return {"name": value.name, "dtype": _DTYPES.get(tensor.elem_type), "shape": shape}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import yaml
 
 from trims.core.errors import ManifestError
 from trims.core.manifest import Manifest, parse_manifest
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _MAX_MANIFEST_BYTES = 1 << 20
 

@@ -32,7 +32,9 @@ def connect(path: Path, schema: str) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.executescript(schema)
     except sqlite3.DatabaseError as error:
-        raise ConfigError(f"{path} is not a usable database ({error}); move it away and register the models again") from error
+        raise ConfigError(
+            f"{path} is not a usable database ({error}); move it away and register the models again"
+        ) from error
     return connection
 
 

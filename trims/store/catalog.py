@@ -82,7 +82,14 @@ class Catalog:
         with self._lock:
             self._db.execute(
                 "INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?, ?)",
-                (record.key, record.name, json.dumps(record.recipe), record.nbytes, record.cost_s, time.time()),
+                (
+                    record.key,
+                    record.name,
+                    json.dumps(record.recipe),
+                    record.nbytes,
+                    record.cost_s,
+                    time.time(),
+                ),
             )
 
     def key_of(self, name: str) -> str | None:

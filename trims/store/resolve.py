@@ -1,7 +1,7 @@
 """From a name to an image key: manifest, files, digests, recipe.
 
-The first resolution reads every byte of the artifact once (blake3, and sha256 where the manifest states one); later ones
-compare identities. The key is content-true: digests of all files, and everything else the image depends on.
+The first resolution reads every byte of the artifact once (blake3, and sha256 where the manifest states one); later
+ones compare identities. The key is content-true: digests of all files, and everything else the image depends on.
 """
 
 from __future__ import annotations
@@ -78,7 +78,12 @@ class Resolver:
     """
 
     def __init__(
-        self, registry: Registry, catalog: Catalog, environments: Mapping[str, Path], artifacts: Path, limits: Limits
+        self,
+        registry: Registry,
+        catalog: Catalog,
+        environments: Mapping[str, Path],
+        artifacts: Path,
+        limits: Limits,
     ) -> None:
         self._registry = registry
         self._catalog = catalog
@@ -169,7 +174,9 @@ class Resolver:
         else:
             main = self._build(manifest)
         if not main.is_file():
-            raise ArtifactError(f"{manifest.name}: {main} is not a file; correct the manifest's artifact, or put it there")
+            raise ArtifactError(
+                f"{manifest.name}: {main} is not a file; correct the manifest's artifact, or put it there"
+            )
         return main.absolute()
 
     def _build(self, manifest: Manifest) -> Path:
@@ -191,7 +198,9 @@ class Resolver:
         stated = dict(manifest.artifact.sha256)
         unknown = set(stated) - {file.name for file in files}
         if unknown:
-            raise ManifestError(f"{manifest.name}: artifact.sha256 names {sorted(unknown)[0]!r}, which is not a file of it")
+            raise ManifestError(
+                f"{manifest.name}: artifact.sha256 names {sorted(unknown)[0]!r}, which is not a file of it"
+            )
         return [self._digest(file, stated.get(file.name)) for file in files]
 
     def _digest(self, file: Path, stated_sha256: str | None) -> str:
@@ -220,7 +229,7 @@ def _identities(files: tuple[Path, ...]) -> tuple[str, ...]:
 
 def _inside_package(package: str, path: str) -> Path:
     """A file inside an installed package, found without importing it."""
-    spec = importlib.util.find_spec(package.split(".")[0])
+    spec = importlib.util.find_spec(package.split(".", maxsplit=1)[0])
     if spec is None or not spec.submodule_search_locations:
         raise ArtifactError(f"the Python package {package!r} is not installed beside the daemon; install it first")
     return Path(spec.submodule_search_locations[0]).joinpath(*package.split(".")[1:], path)
@@ -255,7 +264,9 @@ def _check_framework(manifest: Manifest, environment: Environment, *, required: 
     try:
         wanted = SpecifierSet(framework.version)
     except InvalidSpecifier as error:
-        raise ManifestError(f"{manifest.name}: framework.version {framework.version!r} is no version constraint") from error
+        raise ManifestError(
+            f"{manifest.name}: framework.version {framework.version!r} is no version constraint"
+        ) from error
     if installed is None and not required:
         return
     if installed is None or not wanted.contains(installed, prereleases=True):

@@ -104,9 +104,7 @@ class Store:
         self.catalog = catalog
         self.counters: Counter[str] = Counter()
         self.residency = Residency({place: tier.capacity_bytes for place, tier in self.tiers.items()}, policies)
-        self.runner = Runner(
-            self.tiers, limits, tracer, self._feed, workers=workers, converters=converters
-        )
+        self.runner = Runner(self.tiers, limits, tracer, self._feed, workers=workers, converters=converters)
         self._keep_alive_s = keep_alive_s
         self._verify = verify
         self._lock = threading.Lock()
@@ -195,15 +193,12 @@ class Store:
         """Free every replica whose memory does not survive a reboot anyway."""
         for replica in list(self.residency.replicas.values()):
             if replica.place != DISK:
-                self._feed(
-                    PinChanged(at_s=time.monotonic(), key=replica.key, place=replica.place, pinned=False)
-                )
-                self._feed(
-                    EvictRequested(at_s=time.monotonic(), key=replica.key, place=replica.place, drain=True)
-                )
+                self._feed(PinChanged(at_s=time.monotonic(), key=replica.key, place=replica.place, pinned=False))
+                self._feed(EvictRequested(at_s=time.monotonic(), key=replica.key, place=replica.place, drain=True))
         with self._changed:
             self._changed.wait_for(
-                lambda: all(replica.place == DISK for replica in self.residency.replicas.values()), timeout=30.0
+                lambda: all(replica.place == DISK for replica in self.residency.replicas.values()),
+                timeout=30.0,
             )
 
     # -- sessions and requests -------------------------------------------------------------------------------------
@@ -352,7 +347,14 @@ class Store:
         if extent is None:
             return lambda: ask.answer(InternalError(f"{lease.key[:16]} at {lease.place} is sealed but has no memory"))
         granted = Granted(
-            lease.number, lease.key, lease.place, lease.generation, it.nbytes, extent.digest, extent.fd, it.warm
+            lease.number,
+            lease.key,
+            lease.place,
+            lease.generation,
+            it.nbytes,
+            extent.digest,
+            extent.fd,
+            it.warm,
         )
         return lambda: ask.answer(granted)
 
@@ -375,7 +377,9 @@ class Store:
     def _bind_measure(self, it: Measure) -> Callable[[], None]:
         job, resolved = Job(it.key, it.place, it.generation), self._images.get(it.key)
         if resolved is None:
-            error = ModelNotFoundError(f"the artifact of image {it.key[:16]} is not known to this daemon; open it by name")
+            error = ModelNotFoundError(
+                f"the artifact of image {it.key[:16]} is not known to this daemon; open it by name"
+            )
             failed = FillFailed(
                 at_s=time.monotonic(), key=it.key, place=it.place, generation=it.generation, error=error
             )
@@ -425,7 +429,9 @@ class Store:
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
-    def evict(self, name: str, place: Place | None = None, *, drain: bool = False, timeout_s: float = 60.0) -> list[Place]:
+    def evict(
+        self, name: str, place: Place | None = None, *, drain: bool = False, timeout_s: float = 60.0
+    ) -> list[Place]:
         """Free a model's replicas; returns where it was. Raises InUseError unless `drain`, ModelNotFoundError.
 
         With `drain` a leased replica goes when its last lease closes, and this returns at once.
@@ -467,9 +473,7 @@ class Store:
         """A replica's bytes turned out wrong."""
         self.counters["broken"] += 1
         log.error("replica %s at %s is broken: %s", key[:16], place, reason)
-        self._feed(
-            ReplicaBroken(at_s=time.monotonic(), key=key, place=place, generation=generation, reason=reason)
-        )
+        self._feed(ReplicaBroken(at_s=time.monotonic(), key=key, place=place, generation=generation, reason=reason))
 
     # -- questions -------------------------------------------------------------------------------------------------
 

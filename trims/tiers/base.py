@@ -1,7 +1,7 @@
 """The tier protocol: create, seal, free, scan. Every tier passes the contract suite in `trims.testing.contracts`.
 
-A tier knows how to hold images at one place. It never decides what to hold: capacity is charged by residency, which asks
-for nothing that does not fit; a tier still refuses with CapacityError when the machine has less than was promised.
+A tier knows how to hold images at one place. It never decides what to hold: capacity is charged by residency, which
+asks for nothing that does not fit; a tier still refuses with CapacityError when the machine has less than was promised.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The disk tier: a folder of images under content-true names.
 
 `images/<key>.<digest>.safetensors` is written under a temporary name, synced, and renamed, so that a name is a promise.
-Whether the bytes still keep it is checked by length and, when the file was touched since this daemon checked it, by digest.
+Whether the bytes still keep it is checked by length and, when the file was touched since this daemon checked it, by
+digest.
 """
 
 from __future__ import annotations

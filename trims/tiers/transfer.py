@@ -1,9 +1,9 @@
 """Moving the bytes of an image between two descriptors, and hashing them.
 
 Reads are parallel and land in small reused buffers that stay in the processor's cache on their way out; writes go
-through the file, so that a full target is an error and never a SIGBUS. Whether the source is read with O_DIRECT is decided
-by measurement: pages that are cached already are never read around the cache; otherwise the first chunks are read
-both ways and the faster way reads the rest.
+through the file, so that a full target is an error and never a SIGBUS. Whether the source is read with O_DIRECT is
+decided by measurement: pages that are cached already are never read around the cache; otherwise the first chunks are
+read both ways and the faster way reads the rest.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Source:
             return bool(chunk % 2)
         return self.spent_s[True] / self.read_chunks[True] < self.spent_s[False] / self.read_chunks[False]
 
-    def record(self, direct: bool, seconds: float) -> None:  # noqa: FBT001 - a key, not a switch
+    def record(self, direct: bool, seconds: float) -> None:
         self.spent_s[direct] += seconds
         self.read_chunks[direct] += 1
 

@@ -96,9 +96,7 @@ def state(seed: int) -> dict[str, NDArray[Any]]:
     return tensors
 
 
-def _conv_state(
-    conv: Conv, random: np.random.Generator, *, gain: float
-) -> Iterator[tuple[str, NDArray[Any]]]:
+def _conv_state(conv: Conv, random: np.random.Generator, *, gain: float) -> Iterator[tuple[str, NDArray[Any]]]:
     filters, fan_in = conv.shape[0], conv.shape[1] * conv.shape[2] * conv.shape[3]
     yield f"{conv.name}.weight", _normal(random, conv.shape, (2.0 / fan_in) ** 0.5)
     yield f"{conv.norm}.weight", (gain * random.uniform(0.8, 1.2, filters)).astype(np.float32)

@@ -33,11 +33,7 @@ def model(seed: int) -> Any:
     """The ModelProto."""
     nodes = _Nodes()
     nodes.head(_body(nodes))
-    state = {
-        name: array
-        for name, array in resnet50.state(seed).items()
-        if not name.endswith("num_batches_tracked")
-    }
+    state = {name: array for name, array in resnet50.state(seed).items() if not name.endswith("num_batches_tracked")}
     graph = helper.make_graph(
         nodes.made,
         "resnet50",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import mxnet as mx
 import numpy as np
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ FULLY_CONNECTED = (4096, 4096, CLASSES)
 
 def build(out_dir: Path, *, seed: int) -> str:
     """Write `vgg16-symbol.json` and `vgg16-0000.params` (528 MiB); returns the symbol's name."""
+    import mxnet as mx
+
     parameters = {f"arg:{name}": mx.nd.array(array, dtype="float32") for name, array in state(seed)}
     mx.nd.save(str(out_dir / f"{PREFIX}-0000.params"), parameters)
     name = f"{PREFIX}-symbol.json"
@@ -36,13 +37,13 @@ def build(out_dir: Path, *, seed: int) -> str:
 
 def symbol() -> Any:
     """The graph, with the names of MXNet's own example."""
+    import mxnet as mx
+
     value = mx.sym.Variable("data")
     for stage, (count, filters) in enumerate(STAGES, start=1):
         for number in range(1, count + 1):
             name = f"{stage}_{number}"
-            value = mx.sym.Convolution(
-                value, kernel=(3, 3), pad=(1, 1), num_filter=filters, name=f"conv{name}"
-            )
+            value = mx.sym.Convolution(value, kernel=(3, 3), pad=(1, 1), num_filter=filters, name=f"conv{name}")
             value = mx.sym.Activation(value, act_type="relu", name=f"relu{name}")
         value = mx.sym.Pooling(value, pool_type="max", kernel=(2, 2), stride=(2, 2), name=f"pool{stage}")
     value = mx.sym.flatten(value, name="flatten")

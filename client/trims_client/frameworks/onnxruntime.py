@@ -1,8 +1,10 @@
 """ONNX Runtime sessions over shared weights.
 
 The graph comes optimized from the image and the weights stay where they are: a session costs milliseconds
-and, beside its activations, no memory of its own. Covered: the CPU execution provider. Not covered: other
-providers, which would copy every weight to their device.
+and, beside its activations, no memory of its own. Covered: the CPU execution provider. Not covered: other providers, which would copy every weight to their device.
+
+ONNX Runtime reports to its maker from 1.29 on, and keeps a database in the user's cache for that. This module leaves
+it as it finds it; `ORT_DISABLE_TELEMETRY=1` in the environment stops it and makes the import some 15 ms shorter.
 """
 
 from __future__ import annotations
@@ -86,9 +88,7 @@ def _checked_program(weights: Weights) -> Program:
     program = weights.program()
     if program is None or program.kind != _PROGRAM_KIND:
         kind = "no program" if program is None else f"a program for {program.kind}"
-        raise NotSupportedError(
-            f"{weights.name!r} carries {kind}; a session needs a model converted from ONNX"
-        )
+        raise NotSupportedError(f"{weights.name!r} carries {kind}; a session needs a model converted from ONNX")
     return program
 
 
@@ -139,18 +139,14 @@ def _complete(
 def _check_options(options: onnxruntime.SessionOptions, name: str) -> onnxruntime.SessionOptions:
     owner = _entry(options, _OWNER)
     if owner is not None:
-        raise CallerError(
-            f"these SessionOptions carry the weights of {owner!r} already; make new ones for {name!r}"
-        )
+        raise CallerError(f"these SessionOptions carry the weights of {owner!r} already; make new ones for {name!r}")
     levels = onnxruntime.GraphOptimizationLevel
     if options.graph_optimization_level not in (levels.ORT_ENABLE_ALL, levels.ORT_DISABLE_ALL):
         raise NotSupportedError(
             f"{name!r} was optimized when converted; choose the level by the manifest's option `optimize`"
         )
     if options.optimized_model_filepath:
-        raise NotSupportedError(
-            f"{name!r} cannot be saved from here: its weights lie in shared memory, not in a file"
-        )
+        raise NotSupportedError(f"{name!r} cannot be saved from here: its weights lie in shared memory, not in a file")
     if _entry(options, _EXTERNAL_FOLDER[0]) is not None:
         raise NotSupportedError(f"{name!r} has no external data; leave {_EXTERNAL_FOLDER[0]} out")
     return options
