@@ -127,9 +127,7 @@ def check_a_block_answers_as_mxnets_own(case: Case) -> None:
     with case.open() as weights:
         net = shared.block(weights)
     prefix = str(case.folder / "m")
-    own = mx.gluon.SymbolBlock.imports(
-        f"{prefix}-symbol.json", ["data", "prob_label"], f"{prefix}-0000.params"
-    )
+    own = mx.gluon.SymbolBlock.imports(f"{prefix}-symbol.json", ["data", "prob_label"], f"{prefix}-0000.params")
     label = mx.nd.zeros((INPUT[0],))
     for _ in range(3):
         np.testing.assert_array_equal(net(case.data, label).asnumpy(), own(case.data, label).asnumpy())
@@ -145,9 +143,7 @@ def check_a_blocks_parameters_are_not_copied(case: Case) -> None:
         layout = weights.layout.tensors
         parameters = shared.block(weights).collect_params()
     base = address(parameters["up_weight"].data()) - layout["up_weight"].offset
-    assert all(
-        address(parameter.data()) - base == layout[name].offset for name, parameter in parameters.items()
-    )
+    assert all(address(parameter.data()) - base == layout[name].offset for name, parameter in parameters.items())
 
 
 def check_what_one_executor_writes_no_other_sees(case: Case) -> None:

@@ -65,9 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_image(plan_image([SourceTensor("w", "F32", (4,))]), path / "plain")
     program = Program("mxnet-symbol", {"auxiliary": [], "inputs": []}, b"{}")
     dtypes = ("F32", "F64", "F16", "U8", "I8", "I32", "I64", "BOOL")
-    write_image(
-        plan_image([SourceTensor(d, d, (3, 5), ones) for d in dtypes], program=program), path / "dtypes"
-    )
+    write_image(plan_image([SourceTensor(d, d, (3, 5), ones) for d in dtypes], program=program), path / "dtypes")
     write_image(plan_image([SourceTensor("w", "U32", (4,))], program=program), path / "foreign")
     return path
 

@@ -181,9 +181,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path, cut: int) -> None:
         (WHOLE[:-1] + b"\xff", "not UTF-8"),
     ],
 )
-def test_a_file_that_lies_is_refused_by_what_it_lies_about(
-    tmp_path: Path, data: bytes, complaint: str
-) -> None:
+def test_a_file_that_lies_is_refused_by_what_it_lies_about(tmp_path: Path, data: bytes, complaint: str) -> None:
     main = save(tmp_path, data)
     with pytest.raises(ArtifactError, match=complaint):
         image(main)

@@ -40,11 +40,11 @@ class MxnetConverter:
     version: ClassVar[int] = 1
     host_specific: ClassVar[bool] = False
 
-    def needs_child(self, options: Mapping[str, Any]) -> bool:
+    def needs_child(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Never: nothing of the artifact is run."""
         return False
 
-    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
         """None: the image holds what the files hold."""
         return ()
 
@@ -55,11 +55,7 @@ class MxnetConverter:
     def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
         """The file given, and the one that belongs to it."""
         check_options(main, options, ("epoch",))
-        other = (
-            _params_of(main, options.get("epoch"))
-            if _is_symbol(main)
-            else _symbol_of(main, options.get("epoch"))
-        )
+        other = _params_of(main, options.get("epoch")) if _is_symbol(main) else _symbol_of(main, options.get("epoch"))
         for path in (main, other):
             SourceFile.look(path)
         return main, other
@@ -123,9 +119,7 @@ def _sources(file: SourceFile) -> tuple[list[SourceTensor], list[str]]:
 
 def _program(file: SourceFile, sources: list[SourceTensor], auxiliary: list[str]) -> Program:
     if file.nbytes > _MAX_SYMBOL_BYTES:
-        raise ArtifactError(
-            f"{file.path}: {file.nbytes} bytes are no symbol; {_MAX_SYMBOL_BYTES} are the limit"
-        )
+        raise ArtifactError(f"{file.path}: {file.nbytes} bytes are no symbol; {_MAX_SYMBOL_BYTES} are the limit")
     body = file.read(file.nbytes)
     known = {source.name for source in sources}
     inputs = [name for name in _variables(body, file.path) if name not in known]

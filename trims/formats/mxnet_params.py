@@ -87,9 +87,7 @@ class _Reader:
             raise self._broken(f"array {number} has the unknown dtype {flag}")
         stored = StoredArray("", _DTYPES[flag], shape, self._at)
         if stored.end > self._nbytes:
-            raise self._broken(
-                f"array {number} of {stored.dtype}{list(shape)} ends behind the file: truncated?"
-            )
+            raise self._broken(f"array {number} of {stored.dtype}{list(shape)} ends behind the file: truncated?")
         self._at = stored.end
         return stored.dtype, shape, stored.offset
 

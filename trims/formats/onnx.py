@@ -68,15 +68,15 @@ class OnnxConverter:
     version: ClassVar[int] = 1
     host_specific: ClassVar[bool] = True
 
-    def needs_child(self, options: Mapping[str, Any]) -> bool:
+    def needs_child(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Always: ONNX Runtime reads the file."""
         return True
 
-    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
         """ONNX Runtime optimizes, onnx takes the result apart."""
         return ("onnxruntime", "onnx")
 
-    def claims(self, main: Path, first_bytes: bytes) -> bool:
+    def claims(self, main: Path, first_bytes: bytes) -> bool:  # noqa: ARG002
         """By name alone: a protobuf has no magic number."""
         return main.suffix.lower() == ".onnx"
 

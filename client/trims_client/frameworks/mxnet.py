@@ -96,9 +96,7 @@ def block(weights: Weights, inputs: Sequence[str] | None = None, ctx: Any = None
     known = {**arguments, **states}
     for name, parameter in net.collect_params().items():
         if name not in known:
-            raise CallerError(
-                f"{name!r} is neither an input nor in the image of {weights.name!r}; name it in `inputs`"
-            )
+            raise CallerError(f"{name!r} is neither an input nor in the image of {weights.name!r}; name it in `inputs`")
         _lend(parameter, known[name], device)
     return net
 
@@ -138,9 +136,7 @@ def _checked_device(ctx: Any) -> Any:
     return device
 
 
-def _inputs(
-    graph: Any, inputs: Sequence[str], shapes: Mapping[str, Sequence[int]], device: Any
-) -> dict[str, Any]:
+def _inputs(graph: Any, inputs: Sequence[str], shapes: Mapping[str, Sequence[int]], device: Any) -> dict[str, Any]:
     """Memory for every input, zeroed."""
     if strange := sorted(set(shapes) - set(inputs)):
         raise CallerError(f"{', '.join(strange)} is no input; this model has {', '.join(inputs)}")
@@ -149,9 +145,7 @@ def _inputs(
     except mx.base.MXNetError as error:
         raise CallerError(f"the graph does not take these shapes: {error}") from error
     if found is None:
-        raise CallerError(
-            f"the shapes of {', '.join(sorted(set(inputs) - set(shapes)))} do not follow; give them too"
-        )
+        raise CallerError(f"the shapes of {', '.join(sorted(set(inputs) - set(shapes)))} do not follow; give them too")
     known = dict(zip(graph.list_arguments(), found, strict=True))
     return {name: mx.nd.zeros(known[name], ctx=device) for name in inputs}
 
@@ -159,8 +153,6 @@ def _inputs(
 def _array(spec: TensorSpec, data: memoryview) -> Any:
     """An NDArray over the bytes; it keeps the numpy view, which keeps the mapping."""
     if spec.dtype not in _DTYPES:
-        raise NotSupportedError(
-            f"tensor {spec.name!r} is {spec.dtype}; MXNet computes with {', '.join(_DTYPES)} only"
-        )
+        raise NotSupportedError(f"tensor {spec.name!r} is {spec.dtype}; MXNet computes with {', '.join(_DTYPES)} only")
     array = np.frombuffer(data, dtype=numpy_dtype(spec.dtype)).reshape(spec.shape)
     return mx.nd.from_numpy(array, zero_copy=True)

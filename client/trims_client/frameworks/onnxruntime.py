@@ -1,7 +1,8 @@
 """ONNX Runtime sessions over shared weights.
 
 The graph comes optimized from the image and the weights stay where they are: a session costs milliseconds
-and, beside its activations, no memory of its own. Covered: the CPU execution provider. Not covered: other providers, which would copy every weight to their device.
+and, beside its activations, no memory of its own. Covered: the CPU execution provider. Not covered: other providers,
+which would copy every weight to their device.
 
 ONNX Runtime reports to its maker from 1.29 on, and keeps a database in the user's cache for that. This module leaves
 it as it finds it; `ORT_DISABLE_TELEMETRY=1` in the environment stops it and makes the import some 15 ms shorter.
