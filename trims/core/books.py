@@ -138,7 +138,7 @@ def _validate_people(residency: Residency, tickets: Mapping[int, Replica], sessi
         raise InvariantError(f"waiters differ: {waiting} by replica, {set(tickets)} by ticket")
 
 
-def _check(holds: bool, replica: Replica, rule: str) -> None:  # noqa: FBT001 - reads as a sentence
+def _check(holds: bool, replica: Replica, rule: str) -> None:
     if not holds:
         told = "\n  ".join(replica.story)
         raise InvariantError(

@@ -482,7 +482,7 @@ class Residency:
         self._policies[replica.place].used(books.usage(replica))
         self._touch(replica, event.at_s)
 
-    def _drain_requested(self, event: DrainRequested) -> None:
+    def _drain_requested(self, event: DrainRequested) -> None:  # noqa: ARG002 - all handlers take their event
         self.draining = True
 
     def _tick(self, event: Tick) -> None:

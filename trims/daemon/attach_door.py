@@ -161,7 +161,7 @@ class AttachDoor:
             except BlockingIOError:
                 return
             except OSError as error:  # out of descriptors: those who are in stay in
-                log.error("a client cannot be let in: %s", error)
+                log.error("a client cannot be let in: %s", error)  # noqa: TRY400 - the cause is all there is
                 return
             if len(self._sessions) >= self._max_sessions:
                 log.warning("a client is turned away: %d sessions are the limit", self._max_sessions)

@@ -1,5 +1,4 @@
-"""The daemon's settings: one frozen object, built at the edge from flags, environment, file and defaults, in that
-order.
+"""The daemon's settings: one frozen object, built at the edge from flags > environment > file > defaults.
 
 Below `main` nobody reads the environment. `trims serve --help` and `docs/operations.md` list the same fields.
 """
@@ -21,7 +20,7 @@ from trims.wire.address import default_runtime_dir
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_SHM = "/dev/shm"
+_SHM = "/dev/shm"  # noqa: S108 - the file system POSIX shared memory lies in
 
 
 @dataclass(frozen=True, slots=True)

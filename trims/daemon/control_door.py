@@ -70,7 +70,7 @@ def _aborted(context: grpc.ServicerContext) -> bool:
     return not context.is_active()
 
 
-class ControlDoor(trims_pb2_grpc.ControlServicer):  # type: ignore[misc] # generated code has no types
+class ControlDoor(trims_pb2_grpc.ControlServicer):
     """Serves the control door of one daemon.
 
     Args:

@@ -37,7 +37,7 @@ def detect(main: Path) -> Converter:
     )
 
 
-def converter(format: str) -> Converter:
+def converter(format: str) -> Converter:  # noqa: A002 - the manifest's word
     """The converter of this name. Raises NotSupportedError naming those there are."""
     entry = _entry_points().get(format)
     if entry is None:

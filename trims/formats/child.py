@@ -43,15 +43,17 @@ class Child:
         self._door = door
         self._plan: ImagePlan | None = None
         self._told_bytes = 0
+        self._subject = "the converter"
 
     def serve(self) -> None:
         """Answer requests until the parent hangs up."""
         while (request := self._receive()) is not None:
             message, fds = request
+            self._subject = str(message.get("call") or (message.get("files") or [self._subject])[0])
             try:
                 answer = self._carry_out(message, fds)
-            except Exception as error:
-                answer = _refusal(error, message)
+            except Exception as error:  # noqa: BLE001 - whatever a framework or an author's code raises is an answer
+                answer = _refusal(error, self._subject)
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -135,8 +137,7 @@ def _versions(message: dict[str, Any], _: list[int]) -> dict[str, Any]:
     return {"versions": installed_versions(message["names"], sys.path)}
 
 
-def _refusal(error: Exception, message: dict[str, Any]) -> dict[str, Any]:
-    what = (message.get("files") or [message.get("call", "the converter")])[0]
+def _refusal(error: Exception, what: str) -> dict[str, Any]:
     if isinstance(error, TrimsError):
         return {"error": error.code, "message": str(error)}
     if isinstance(error, ModuleNotFoundError):

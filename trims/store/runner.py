@@ -1,7 +1,6 @@
-"""Carrying out what takes time: measuring, filling, freeing. Workers report every outcome as an event, never by
-raising.
+"""Carrying out what takes time: measuring, filling, freeing.
 
-Extents and running conversions live here, keyed by image, place and generation. Not covered: who asked, and what to do
+Workers report every outcome as an event, never by raising. Extents and running conversions live here, keyed by image, place and generation. Not covered: who asked, and what to do
 about an outcome (`store`).
 """
 
@@ -242,10 +241,8 @@ class Runner:
             found = digest_of(draft.fd, draft.nbytes)
             if found != source.digest:
                 raise ImageError(
-                    f"the replica
-                    at {source.place} ({source.label}) hashes to {found[:16]}..., {source.digest[:16]}... " f"was sealed: changed or truncated"
-              
-               
+                    f"the replica at {source.place} ({source.label}) hashes to {found[:16]}..., "
+                    f"{source.digest[:16]}... was sealed: changed or truncated"
                 )
             source.fresh, source.identity = True, _identity(source.fd)
         return source.digest
@@ -264,11 +261,7 @@ class Runner:
         return Freed(at_s=time.monotonic(), key=job.key, place=job.place, generation=job.generation)
 
 
-def _check_converted(draft:
-Draft)
-->
-Non Non
-None None:
+def _check_converted(draft: Draft) -> None:
     """A converter child is not trusted: what it wrote must be an image in every respect."""
     with mmap.mmap(draft.fd, draft.nbytes, prot=mmap.PROT_READ) as data, memoryview(data) as view:
         image = ImageView(view)

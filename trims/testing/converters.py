@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LIMITS = Limits(memory_bytes=8 << 30, time_s=100.0)
 
 
-def artifact_at(main: Path, *, format: str | None = None, **options: Any) -> Artifact:
+def artifact_at(main: Path, *, format: str | None = None, **options: Any) -> Artifact:  # noqa: A002 - the manifest's word
     """The artifact whose main file this is; its format is detected unless given."""
     chosen = converter(format) if format else detect(main)
     return Artifact(chosen.format, chosen.files(main, options), options)
