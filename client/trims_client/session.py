@@ -16,7 +16,14 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CallerError, ClosedError, DaemonAwayError, LostPeerError, TrimsError
+from trims.core.errors import (
+    CallerError,
+    ClosedError,
+    DaemonAwayError,
+    DeadlineError,
+    LostPeerError,
+    TrimsError,
+)
 from trims.wire.address import ATTACH_SOCKET, default_runtime_dir
 from trims_client.channel import Channel
 from trims_client.mappings import Mappings
@@ -145,7 +152,7 @@ class Session:
             self._mappings.borrow(answer, fd),
             place=str(answer["place"]),
             trusted=self._trusted,
-            on_close=self._flush,
+            on_close=self._settle,
         )
         self._watch()
         return weights
@@ -154,15 +161,14 @@ class Session:
         """Ask; if the daemon has restarted since, connect again and ask once more."""
         timeout_s = None if deadline_s is None else deadline_s + _GRACE_S
         channel = self._connected()
+        self._flush()
         try:
-            answer = channel.request(message, timeout_s)
+            return channel.request(message, timeout_s)
         except LostPeerError as error:
             if not channel.broken or self._closed:
                 raise
             log.info("asking again after: %s", error)
-            answer = self._connected().request(message, timeout_s)
-        self._flush()
-        return answer
+            return self._connected().request(message, timeout_s)
 
     def _load_here(self, name: str, why: DaemonAwayError) -> Weights:
         from trims_client.fallback import load_here
@@ -223,7 +229,7 @@ class Session:
                 watcher.start()
 
     def _flush(self) -> None:
-        """Give back the leases that were given up meanwhile. Never blocks on the lock, never raises."""
+        """Give back the leases that were given up meanwhile, without waiting for an answer. Never raises."""
         given_up = self._mappings.given_up
         while given_up:
             channel = self._channel
@@ -233,6 +239,18 @@ class Session:
                 channel.tell({"op": "close", "lease": given_up.popleft()})
             except (LostPeerError, IndexError):
                 return
+
+    def _settle(self) -> None:
+        """The same, and return when the daemon has it in its books: who closes may evict right afterwards."""
+        channel = self._channel
+        if not self._mappings.given_up or channel is None or channel.broken or self._pid != os.getpid():
+            return
+        try:
+            last = self._mappings.given_up.pop()
+            self._flush()
+            channel.request({"op": "close", "lease": last}, _GRACE_S)
+        except (LostPeerError, DeadlineError, IndexError) as error:
+            log.debug("a lease ends with its session instead: %s", error)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -270,6 +288,7 @@ def _watch_connection(reference: weakref.ref[Session]) -> None:
             return
         channel = session._channel
         if channel is not None and not channel.broken:
+            session._flush()
             del session
             _wait_for_end(channel)
             retry_s = _FIRST_RETRY_S

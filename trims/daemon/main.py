@@ -75,6 +75,7 @@ class Daemon:
         self.tracer = Tracer()
         self._end = threading.Event()
         self._purge = False
+        self.ended = False
 
     def start(self) -> None:
         """Lock the folders, adopt what is there, open the doors. Raises ConfigError; nothing is left half open."""
@@ -141,6 +142,7 @@ class Daemon:
 
     def stop(self) -> None:
         """Close the doors, end the store, let go of the folders."""
+        self.ended = True
         self.attach.stop()
         self.store.stop(purge=self._purge)
         self.control.stop()

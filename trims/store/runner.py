@@ -1,7 +1,7 @@
 """Carrying out what takes time: measuring, filling, freeing.
 
-Workers report every outcome as an event, never by raising. Extents and running conversions live here, keyed by image, place and generation. Not covered: who asked, and what to do
-about an outcome (`store`).
+Workers report every outcome as an event, never by raising. Extents and running conversions live here, keyed by image,
+place and generation. Not covered: who asked, and what to do about an outcome (`store`).
 """
 
 from __future__ import annotations
