@@ -10,8 +10,10 @@ Options:
     optimize: `all` (default, also `true`): for this host's processor and this ONNX Runtime alone. `extended`
         or `basic`: for this ONNX Runtime on any processor. `none` (`false`): the graph as published, for
         anybody.
-    prepack: Whether sessions may re-order matrix weights into private memory: faster where matrix products
-        dominate, and no longer shared. Default false.
+    prepack: Whether sessions may copy matrix weights, re-ordered, into private memory. Default false: every weight is
+        shared and a session is ready in milliseconds. Convolutions run at full speed either way; products with few
+        rows do not: measured on a BERT-sized stack of layers, 2.8, 1.9, 1.4 and 1.2 times slower for 8, 32, 128
+        and 512 rows. With true the session takes most of the framework's own time and memory.
     threads: Threads of one session's operators; 0 (default) leaves it to ONNX Runtime.
 """
 
