@@ -83,8 +83,13 @@ class ImagePlan:
 
     def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         """Fill the file or segment behind the descriptor, which must have `nbytes` bytes, zeroed and allocated."""
-        with mmap.mmap(fd, self.nbytes) as target, memoryview(target) as view:
-            self.write_into(view, on_progress)
+        # Closed by hand, when all went well: the traceback of an error may hold views of the mapping, which then goes
+        # with them; `with` would raise BufferError in the error's place.
+        target = mmap.mmap(fd, self.nbytes)
+        view = memoryview(target)
+        self.write_into(view, on_progress)
+        view.release()
+        target.close()
 
     def write_into(self, target: memoryview, on_progress: Callable[[int], None] | None = None) -> None:
         """Fill memory of exactly `nbytes` zeroed bytes.
@@ -101,15 +106,17 @@ class ImagePlan:
             raise ImageError(f"an image of {self.nbytes} bytes was given {len(target)} to fill")
         data_start = len(self.head)
         target[:data_start] = self.head
-        with target[data_start:] as data:
-            data[: len(self.index)] = self.index
-            data[self.program_offset : self.program_offset + len(self.program)] = self.program
-            counter = _Counter(on_progress)
-            read_spans(data, ((spec.offset, spec.end, span) for spec, span in self.spans), counter.add)
-            for spec, fill in self.fills:
-                with data[spec.offset : spec.end] as place:
-                    fill(place)
-                counter.add(spec.nbytes)
+        data = target[data_start:]
+        data[: len(self.index)] = self.index
+        data[self.program_offset : self.program_offset + len(self.program)] = self.program
+        counter = _Counter(on_progress)
+        read_spans(data, ((spec.offset, spec.end, span) for spec, span in self.spans), counter.add)
+        for spec, fill in self.fills:
+            place = data[spec.offset : spec.end]
+            fill(place)
+            place.release()
+            counter.add(spec.nbytes)
+        data.release()
         for file in self.files:
             file.check_again()
 
