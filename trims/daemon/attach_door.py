@@ -138,7 +138,7 @@ class AttachDoor:
 
     def _serve(self) -> None:
         while not self._stopping:
-            for key, events in self._selector.select(timeout=1.0):
+            for key, events in self._selector.select(timeout=min(1.0, FRAME_TIMEOUT_S / 2)):
                 if key.data is not None:
                     self._serve_session(key.data, events)
                 elif key.fileobj is self._listener:

@@ -69,7 +69,7 @@ Request = Hello | Open | Resume | Close
 def parse_request(message: Message) -> Request:
     """Check a client's message. Raises BadMessageError saying what is wrong with which field."""
     operation = message.get("op")
-    if operation in {"open", "prefetch"}:
+    if operation in ("open", "prefetch"):  # a tuple: a list sent as op cannot be hashed
         return _parse_open(message, prefetch=operation == "prefetch")
     if operation == "close":
         _only(message, "id", "lease")
