@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trims.core.errors import ManifestError
+from trims.core.errors import CallerError, ManifestError
 from trims.core.place import CPU, Place
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,126}[a-z0-9])?\Z")
@@ -188,8 +188,12 @@ def _keep(raw: object, name: str) -> Keep:
     if raw is None:
         return Keep()
     fields = _Fields(raw, f"{name}: residency")
+    try:
+        place = Place.parse(fields.text("place", "cpu"))
+    except CallerError as error:
+        raise ManifestError(f"{name}: residency.place: {error}") from error
     keep = Keep(
-        place=Place.parse(fields.text("place", "cpu")),
+        place=place,
         pin=fields.flag("pin"),
         keep_alive_s=fields.seconds("keep_alive_s"),
         persist=fields.choice("persist", PERSIST, "auto"),
