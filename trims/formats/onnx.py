@@ -138,6 +138,7 @@ def _optimize(main: Path, options: _Options, folder: Path) -> tuple[Any, _Saved]
 
     _save_optimized(main, options, folder)
     model = onnx.load(os.fspath(folder / "model.onnx"), load_external_data=False)
+    _drop_repeated(model)
     return model, _Saved.map(folder / _SCRATCH_WEIGHTS)
 
 
@@ -229,14 +230,35 @@ def _inline_rest(model: Any, weights: _Saved) -> None:
 
 
 def _all_tensors(graph: Any) -> Iterator[Any]:
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        for attribute in node.attribute:
+    for inner in _graphs(graph):
+        yield from inner.initializer
+        for sparse in inner.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        for attribute in _attributes(inner):
             yield from (attribute.t, *attribute.tensors)
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _all_tensors(inner)
+
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    """The graph and all that are nested in it."""
+    yield graph
+    for attribute in _attributes(graph):
+        for inner in (attribute.g, *attribute.graphs):
+            yield from _graphs(inner)
+
+
+def _attributes(graph: Any) -> Iterator[Any]:
+    return (attribute for node in graph.node for attribute in node.attribute)
+
+
+def _drop_repeated(model: Any) -> None:
+    """ONNX Runtime (seen in 1.22 to 1.26) saves initializers of a subgraph twice, and then refuses to load them."""
+    for graph in _graphs(model.graph):
+        once = {tensor.name: tensor for tensor in reversed(graph.initializer)}
+        if len(once) < len(graph.initializer):
+            kept = [tensor for tensor in graph.initializer if once[tensor.name] is tensor]
+            copies = [type(tensor).FromString(tensor.SerializeToString()) for tensor in kept]
+            del graph.initializer[:]
+            graph.initializer.extend(copies)
 
 
 def _is_external(tensor: Any) -> bool:
