@@ -1,4 +1,7 @@
-"""What every converter promises, whatever the format. To add one: write a function that makes its artifact, and a row."""
+"""What every converter promises, whatever the format.
+
+To add one: write a function that makes its artifact, and a row in `CASES`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from trims_client.weights import Weights
 
 from trims.core.errors import ArtifactError, TrimsError
 from trims.formats import catalogue
@@ -23,7 +27,6 @@ from trims.formats.base import Artifact, Converter
 from trims.formats.conversion import converter, detect, recipe, start_conversion
 from trims.formats.environments import Environment
 from trims.testing.converters import LIMITS, convert
-from trims_client.weights import Weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable

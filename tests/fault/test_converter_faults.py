@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LIMITS = Limits(memory_bytes=1 << 30, time_s=60.0)
 SOCKET = "int(sys.argv[2])"
 
-FAULTY = f'''
+FAULTY = f"""
 import ctypes, json, os, signal, struct, subprocess, sys, tempfile, time
 from pathlib import Path
 from trims.core.errors import ArtifactError
@@ -98,7 +98,7 @@ class Converter:
                 WAYS[options["way"]](options)
             place[:] = bytes(range(8))
         return plan_image([SourceTensor("w", "U8", (8,), fill=fill)])
-'''
+"""
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from trims_client.frameworks import torch as trims_torch  # noqa: E402
+from trims_client.weights import Weights  # noqa: E402
 
 from trims.core.errors import CallerError, ClosedError, NotSupportedError, PermissionDeniedError  # noqa: E402
 from trims.formats.base import Artifact  # noqa: E402
@@ -20,12 +21,12 @@ from trims.formats.conversion import converter  # noqa: E402
 from trims.image.plan import SourceTensor, plan_image  # noqa: E402
 from trims.image.program import Program  # noqa: E402
 from trims.testing import torch_modules  # noqa: E402
-from trims_client.frameworks import torch as trims_torch  # noqa: E402
-from trims_client.weights import Weights  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from torch import nn
 
 MODULES = "trims.testing.torch_modules"
 WORDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 10]])
@@ -59,7 +60,9 @@ def with_skeleton(folder: Path, build: Callable[[], Any]) -> tuple[nn.Module, Pa
 
 
 @pytest.fixture(params=["skeleton", "load_into"])
-def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., tuple[nn.Module, nn.Module, Weights]]]:
+def loaded(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Callable[..., tuple[nn.Module, nn.Module, Weights]]]:
     """Builds (framework's own module, ours, weights), by either way of loading."""
     opened: list[Weights] = []
 
@@ -288,18 +291,19 @@ def with_program(folder: Path, program: Program | None) -> Weights:
 
 
 def test_an_image_without_a_skeleton_says_what_to_do(tmp_path: Path) -> None:
-    with with_program(tmp_path, None) as weights, pytest.raises(NotSupportedError, match="no program.*option module"):
+    with with_program(tmp_path, None) as weights, pytest.raises(NotSupportedError, match=r"no program.*option module"):
         trims_torch.module(weights, trust_program=True)
-    with with_program(tmp_path, Program("onnxruntime")) as weights:
-        with pytest.raises(NotSupportedError, match="a program for onnxruntime"):
-            trims_torch.module(weights, trust_program=True)
+    other = Program("onnxruntime")
+    with with_program(tmp_path, other) as weights, pytest.raises(NotSupportedError, match="program for onnxruntime"):
+        trims_torch.module(weights, trust_program=True)
 
 
 def test_a_skeleton_of_another_version_is_refused_before_it_is_unpickled(tmp_path: Path) -> None:
     attributes = {"versions": {"torch": "1.0"}, "buffers": [], "constants": [], "frozen": []}
-    with with_program(tmp_path, Program("torch-skeleton", attributes, b"no pickle")) as weights:
-        with pytest.raises(NotSupportedError, match=r"made with torch 1\.0, here is torch 2.*trims evict --all-tiers"):
-            trims_torch.module(weights, trust_program=True)
+    words = r"made with torch 1\.0, here is torch 2.*trims evict --all-tiers"
+    program = Program("torch-skeleton", attributes, b"no pickle")
+    with with_program(tmp_path, program) as weights, pytest.raises(NotSupportedError, match=words):
+        trims_torch.module(weights, trust_program=True)
 
 
 # -- modules that the caller built ------------------------------------------------------------------------------------
@@ -340,9 +344,9 @@ def test_names_that_do_not_fit_are_all_listed(tmp_path: Path) -> None:
 
 
 def test_shapes_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    with Weights.map_file(image_file(tmp_path, torch_modules.conv_net(5).state_dict())) as weights:
-        with pytest.raises(CallerError, match=r"(?s)do not fit this ConvNet.*head\.weight"):
-            trims_torch.load_into(torch_modules.conv_net(4), weights)
+    path, words = image_file(tmp_path, torch_modules.conv_net(5).state_dict()), r"(?s)this ConvNet.*head\.weight"
+    with Weights.map_file(path) as weights, pytest.raises(CallerError, match=words):
+        trims_torch.load_into(torch_modules.conv_net(4), weights)
 
 
 def test_one_name_of_a_tied_weight_is_enough(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_an_unknown_format_is_answered_with_those_there_are() -> None:
-    with pytest.raises(NotSupportedError, match="no format 'gguf'; known are .*npz.*safetensors, torch"):
+    with pytest.raises(NotSupportedError, match=r"no format 'gguf'; known are .*npz.*safetensors, torch"):
         converter("gguf")
     with pytest.raises(NotSupportedError, match="gguf"):
         start_conversion(Artifact("gguf", (Path("x"),)), limits=LIMITS)
@@ -86,7 +86,9 @@ def test_a_file_that_nobody_claims_is_refused(tmp_path: Path, data: bytes) -> No
 
 
 def test_a_plugin_adds_a_format(plugins: Path, tmp_path: Path) -> None:
-    write_plugin(plugins, "plugin_of_test_a", PLUGIN.format(name="fresh", claims='main.suffix == ".fresh"'), fresh="Converter")
+    write_plugin(
+        plugins, "plugin_of_test_a", PLUGIN.format(name="fresh", claims='main.suffix == ".fresh"'), fresh="Converter"
+    )
     (tmp_path / "m.fresh").write_bytes(b"fresh")
     assert detect(tmp_path / "m.fresh") is converter("fresh")
 
@@ -94,7 +96,7 @@ def test_a_plugin_adds_a_format(plugins: Path, tmp_path: Path) -> None:
 def test_a_file_that_two_claim_is_refused_naming_both(plugins: Path, tmp_path: Path) -> None:
     write_plugin(plugins, "plugin_of_test_b", PLUGIN.format(name="greedy", claims="True"), greedy="Converter")
     (tmp_path / "weights").write_bytes((2).to_bytes(8, "little") + b"{}")
-    with pytest.raises(ArtifactError, match="claimed by (greedy and safetensors|safetensors and greedy)"):
+    with pytest.raises(ArtifactError, match=r"claimed by (greedy and safetensors|safetensors and greedy)"):
         detect(tmp_path / "weights")
 
 
@@ -323,7 +325,7 @@ def test_a_child_in_another_environment_sees_trims_and_nothing_else_of_ours(
 
 def test_a_package_of_ours_is_lent_to_another_environment_for_its_builder(tmp_path: Path, other_python: Path) -> None:
     target = tmp_path / "made"
-    with pytest.raises(ConversionError, match="TypeError: .*DTYPE"):  # found and called, there
+    with pytest.raises(ConversionError, match=r"TypeError: .*DTYPE"):  # found and called, there
         build_artifact(
             "trims_client.weights:numpy_dtype", {"DTYPE": 1}, target, python=other_python, limits=Limits(time_s=60)
         )

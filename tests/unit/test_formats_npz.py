@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from trims_client.weights import Weights, numpy_dtype
 
 from trims.core.errors import ArtifactError
 from trims.formats.base import Artifact
@@ -18,7 +19,6 @@ from trims.formats.npz import NpzConverter
 from trims.image.plan import plan_image
 from trims.image.reader import ImageView
 from trims.testing.converters import artifact_at, convert
-from trims_client.weights import Weights, numpy_dtype
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,13 +106,15 @@ HOSTILE = {
     "more elements than bytes": (member("a.npy", described("'<f4'", "(1000000000000,)", bytes(4))), "has 4 bytes"),
     "fewer elements than bytes": (member("a.npy", described("'<f4'", "(1,)", bytes(8))), "has 8 bytes"),
     "a negative extent": (member("a.npy", described("'<f4'", "(-1, -1)", bytes(4))), "impossible shape"),
-    "a bool as extent": (member("a.npy", described("'<f4'", "(True,)", bytes(4))), "impossible shape|shape is not valid"),
+    "a bool as extent": (member("a.npy", described("'<f4'", "(True,)", bytes(4))), "impossible shape|not valid"),
     "a header that is code": (member("a.npy", npy("__import__('os').abort()\n")), "ValueError"),
     "version 3": (member("a.npy", npy("{}", version=b"\x03\x00")), "npy version"),
     "no magic": (member("a.npy", b"what"), "ValueError"),
     "a member that is no array": (member("readme.txt", b"hi"), "is no array"),
     "no zip": (b"PK\x03\x04" + bytes(100), "BadZipFile"),
-    "an encrypted member": (member("a.npy", npy("x")).replace(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"), "encrypted"),
+    "an encrypted member": (
+        member("a.npy", npy("x")).replace(b"PK\1\2\x14\3\x14\0\0", b"PK\1\2\x14\3\x14\0\1"), "encrypted"
+    ),
 }  # fmt: skip
 
 
@@ -127,7 +129,9 @@ def test_an_archive_is_refused_that_has(tmp_path: Path, data: bytes, words: str)
 
 def test_a_member_that_claims_to_be_larger_than_deflate_can_make_it_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.npz"
-    data = bytearray(member("a.npy", described("'|u1'", "(3000000000,)", bytes(1000)), compression=zipfile.ZIP_DEFLATED))
+    data = bytearray(
+        member("a.npy", described("'|u1'", "(3000000000,)", bytes(1000)), compression=zipfile.ZIP_DEFLATED)
+    )
     at = data.index(b"PK\x01\x02")
     data[at + 24 : at + 28] = (3_000_000_000).to_bytes(4, "little")
     path.write_bytes(data)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from trims_client.weights import Weights
 
 from trims.core.errors import ArtifactError, ConversionError
 from trims.formats.base import Artifact, Limits
@@ -17,7 +18,6 @@ from trims.formats.safetensors import SafetensorsConverter
 from trims.image.plan import SourceTensor, plan_image
 from trims.image.program import Program
 from trims.testing.converters import LIMITS, artifact_at, convert
-from trims_client.weights import Weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,7 +130,10 @@ def test_an_index_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"modul": "x"}, "unknown options modul; known are allow_pickle, ignore, module"), ({"allow_pickle": 1}, "true or false")],
+    [
+        ({"modul": "x"}, "unknown options modul; known are allow_pickle, ignore, module"),
+        ({"allow_pickle": 1}, "true or false"),
+    ],
 )
 def test_options_it_does_not_know_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     main = save(tmp_path / "m.safetensors", arrays("a"))

@@ -10,6 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from trims_client.frameworks.torch import _DTYPES, state_dict  # noqa: E402
+from trims_client.weights import Weights  # noqa: E402
 
 from trims.core.errors import ArtifactError, NotSupportedError, TrimsError  # noqa: E402
 from trims.core.layout import DTYPES  # noqa: E402
@@ -18,8 +20,6 @@ from trims.formats.torch import TorchConverter  # noqa: E402
 from trims.image.reader import ImageView  # noqa: E402
 from trims.testing import torch_modules  # noqa: E402
 from trims.testing.converters import artifact_at, convert  # noqa: E402
-from trims_client.frameworks.torch import _DTYPES, state_dict  # noqa: E402
-from trims_client.weights import Weights  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,8 +151,10 @@ class Trap:
 
 @pytest.mark.parametrize("zip_format", [True, False], ids=["zip", "legacy"])
 def test_code_in_a_checkpoint_does_not_run(tmp_path: Path, zip_format: bool) -> None:
-    path = saved(tmp_path, {"w": torch.ones(1), "x": Trap(str(tmp_path / "trap"))}, _use_new_zipfile_serialization=zip_format)
-    with pytest.raises(ArtifactError, match="not a checkpoint of tensors only.*allow_pickle: true"):
+    path = saved(
+        tmp_path, {"w": torch.ones(1), "x": Trap(str(tmp_path / "trap"))}, _use_new_zipfile_serialization=zip_format
+    )
+    with pytest.raises(ArtifactError, match=r"not a checkpoint of tensors only.*allow_pickle: true"):
         image_of(path)
     assert not (tmp_path / "trap").exists()
 
@@ -164,7 +166,15 @@ def test_code_in_a_checkpoint_runs_only_when_the_manifest_allows_it(tmp_path: Pa
 def test_damaged_files_are_artifact_errors(tmp_path: Path) -> None:
     path = saved(tmp_path, {"w": torch.ones(1000)})
     data = path.read_bytes()
-    for damaged in (b"", data[:3], data[:200], data[: len(data) // 2], data[:-1], b"PK\x03\x04" + bytes(500), b"\x80\x02}q\0."):
+    for damaged in (
+        b"",
+        data[:3],
+        data[:200],
+        data[: len(data) // 2],
+        data[:-1],
+        b"PK\x03\x04" + bytes(500),
+        b"\x80\x02}q\0.",
+    ):
         path.write_bytes(damaged)
         with pytest.raises(ArtifactError, match=r"m\.pt"):
             image_of(path)

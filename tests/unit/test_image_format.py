@@ -57,7 +57,9 @@ def tensor(name: str, data: bytes = b"\1\2\3\4", dtype: str = "U8", shape: tuple
 def test_any_names_dtypes_and_shapes_come_out_as_they_went_in(
     described: dict[str, tuple[str, tuple[int, ...]]], body: bytes, metadata: dict[str, str]
 ) -> None:
-    metadata = {key: text for key, text in metadata.items() if key != METADATA_KEY and text.isprintable() and key.isprintable()}
+    metadata = {
+        key: text for key, text in metadata.items() if key != METADATA_KEY and text.isprintable() and key.isprintable()
+    }
     wanted = {
         name: content(number, element_count(shape) * DTYPE_BYTES[dtype])
         for number, (name, (dtype, shape)) in enumerate(described.items())
@@ -107,7 +109,9 @@ def test_numpy_and_torch_loaders_of_safetensors_read_an_image(tmp_path: Path) ->
 
 
 def test_tied_tensors_share_an_offset_and_stay_readable_for_other_libraries() -> None:
-    memory = image_of([tensor("a"), SourceTensor("b", "U8", (4,), tied_to="a"), SourceTensor("p", "U8", (2,), tied_to="a")])
+    memory = image_of(
+        [tensor("a"), SourceTensor("b", "U8", (4,), tied_to="a"), SourceTensor("p", "U8", (2,), tied_to="a")]
+    )
     view = ImageView(memoryview(memory))
     view.validate()
     assert view.layout.tensors["a"].offset == view.layout.tensors["b"].offset == view.layout.tensors["p"].offset
@@ -181,7 +185,9 @@ def test_every_byte_appended_is_noticed(image: bytearray) -> None:
         check(image + b"\0")
 
 
-@pytest.mark.parametrize("field", range(1, 8), ids=["tensors", "dimensions", "names", "size", "program at", "program", "data"])
+@pytest.mark.parametrize(
+    "field", range(1, 8), ids=["tensors", "dimensions", "names", "size", "program at", "program", "data"]
+)
 @pytest.mark.parametrize("change", [-1, 1, 1 << 30])
 def test_a_lie_in_the_index_header_is_noticed(image: bytearray, field: int, change: int) -> None:
     start = data_start(image)

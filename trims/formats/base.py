@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def check_options(main: Path, options: Mapping[str, Any], known: Collection[str]) -> None:
-    """Raise ArtifactError for an option that is neither known nor `allow_pickle`, or an `allow_pickle` that is no bool."""
+    """Raise ArtifactError for an option that is not known, or an `allow_pickle` that is no bool."""
     allowed = {*known, "allow_pickle"}
     if unknown := sorted(set(options) - allowed):
         raise ArtifactError(f"{main}: unknown options {', '.join(unknown)}; known are {', '.join(sorted(allowed))}")

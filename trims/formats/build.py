@@ -125,9 +125,7 @@ def _build(order: _Order, target_dir: Path) -> None:
 def _run(order: _Order, out_dir: Path) -> str:
     """Run the builder; returns the main file's name."""
     package = order.call.partition(":")[0].partition(".")[0]
-    child = LimitedChild(
-        order.call, python=order.python, limits=order.limits, extra_paths=order.paths, lent=[package]
-    )
+    child = LimitedChild(order.call, python=order.python, limits=order.limits, extra_paths=order.paths, lent=[package])
     with contextlib.closing(child):
         request = {"do": "build", "call": order.call, "args": dict(order.args), "out_dir": str(out_dir)}
         main = child.request(request).get("built")

@@ -241,4 +241,3 @@ def recipe(chosen: Converter, artifact: Artifact, environment: Environment) -> d
     if chosen.host_specific:
         found["cpu"] = " ".join(cpu_features())
     return found
-

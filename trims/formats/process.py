@@ -1,7 +1,7 @@
 """The parent's half of a converter child: start it, talk to it, and outlive whatever it does.
 
-The child is trusted with nothing. It runs in its own session with limits; what it says is parsed as bounded JSON; how it
-dies is found out from the kernel and told in one sentence. When the parent dies, a pipe that only the parent
+The child is trusted with nothing. It runs in its own session with limits; what it says is parsed as bounded JSON; how
+it dies is found out from the kernel and told in one sentence. When the parent dies, a pipe that only the parent
 held hangs up and the kernel kills the child's whole process group: no thread and no cooperation needed. Temporary
 files it makes lie in a folder that the parent removes.
 """

@@ -206,8 +206,8 @@ class _Skeleton:
             _Pickler(body, self).dump(self.module)
         except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
             raise ArtifactError(
-                f"{self.path}: the module {type(self.module).__name__} cannot be pickled ({error}); leave option module "
-                "out and load the weights into a module that the client builds"
+                f"{self.path}: the module {type(self.module).__name__} cannot be pickled ({error}); leave option "
+                "module out and load the weights into a module that the client builds"
             ) from error
         return body.getvalue()
 

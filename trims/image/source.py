@@ -99,9 +99,7 @@ def _identity(fd: int) -> tuple[int, tuple[int, int, int]]:
     return found.st_size, (found.st_dev, found.st_ino, found.st_mtime_ns)
 
 
-def read_spans(
-    target: memoryview, jobs: Iterable[tuple[int, int, FileSpan]], on_read: Callable[[int], None]
-) -> None:
+def read_spans(target: memoryview, jobs: Iterable[tuple[int, int, FileSpan]], on_read: Callable[[int], None]) -> None:
     """Read every `(begin, end, span)` into `target[begin:end]`.
 
     Args:
