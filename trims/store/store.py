@@ -181,7 +181,7 @@ class Store:
             place=tier.place,
             nbytes=extent.nbytes,
             cost_s=record.cost_s,
-            keep_alive_s=self._keep_alive_s,
+            keep_alive_s=self._keep_alive_for(tier.place, None),
         )
         self._feed(event)
         replica = self.residency.find(key, tier.place)
@@ -297,10 +297,16 @@ class Store:
         self._images[resolved.key] = resolved
         keep = resolved.manifest.residency
         place = ask.place or keep.place
-        keep_alive_s = keep.keep_alive_s if keep.keep_alive_s is not None else self._keep_alive_s
+        keep_alive_s = self._keep_alive_for(place, keep.keep_alive_s)
         if keep.pin and (resolved.key, place) not in self.residency.pins:
             self._feed(PinChanged(at_s=time.monotonic(), key=resolved.key, place=place, pinned=True))
         self._ask_residency(ask, resolved.key, place, keep_alive_s)
+
+    def _keep_alive_for(self, place: Place, stated_s: float | None) -> float | None:
+        """Keep-alive is about memory: what lies on disk stays until the disk tier needs the room."""
+        if place == DISK:
+            return None
+        return stated_s if stated_s is not None else self._keep_alive_s
 
     def _ask_residency(self, ask: Ask, key: str, place: Place, keep_alive_s: float | None) -> None:
         waiter = Waiter(ask.ticket, ask.session, ask.wants_lease, ask.deadline_at_s)
