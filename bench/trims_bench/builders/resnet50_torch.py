@@ -27,7 +27,7 @@ def build_module() -> nn.Module:
     return ResNet50().eval()
 
 
-class ResNet50(nn.Module):
+class ResNet50(nn.Module):  # type: ignore[misc]
     """Images [N, 3, 224, 224] to logits [N, 1000]."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class ResNet50(nn.Module):
         return logits
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(nn.Module):  # type: ignore[misc]
     """Three convolutions beside a shortcut."""
 
     def __init__(self, block: resnet50.Bottleneck) -> None:
