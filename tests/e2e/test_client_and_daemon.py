@@ -101,7 +101,10 @@ def test_use_after_close_names_the_model(session: Session, checkpoint: Callable[
 
 
 def test_a_missing_tensor_is_named_with_the_nearest_one(session: Session, checkpoint: Callable[..., Path]) -> None:
-    with session.open_file(checkpoint("m")) as weights, pytest.raises(TensorNotFoundError, match="did you mean 'weight'"):
+    with (
+        session.open_file(checkpoint("m")) as weights,
+        pytest.raises(TensorNotFoundError, match="did you mean 'weight'"),
+    ):
         weights["weigth"]
 
 
@@ -185,7 +188,11 @@ def test_pressure_evicts_the_idle_and_refuses_when_all_are_leased(
     daemon = serve(cpu_capacity_bytes=250_000)
     a, b, c = (checkpoint(name, nbytes=100_000) for name in "abc")
     with trims.connect(daemon.config.runtime_dir) as session:
-        with session.open_file(a), session.open_file(b), pytest.raises(CapacityError, match=r"leased.*Nothing was evicted"):
+        with (
+            session.open_file(a),
+            session.open_file(b),
+            pytest.raises(CapacityError, match=r"leased.*Nothing was evicted"),
+        ):
             session.open_file(c)
         assert daemon.store.counters["evictions.cpu"] == 0
         with session.open_file(c):

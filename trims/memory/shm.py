@@ -76,7 +76,7 @@ def allocate(segment: Segment) -> None:
 
 def shm_full(error: OSError, nbytes: int) -> Exception:
     """The error for a failed write to shared memory: CapacityError if it was full, else what it was."""
-    if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFAULT):
+    if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFAULT, errno.EFBIG):
         return error
     held = os.statvfs(SHM_FOLDER)
     return CapacityError(

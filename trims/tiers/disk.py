@@ -136,7 +136,7 @@ class DiskTier:
 
 def disk_full(error: OSError, nbytes: int, folder: Path) -> Exception:
     """CapacityError if the disk was full, else the error itself."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return error
     return CapacityError(f"the disk under {folder} is full: {nbytes} bytes needed; free some, or move the folder")
 

@@ -1,0 +1,92 @@
+"""The tier contract on the real tiers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from trims.core.errors import CapacityError
+from trims.testing.tiers import KEY, TierContract, an_image, put
+from trims.tiers.cpu import CpuTier
+from trims.tiers.disk import DiskTier
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def prefix(folder: Path) -> str:
+    return f"trims-test{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+
+
+class TestCpuTier(TierContract):
+    def make(self, folder: Path, capacity_bytes: int = 1 << 20) -> CpuTier:
+        return CpuTier(prefix(folder), capacity_bytes)
+
+    def traces(self, folder: Path) -> set[str]:
+        return {name for name in os.listdir("/dev/shm") if name.startswith(prefix(folder))}
+
+    def test_full_shared_memory_is_a_capacity_error_with_its_size(self, folder: Path) -> None:
+        held = os.statvfs("/dev/shm")
+        tier = self.make(folder)
+        with pytest.raises(CapacityError, match=r"/dev/shm is full.*lower the cpu tier's capacity"):
+            tier.create(KEY, 1, held.f_blocks * held.f_frsize + 4096, allocate=True)
+        assert not self.traces(folder)
+
+    def test_the_next_daemon_removes_a_segment_with_a_flipped_bit(self, folder: Path) -> None:
+        tier = self.make(folder)
+        extent = put(tier, an_image())
+        self.damage(extent, lambda fd: os.pwrite(fd, b"\xff", extent.nbytes - 10))
+        tier.close()
+        second = self.make(folder)
+        assert list(second.scan()) == []
+        assert not self.traces(folder)
+
+    def test_a_segment_of_another_prefix_is_not_touched(self, folder: Path) -> None:
+        mine, other = self.make(folder), CpuTier(f"{prefix(folder)}other", 1 << 20)
+        extent = put(other, an_image())
+        assert list(mine.scan()) == []
+        assert os.pread(extent.fd, 8, 0) == an_image()[:8]
+        other.free(extent)
+
+
+class TestDiskTier(TierContract):
+    def make(self, folder: Path, capacity_bytes: int = 1 << 20) -> DiskTier:
+        return DiskTier(folder / "images", capacity_bytes)
+
+    def traces(self, folder: Path) -> set[str]:
+        images = folder / "images"
+        return set(os.listdir(images)) if images.exists() else set()
+
+    def test_a_full_disk_is_a_capacity_error(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(fd: int, offset: int, length: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(CapacityError, match="disk under"):
+            self.make(folder).create(KEY, 1, 4096, allocate=True)
+        assert not self.traces(folder)
+
+    def test_an_image_reads_with_any_safetensors_reader(self, folder: Path) -> None:
+        from safetensors.numpy import load_file
+
+        tier = self.make(folder)
+        extent = put(tier, an_image(100))
+        assert load_file(extent.label)["w"].tolist() == [7] * 100
+        tier.free(extent)
+
+    def test_files_of_others_are_left_alone(self, folder: Path) -> None:
+        tier = self.make(folder)
+        (folder / "images").mkdir()
+        (folder / "images" / "notes.txt").write_text("mine")
+        assert list(tier.scan()) == []
+        assert (folder / "images" / "notes.txt").read_text() == "mine"
+
+
+def test_the_prefix_of_the_other_is_not_mine() -> None:
+    """`trims-abc` must not scan `trims-abcdef`: a name is a prefix and a dot."""
+    from trims.memory import shm
+
+    assert shm.parse_name("trims-abc", "trims-abc.k.d") == ("k", "d")

@@ -1,0 +1,62 @@
+"""A daemon that kills itself at one moment: `python dying_daemon.py MOMENT RUNTIME_DIR STATE_DIR`. Not a test itself."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from typing import Any
+
+#: moment -> (where, attribute, whether the real thing is done first)
+MOMENTS: dict[str, tuple[str, str, bool]] = {
+    "while looking into the name": ("trims.store.resolve:Resolver", "resolve", False),
+    "while measuring": ("trims.formats.conversion:_LocalConversion", "plan", False),
+    "when measured": ("trims.formats.conversion:_LocalConversion", "plan", True),
+    "before memory is given": ("trims.tiers.cpu:CpuTier", "create", False),
+    "when memory is given": ("trims.tiers.cpu:CpuTier", "create", True),
+    "when the image is written": ("trims.formats.conversion:_LocalConversion", "write", True),
+    "before sealing": ("trims.tiers.cpu:CpuTier", "seal", False),
+    "between read-only and named": ("pathlib:Path", "rename", False),
+    "when sealed, nobody told": ("trims.tiers.cpu:CpuTier", "seal", True),
+    "when told, not remembered": ("trims.store.catalog:Catalog", "remember_image", False),
+    "when answered": ("trims.daemon.attach_door:AttachDoor", "_send_answers", True),
+    "before freeing": ("trims.tiers.cpu:CpuTier", "free", False),
+    "when freed, nobody told": ("trims.tiers.cpu:CpuTier", "free", True),
+    "before the disk image is named": ("trims.tiers.disk:os", "rename", False),
+    "when the disk image is named": ("trims.tiers.disk:DiskTier", "seal", True),
+}
+
+
+def die_at(moment: str) -> None:
+    """Replace one function by one that ends this process the hard way."""
+    where, name, after = MOMENTS[moment]
+    module, _, attribute = where.partition(":")
+    owner = getattr(importlib.import_module(module), attribute)
+    real = getattr(owner, name)
+
+    def fatal(*args: Any, **kwargs: Any) -> Any:
+        if name == "_send_answers" and not args[0]._answers:
+            return real(*args, **kwargs)
+        if after:
+            real(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return None
+
+    setattr(owner, name, fatal)
+
+
+def main() -> None:
+    from trims.daemon.config import build_config
+    from trims.daemon.main import serve
+
+    moment, runtime_dir, state_dir = sys.argv[1:]
+    if moment:
+        die_at(moment)
+    settings = {"runtime_dir": runtime_dir, "state_dir": state_dir, "cpu_capacity_bytes": 1 << 20, "verify": "1",
+                "disk_capacity_bytes": 10 << 20}  # fmt: skip
+    serve(build_config(settings, environment={}))
+
+
+if __name__ == "__main__":
+    main()

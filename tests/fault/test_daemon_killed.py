@@ -1,0 +1,153 @@
+"""The daemon is killed at every state of a fill, and started again: nothing is lost, nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from dying_daemon import MOMENTS
+from trims.core.place import CPU
+from trims.core.errors import ConfigError, LostPeerError, TrimsError
+from trims.daemon.check import check_store
+from trims.daemon.main import shm_prefix
+from trims_client import connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trims.daemon.main import Daemon
+
+SCRIPT = Path(__file__).with_name("dying_daemon.py")
+
+
+@pytest.fixture
+def start_process(folder: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Start a daemon in a process of its own and wait until it answers."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(moment: str = "") -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(SCRIPT), moment, str(folder / "run"), str(folder / "state")]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        running.append(process)
+        until = time.monotonic() + 30
+        while True:
+            try:
+                connect(folder / "run").close()
+            except LostPeerError:
+                assert process.poll() is None, "the daemon did not come up"
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            else:
+                return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+def segments(folder: Path) -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith(shm_prefix(folder / "state"))}
+
+
+@pytest.mark.parametrize("moment", list(MOMENTS))
+def test_whatever_the_moment_the_next_daemon_serves_true_bytes(
+    moment: str,
+    folder: Path,
+    serve: Callable[..., Daemon],
+    start_process: Callable[[str], subprocess.Popen[bytes]],
+    checkpoint: Callable[..., Path],
+) -> None:
+    path = checkpoint("m", nbytes=200_000)
+    process = start_process(moment)
+    _provoke(folder, path, moment)
+    assert process.wait(30) == -signal.SIGKILL, "the moment never came"
+
+    daemon = serve(cpu_capacity_bytes="1MiB", disk_capacity_bytes="10MiB")
+    adopted = [replica for replica in daemon.store.residency.replicas.values() if replica.place == CPU]
+    assert len(segments(folder)) == len(adopted), "unfinished memory was left behind"
+    with connect(folder / "run") as session, session.open_file(path) as weights:
+        expected = np.random.default_rng(ord("m")).random(25_000)
+        np.testing.assert_array_equal(weights["weight"], expected)
+    assert check_store(daemon.store, verify=True).findings == []
+    assert daemon.store.residency.leases == {}
+
+
+def _provoke(folder: Path, path: Path, moment: str) -> None:
+    """Do what leads to the moment; the daemon dies under it."""
+    import grpc
+
+    from trims.wire import trims_pb2 as pb
+    from trims.wire import trims_pb2_grpc
+
+    try:
+        with connect(folder / "run") as session:
+            session.open_file(path).close()
+            with grpc.insecure_channel(f"unix:{folder}/run/control.sock") as channel:
+                control = trims_pb2_grpc.ControlStub(channel)
+                if "disk" in moment:
+                    list(control.Load(pb.LoadRequest(name=f"file:{path}", place="disk"), timeout=20))
+                control.Evict(pb.EvictRequest(name=f"file:{path}"), timeout=20)
+    except (TrimsError, grpc.RpcError):
+        return
+
+
+def test_clients_keep_reading_while_the_daemon_is_dead_and_take_their_leases_up_again(
+    folder: Path,
+    serve: Callable[..., Daemon],
+    start_process: Callable[[str], subprocess.Popen[bytes]],
+    checkpoint: Callable[..., Path],
+) -> None:
+    process = start_process("")
+    with connect(folder / "run") as session, session.open_file(checkpoint("m")) as weights:
+        expected = float(weights["weight"].sum())
+        process.kill()
+        process.wait()
+        assert float(weights["weight"].sum()) == expected
+        daemon = serve()
+        until = time.monotonic() + 20
+        while len(daemon.store.residency.leases) != 1:
+            assert time.monotonic() < until, "the lease was not taken up again"
+            time.sleep(0.01)
+        assert float(weights["weight"].sum()) == expected
+
+
+def test_two_daemons_on_one_runtime_folder_are_one_too_many(daemon: Daemon, serve: Callable[..., Daemon]) -> None:
+    with pytest.raises(ConfigError, match=rf"runtime folder .* process id {os.getpid()}.*trims shutdown"):
+        serve(state_dir=daemon.config.runtime_dir / "elsewhere")
+
+
+def test_two_daemons_on_one_state_folder_are_one_too_many(
+    daemon: Daemon, serve: Callable[..., Daemon], folder: Path
+) -> None:
+    with pytest.raises(ConfigError, match="state folder"):
+        serve(runtime_dir=folder / "run2")
+    serve(runtime_dir=folder / "run2", state_dir=folder / "state2")
+
+
+def test_a_socket_left_by_a_killed_daemon_is_no_obstacle(
+    folder: Path, serve: Callable[..., Daemon], start_process: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    process = start_process("")
+    process.kill()
+    process.wait()
+    assert (folder / "run" / "attach.sock").exists()
+    daemon = serve()
+    with connect(daemon.config.runtime_dir):
+        pass
+
+
+def test_a_damaged_catalog_is_named_and_nothing_is_overwritten(folder: Path, serve: Callable[..., Daemon]) -> None:
+    (folder / "state").mkdir()
+    (folder / "state" / "trims.db").write_bytes(b"this is not a database" * 100)
+    with pytest.raises(ConfigError, match=r"trims\.db is not a usable database"):
+        serve()
+    assert (folder / "state" / "trims.db").read_bytes().startswith(b"this is not")
