@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from trims.core.errors import ArtifactError, ImageError, TensorNotFoundError
 from trims.core.layout import DTYPE_BYTES, DTYPES, TENSOR_ALIGNMENT_BYTES, element_count
 from trims.image.header import LENGTH, METADATA_KEY
-from trims.image.index import HEADER, RECORD
+from trims.image.index import HEADER, MAGIC, RECORD, decode_header
 from trims.image.plan import DATA_ALIGNMENT_BYTES, SourceTensor, plan_image
 from trims.image.program import Program
 from trims.image.reader import ImageView, is_image
@@ -198,6 +198,20 @@ def test_a_lie_in_the_index_header_is_noticed(image: bytearray, field: int, chan
         check(image)
 
 
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ((0, 0, 0, HEADER.size, 0, 0, HEADER.size - 1), "which its own counts contradict"),
+        ((0, 0, 0, HEADER.size, 60, 5, HEADER.size), "program lies outside"),
+    ],
+)
+def test_an_index_header_that_cannot_be_true_is_refused_before_the_table_is_read(
+    values: tuple[int, ...], words: str
+) -> None:
+    with pytest.raises(ImageError, match=words):
+        decode_header(HEADER.pack(MAGIC, *values))
+
+
 @pytest.mark.parametrize("field", range(7), ids=["name at", "name", "offset", "first", "dtype", "rank", "zero"])
 @pytest.mark.parametrize("record", range(3))
 @pytest.mark.parametrize("change", [-1, 1, 64, 255])
@@ -244,10 +258,22 @@ def renamed(header: dict[str, Any]) -> None:
     header["c"] = header.pop("b")
 
 
+def with_a_pad_called_tensor(header: dict[str, Any]) -> None:
+    header["more"] = header.pop(next(name for name in header if ".pad." in name))
+
+
+def with_a_longer_index(header: dict[str, Any]) -> None:
+    pad = header.pop(next(name for name in header if ".pad." in name))
+    end = pad["data_offsets"][1]
+    header["__trims__.index"].update(shape=[end], data_offsets=[0, end])
+
+
 HEADER_LIES: dict[str, Callable[[dict[str, Any]], None]] = {
     "another dtype": lambda header: header["b"].update(dtype="I32"),
     "another shape": lambda header: header["b"].update(shape=[4]),
     "another name": renamed,
+    "a tensor more": with_a_pad_called_tensor,
+    "a longer index": with_a_longer_index,
     "no metadata": lambda header: header.pop("__metadata__") and None,
     "metadata no JSON": lambda header: header["__metadata__"].update({METADATA_KEY: "{"}),
     "metadata no object": lambda header: header["__metadata__"].update({METADATA_KEY: "[]"}),

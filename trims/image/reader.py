@@ -105,7 +105,7 @@ class ImageView:
             if spec.name in tied:
                 if tied[spec.name] != _entry(spec) or owners.get(spec.offset, -1) < spec.end:
                     raise ImageError(f"tied tensor {spec.name!r} does not lie on the tensor it is tied to")
-            elif tensors.get(spec.name) != spec or spec.name.startswith(prefix):
+            elif tensors.get(spec.name) != spec:
                 raise ImageError(f"header and index disagree about tensor {spec.name!r}")
         ours = sum(not name.startswith(prefix) for name in tensors)
         if ours + len(tied) != len(self.layout):
