@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
     from trims_client import Session
 
+#: ONNX Runtime reports usage to its maker unless told not to, and keeps a database open for it.
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 _SETTLE_S = 5.0
 #: Threads and descriptors that libraries keep for the life of the process, once used.
 _LIBRARY_THREADS = ("pytest_timeout", "ThreadPoolExecutor-", "asyncio_")

@@ -15,14 +15,10 @@ import struct
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError, DaemonAwayError, DeadlineError, LostPeerError
+from trims.wire.answers import PROTOCOL_VERSION, raise_if_error
 from trims.wire.frames import Decoder, Message, encode
-from trims.wire.messages import PROTOCOL_VERSION, raise_if_error
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _READ_BYTES = 64 << 10
 _MAX_FDS = 64
@@ -49,7 +45,7 @@ class Channel:
         agent: How this client calls itself in `trims ps`.
     """
 
-    def __init__(self, path: Path, agent: str) -> None:
+    def __init__(self, path: str, agent: str) -> None:
         self.path = path
         self._sock = _connect(path)
         self._decoder = Decoder()
@@ -226,10 +222,10 @@ class Channel:
         self._turn.notify_all()
 
 
-def _connect(path: Path) -> socket.socket:
+def _connect(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.connect(str(path))
+        sock.connect(path)
     except OSError as error:
         sock.close()
         raise DaemonAwayError(

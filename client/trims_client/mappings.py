@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ClosedError, ImageError
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
 
 
-@dataclass(slots=True, eq=False)
 class Mapping:
     """One mapped image and the leases that keep it.
 
@@ -33,12 +31,15 @@ class Mapping:
         borrows: The `Borrow`s that are open.
     """
 
-    key: str
-    place: str
-    identity: tuple[int, int]
-    attachment: Attachment
-    leases: set[int] = field(default_factory=set)
-    borrows: set[int] = field(default_factory=set)
+    __slots__ = ("attachment", "borrows", "identity", "key", "leases", "place")
+
+    def __init__(self, key: str, place: str, identity: tuple[int, int], attachment: Attachment) -> None:
+        self.key = key
+        self.place = place
+        self.identity = identity
+        self.attachment = attachment
+        self.leases: set[int] = set()
+        self.borrows: set[int] = set()
 
 
 class Mappings:

@@ -6,14 +6,12 @@ the session keeps its mappings, connects again and takes its leases up again. No
 
 from __future__ import annotations
 
-import logging
 import os
 import select
 import sys
 import threading
 import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.core.errors import (
@@ -30,6 +28,7 @@ from trims_client.mappings import Mappings
 from trims_client.weights import Weights
 
 if TYPE_CHECKING:
+    import logging
     from types import TracebackType
 
     from typing_extensions import Self
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims_client.mappings import Mapping
 
-log = logging.getLogger(__name__)
 #: How much later than the daemon a client decides that a deadline has passed.
 _GRACE_S = 5.0
 _FIRST_RETRY_S = 0.05
@@ -64,8 +62,9 @@ class Session:
     ) -> None:
         if fallback not in _FALLBACKS:
             raise CallerError(f"fallback is {fallback!r}; it must be None or 'load'")
-        self._path = (Path(runtime_dir) if runtime_dir is not None else default_runtime_dir()) / ATTACH_SOCKET
-        self._agent = agent or f"python {Path(sys.argv[0] or '-').name}"
+        folder = default_runtime_dir() if runtime_dir is None else os.fspath(runtime_dir)
+        self._path = f"{folder}/{ATTACH_SOCKET}"
+        self._agent = agent or f"python {os.path.basename(sys.argv[0]) or '-'}"
         self._fallback = fallback
         self._lock = threading.RLock()
         self._mappings = Mappings(self._lock)
@@ -167,13 +166,13 @@ class Session:
         except LostPeerError as error:
             if not channel.broken or self._closed:
                 raise
-            log.info("asking again after: %s", error)
+            _log().info("asking again after: %s", error)
             return self._connected().request(message, timeout_s)
 
     def _load_here(self, name: str, why: DaemonAwayError) -> Weights:
         from trims_client.fallback import load_here
 
-        log.warning("%s is loaded privately, nothing is shared: %s", name, why)
+        _log().warning("%s is loaded privately, nothing is shared: %s", name, why)
         return load_here(name)
 
     # -- the connection --------------------------------------------------------------------------------------------
@@ -204,7 +203,7 @@ class Session:
         try:
             answer, fd = channel.request({"op": "resume", "key": mapping.key, "place": mapping.place})
         except TrimsError as error:
-            log.warning("the weights stay mapped, but without a lease: %s", error)
+            _log().warning("the weights stay mapped, but without a lease: %s", error)
             return
         status = os.fstat(fd)
         os.close(fd)
@@ -250,7 +249,7 @@ class Session:
             self._flush()
             channel.request({"op": "close", "lease": last}, _GRACE_S)
         except (LostPeerError, DeadlineError, IndexError) as error:
-            log.debug("a lease ends with its session instead: %s", error)
+            _log().debug("a lease ends with its session instead: %s", error)
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -277,6 +276,13 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<Session at {self._path}: {'closed' if self._closed else 'open'}>"
+
+
+def _log() -> logging.Logger:
+    """Logging is imported when there is something to say."""
+    import logging
+
+    return logging.getLogger(__name__)
 
 
 def _watch_connection(reference: weakref.ref[Session]) -> None:

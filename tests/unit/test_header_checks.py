@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trims.core.errors import ArtifactError
-from trims.image.header import MAX_HEADER_BYTES, header_length, parse_header
+from trims.image.header import parse_header
+from trims.image.index import MAX_HEADER_BYTES, header_length
 
 GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from trims.core.errors import ArtifactError, ImageError, TensorNotFoundError
 from trims.core.layout import DTYPE_BYTES, DTYPES, TENSOR_ALIGNMENT_BYTES, element_count
-from trims.image.header import LENGTH, METADATA_KEY
-from trims.image.index import HEADER, MAGIC, RECORD, decode_header
+from trims.image.header import METADATA_KEY
+from trims.image.index import HEADER, LENGTH, MAGIC, RECORD, decode_header
 from trims.image.plan import DATA_ALIGNMENT_BYTES, SourceTensor, plan_image
 from trims.image.program import Program
 from trims.image.reader import ImageView, is_image

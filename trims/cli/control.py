@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 @contextmanager
 def control(runtime_dir: str | None) -> Iterator[Any]:
     """A stub of the control door. Errors of calls inside the block become errors of the tree."""
-    folder = Path(runtime_dir).absolute() if runtime_dir else default_runtime_dir()
-    address = folder / CONTROL_SOCKET
+    address = Path(runtime_dir or default_runtime_dir()).absolute() / CONTROL_SOCKET
     with grpc.insecure_channel(f"unix:{address}") as channel:
         try:
             yield trims_pb2_grpc.ControlStub(channel)  # type: ignore[no-untyped-call] # generated code has no types

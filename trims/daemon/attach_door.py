@@ -30,17 +30,9 @@ from trims.core.errors import (
 from trims.core.place import Place
 from trims.store.asks import Granted, Outcome
 from trims.store.resolve import FILE_PREFIX
+from trims.wire.answers import PROTOCOL_VERSION, error_message
 from trims.wire.frames import Decoder, Message, encode
-from trims.wire.messages import (
-    PROTOCOL_VERSION,
-    Close,
-    Hello,
-    Open,
-    Request,
-    Resume,
-    error_message,
-    parse_request,
-)
+from trims.wire.messages import Close, Hello, Open, Request, Resume, parse_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -188,7 +188,7 @@ def _defaults(env: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any
     base = Path(env["XDG_STATE_HOME"]) if env.get("XDG_STATE_HOME") else Path.home() / ".local" / "state"
     state_dir = given.get("state_dir", base / "trims")
     return {
-        "runtime_dir": default_runtime_dir(env),
+        "runtime_dir": Path(default_runtime_dir(env)).absolute(),
         "state_dir": state_dir,
         "cpu_capacity_bytes": _default_cpu_bytes(),
         "disk_capacity_bytes": _default_disk_bytes(state_dir),

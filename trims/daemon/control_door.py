@@ -25,7 +25,7 @@ from trims.daemon.check import check_store
 from trims.store.asks import Loaded
 from trims.wire import trims_pb2 as pb
 from trims.wire import trims_pb2_grpc
-from trims.wire.messages import PROTOCOL_VERSION
+from trims.wire.answers import PROTOCOL_VERSION
 from trims.wire.status import abort
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trims.core.errors import ArtifactError, ImageError
 from trims.formats.base import check_options, check_relative
-from trims.image.header import LENGTH, MAX_HEADER_BYTES, SafetensorsHeader, header_length, parse_header
+from trims.image.header import SafetensorsHeader, parse_header
 from trims.image.index import HEADER as INDEX_HEADER
-from trims.image.index import decode_header
+from trims.image.index import LENGTH, MAX_HEADER_BYTES, decode_header, header_length
 from trims.image.plan import ImagePlan, SourceTensor, plan_image
 from trims.image.program import EXECUTABLE_KINDS, Program
 from trims.image.reader import ImageView, is_image

@@ -7,20 +7,16 @@ and numbers only: a lying header ends here, before a byte of weights is touched.
 from __future__ import annotations
 
 import json
-import struct
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from trims.core.errors import ArtifactError
 from trims.core.layout import DTYPE_BYTES, MAX_DIMENSIONS, Layout, TensorSpec, element_count
+from trims.image.index import LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LENGTH = struct.Struct("<Q")
-#: The safetensors library stops at 100 MB, model hubs at 25 MB. A header is parsed under the daemon's
-#: interpreter lock, so the smaller limit holds here; it admits some 200,000 tensors.
-MAX_HEADER_BYTES = 25_000_000
 #: The key of `__metadata__` under which an image says that it is one, and which version it says.
 METADATA_KEY = "trims"
 FORMAT_VERSION = 1
@@ -28,8 +24,7 @@ _FIELDS = {"dtype", "shape", "data_offsets"}
 _MAX_OFFSET = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class SafetensorsHeader:
+class SafetensorsHeader(NamedTuple):
     """A checked header.
 
     Attributes:
@@ -40,21 +35,9 @@ class SafetensorsHeader:
     """
 
     layout: Layout
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = MappingProxyType({})
     data_start: int = 0
     data_bytes: int = 0
-
-
-def header_length(prefix: bytes | memoryview, file_bytes: int, name: str) -> int:
-    """The JSON's length from the first 8 bytes. Raises ArtifactError when it cannot be true."""
-    if len(prefix) < LENGTH.size or file_bytes < LENGTH.size:
-        raise ArtifactError(f"{name}: {file_bytes} bytes are too short for a safetensors file")
-    (length,) = LENGTH.unpack_from(prefix)
-    if length > MAX_HEADER_BYTES:
-        raise ArtifactError(f"{name}: the header claims {length} bytes; more than {MAX_HEADER_BYTES} are refused")
-    if LENGTH.size + length > file_bytes:
-        raise ArtifactError(f"{name}: the header claims {length} bytes, the file has {file_bytes}: truncated?")
-    return int(length)
 
 
 def parse_header(text: bytes | memoryview, file_bytes: int, name: str) -> SafetensorsHeader:

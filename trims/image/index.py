@@ -13,18 +13,22 @@ Little endian throughout:
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from trims.core.errors import ImageError
+from trims.core.errors import ArtifactError, ImageError
 from trims.core.layout import DTYPE_NUMBERS, DTYPES, Layout, TensorSpec
 
+#: What every safetensors file begins with: the length of its JSON header.
+LENGTH = struct.Struct("<Q")
+#: The safetensors library stops at 100 MB, model hubs at 25 MB. A header is parsed under the daemon's
+#: interpreter lock, so the smaller limit holds here; it admits some 200,000 tensors.
+MAX_HEADER_BYTES = 25_000_000
 MAGIC = b"TRIMSIX1"
 HEADER = struct.Struct("<8sIIQQQQQ8x")
 RECORD = struct.Struct("<IIQIBBH")
 
 
-@dataclass(frozen=True, slots=True)
-class IndexHeader:
+class IndexHeader(NamedTuple):
     """The fixed part: enough to find everything else in O(1).
 
     Offsets count from the start of the data block; `program_bytes` is 0 when the image has no program.
@@ -37,6 +41,18 @@ class IndexHeader:
     program_offset: int
     program_bytes: int
     data_bytes: int
+
+
+def header_length(prefix: bytes | memoryview, file_bytes: int, name: str) -> int:
+    """The JSON's length from the first 8 bytes. Raises ArtifactError when it cannot be true."""
+    if len(prefix) < LENGTH.size or file_bytes < LENGTH.size:
+        raise ArtifactError(f"{name}: {file_bytes} bytes are too short for a safetensors file")
+    (length,) = LENGTH.unpack_from(prefix)
+    if length > MAX_HEADER_BYTES:
+        raise ArtifactError(f"{name}: the header claims {length} bytes; more than {MAX_HEADER_BYTES} are refused")
+    if LENGTH.size + length > file_bytes:
+        raise ArtifactError(f"{name}: the header claims {length} bytes, the file has {file_bytes}: truncated?")
+    return int(length)
 
 
 def index_size(layout: Layout) -> int:

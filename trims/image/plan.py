@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import ImageError
 from trims.core.layout import TENSOR_ALIGNMENT_BYTES, Layout, TensorSpec
 from trims.core.units import align_up
-from trims.image.header import FORMAT_VERSION, LENGTH, MAX_HEADER_BYTES, METADATA_KEY
-from trims.image.index import encode_index, index_size
+from trims.image.header import FORMAT_VERSION, METADATA_KEY
+from trims.image.index import LENGTH, MAX_HEADER_BYTES, encode_index, index_size
 from trims.image.source import read_spans
 
 if TYPE_CHECKING:

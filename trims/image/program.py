@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.core.errors import ImageError
 
@@ -22,8 +22,7 @@ _LENGTH = struct.Struct("<I")
 _MAX_HEAD_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """A graph without weights.
 
     Attributes:
@@ -33,7 +32,7 @@ class Program:
     """
 
     kind: str
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = MappingProxyType({})
     body: bytes = b""
 
     def encode(self) -> bytes:

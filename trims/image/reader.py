@@ -1,32 +1,32 @@
 """Reading an image that lies in memory: an attached segment, a mapped file. Standard library only.
 
 `ImageView` trusts nothing it reads: every offset is checked against the length of the buffer. It does not check
-digests; whoever sealed the replica did.
+digests; whoever sealed the replica did. Header, program and checks are imported when somebody asks for them: attaching
+and reading weights need none of them.
 """
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ArtifactError, ImageError, TensorNotFoundError
-from trims.core.layout import TensorSpec
-from trims.image.header import (
-    FORMAT_VERSION,
+from trims.image.index import (
+    HEADER,
     LENGTH,
-    METADATA_KEY,
-    SafetensorsHeader,
+    MAGIC,
+    IndexHeader,
+    decode_header,
+    decode_index,
     header_length,
-    parse_header,
 )
-from trims.image.index import HEADER, MAGIC, IndexHeader, decode_header, decode_index
-from trims.image.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trims.core.layout import Layout
+    from trims.core.layout import Layout, TensorSpec
+    from trims.image.header import SafetensorsHeader
+    from trims.image.program import Program
 
 
 class ImageView:
@@ -66,6 +66,8 @@ class ImageView:
     @cached_property
     def header(self) -> SafetensorsHeader:
         """The JSON header, fully checked: slower than `layout` and never needed to read weights."""
+        from trims.image.header import parse_header
+
         try:
             return parse_header(self._data[LENGTH.size : self.data_start], len(self._data), "image")
         except ArtifactError as error:
@@ -74,10 +76,14 @@ class ImageView:
     @property
     def metadata(self) -> Mapping[str, str]:
         """Strings the artifact carried in its header."""
+        from trims.image.header import METADATA_KEY
+
         return {key: text for key, text in self.header.metadata.items() if key != METADATA_KEY}
 
     def program(self) -> Program | None:
         """The graph without weights, if the image carries one."""
+        from trims.image.program import Program
+
         index = self.index_header
         if not index.program_bytes:
             return None
@@ -98,43 +104,9 @@ class ImageView:
 
     def validate(self) -> None:
         """Check header, index and program against each other. Raises ImageError naming what disagrees."""
-        prefix, tied = self._own_metadata()
-        tensors = self.header.layout.tensors
-        owners = {spec.offset: spec.end for spec in self.layout if spec.name not in tied and spec.nbytes}
-        for spec in self.layout:
-            if spec.name in tied:
-                if tied[spec.name] != _entry(spec) or owners.get(spec.offset, -1) < spec.end:
-                    raise ImageError(f"tied tensor {spec.name!r} does not lie on the tensor it is tied to")
-            elif tensors.get(spec.name) != spec:
-                raise ImageError(f"header and index disagree about tensor {spec.name!r}")
-        ours = sum(not name.startswith(prefix) for name in tensors)
-        if ours + len(tied) != len(self.layout):
-            raise ImageError("header and index list different tensors")
-        index = self.index_header
-        self._check_span(f"{prefix}.index", 0, index.index_bytes)
-        self._check_span(f"{prefix}.program", index.program_offset, index.program_bytes)
-        self.program()
+        from trims.image.check import check_image
 
-    def _check_span(self, name: str, offset: int, n_bytes: int) -> None:
-        if self.header.layout.tensors.get(name) != TensorSpec(name, "U8", (n_bytes,), offset):
-            raise ImageError(f"header and index disagree about {name!r}")
-
-    def _own_metadata(self) -> tuple[str, dict[str, object]]:
-        """The prefix of the image's own tensors, and the tied tensors as the header tells them."""
-        try:
-            own = json.loads(self.header.metadata[METADATA_KEY])
-            prefix, tied, version = own["prefix"], own["tied"], own["version"]
-        except (KeyError, ValueError, TypeError, RecursionError) as error:
-            raise ImageError(f"the header's own entry {METADATA_KEY!r} is missing or unreadable") from error
-        if version != FORMAT_VERSION:
-            raise ImageError(f"the image is of version {version!r}, this trims reads {FORMAT_VERSION}")
-        if not isinstance(tied, dict) or not isinstance(prefix, str) or not prefix:
-            raise ImageError(f"the header's own entry {METADATA_KEY!r} is not what it should be")
-        return prefix, tied
-
-
-def _entry(spec: TensorSpec) -> dict[str, object]:
-    return {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [spec.offset, spec.end]}
+        check_image(self)
 
 
 def is_image(data: bytes | memoryview) -> bool:

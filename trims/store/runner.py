@@ -13,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ImageError, InternalError, TrimsError
@@ -170,7 +171,13 @@ class Runner:
 
     def _measure(self, job: Job, resolved: Resolved) -> Event:
         self._slots.acquire()
-        conversion = start_conversion(resolved.artifact, python=resolved.python, limits=self._limits)
+        origin = resolved.manifest.origin
+        conversion = start_conversion(
+            resolved.artifact,
+            python=resolved.python,
+            limits=self._limits,
+            extra_paths=[Path(origin)] if origin else [],
+        )
         with self._lock:
             self._conversions[job] = conversion
             wanted = job in self._wanted and not self._stopping.is_set()

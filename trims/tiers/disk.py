@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import CapacityError, ImageError
 from trims.core.place import DISK, Place
-from trims.image.header import LENGTH
+from trims.image.index import HEADER, LENGTH, decode_header
 from trims.tiers.base import Draft, Extent
 
 if TYPE_CHECKING:
@@ -143,8 +143,6 @@ def disk_full(error: OSError, nbytes: int, folder: Path) -> Exception:
 
 def _check_length(extent: Extent) -> None:
     """The cheap check: the end that header and index give is the file's."""
-    from trims.image.index import HEADER, decode_header
-
     prefix = os.pread(extent.fd, LENGTH.size, 0)
     if len(prefix) < LENGTH.size:
         raise ImageError("it is too short to be an image")

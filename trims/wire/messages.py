@@ -7,14 +7,13 @@ that a misspelt one is not silently ignored.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trims.core.errors import BadMessageError, TrimsError, from_code
+from trims.core.errors import BadMessageError
 
 if TYPE_CHECKING:
     from trims.wire.frames import Message
 
-PROTOCOL_VERSION = 1
 _MAX_NAME = 4096
 _MAX_DEADLINE_S = 1e6
 
@@ -120,18 +119,3 @@ def _deadline(message: Message) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_DEADLINE_S:
         raise BadMessageError(f"'deadline_s' must be a number of seconds from 0 to {_MAX_DEADLINE_S:.0f}")
     return float(value)
-
-
-def error_message(error: TrimsError, request_id: int | None) -> Message:
-    """An answer that carries an error; without an id it concerns the whole session, which then ends."""
-    return {"id": request_id, "error": {"code": error.code, "message": str(error)}}
-
-
-def raise_if_error(message: Message) -> Message:
-    """Give the answer back, or raise the error it carries."""
-    error: Any = message.get("error")
-    if error is None:
-        return message
-    if not isinstance(error, dict):
-        raise BadMessageError(f"the daemon sent an unreadable error: {error!r}"[:200])
-    raise from_code(str(error.get("code")), str(error.get("message")))

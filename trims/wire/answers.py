@@ -1,0 +1,30 @@
+"""What both ends of the attach door know of an answer: the version they speak, and how an error travels.
+
+Apart from `messages`, so that a client that only asks does not import how requests are checked.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import BadMessageError, TrimsError, from_code
+
+if TYPE_CHECKING:
+    from trims.wire.frames import Message
+
+PROTOCOL_VERSION = 1
+
+
+def error_message(error: TrimsError, request_id: int | None) -> Message:
+    """An answer that carries an error; without an id it concerns the whole session, which then ends."""
+    return {"id": request_id, "error": {"code": error.code, "message": str(error)}}
+
+
+def raise_if_error(message: Message) -> Message:
+    """Give the answer back, or raise the error it carries."""
+    error: Any = message.get("error")
+    if error is None:
+        return message
+    if not isinstance(error, dict):
+        raise BadMessageError(f"the daemon sent an unreadable error: {error!r}"[:200])
+    raise from_code(str(error.get("code")), str(error.get("message")))
