@@ -7,10 +7,11 @@ cold load does not hold up another's warm open, and no thread of our own is need
 
 from __future__ import annotations
 
-import array
+# The C module under `socket`: the wrapper's enums and selectors would be a quarter of what a cold start imports of us,
+# and nothing of it is used here.
+import _socket as socket
 import itertools
 import os
-import socket
 import struct
 import threading
 import time
@@ -23,7 +24,8 @@ from trims.wire.frames import Decoder, Message, encode
 _READ_BYTES = 64 << 10
 _MAX_FDS = 64
 _UCRED = struct.Struct("3i")
-_ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * 4)
+_FD = struct.Struct("i")
+_ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * _FD.size)
 
 
 class _Slot:
@@ -167,9 +169,7 @@ class Channel:
         data, ancillary, flags, _ = self._sock.recvmsg(_READ_BYTES, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds = array.array("i")
-                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
-                self._fds.extend(fds)
+                self._fds.extend(fd for (fd,) in _FD.iter_unpack(payload[: len(payload) // _FD.size * _FD.size]))
         if flags & socket.MSG_CTRUNC:
             raise BadMessageError("descriptors were lost on the way: this process has too many open files")
         if not data:

@@ -7,7 +7,6 @@ the session keeps its mappings, connects again and takes its leases up again. No
 from __future__ import annotations
 
 import os
-import select
 import sys
 import threading
 import time
@@ -309,6 +308,8 @@ def _watch_connection(reference: weakref.ref[Session]) -> None:
 
 def _wait_for_end(channel: Channel) -> None:
     """Until the peer hangs up or we close; wakes now and then to let a forgotten session go."""
+    import select
+
     poller = select.poll()
     try:
         poller.register(channel.fileno(), select.POLLRDHUP)
