@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def leases(daemon: Daemon) -> int:
-    return len(daemon.store.residency.leases)
+    return len(daemon.store.residency.leases.by_number)
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
@@ -341,7 +341,7 @@ def test_eager_reclaim_frees_memory_with_the_last_lease(
     with trims.connect(daemon.config.runtime_dir) as session:
         session.open_file(checkpoint("m")).close()
         wait_until(lambda: not daemon.store.residency.replicas)
-    assert daemon.store.residency.charged[CPU] == 0
+    assert daemon.store.residency.room.charged[CPU] == 0
 
 
 def test_open_and_close_ten_thousand_times_leaves_nothing(

@@ -204,11 +204,11 @@ def test_too_many_requests_in_the_air_end_the_session(daemon: Daemon, raw: Raw, 
 
 
 def test_anothers_lease_cannot_be_closed(daemon: Daemon, raw: Raw) -> None:
-    (lease,) = daemon.store.residency.leases
+    (lease,) = daemon.store.residency.leases.by_number
     raw.send(HELLO + encode({"op": "close", "id": 1, "lease": lease}))
     raw.receive()
     assert raw.receive() == {"id": 1, "closed": lease}
-    assert lease in daemon.store.residency.leases
+    assert lease in daemon.store.residency.leases.by_number
 
 
 def test_descriptors_sent_by_a_client_are_not_kept(daemon: Daemon, raw: Raw) -> None:

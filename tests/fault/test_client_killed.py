@@ -42,11 +42,10 @@ WAYS: dict[str, Callable[[subprocess.Popen[str]], None]] = {
 }  # fmt: skip
 SCRIPT = """
 import os, sys
-from pathlib import Path
 from trims_client import connect
 from trims_client.channel import Channel
 run, model = sys.argv[1:]
-path = Path(run) / "attach.sock"
+path = run + "/attach.sock"
 {moment}
 print("here", flush=True)
 how = sys.stdin.readline().strip()
@@ -102,7 +101,7 @@ def test_a_client_that_dies_holds_nothing_any_more(
         WAYS[way](process)
         process.wait(20)
         wait_until(lambda: len(daemon.attach.sessions()) == 1, "the dead client's session lives on")
-        wait_until(lambda: len(daemon.store.residency.leases) == 1, "the dead client's lease lives on")
+        wait_until(lambda: len(daemon.store.residency.leases.by_number) == 1, "the dead client's lease lives on")
         assert float(weights["weight"].sum()) == expected
         daemon.store.residency.validate()
     evicted = daemon.store.evict(f"file:{path}")
@@ -115,10 +114,10 @@ def test_a_stopped_client_keeps_its_lease_until_it_is_killed(
     process = victim(MOMENTS["mapped"], checkpoint("m"))
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-    assert len(daemon.store.residency.leases) == 1
+    assert len(daemon.store.residency.leases.by_number) == 1
     process.kill()
     process.wait(20)
-    wait_until(lambda: not daemon.store.residency.leases, "the lease lives on")
+    wait_until(lambda: not daemon.store.residency.leases.by_number, "the lease lives on")
 
 
 def test_a_load_whose_only_asker_died_is_finished_and_kept(
@@ -132,7 +131,7 @@ def test_a_load_whose_only_asker_died_is_finished_and_kept(
     wait_until(lambda: not daemon.attach.sessions(), "the dead client's session lives on")
     slow.go_on.set()
     wait_until(lambda: _sealed(daemon) == 1, "the load was not finished")
-    assert not daemon.store.residency.leases
+    assert not daemon.store.residency.leases.by_number
 
 
 def _sealed(daemon: Daemon) -> int:

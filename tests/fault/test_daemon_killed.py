@@ -78,7 +78,7 @@ def test_whatever_the_moment_the_next_daemon_serves_true_bytes(
         expected = np.random.default_rng(ord("m")).random(25_000)
         np.testing.assert_array_equal(weights["weight"], expected)
     assert check_store(daemon.store, verify=True).findings == []
-    assert daemon.store.residency.leases == {}
+    assert daemon.store.residency.leases.by_number == {}
 
 
 def _provoke(folder: Path, path: Path, moment: str) -> None:
@@ -114,7 +114,7 @@ def test_clients_keep_reading_while_the_daemon_is_dead_and_take_their_leases_up_
         assert float(weights["weight"].sum()) == expected
         daemon = serve()
         until = time.monotonic() + 20
-        while len(daemon.store.residency.leases) != 1:
+        while len(daemon.store.residency.leases.by_number) != 1:
             assert time.monotonic() < until, "the lease was not taken up again"
             time.sleep(0.01)
         assert float(weights["weight"].sum()) == expected

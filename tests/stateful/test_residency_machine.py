@@ -239,7 +239,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     @invariant()
     def leases_agree(self) -> None:
         if self.residency is not None:
-            assert set(self.residency.leases) == set(self.leases)
+            assert set(self.residency.leases.by_number) == set(self.leases)
 
     def teardown(self) -> None:
         """Everybody leaves and all work ends: nobody is left waiting, nothing is left half done."""
@@ -247,7 +247,7 @@ class ResidencyMachine(RuleBasedStateMachine):
             return
         for number in list(self.leases):
             self.feed(Closed, lease=number, session=self.leases.pop(number)[2])
-        pins = list(self.residency.pins)
+        pins = list(self.residency.room.pins)
         for key, place in pins:
             self.feed(PinChanged, key=key, place=place, pinned=False)
         for _ in range(1000):
@@ -263,7 +263,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         left = defaultdict(int)
         for (_, place), (_, size) in self.memory.items():
             left[place] += size
-        assert dict(left) == {place: used for place, used in self.residency.charged.items() if used}
+        assert dict(left) == {place: used for place, used in self.residency.room.charged.items() if used}
 
     def finish_one(self) -> None:
         if self.freeing:

@@ -154,7 +154,7 @@ def test_a_prefetch_is_answered_without_a_lease() -> None:
     bench.measured("a", 40)
     (ready,) = bench.filled("a")
     assert isinstance(ready, Ready)
-    assert not bench.residency.leases
+    assert not bench.residency.leases.by_number
 
 
 def test_a_fill_reads_from_the_fastest_sealed_replica_and_borrows_it() -> None:
@@ -187,10 +187,10 @@ def test_capacity_returns_only_when_the_tier_confirms() -> None:
     bench.resident("a", 100)
     bench.ask("b")
     assert kinds(bench.measured("b", 10)) == [Free]
-    assert bench.residency.room(CPU) == 0
+    assert bench.residency.room.free_bytes(CPU) == 0
     assert bench.state("b") is State.QUEUED
     assert kinds(bench.freed("a")) == [Fill]
-    assert bench.residency.room(CPU) == 90
+    assert bench.residency.room.free_bytes(CPU) == 90
 
 
 def test_nothing_is_evicted_when_even_everything_idle_would_not_do() -> None:
@@ -293,7 +293,7 @@ def test_a_failed_fill_answers_everybody_who_waited_with_its_error() -> None:
     bench.ask("a", session=2)
     out = bench.feed(FillFailed, key="a", place=CPU, generation=bench.generation("a"), error=ArtifactError("torn"))
     assert kinds(out) == [Refuse, Refuse]
-    assert bench.residency.room(CPU) == 100
+    assert bench.residency.room.free_bytes(CPU) == 100
 
 
 def test_a_failed_measurement_leaves_nothing() -> None:
@@ -320,10 +320,10 @@ def test_closing_twice_or_anothers_lease_changes_nothing() -> None:
     bench.resident("a", 40)
     lease = bench.opened("a", session=1)
     bench.feed(Closed, lease=lease, session=2)
-    assert set(bench.residency.leases) == {lease}
+    assert set(bench.residency.leases.by_number) == {lease}
     for _ in range(2):
         bench.feed(Closed, lease=lease, session=1)
-    assert not bench.residency.leases
+    assert not bench.residency.leases.by_number
 
 
 def test_the_end_of_a_session_closes_its_leases_and_drops_its_requests() -> None:
@@ -335,7 +335,7 @@ def test_the_end_of_a_session_closes_its_leases_and_drops_its_requests() -> None
     bench.ask("b", session=1)
     out = bench.feed(SessionEnded, session=1)
     assert kinds(out) == [Abandon]
-    assert {lease.session for lease in bench.residency.leases.values()} == {2}
+    assert {lease.session for lease in bench.residency.leases.by_number.values()} == {2}
     assert bench.state("b") is State.ABSENT
 
 
@@ -445,7 +445,7 @@ def test_a_draining_daemon_refuses_opens_and_keeps_leases() -> None:
     lease = bench.opened("a")
     bench.feed(DrainRequested)
     assert isinstance(error_of(bench.ask("a", session=2)), DrainingError)
-    assert lease in bench.residency.leases
+    assert lease in bench.residency.leases.by_number
 
 
 def test_a_place_without_a_tier_is_named() -> None:
@@ -485,16 +485,16 @@ def test_an_illegal_step_tells_the_replicas_story() -> None:
 @pytest.mark.parametrize(
     ("damage", "rule"),
     [
-        (lambda r: r.charged.__setitem__(CPU, 1), "charged"),
+        (lambda r: r.room.charged.__setitem__(CPU, 1), "charged"),
         (lambda r: r.replicas["a", CPU].leases.add(99), "lease 99"),
         (lambda r: setattr(r.replicas["a", CPU], "state", State.FREEING), "leased in a state"),
-        (lambda r: r.leases.clear(), "lease"),
+        (lambda r: r.leases.by_number.clear(), "lease"),
         (lambda r: setattr(r.replicas["a", CPU], "source", DISK), "source"),
         (
             lambda r: r.replicas["a", CPU].waiters.update({5: Waiter(5, 1, True, None)}),
             "sealed with a waiter",
         ),
-        (lambda r: r.capacities.__setitem__(CPU, 10), "capacity"),
+        (lambda r: r.room.capacities.__setitem__(CPU, 10), "capacity"),
     ],
 )
 def test_validate_notices_damaged_books(damage: object, rule: str) -> None:

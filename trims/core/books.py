@@ -83,7 +83,6 @@ def validate(
     residency: Residency,
     queues: Mapping[Place, Sequence[Replica]],
     tickets: Mapping[int, Replica],
-    sessions: Mapping[int, set[int]],
 ) -> None:
     """Check everything against everything. Raises InvariantError naming the first broken rule."""
     for (key, place), replica in residency.replicas.items():
@@ -92,7 +91,7 @@ def validate(
         queued = any(replica is other for other in queues[place])
         _check(queued == (replica.state is State.QUEUED), replica, "queue and state disagree")
     _validate_capacity(residency)
-    _validate_people(residency, tickets, sessions)
+    _validate_people(residency, tickets)
 
 
 def _check_replica(residency: Residency, replica: Replica) -> None:
@@ -109,7 +108,7 @@ def _check_replica(residency: Residency, replica: Replica) -> None:
         borrowed = source is not None and (replica.place, replica.generation) in source.borrowers
         _check(borrowed, replica, "fills from a source it has not borrowed")
     for number in replica.leases:
-        lease = residency.leases.get(number)
+        lease = residency.leases.by_number.get(number)
         same = lease is not None and (lease.key, lease.place, lease.generation) == (
             replica.key,
             replica.place,
@@ -119,19 +118,19 @@ def _check_replica(residency: Residency, replica: Replica) -> None:
 
 
 def _validate_capacity(residency: Residency) -> None:
-    for place, capacity in residency.capacities.items():
+    for place, capacity in residency.room.capacities.items():
         here = [r for r in residency.replicas.values() if r.place == place and r.state in CHARGED]
         total = sum(replica.nbytes for replica in here)
-        if total != residency.charged[place]:
-            raise InvariantError(f"{place}: {residency.charged[place]} bytes charged, the replicas have {total}")
+        if total != residency.room.charged[place]:
+            raise InvariantError(f"{place}: {residency.room.charged[place]} bytes charged, the replicas have {total}")
         if total > capacity:
             raise InvariantError(f"{place}: {total} bytes charged, the capacity is {capacity}")
 
 
-def _validate_people(residency: Residency, tickets: Mapping[int, Replica], sessions: Mapping[int, set[int]]) -> None:
+def _validate_people(residency: Residency, tickets: Mapping[int, Replica]) -> None:
     by_replica = {number for replica in residency.replicas.values() for number in replica.leases}
-    by_session = {number for numbers in sessions.values() for number in numbers}
-    if not by_replica == by_session == set(residency.leases):
+    by_session = {number for numbers in residency.leases.sessions().values() for number in numbers}
+    if not by_replica == by_session == set(residency.leases.by_number):
         raise InvariantError(f"leases differ: {by_replica} by replica, {by_session} by session")
     waiting = {ticket for replica in residency.replicas.values() for ticket in replica.waiters}
     if waiting != set(tickets):

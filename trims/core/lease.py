@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -44,3 +45,35 @@ class Waiter:
     session: int | None
     wants_lease: bool
     deadline_at_s: float | None
+
+
+class Leases:
+    """All leases of a daemon, by number and by session."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, Lease] = {}
+        self._by_session: dict[int, set[int]] = {}
+        self._numbers = itertools.count(1)
+
+    def grant(self, session: int, key: str, place: Place, generation: int) -> Lease:
+        """A new lease with a number of its own."""
+        lease = Lease(next(self._numbers), session, key, place, generation)
+        self.by_number[lease.number] = lease
+        self._by_session.setdefault(session, set()).add(lease.number)
+        return lease
+
+    def end(self, lease: Lease) -> None:
+        """Take the lease out of the books."""
+        del self.by_number[lease.number]
+        held = self._by_session[lease.session]
+        held.discard(lease.number)
+        if not held:
+            del self._by_session[lease.session]
+
+    def of_session(self, session: int) -> list[Lease]:
+        """What a session holds, oldest first."""
+        return [self.by_number[number] for number in sorted(self._by_session.get(session, ()))]
+
+    def sessions(self) -> dict[int, frozenset[int]]:
+        """Numbers by session, for checking."""
+        return {session: frozenset(numbers) for session, numbers in self._by_session.items()}

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from trims.core import books
 from trims.core.errors import (
-    CapacityError,
     DeadlineError,
     DrainingError,
     InternalError,
@@ -50,12 +49,14 @@ from trims.core.events import (
     Tick,
     WaiterLeft,
 )
-from trims.core.lease import Lease, Waiter
-from trims.core.replica import CHARGED, LEASABLE, Replica, State
+from trims.core.lease import Leases
+from trims.core.replica import LEASABLE, Replica, State
+from trims.core.room import Room
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from trims.core.lease import Lease, Waiter
     from trims.core.place import Place
     from trims.core.policy import Policy
 
@@ -73,18 +74,13 @@ class Residency:
     """
 
     def __init__(self, capacities: Mapping[Place, int], policies: Mapping[Place, Policy]) -> None:
-        self.capacities = dict(capacities)
-        self.charged = dict.fromkeys(capacities, 0)
+        self.room = Room(capacities, policies)
         self.replicas: dict[tuple[str, Place], Replica] = {}
-        self.leases: dict[int, Lease] = {}
-        self.pins: set[tuple[str, Place]] = set()
+        self.leases = Leases()
         self.draining = False
-        self._policies = dict(policies)
-        self._sessions: dict[int, set[int]] = {}
         self._tickets: dict[int, Replica] = {}
         self._queues: dict[Place, list[Replica]] = {place: [] for place in capacities}
         self._past_uses: OrderedDict[str, int] = OrderedDict()
-        self._numbers = itertools.count(1)
         self._generations = itertools.count(1)
         self._out: list[Instruction] = []
         self._handlers: dict[type[Event], Callable[..., None]] = {
@@ -126,18 +122,6 @@ class Residency:
         found = [replica for (owner, _), replica in self.replicas.items() if owner == key]
         return sorted(found, key=lambda replica: (replica.place.tier.rank, replica.place.device))
 
-    def room(self, place: Place) -> int:
-        """Bytes not charged at this place."""
-        return self.capacities[place] - self.charged[place]
-
-    def policy_name(self, place: Place) -> str:
-        """Which policy chooses victims there."""
-        return self._policies[place].name
-
-    def session_leases(self, session: int) -> frozenset[int]:
-        """Numbers of the leases a session holds."""
-        return frozenset(self._sessions.get(session, ()))
-
     def next_due_s(self) -> float | None:
         """Clock time at which the next deadline or keep-alive is due, or None."""
         due = [replica.keep_until_s for replica in self.replicas.values()]
@@ -146,7 +130,7 @@ class Residency:
 
     def validate(self) -> None:
         """Check every invariant from scratch. Raises InvariantError naming the first that is broken."""
-        books.validate(self, self._queues, self._tickets, self._sessions)
+        books.validate(self, self._queues, self._tickets)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -154,8 +138,8 @@ class Residency:
         if self.draining and event.waiter.session is not None:
             self._refuse(event.waiter, DrainingError("the daemon is draining and takes no new opens"))
             return
-        if event.place not in self.capacities:
-            self._refuse(event.waiter, books.no_such_place(event.place, self.capacities))
+        if event.place not in self.room.capacities:
+            self._refuse(event.waiter, books.no_such_place(event.place, self.room.capacities))
             return
         replica = self.replicas.get((event.key, event.place))
         if replica is None:
@@ -187,13 +171,11 @@ class Residency:
             answer = Ready(ticket=waiter.ticket, key=replica.key, place=replica.place, nbytes=replica.nbytes)
             self._out.append(answer)
             return
-        lease = Lease(next(self._numbers), waiter.session, replica.key, replica.place, replica.generation)
-        self.leases[lease.number] = lease
-        self._sessions.setdefault(waiter.session, set()).add(lease.number)
+        lease = self.leases.grant(waiter.session, replica.key, replica.place, replica.generation)
         replica.leases.add(lease.number)
         replica.uses += 1
         self._touch(replica, at_s)
-        self._policies[replica.place].used(books.usage(replica))
+        self.room.used(replica)
         self._out.append(Grant(ticket=waiter.ticket, lease=lease, nbytes=replica.nbytes, warm=warm))
 
     def _refuse(self, waiter: Waiter, error: TrimsError) -> None:
@@ -246,52 +228,28 @@ class Residency:
         return next((other for other in others if other.state is State.SEALED), None)
 
     def _make_room(self, replica: Replica, at_s: float) -> bool:
-        """True if the replica fits now. Otherwise evicts what it needs, or refuses those who will not wait."""
-        place, need = replica.place, replica.nbytes
-        if need > self.capacities[place]:
-            self._refuse_all(replica, books.too_large(replica, self.capacities[place]), at_s)
+        """True if the replica fits now, or is not wanted any more. Evicts what it needs; refuses who will not wait."""
+        place, need, everything = replica.place, replica.nbytes, self.replicas.values()
+        if need > self.room.capacities[place]:
+            self._refuse_all(replica, books.too_large(replica, self.room.capacities[place]), at_s)
             return True
-        if need <= self.room(place):
+        if need <= self.room.free_bytes(place):
             return True
-        for victim in self._victims(place, need):
+        for victim in self.room.victims(place, need, everything):
             self._free(victim, at_s, "evicted for room", evicted=True)
-        if need > self.room(place) + self._freeing_bytes(place):
-            self._refuse_impatient(replica, at_s)
-            return replica.state is State.ABSENT
-        return False
-
-    def _victims(self, place: Place, need: int) -> list[Replica]:
-        """As few as make `need` bytes free, in the policy's order; none at all if even all of them would not do."""
-        missing = need - self.room(place) - self._freeing_bytes(place)
-        idle = {r.key: r for r in self.replicas.values() if r.place == place and self._evictable(r)}
-        if missing <= 0 or missing > sum(replica.nbytes for replica in idle.values()):
-            return []
-        chosen: list[Replica] = []
-        for key in self._policies[place].order([books.usage(replica) for replica in idle.values()]):
-            if missing <= 0:
-                break
-            chosen.append(idle[key])
-            missing -= idle[key].nbytes
-        return chosen
-
-    def _evictable(self, replica: Replica) -> bool:
-        pinned = (replica.key, replica.place) in self.pins
-        return replica.state is State.SEALED and not replica.held and not pinned
-
-    def _freeing_bytes(self, place: Place) -> int:
-        return sum(r.nbytes for r in self.replicas.values() if r.place == place and r.state is State.FREEING)
+        if self.room.is_coming(place, need, everything):
+            return False
+        self._refuse_impatient(replica, at_s)
+        return replica.state is State.ABSENT
 
     def _refuse_impatient(self, replica: Replica, at_s: float) -> None:
         """Those with a deadline stay in the queue; the others get the numbers now."""
-        error = self._capacity_error(replica)
+        error = self.room.refusal(replica, self.replicas.values())
         for waiter in list(replica.waiters.values()):
             if waiter.deadline_at_s is None:
                 del replica.waiters[waiter.ticket]
                 self._refuse(waiter, error)
         self._drop_if_unwanted(replica, at_s)
-
-    def _capacity_error(self, replica: Replica) -> CapacityError:
-        return books.capacity_error(replica, self.replicas.values(), self.pins, self.capacities[replica.place])
 
     def _refuse_all(self, replica: Replica, error: TrimsError, at_s: float) -> None:
         for waiter in list(replica.waiters.values()):
@@ -336,7 +294,7 @@ class Residency:
         self._return_source(replica, event.at_s)
         replica.cost_s, replica.filled_at_s = event.cost_s, event.at_s
         self._step(replica, State.SEALED, event.at_s, "filled")
-        self._policies[replica.place].used(books.usage(replica))
+        self.room.used(replica)
         self._touch(replica, event.at_s)
         waiters, replica.waiters = list(replica.waiters.values()), {}
         for waiter in waiters:
@@ -368,17 +326,13 @@ class Residency:
     # -- leaving ---------------------------------------------------------------------------------------------------
 
     def _lease_closed(self, event: Closed) -> None:
-        lease = self.leases.get(event.lease)
+        lease = self.leases.by_number.get(event.lease)
         if lease is not None and lease.session == event.session:
             self._end_lease(lease, event.at_s)
             self._admit(lease.place, event.at_s)
 
     def _end_lease(self, lease: Lease, at_s: float) -> None:
-        del self.leases[lease.number]
-        held = self._sessions[lease.session]
-        held.discard(lease.number)
-        if not held:
-            del self._sessions[lease.session]
+        self.leases.end(lease)
         replica = self.replicas[lease.key, lease.place]
         replica.leases.discard(lease.number)
         self._touch(replica, at_s)
@@ -389,19 +343,17 @@ class Residency:
             return
         if replica.state is State.DRAINING:
             self._free(replica, at_s, "last lease closed", evicted=False)
-        elif replica.state is State.SEALED and replica.keep_alive_s == 0 and self._evictable(replica):
+        elif replica.state is State.SEALED and replica.keep_alive_s == 0 and self.room.evictable(replica):
             self._free(replica, at_s, "eager reclaim", evicted=False)
 
     def _session_ended(self, event: SessionEnded) -> None:
-        places = set()
-        for number in sorted(self._sessions.get(event.session, ())):
-            lease = self.leases[number]
-            places.add(lease.place)
+        leases = self.leases.of_session(event.session)
+        for lease in leases:
             self._end_lease(lease, event.at_s)
         left = [w.ticket for r in set(self._tickets.values()) for w in r.waiters.values() if w.session == event.session]
         for ticket in left:
             self._waiter_left(WaiterLeft(at_s=event.at_s, ticket=ticket))
-        for place in places:
+        for place in {lease.place for lease in leases}:
             self._admit(place, event.at_s)
 
     def _evict_requested(self, event: EvictRequested) -> None:
@@ -410,7 +362,7 @@ class Residency:
             return
         if replica.state is not State.SEALED or (replica.held and not event.drain):
             raise InUseError(books.why_in_use(replica))
-        if (event.key, event.place) in self.pins:
+        if (event.key, event.place) in self.room.pins:
             raise InUseError(f"the replica at {event.place} is pinned; unpin it first")
         self._retire(replica, event.at_s, "evicted on request")
 
@@ -433,7 +385,7 @@ class Residency:
             )
         self._step(replica, State.FREEING, at_s, why)
         replica.keep_until_s = None
-        self._policies[replica.place].gone(replica.key, evicted=evicted)
+        self.room.leaves(replica, evicted=evicted)
         self._out.append(Free(key=replica.key, place=replica.place, generation=replica.generation, evicted=evicted))
 
     def _freed(self, event: Freed) -> None:
@@ -462,16 +414,16 @@ class Residency:
         pin = (event.key, event.place)
         replica = self.replicas.get(pin)
         if event.pinned:
-            self.pins.add(pin)
+            self.room.pins.add(pin)
         else:
-            self.pins.discard(pin)
+            self.room.pins.discard(pin)
         if replica is not None and replica.state is State.SEALED:
             self._touch(replica, event.at_s)
             self._after_release(replica, event.at_s)
         self._admit_everywhere(event.at_s)
 
     def _adopted(self, event: Adopted) -> None:
-        if (event.key, event.place) in self.replicas or event.nbytes > self.room(event.place):
+        if (event.key, event.place) in self.replicas or event.nbytes > self.room.free_bytes(event.place):
             raise InternalError(
                 f"{event.key[:16]} at {event.place} cannot be adopted: it is there, or there is no room"
             )
@@ -479,7 +431,7 @@ class Residency:
         replica.keep_alive_s, replica.filled_at_s = event.keep_alive_s, event.at_s
         self.replicas[event.key, event.place] = replica
         self._step(replica, State.SEALED, event.at_s, "adopted after a restart")
-        self._policies[replica.place].used(books.usage(replica))
+        self.room.used(replica)
         self._touch(replica, event.at_s)
 
     def _drain_requested(self, event: DrainRequested) -> None:  # noqa: ARG002 - all handlers take their event
@@ -492,14 +444,15 @@ class Residency:
                     self._expire(replica, waiter, event.at_s)
             if replica.keep_until_s is not None and replica.keep_until_s <= event.at_s:
                 replica.keep_until_s = None  # if it cannot go now, the end of what holds it sets a new time
-                if self._evictable(replica):
+                if self.room.evictable(replica):
                     self._free(replica, event.at_s, "keep-alive over", evicted=False)
 
     def _expire(self, replica: Replica, waiter: Waiter, at_s: float) -> None:
         del replica.waiters[waiter.ticket]
-        waited_for_room = replica.state is State.QUEUED and replica.nbytes > self.room(replica.place)
-        error = self._capacity_error(replica) if waited_for_room else DeadlineError(books.why_late(replica))
-        self._refuse(waiter, error)
+        if replica.state is State.QUEUED and replica.nbytes > self.room.free_bytes(replica.place):
+            self._refuse(waiter, self.room.refusal(replica, self.replicas.values()))
+        else:
+            self._refuse(waiter, DeadlineError(books.why_late(replica)))
         self._drop_if_unwanted(replica, at_s)
 
     def _admit_everywhere(self, at_s: float) -> None:
@@ -508,13 +461,13 @@ class Residency:
 
     def _touch(self, replica: Replica, at_s: float) -> None:
         replica.last_used_s = at_s
-        lazy = replica.keep_alive_s is None or (replica.key, replica.place) in self.pins
+        lazy = replica.keep_alive_s is None or (replica.key, replica.place) in self.room.pins
         replica.keep_until_s = None if replica.held or lazy else at_s + (replica.keep_alive_s or 0.0)
 
     def _step(self, replica: Replica, to: State, at_s: float, why: str) -> None:
         old = replica.state
         replica.step(to, at_s, why)
-        self.charged[replica.place] += replica.nbytes * ((to in CHARGED) - (old in CHARGED))
+        self.room.moved(replica, old)
         if to not in LEASABLE and replica.leases:
             raise InternalError(f"{replica.key[:16]} at {replica.place} went to {to.value} with leases")
         self._out.append(

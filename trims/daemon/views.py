@@ -35,7 +35,7 @@ def replica(store: Store, sessions: Sequence[Session], found: Replica, *, story:
             nbytes=found.nbytes,
             leases=len(found.leases),
             waiters=len(found.waiters),
-            pinned=(found.key, found.place) in store.residency.pins,
+            pinned=(found.key, found.place) in store.residency.room.pins,
             cost_s=found.cost_s,
             uses=found.uses,
             idle_s=0.0 if found.held or not found.last_used_s else now - found.last_used_s,
@@ -56,7 +56,7 @@ def _names(store: Store, key: str) -> list[str]:
 
 
 def _holders(store: Store, sessions: Sequence[Session], found: Replica) -> list[pb.Holder]:
-    by_session = Counter(store.residency.leases[number].session for number in found.leases)
+    by_session = Counter(store.residency.leases.by_number[number].session for number in found.leases)
     known = {session.number: session for session in sessions}
     holders = []
     for number, leases in sorted(by_session.items()):
@@ -98,17 +98,17 @@ def stats(store: Store, sessions: int, uptime_s: float) -> pb.StatsReply:
             pb.TierStats(
                 place=str(place),
                 capacity_bytes=capacity,
-                charged_bytes=residency.charged[place],
+                charged_bytes=residency.room.charged[place],
                 replicas=held[place],
-                policy=residency.policy_name(place),
+                policy=residency.room.policy_name(place),
             )
-            for place, capacity in residency.capacities.items()
+            for place, capacity in residency.room.capacities.items()
         ]
         return pb.StatsReply(
             counters=dict(store.counters),
             tiers=tiers,
             sessions=sessions,
-            leases=len(residency.leases),
+            leases=len(residency.leases.by_number),
             uptime_s=uptime_s,
         )
 

@@ -170,7 +170,7 @@ class Store:
 
     def _adopt(self, tier: Tier, key: str, extent: Any) -> None:
         record = self.catalog.image(key)
-        if record is None or extent.nbytes > self.residency.room(tier.place):
+        if record is None or extent.nbytes > self.residency.room.free_bytes(tier.place):
             why = "nothing is known of it" if record is None else "the tier has become too small for it"
             log.warning("replica %s at %s is freed: %s", key[:16], tier.place, why)
             tier.free(extent)
@@ -298,7 +298,7 @@ class Store:
         keep = resolved.manifest.residency
         place = ask.place or keep.place
         keep_alive_s = self._keep_alive_for(place, keep.keep_alive_s)
-        if keep.pin and (resolved.key, place) not in self.residency.pins:
+        if keep.pin and (resolved.key, place) not in self.residency.room.pins:
             self._feed(PinChanged(at_s=time.monotonic(), key=resolved.key, place=place, pinned=True))
         self._ask_residency(ask, resolved.key, place, keep_alive_s)
 
