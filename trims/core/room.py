@@ -1,0 +1,88 @@
+"""Room: what each place may hold, what it holds, and who would have to go. It chooses; `Residency` acts.
+
+The running figures are kept here and checked against the replicas by `books.validate`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trims.core import books
+from trims.core.replica import CHARGED, Replica, State
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from trims.core.errors import CapacityError
+    from trims.core.place import Place
+    from trims.core.policy import Policy
+
+
+class Room:
+    """Capacity, charges, pins and policies of all places.
+
+    Attributes:
+        capacities: Bytes each place may hold; a place that is not listed does not exist.
+        charged: Bytes each place holds now, memory that is on its way back included.
+        pins: Images that are never chosen to go from a place.
+    """
+
+    def __init__(self, capacities: Mapping[Place, int], policies: Mapping[Place, Policy]) -> None:
+        self.capacities = dict(capacities)
+        self.charged = dict.fromkeys(capacities, 0)
+        self.pins: set[tuple[str, Place]] = set()
+        self._policies = dict(policies)
+
+    def free_bytes(self, place: Place) -> int:
+        """Bytes not charged."""
+        return self.capacities[place] - self.charged[place]
+
+    def policy_name(self, place: Place) -> str:
+        """Which policy chooses there."""
+        return self._policies[place].name
+
+    def moved(self, replica: Replica, old: State) -> None:
+        """A replica left the state `old`: charge it or give its bytes back."""
+        self.charged[replica.place] += replica.nbytes * ((replica.state in CHARGED) - (old in CHARGED))
+
+    def used(self, replica: Replica) -> None:
+        """Tell the policy of a fill or a grant."""
+        self._policies[replica.place].used(books.usage(replica))
+
+    def leaves(self, replica: Replica, *, evicted: bool) -> None:
+        """Tell the policy that a replica goes; `evicted` if it was chosen."""
+        self._policies[replica.place].gone(replica.key, evicted=evicted)
+
+    def evictable(self, replica: Replica) -> bool:
+        """True if nobody holds it and nobody pinned it."""
+        pinned = (replica.key, replica.place) in self.pins
+        return replica.state is State.SEALED and not replica.held and not pinned
+
+    def is_coming(self, place: Place, need: int, replicas: Collection[Replica]) -> bool:
+        """True if memory that is being freed will make `need` bytes fit."""
+        return need <= self.free_bytes(place) + _freeing_bytes(place, replicas)
+
+    def victims(self, place: Place, need: int, replicas: Collection[Replica]) -> list[Replica]:
+        """Who must go for `need` bytes: as few as will do, in the policy's order.
+
+        Empty if nobody needs to, and also if even everybody idle would not do: then nothing is evicted in vain.
+        """
+        missing = need - self.free_bytes(place) - _freeing_bytes(place, replicas)
+        idle = {replica.key: replica for replica in replicas if replica.place == place and self.evictable(replica)}
+        if missing <= 0 or missing > sum(replica.nbytes for replica in idle.values()):
+            return []
+        chosen: list[Replica] = []
+        for key in self._policies[place].order([books.usage(replica) for replica in idle.values()]):
+            if missing <= 0:
+                break
+            chosen.append(idle[key])
+            missing -= idle[key].nbytes
+        return chosen
+
+    def refusal(self, replica: Replica, replicas: Collection[Replica]) -> CapacityError:
+        """No room, with the numbers that explain why."""
+        return books.capacity_error(replica, replicas, self.pins, self.capacities[replica.place])
+
+
+def _freeing_bytes(place: Place, replicas: Collection[Replica]) -> int:
+    return sum(replica.nbytes for replica in replicas if replica.place == place and replica.state is State.FREEING)
