@@ -1,10 +1,11 @@
 """One workload in one fresh process: `python -m trims_bench.worker --workload resnet50 --how trims:resnet50`.
 
 Prints one JSON line:
-    stages_s      stage -> seconds; `start` is from the process's start to the first line of this module's
-    `main` total_s       from the process's start to the answer answer        see
-    `trims_bench.answers.Answer.to_json` memory_bytes  resident, proportional and private memory of the
-    process after the answer
+
+    stages_s      stage -> seconds; `start` is from the process's start to the first line of this module's `main`
+    total_s       from the process's start to the answer
+    answer        see `trims_bench.answers.Answer.to_json`
+    memory_bytes  resident, proportional and private memory of the process after the answer
 
 Standard library only until the workload imports its framework, so that it runs in every environment.
 """

@@ -1,0 +1,180 @@
+"""A daemon of one's own, in a process of its own, that leaves nothing behind but its disk images.
+
+It runs in its own process group, so that Ctrl-C reaches only who started it, who then ends it properly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from trims.cli.control import control
+from trims.core.errors import DaemonAwayError, TrimsError
+from trims.daemon.main import shm_prefix
+from trims.memory import shm
+from trims.registry.base import read_manifest
+from trims.wire import trims_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+_START_S = 30.0
+_END_S = 20.0
+_POLL_S = 0.002
+_LOG_TAIL_BYTES = 2000
+
+
+class DaemonProcess:
+    """`trims serve`, for the length of a `with` block.
+
+    Args:
+        state_dir: Kept; images in it serve the next daemon that gets it.
+        settings: Flags of `trims serve`, without dashes: `cpu_capacity_bytes="1GiB"`.
+
+    Attributes:
+        runtime_dir: A new temporary folder; gone after the block.
+    """
+
+    def __init__(self, state_dir: Path, **settings: object) -> None:
+        self.state_dir = state_dir
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self._serving = False
+
+    def __enter__(self) -> Self:
+        self.runtime_dir = Path(tempfile.mkdtemp(prefix="trims-run-"))
+        try:
+            self._start()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        assert self._process is not None, "the block has begun"
+        return self._process.pid
+
+    def left_behind(self) -> list[str]:
+        """Whatever of this daemon is still there after the block: process, shared-memory names, sockets."""
+        found = [f"shared memory {name}" for name in shm.names(shm_prefix(self.state_dir))]
+        found += [f"file {path}" for path in self.runtime_dir.glob("*")]
+        if self._process is not None and self._process.poll() is None:
+            found.append(f"process {self._process.pid}")
+        return found
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def door(self) -> Iterator[Any]:
+        """A stub of the control door."""
+        with control(str(self.runtime_dir)) as stub:
+            yield stub
+
+    def add(self, manifest: Path | Mapping[str, Any]) -> str:
+        """Register a manifest and have its image made on disk. Returns the model's name."""
+        name = self.register(manifest)
+        self.load(name, place="disk")
+        return name
+
+    def register(self, manifest: Path | Mapping[str, Any]) -> str:
+        """Register a manifest; nothing is converted. Returns the model's name."""
+        raw, origin = read_manifest(manifest) if isinstance(manifest, Path) else (dict(manifest), "")
+        with self.door() as door:
+            request = pb.RegisterRequest(manifest_yaml=yaml.safe_dump(raw), origin=origin, replace=True)
+            return str(door.Register(request).name)
+
+    def load(self, name: str, *, place: str = "") -> pb.LoadProgress:
+        """Have a model at a place; returns the load's last message."""
+        *_, last = self.loads(name, place=place)
+        return last
+
+    def loads(self, name: str, *, place: str = "") -> Iterator[pb.LoadProgress]:
+        """The same, message by message."""
+        with self.door() as door:
+            yield from door.Load(pb.LoadRequest(name=name, place=place))
+
+    def describe(self, name: str) -> pb.Model:
+        """What the daemon knows of a model."""
+        with self.door() as door:
+            model: pb.Model = door.Describe(pb.NameRequest(name=name))
+            return model
+
+    def evict(self, name: str) -> None:
+        """Free a model's memory, once its last lease has closed; returns when it is free."""
+        with self.door() as door:
+            door.Evict(pb.EvictRequest(name=name, place="cpu", drain=True))
+            while any(replica.place == "cpu" for replica in door.Describe(pb.NameRequest(name=name)).replicas):
+                time.sleep(_POLL_S)
+
+    # -- beginning and end -----------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self.state_dir.mkdir(parents=True, exist_ok=True)
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items()]
+        command = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(self.runtime_dir), "serve"]
+        command += ["--state-dir", str(self.state_dir), "--log-level=warning", *flags]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._await_health()
+
+    @property
+    def _log(self) -> Path:
+        return self.runtime_dir / "log"
+
+    def _await_health(self) -> None:
+        assert self._process is not None, "it was just started"
+        until = time.monotonic() + _START_S
+        while not self._serving:
+            try:
+                with self.door() as door:
+                    door.Health(pb.Empty())
+                self._serving = True
+            except DaemonAwayError as error:
+                if self._process.poll() is not None or time.monotonic() > until:
+                    raise DaemonAwayError(f"the daemon did not start: {self._last_words()}") from error
+                time.sleep(0.05)
+
+    def _last_words(self) -> str:
+        return self._log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+
+    def _end(self) -> None:
+        """Ask, then insist; then remove whatever a daemon that had to be killed left."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(TrimsError), self.door() as door:
+                door.Shutdown(pb.ShutdownRequest(purge=True))
+            _await_end(process)
+            # Never started: its folder, and so the names, may be another daemon's.
+            if self._serving and process.returncode != 0:
+                for name in list(shm.names(shm_prefix(self.state_dir))):
+                    shm.unlink(name)
+        shutil.rmtree(self.runtime_dir, ignore_errors=True)
+
+
+def _await_end(process: subprocess.Popen[bytes]) -> None:
+    for insist in (process.terminate, process.kill):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        if process.returncode is None:
+            insist()
+    process.wait()

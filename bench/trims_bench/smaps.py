@@ -1,0 +1,80 @@
+"""Who holds which memory, from /proc/PID/smaps: resident, proportional and private bytes of chosen mappings.
+
+Proportional (PSS) counts a page that n processes map as 1/n in each, so that sums over processes count every page once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+#: Where shared memory of the cpu tier is mapped from.
+SEGMENTS = "/dev/shm/trims-"  # noqa: S108 - read, not written
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of memory.
+
+    Attributes:
+        rss: Resident.
+        pss: Proportional.
+        private: Of this process alone: what its end would give back.
+        written: Written by this process, so copied if the mapping is copy-on-write.
+    """
+
+    rss: int = 0
+    pss: int = 0
+    private: int = 0
+    written: int = 0
+
+    def __add__(self, other: Held) -> Held:
+        return Held(
+            self.rss + other.rss,
+            self.pss + other.pss,
+            self.private + other.private,
+            self.written + other.written,
+        )
+
+
+def total(held: Iterable[Held]) -> Held:
+    """The sum."""
+    return sum(held, Held())
+
+
+def of_weights(pid: int | str = "self") -> Held:
+    """What a process holds of shared weights: all mappings of segments of the cpu tier."""
+    return total(held for path, held in mappings(pid) if path.startswith(SEGMENTS))
+
+
+def of_process(pid: int | str = "self") -> Held:
+    """Everything a process holds, code and libraries included."""
+    return total(held for _, held in mappings(pid))
+
+
+def mappings(pid: int | str) -> Iterator[tuple[str, Held]]:
+    """Every mapping of a process: its path, empty for anonymous memory, and what is held of it."""
+    path, fields = "", {}
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        first, _, rest = line.partition(" ")
+        if first.endswith(":"):
+            fields[first] = rest
+            continue
+        if fields:
+            yield path, _held(fields)
+        parts = line.split(maxsplit=5)
+        path, fields = parts[5] if len(parts) > 5 else "", {}
+    if fields:
+        yield path, _held(fields)
+
+
+def _held(fields: dict[str, str]) -> Held:
+    def read(name: str) -> int:
+        return int(fields.get(name, "0").split()[0]) * 1024
+
+    dirty = read("Private_Dirty:")
+    return Held(read("Rss:"), read("Pss:"), read("Private_Clean:") + dirty, min(dirty, read("Anonymous:")))
