@@ -89,12 +89,19 @@ def seal(segment: Segment, prefix: str, key: str, digest: str) -> Segment:
     """Make the segment read-only and give it its final name; returns it with a read-only descriptor.
 
     After this nobody can open it for writing but its owner, and no descriptor that left this process can write.
+    If it cannot be done, nothing is left of the segment.
     """
-    os.fchmod(segment.fd, 0o400)
     name = f"{prefix}.{key}.{digest}"
-    (SHM_FOLDER / segment.name).rename(SHM_FOLDER / name)
-    segment.close()
-    return open_sealed(name)
+    try:
+        os.fchmod(segment.fd, 0o400)
+        (SHM_FOLDER / segment.name).rename(SHM_FOLDER / name)
+        return open_sealed(name)
+    except BaseException:
+        unlink(segment.name)
+        unlink(name)
+        raise
+    finally:
+        segment.close()
 
 
 def open_sealed(name: str) -> Segment:

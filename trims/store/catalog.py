@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS images (
     key TEXT PRIMARY KEY, name TEXT NOT NULL, recipe TEXT NOT NULL,
     nbytes INTEGER NOT NULL, cost_s REAL NOT NULL, made_at REAL NOT NULL
 ) STRICT;
-CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, key TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, key TEXT NOT NULL, manifest TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS pins (name TEXT NOT NULL, place TEXT NOT NULL, PRIMARY KEY (name, place)) STRICT;
 """
 
@@ -98,10 +98,16 @@ class Catalog:
             row = self._db.execute("SELECT key FROM names WHERE name = ?", (name,)).fetchone()
         return row[0] if row else None
 
-    def remember_key(self, name: str, key: str) -> None:
-        """Keep what a name stands for."""
+    def key_under(self, name: str, manifest: str) -> str | None:
+        """The key a name stood for last time, if that was under this manifest."""
         with self._lock:
-            self._db.execute("INSERT OR REPLACE INTO names VALUES (?, ?)", (name, key))
+            row = self._db.execute("SELECT key FROM names WHERE name = ? AND manifest = ?", (name, manifest)).fetchone()
+        return row[0] if row else None
+
+    def remember_key(self, name: str, key: str, manifest: str) -> None:
+        """Keep what a name stands for under this manifest."""
+        with self._lock:
+            self._db.execute("INSERT OR REPLACE INTO names VALUES (?, ?, ?)", (name, key, manifest))
 
     def names_of(self, key: str) -> list[str]:
         """All names that stand for this image."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import logging
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from trims.registry.base import Registry
     from trims.store.catalog import Catalog
 
+log = logging.getLogger(__name__)
 #: Names of this form are paths that were opened without a manifest.
 FILE_PREFIX = "file:"
 #: How long an open may trust that the artifact's files are the ones it looked at last.
@@ -118,12 +120,10 @@ class Resolver:
         if known is not None:
             return known
         manifest = self.manifest(name)
-        main = self._main_file(manifest)
-        chosen = converter(manifest.artifact.format) if manifest.artifact.format else detect(main)
-        resolved = self._look(name, manifest, chosen, main)
+        resolved = self._without_artifact(name, manifest) or self._from_artifact(name, manifest)
         with self._lock:
             self._known[name] = resolved
-        self._catalog.remember_key(name, resolved.key)
+        self._catalog.remember_key(name, resolved.key, _text_of(manifest))
         return resolved
 
     def manifest(self, name: str) -> Manifest:
@@ -136,6 +136,34 @@ class Resolver:
         """The manifest changed or went."""
         with self._lock:
             self._known.pop(name, None)
+
+    def _from_artifact(self, name: str, manifest: Manifest) -> Resolved:
+        main = self._main_file(manifest)
+        chosen = converter(manifest.artifact.format) if manifest.artifact.format else detect(main)
+        return self._look(name, manifest, chosen, main)
+
+    def _without_artifact(self, name: str, manifest: Manifest) -> Resolved | None:
+        """A registered model whose file is gone stands for the image it stood for last; a path stands for its file."""
+        if name.startswith(FILE_PREFIX) or manifest.artifact.path is None:
+            return None
+        main = Path(manifest.origin, manifest.artifact.path).absolute()
+        key = None if main.exists() else self._catalog.key_under(name, _text_of(manifest))
+        record = self._catalog.image(key) if key is not None else None
+        if record is None:
+            return None
+        log.warning("%s: %s is gone; the image made of it serves for as long as there is one", name, main)
+        chosen, options = converter(str(record.recipe["format"])), dict(manifest.artifact.options)
+        return Resolved(
+            name=name,
+            key=record.key,
+            manifest=manifest,
+            artifact=Artifact(chosen.format, (main,), options),
+            recipe=record.recipe,
+            python=self._python(manifest),
+            identities=_identities((main,)),
+            checked_at_s=time.monotonic(),
+            converted=chosen.needs_child(options),
+        )
 
     def _look(self, name: str, manifest: Manifest, chosen: Converter, main: Path) -> Resolved:
         options = dict(manifest.artifact.options)
@@ -167,8 +195,7 @@ class Resolver:
     def _main_file(self, manifest: Manifest) -> Path:
         source = manifest.artifact
         if source.path is not None:
-            path = Path(source.path)
-            main = path if path.is_absolute() else Path(manifest.origin) / path
+            main = Path(manifest.origin, source.path)
         elif source.package is not None:
             main = _inside_package(*source.package)
         else:
@@ -217,6 +244,10 @@ class Resolver:
                 f"correct the manifest"
             )
         return known[0]
+
+
+def _text_of(manifest: Manifest) -> str:
+    return json.dumps(asdict(manifest), default=str, sort_keys=True)
 
 
 def _identities(files: tuple[Path, ...]) -> tuple[str, ...]:

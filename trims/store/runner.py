@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ImageError, InternalError, TrimsError
-from trims.core.events import Event, Filled, FillFailed, Freed, Measured
+from trims.core.events import Event, Filled, FillFailed, Freed, Measured, ReplicaBroken
 from trims.formats.conversion import Conversion, start_conversion
 from trims.image.reader import ImageView
 from trims.tiers.transfer import copy, digest_of
@@ -126,8 +126,11 @@ class Runner:
             conversion.cancel()
             self._freers.submit(self._drop_conversion, job)
 
-    def fill(self, job: Job, nbytes: int, source: Extent | None) -> None:
-        """Fill from an extent, or from the planned conversion; ends in Filled or FillFailed."""
+    def fill(self, job: Job, nbytes: int, source: Job | None) -> None:
+        """Fill from a sealed replica, or from the planned conversion; ends in Filled or FillFailed.
+
+        A source that turns out broken is reported with ReplicaBroken first.
+        """
         if source is not None:
             self.abandon(job)  # while it was measured, the image came to lie somewhere
         self._fillers.submit(self._guard, job, lambda: self._fill(job, nbytes, source))
@@ -198,7 +201,7 @@ class Runner:
 
     # -- filling ---------------------------------------------------------------------------------------------------
 
-    def _fill(self, job: Job, nbytes: int, source: Extent | None) -> Event:
+    def _fill(self, job: Job, nbytes: int, source: Job | None) -> Event:
         started = time.monotonic()
         tier = self._tiers[job.place]
         name = f"fill.{job.place}" if source is None else f"copy.{source.place}-{job.place}"
@@ -212,7 +215,10 @@ class Runner:
             except BaseException:
                 tier.abort(draft)
                 raise
-            extent = tier.seal(draft, job.key, digest)
+            try:
+                extent = tier.seal(draft, job.key, digest)
+            except OSError as error:
+                raise tier.explain(error, nbytes) from error
             extent.identity = _identity(extent.fd)
         with self._lock:
             self._extents[job] = extent
@@ -236,7 +242,24 @@ class Runner:
         _check_converted(draft)
         return digest_of(draft.fd, draft.nbytes)
 
-    def _copy(self, job: Job, draft: Draft, source: Extent) -> str:
+    def _copy(self, job: Job, draft: Draft, source: Job) -> str:
+        extent = self.extent(source)
+        if extent is None:
+            raise InternalError(f"{source.key[:16]} at {source.place} is borrowed but has no memory")
+        try:
+            return self._copy_checked(job, draft, extent)
+        except ImageError as error:
+            broken = ReplicaBroken(
+                at_s=time.monotonic(),
+                key=source.key,
+                place=source.place,
+                generation=source.generation,
+                reason=str(error),
+            )
+            self._report(broken)
+            raise
+
+    def _copy_checked(self, job: Job, draft: Draft, source: Extent) -> str:
         copy(
             source.fd,
             draft.fd,

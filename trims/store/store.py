@@ -328,6 +328,9 @@ class Store:
 
     def _feed(self, event: Event) -> None:
         """Let an event happen, then do what follows from it."""
+        if isinstance(event, ReplicaBroken):
+            self.counters["broken"] += 1
+            log.error("replica %s at %s is broken: %s", event.key[:16], event.place, event.reason)
         with self._lock:
             work = self._handle(event)
         for do in work:
@@ -399,7 +402,7 @@ class Store:
         if it.source is not None:
             replica = self.residency.find(it.key, it.source)
             assert replica is not None, "residency has borrowed it"
-            source = self.runner.extent(Job(it.key, it.source, replica.generation))
+            source = Job(it.key, it.source, replica.generation)
         return lambda: self.runner.fill(job, it.nbytes, source)
 
     def _bind_free(self, it: Free) -> Callable[[], None]:
@@ -477,8 +480,6 @@ class Store:
 
     def report_broken(self, key: str, place: Place, generation: int, reason: str) -> None:
         """A replica's bytes turned out wrong."""
-        self.counters["broken"] += 1
-        log.error("replica %s at %s is broken: %s", key[:16], place, reason)
         self._feed(ReplicaBroken(at_s=time.monotonic(), key=key, place=place, generation=generation, reason=reason))
 
     # -- questions -------------------------------------------------------------------------------------------------

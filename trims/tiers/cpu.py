@@ -47,11 +47,7 @@ class CpuTier:
 
     def seal(self, draft: Draft, key: str, digest: str) -> Extent:
         """See `Tier.seal`."""
-        try:
-            sealed = shm.seal(shm.Segment(draft.label, draft.nbytes, draft.fd), self._prefix, key, digest)
-        except BaseException:
-            shm.unlink(draft.label)
-            raise
+        sealed = shm.seal(shm.Segment(draft.label, draft.nbytes, draft.fd), self._prefix, key, digest)
         return self._hold(Extent(key, self.place, sealed.nbytes, digest, sealed.fd, sealed.name))
 
     def abort(self, draft: Draft) -> None:

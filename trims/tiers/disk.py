@@ -63,11 +63,13 @@ class DiskTier:
             os.fsync(draft.fd)
             os.rename(draft.label, path)
             self._sync_folder()
+            extent = self._hold(key, digest, path)
         except BaseException:
             self.abort(draft)
+            _remove(str(path))
             raise
         os.close(draft.fd)
-        return self._hold(key, digest, path)
+        return extent
 
     def abort(self, draft: Draft) -> None:
         """See `Tier.abort`."""

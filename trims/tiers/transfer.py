@@ -74,7 +74,7 @@ def copy(
     """Copy the first `nbytes` bytes of one file into another.
 
     Args:
-        source_fd: Readable. If it turns out shorter, ImageError.
+        source_fd: Readable. If it turns out shorter, or its disk cannot read it any more, ImageError.
         target_fd: Writable, at least `nbytes` long.
         nbytes: How much.
         on_progress: Called with the bytes done so far, from reader threads.
@@ -130,12 +130,19 @@ def _copy_range(source_fd: int, target_fd: int, begin: int, end: int) -> None:
         position = begin
         while position < end:
             with buffer[: min(BUFFER_BYTES, end - position)] as part:
-                got = os.preadv(source_fd, [part], position)
+                got = _read(source_fd, part, position)
             if got == 0:
                 raise ImageError(f"the source ends at {position} bytes, {end} were expected: truncated?")
             with buffer[:got] as part:
                 _write_all(target_fd, part, position)
             position += got
+
+
+def _read(fd: int, part: memoryview, position: int) -> int:
+    try:
+        return os.preadv(fd, [part], position)
+    except OSError as error:  # told apart from a failing target, which is not the source's fault
+        raise ImageError(f"the source cannot be read at {position} bytes: {error}") from error
 
 
 def _write_all(fd: int, data: memoryview, offset: int) -> None:

@@ -1,0 +1,123 @@
+"""What tests ask of a daemon in their own process: its books, as the control door shows them, and the facts."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from trims.core.errors import TrimsError
+from trims.core.place import CPU, DISK, Place
+from trims.daemon import views
+from trims.daemon.check import check_store
+from trims.daemon.main import shm_prefix
+from trims.store.asks import Granted, Pending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trims.daemon.main import Daemon
+    from trims.tiers.base import Extent
+    from trims.wire import trims_pb2 as pb
+
+#: Nothing here takes so long; only a failing test waits it out.
+WAIT_S = 60.0
+
+
+def wait_until(holds: Callable[[], object], what: str) -> None:
+    """Wait for what another thread or process does."""
+    until = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < until, what
+        time.sleep(0.002)
+
+
+class Asker:
+    """A session of the store, without a socket; several may ask at once without a thread each."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.store = daemon.store
+        self.session = self.store.begin_session()
+
+    def ask(self, name: Path | str, place: Place | None = CPU, deadline_s: float | None = None) -> Pending:
+        """Ask for a lease, without waiting."""
+        pending = Pending()
+        known = name if isinstance(name, str) else f"file:{name}"
+        self.store.open(known, pending.set, session=self.session, place=place, deadline_s=deadline_s)
+        return pending
+
+    def open(self, name: Path | str, place: Place | None = CPU) -> Granted:
+        """Ask for a lease and wait for it."""
+        granted = self.ask(name, place).result(WAIT_S)
+        assert isinstance(granted, Granted)
+        return granted
+
+    def end(self) -> None:
+        """As if the client were gone."""
+        self.store.end_session(self.session)
+
+
+def error_of(pending: Pending) -> TrimsError:
+    """The error an ask ends in."""
+    with pytest.raises(TrimsError) as caught:
+        pending.result(WAIT_S)
+    return caught.value
+
+
+def replicas(daemon: Daemon) -> dict[str, pb.Replica]:
+    """By place; for tests with one image."""
+    return {replica.place: replica for replica in views.all_replicas(daemon.store, daemon.attach.sessions())}
+
+
+def states(daemon: Daemon) -> dict[str, str]:
+    """Place -> state; for tests with one image."""
+    return {place: replica.state for place, replica in replicas(daemon).items()}
+
+
+def leases(daemon: Daemon) -> int:
+    """How many there are."""
+    return int(views.stats(daemon.store, 0, 0.0).leases)
+
+
+def charged(daemon: Daemon, place: Place) -> int:
+    """Bytes the books charge to a place."""
+    (tier,) = [tier for tier in views.stats(daemon.store, 0, 0.0).tiers if tier.place == str(place)]
+    return int(tier.charged_bytes)
+
+
+def extent_at(daemon: Daemon, place: Place) -> Extent:
+    """The memory of the one replica at a place."""
+    (found,) = [extent for job, extent in daemon.store.runner.extents().items() if job.place == place]
+    return found
+
+
+def put_on_disk(daemon: Daemon, path: Path) -> Extent:
+    """The image on disk, not in memory."""
+    daemon.store.load(f"file:{path}", DISK).result(WAIT_S)
+    return extent_at(daemon, DISK)
+
+
+def restart(daemon: Daemon, serve: Callable[..., Daemon], **settings: object) -> Daemon:
+    """The next daemon on the same folders."""
+    daemon.ask_to_end()
+    daemon.stop()
+    return serve(**settings)
+
+
+def nothing_is_left(daemon: Daemon) -> None:
+    """Once all work is done: no unfinished memory, no charge without a replica, books and facts agree to the byte."""
+    settled = {"sealed", "draining"}
+    wait_until(lambda: {r.state for r in views.all_replicas(daemon.store, [])} <= settled, "work goes on for ever")
+    prefix = shm_prefix(daemon.config.state_dir)
+    segments = {name for name in os.listdir("/dev/shm") if name.startswith(prefix)}
+    images = daemon.config.state_dir / "images"
+    files = set(os.listdir(images)) if images.exists() else set()
+    extents = daemon.store.runner.extents()
+    assert segments == {extent.label for job, extent in extents.items() if job.place == CPU}
+    assert files == {os.path.basename(extent.label) for job, extent in extents.items() if job.place == DISK}
+    for place in (CPU, DISK):
+        assert charged(daemon, place) == sum(e.nbytes for job, e in extents.items() if job.place == place)
+    assert check_store(daemon.store, verify=True).findings == []

@@ -1,0 +1,343 @@
+"""Memory and disk that fail under a running daemon: the exact error to everybody who waits, and nothing left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from looking import (
+    WAIT_S,
+    Asker,
+    charged,
+    error_of,
+    extent_at,
+    nothing_is_left,
+    put_on_disk,
+    restart,
+    states,
+    wait_until,
+)
+from trims_client import connect
+
+import trims.tiers.transfer as transfer
+from trims.core.errors import ArtifactError, CapacityError, ImageError, InternalError
+from trims.core.place import CPU, DISK, Place
+from trims.daemon.check import check_store
+from trims.formats.conversion import _LocalConversion
+from trims.testing.tiers import FaultyTier, SlowTier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trims_client import Session
+
+    from trims.daemon.main import Daemon
+    from trims.tiers.base import Extent
+
+
+@pytest.fixture
+def asker(daemon: Daemon) -> Asker:
+    return Asker(daemon)
+
+
+def holds_true_bytes(daemon: Daemon, path: Path, expected: np.ndarray) -> None:
+    with connect(daemon.config.runtime_dir) as session, session.open_file(path) as weights:
+        np.testing.assert_array_equal(weights["weight"], expected)
+
+
+# -- a tier that fails ---------------------------------------------------------------------------------------------
+
+FAULTS = {
+    "full at create": ("create", CapacityError("no room, 4096 needed"), CapacityError, "no room, 4096 needed"),
+    "broken at create": ("create", OSError(errno.EIO, "Input/output error"), InternalError, "Input/output error"),
+    "a bug at create": ("create", RuntimeError("off by one"), InternalError, "RuntimeError: off by one"),
+    "full at seal": ("seal", OSError(errno.ENOSPC, "No space left on device"), CapacityError, "is full"),
+    "broken at seal": ("seal", OSError(errno.EIO, "Input/output error"), InternalError, "Input/output error"),
+    "a bug at seal": ("seal", RuntimeError("off by two"), InternalError, "RuntimeError: off by two"),
+}
+
+
+@pytest.mark.parametrize("place", [CPU, DISK], ids=str)
+@pytest.mark.parametrize("fault", list(FAULTS))
+def test_a_failing_tier_is_told_to_every_waiter_and_the_next_try_works(
+    fault: str, place: Place, daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path]
+) -> None:
+    method, raised, kind, words = FAULTS[fault]
+    faulty = FaultyTier(daemon.store.tiers[place])
+    slow = daemon.store.tiers[place] = SlowTier(faulty)
+    faulty.faults[method] = raised
+    path = checkpoint("m")
+    pending = [asker.ask(path, place) for _ in range(3)]
+    assert slow.entered.wait(WAIT_S)
+    slow.go_on.set()
+    for each in pending:
+        error = error_of(each)
+        assert type(error) is kind
+        assert words in str(error)
+    assert daemon.store.counters[f"fills.{place}"] == 1, "one load for all of them"
+    assert charged(daemon, place) == 0
+    nothing_is_left(daemon)
+    granted = asker.open(path, place)
+    assert granted.nbytes
+    nothing_is_left(daemon)
+    asker.end()
+
+
+@pytest.mark.parametrize("place", [CPU, DISK], ids=str)
+def test_memory_that_fills_up_in_the_middle_of_a_conversion_is_a_capacity_error(
+    place: Place, daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint("m")
+
+    def half(conversion: _LocalConversion, fd: int, on_progress: object = None) -> None:
+        os.pwrite(fd, b"x" * 100, 0)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_LocalConversion, "write", half)
+        assert isinstance(error_of(asker.ask(path, place)), CapacityError)
+    nothing_is_left(daemon)
+    assert asker.open(path, place).nbytes
+    asker.end()
+
+
+def test_memory_that_fills_up_in_the_middle_of_a_promotion_is_a_capacity_error_and_the_source_stays(
+    daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint("m", nbytes=20 << 20)
+    put_on_disk(daemon, path)
+    real, written = transfer._write_all, []
+
+    def fills_up(fd: int, data: memoryview, offset: int) -> None:
+        written.append(offset)
+        if len(written) > 5:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd, data, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(transfer, "_write_all", fills_up)
+        error = error_of(asker.ask(path))
+    assert type(error) is CapacityError
+    assert "/dev/shm is full" in str(error)
+    assert states(daemon) == {"disk": "sealed"}
+    nothing_is_left(daemon)
+    assert asker.open(path).nbytes
+    asker.end()
+
+
+def test_a_tier_that_cannot_name_a_sealed_image_keeps_no_descriptor_and_no_file(
+    daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leak count round each test is the other half of this one."""
+    path = checkpoint("m")
+    for place, where in ((CPU, "pathlib.Path.rename"), (DISK, "trims.tiers.disk.os.rename")):
+
+        def refuse(*names: object) -> None:
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(where, refuse)
+            assert isinstance(error_of(asker.ask(path, place)), InternalError)
+        nothing_is_left(daemon)
+
+
+def test_a_disk_image_whose_folder_cannot_be_synced_is_not_left_uncounted(
+    daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(tier: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("trims.tiers.disk.DiskTier._sync_folder", refuse)
+        assert isinstance(error_of(asker.ask(checkpoint("m"), DISK)), InternalError)
+    nothing_is_left(daemon)
+
+
+def test_a_disk_that_is_full_does_not_hurt_the_open_that_wanted_it_kept(
+    daemon: Daemon, session: Session, checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    faulty = daemon.store.tiers[DISK] = FaultyTier(daemon.store.tiers[DISK])
+    faulty.faults["create"] = CapacityError("the disk is full")
+    keep = {"name": "m", "artifact": {"path": str(checkpoint("m"))}, "residency": {"persist": "always"}}
+    daemon.registry.put(keep, "")
+    with session.open("m") as weights:
+        assert weights["weight"].size
+    wait_until(lambda: "m is not kept on disk: the disk is full" in caplog.text, "nobody said so")
+    assert daemon.store.counters["fills.disk"] == 1
+    nothing_is_left(daemon)
+
+
+# -- a disk image that is not what it was --------------------------------------------------------------------------
+
+
+def damage(extent: Extent, how: Callable[[int], object]) -> None:
+    os.chmod(extent.label, 0o600)
+    fd = os.open(extent.label, os.O_RDWR)
+    how(fd)
+    os.close(fd)
+    os.chmod(extent.label, 0o400)
+
+
+DAMAGES = {
+    "a bit flipped": lambda extent: damage(extent, lambda fd: os.pwrite(fd, b"\xff\x00\xff", extent.nbytes - 99)),
+    "the header overwritten": lambda extent: damage(extent, lambda fd: os.pwrite(fd, b"\0" * 64, 0)),
+    "cut short": lambda extent: damage(extent, lambda fd: os.ftruncate(fd, extent.nbytes - 100)),
+    "emptied": lambda extent: damage(extent, lambda fd: os.ftruncate(fd, 0)),
+}
+
+
+@pytest.mark.parametrize("moment", ["in this life", "found by the next daemon"])
+@pytest.mark.parametrize("how", list(DAMAGES))
+def test_a_damaged_disk_image_is_retired_and_the_open_is_served_from_the_artifact(
+    how: str, moment: str, serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    path = checkpoint("m", nbytes=100_000)
+    expected = np.random.default_rng(ord("m")).random(12_500)
+    daemon = serve()
+    DAMAGES[how](put_on_disk(daemon, path))
+    if moment != "in this life":
+        daemon = restart(daemon, serve)
+    holds_true_bytes(daemon, path, expected)
+    assert charged(daemon, DISK) == 0
+    nothing_is_left(daemon)
+    put_on_disk(daemon, path)
+    daemon.store.evict(f"file:{path}", CPU)
+    holds_true_bytes(daemon, path, expected)
+    nothing_is_left(daemon)
+
+
+def test_a_disk_that_cannot_be_read_any_more_is_a_broken_image_not_a_bug(
+    daemon: Daemon, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint("m", nbytes=100_000)
+    label = put_on_disk(daemon, path).label
+    real = os.preadv
+
+    def bad_sectors(fd: int, buffers: list[memoryview], *more: int) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}") == label:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(fd, buffers, *more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "preadv", bad_sectors)
+        holds_true_bytes(daemon, path, np.random.default_rng(ord("m")).random(12_500))
+    assert daemon.store.counters["broken"] == 1
+    nothing_is_left(daemon)
+
+
+def test_a_damaged_disk_image_without_its_artifact_is_a_broken_image_error(
+    daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path]
+) -> None:
+    path = checkpoint("m")
+    DAMAGES["a bit flipped"](put_on_disk(daemon, path))
+    path.unlink()
+    error = error_of(asker.ask(path))
+    assert isinstance(error, ArtifactError | ImageError)
+    assert "m.safetensors" in str(error) or "hashes to" in str(error)
+    assert charged(daemon, CPU) == 0
+
+
+def test_a_disk_image_whose_name_vanished_is_read_through_the_descriptor_and_found_by_a_check(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    path = checkpoint("m", nbytes=100_000)
+    os.unlink(put_on_disk(daemon, path).label)
+    holds_true_bytes(daemon, path, np.random.default_rng(ord("m")).random(12_500))
+    assert daemon.store.counters["broken"] == 0
+    (finding,) = check_store(daemon.store, verify=True).findings
+    assert "somebody removed" in finding
+    nothing_is_left(daemon)
+
+
+# -- a segment that is not what it was -----------------------------------------------------------------------------
+
+
+def test_an_unlinked_segment_still_serves_its_readers_and_is_replaced_once_it_is_noticed(
+    daemon: Daemon, session: Session, checkpoint: Callable[..., Path]
+) -> None:
+    path = checkpoint("m")
+    with session.open_file(path) as weights:
+        expected = weights["weight"].copy()
+        segment = extent_at(daemon, CPU)
+        os.unlink(f"/dev/shm/{segment.label}")
+        with session.open_file(path) as again:
+            np.testing.assert_array_equal(again["weight"], expected)
+        (finding,) = check_store(daemon.store, verify=False).findings
+        assert "somebody removed" in finding
+        np.testing.assert_array_equal(weights["weight"], expected)
+    holds_true_bytes(daemon, path, expected)
+    assert daemon.store.counters["fills.cpu"] == 2
+    nothing_is_left(daemon)
+
+
+def test_a_truncated_segment_is_refused_before_it_is_mapped(
+    daemon: Daemon, session: Session, checkpoint: Callable[..., Path]
+) -> None:
+    path = checkpoint("m", nbytes=100_000)
+    session.open_file(path).close()
+    segment = extent_at(daemon, CPU)
+    os.chmod(f"/dev/shm/{segment.label}", 0o600)
+    os.truncate(f"/dev/shm/{segment.label}", 4096)
+    with pytest.raises(ImageError, match="the segment has 4096 bytes"):
+        session.open_file(path)
+    assert session.open_file(checkpoint("other")).close() is None
+    (finding,) = check_store(daemon.store, verify=True).findings
+    assert "it has 4096 bytes" in finding
+    holds_true_bytes(daemon, path, np.random.default_rng(ord("m")).random(12_500))
+    nothing_is_left(daemon)
+
+
+# -- an artifact that is not there any more ------------------------------------------------------------------------
+
+
+def test_a_registered_model_whose_artifact_is_gone_is_served_from_its_disk_image(
+    daemon: Daemon,
+    session: Session,
+    folder: Path,
+    checkpoint: Callable[..., Path],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trims.store.resolve._TRUST_S", 0.0)
+    path = checkpoint("m", nbytes=100_000)
+    daemon.registry.put({"name": "m", "artifact": {"path": str(path)}}, "")
+    daemon.store.load("m", DISK).result(WAIT_S)
+    wait_until(lambda: daemon.store.catalog.image(extent_at(daemon, DISK).key), "the image is not remembered")
+    path.rename(folder / "away")
+    with session.open("m") as weights:
+        np.testing.assert_array_equal(weights["weight"], np.random.default_rng(ord("m")).random(12_500))
+    assert "m.safetensors is gone" in caplog.text
+    daemon.store.evict("m")
+    with pytest.raises(ArtifactError, match=r"m\.safetensors"):
+        session.open("m")
+    nothing_is_left(daemon)
+    (folder / "away").rename(path)
+    with session.open("m") as weights:
+        assert weights["weight"].size
+
+
+def test_a_manifest_replaced_by_one_whose_artifact_is_gone_does_not_serve_the_old_image(
+    daemon: Daemon, session: Session, checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    daemon.registry.put({"name": "m", "artifact": {"path": str(checkpoint("m"))}}, "")
+    session.open("m").close()
+    daemon.registry.put({"name": "m", "artifact": {"path": str(folder / "nowhere.npz")}}, "", replace=True)
+    daemon.store.resolver.forget("m")
+    with pytest.raises(ArtifactError, match=r"nowhere\.npz"):
+        session.open("m")
+
+
+def test_a_path_that_is_gone_is_an_error_even_if_its_image_is_there(
+    daemon: Daemon, session: Session, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who opens a path means the file; a name stands for what it was given."""
+    monkeypatch.setattr("trims.store.resolve._TRUST_S", 0.0)
+    path = checkpoint("m")
+    session.open_file(path).close()
+    path.unlink()
+    with pytest.raises(ArtifactError, match=r"m\.safetensors"):
+        session.open_file(path)
