@@ -149,6 +149,7 @@ class Session:
             name,
             self._mappings.borrow(answer, fd),
             place=str(answer["place"]),
+            warm=bool(answer.get("warm")),
             trusted=self._trusted,
             on_close=self._settle,
         )

@@ -62,6 +62,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         name: What the model was opened as.
         place: Where the replica lies, `cpu` here.
         shared: False if these bytes are a private local copy (fallback), never silently so.
+        warm: True if they were resident when asked for: this open waited for nothing.
         trusted: True if they come from a daemon of this user or root, whose programs may be run as one's own.
     """
 
@@ -72,12 +73,14 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         *,
         place: str = "cpu",
         shared: bool = True,
+        warm: bool = False,
         trusted: bool = False,
         on_close: Callable[[], None] | None = None,
     ) -> None:
         self.name = name
         self.place = place
         self.shared = shared
+        self.warm = warm
         self.trusted = trusted
         self._attachment = attachment
         self._on_close = on_close
