@@ -82,7 +82,8 @@ class Daemon:
         config = self.config
         self._locks = [FolderLock(config.runtime_dir, "the runtime folder")]
         try:
-            config.runtime_dir.chmod(0o700)
+            # Others may pass through to the attach socket if it is open to them; the control socket never is.
+            config.runtime_dir.chmod(0o711 if config.socket_mode & 0o077 else 0o700)
             self._locks.append(FolderLock(config.state_dir, "the state folder"))
             self._build()
         except BaseException:

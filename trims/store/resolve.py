@@ -40,6 +40,8 @@ FILE_PREFIX = "file:"
 #: How long an open may trust that the artifact's files are the ones it looked at last.
 _TRUST_S = 0.5
 _READ_BYTES = 16 << 20
+#: Names kept in memory; the oldest are looked up in the catalog again, which reads no artifact.
+_REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,8 @@ class Resolver:
         resolved = self._without_artifact(name, manifest) or self._from_artifact(name, manifest)
         with self._lock:
             self._known[name] = resolved
+            while len(self._known) > _REMEMBERED:
+                self._known.pop(next(iter(self._known)))
         self._catalog.remember_key(name, resolved.key, _text_of(manifest))
         return resolved
 

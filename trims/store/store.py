@@ -12,11 +12,9 @@ import queue
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import (
-    DeadlineError,
     DigestMismatchError,
     ImageError,
     InternalError,
@@ -52,7 +50,9 @@ from trims.core.place import DISK, Place
 from trims.core.residency import Residency
 from trims.store.asks import Ask, Granted, Loaded, Outcome, Pending
 from trims.store.catalog import ImageRecord
+from trims.store.lookups import Lookups
 from trims.store.runner import Job, Progress, Runner
+from trims.store.ticker import Ticker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from trims.trace.spans import Tracer
 
 log = logging.getLogger(__name__)
-_TICK_S = 1.0
 _WATCH_QUEUE = 1024
+_REMEMBERED_IMAGES = 4096
 
 
 class Store:
@@ -109,18 +109,14 @@ class Store:
         self._verify = verify
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        #: Wakes the ticker early; apart from `_changed`, or every warm open would wake it.
-        self._sooner = threading.Condition(self._lock)
         self._tickets = itertools.count(1)
         self._session_numbers = itertools.count(1)
         self._sessions: set[int] = set()
         self._asks: dict[int, Ask] = {}
         self._images: dict[str, Resolved] = {}
-        self._resolving: dict[str, list[Ask]] = {}
-        self._resolvers = ThreadPoolExecutor(2, thread_name_prefix="trims-resolve")
+        self._lookups = Lookups(resolver, self._found)
         self._watchers: set[queue.Queue[Changed]] = set()
-        self._stopping = threading.Event()
-        self._ticker = threading.Thread(target=self._tick_loop, name="trims-ticker", daemon=True)
+        self._ticker = Ticker(self._next_due_s, self._tick)
         self._bindings: dict[type[Instruction], Callable[..., Callable[[], None] | None]] = {
             Grant: self._bind_grant,
             Ready: self._bind_ready,
@@ -154,17 +150,12 @@ class Store:
         self.drain()
         if purge:
             self._purge()
-        self._stopping.set()
-        with self._sooner:
-            self._sooner.notify_all()
-        if self._ticker.is_alive():
-            self._ticker.join()
-        self._resolvers.shutdown(wait=True, cancel_futures=True)
+        self._ticker.stop()
+        left = self._lookups.stop()
         self.runner.stop()
         with self._lock:
-            left, self._asks = list(self._asks.values()), {}
-            left += [ask for asks in self._resolving.values() for ask in asks]
-            self._resolving.clear()
+            left += self._asks.values()
+            self._asks.clear()
         for ask in left:
             ask.answer(LostPeerError("the daemon is shutting down"))
 
@@ -246,12 +237,9 @@ class Store:
         if resolved is not None:
             self._request(ask, resolved)
             return
-        with self._lock:
-            first = name not in self._resolving
-            self._resolving.setdefault(name, []).append(ask)
-            self._sooner.notify_all()
-        if first:
-            self._resolvers.submit(self._resolve, name)
+        self._lookups.add(ask)
+        if deadline_s is not None:
+            self._ticker.look_again()
 
     def load(self, name: str, place: Place | None = None, deadline_s: float | None = None) -> Pending:
         """Have a model loaded; returns what to wait on."""
@@ -274,33 +262,32 @@ class Store:
         """Give a lease back. Idempotent; another session's lease is not touched."""
         self._feed(Closed(at_s=time.monotonic(), lease=lease, session=session))
 
-    def _resolve(self, name: str) -> None:
-        try:
-            resolved: Resolved | TrimsError = self.resolver.resolve(name)
-        except TrimsError as error:
-            resolved = error
-        except OSError as error:
-            resolved = InternalError(f"{name}: {error}")
-        except Exception as error:
-            log.exception("resolving %s failed", name)
-            resolved = InternalError(f"{name}: {type(error).__name__}: {error}")
-        with self._lock:
-            asks = self._resolving.pop(name, [])
-        for ask in asks:
-            if isinstance(resolved, TrimsError):
-                self._answer(ask, resolved)
-            else:
-                self._request(ask, resolved)
+    def _found(self, ask: Ask, result: Resolved | TrimsError) -> None:
+        """A name has been looked into."""
+        if isinstance(result, TrimsError):
+            self.counters[f"refused.{result.code}"] += 1
+            ask.answer(result)
+        else:
+            self._request(ask, result)
 
     def _request(self, ask: Ask, resolved: Resolved) -> None:
         ask.resolved = resolved
-        self._images[resolved.key] = resolved
+        self._remember(resolved)
         keep = resolved.manifest.residency
         place = ask.place or keep.place
         keep_alive_s = self._keep_alive_for(place, keep.keep_alive_s)
         if keep.pin and (resolved.key, place) not in self.residency.room.pins:
             self._feed(PinChanged(at_s=time.monotonic(), key=resolved.key, place=place, pinned=True))
         self._ask_residency(ask, resolved.key, place, keep_alive_s)
+
+    def _remember(self, resolved: Resolved) -> None:
+        """Keep what a fill may need; of images that are neither resident nor asked for, only the latest."""
+        with self._lock:
+            self._images[resolved.key] = resolved
+            if len(self._images) > _REMEMBERED_IMAGES:
+                wanted = {key for key, _ in self.residency.replicas} | {resolved.key}
+                wanted.update(ask.resolved.key for ask in self._asks.values() if ask.resolved)
+                self._images = {key: image for key, image in self._images.items() if key in wanted}
 
     def _keep_alive_for(self, place: Place, stated_s: float | None) -> float | None:
         """Keep-alive is about memory: what lies on disk stays until the disk tier needs the room."""
@@ -316,13 +303,14 @@ class Store:
             if not gone:
                 self._asks[ask.ticket] = ask
                 work = self._handle(event)
-                if ask.deadline_at_s is not None and ask.ticket in self._asks:
-                    self._sooner.notify_all()
+                waits = ask.ticket in self._asks and ask.deadline_at_s is not None
         if gone:
             ask.answer(LostPeerError("the session ended before its request was looked into"))
             return
         for do in work:
             do()
+        if waits:
+            self._ticker.look_again()
 
     # -- the shell round residency ---------------------------------------------------------------------------------
 
@@ -415,10 +403,6 @@ class Store:
                 watcher.put_nowait(it)
             except queue.Full:
                 self.counters["watch_events_lost"] += 1
-
-    def _answer(self, ask: Ask, error: TrimsError) -> None:
-        self.counters[f"refused.{error.code}"] += 1
-        ask.answer(error)
 
     def _after_fill(self, event: Filled) -> None:
         """Remember the image; keep it on disk if making it was dear."""
@@ -516,33 +500,14 @@ class Store:
 
     # -- time ------------------------------------------------------------------------------------------------------
 
-    def _tick_loop(self) -> None:
-        while not self._stopping.is_set():
-            with self._sooner:
-                due = self._next_due_s()
-                wait_s = _TICK_S if due is None else max(0.0, min(_TICK_S, due - time.monotonic()))
-                if wait_s > 0 and not self._stopping.is_set():
-                    self._sooner.wait(wait_s)
-                due = self._next_due_s()
-            if due is not None and due <= time.monotonic():
-                self._expire_unresolved()
-                self._feed(Tick(at_s=time.monotonic()))
-
     def _next_due_s(self) -> float | None:
-        due = [ask.deadline_at_s for asks in self._resolving.values() for ask in asks if ask.deadline_at_s is not None]
-        due += [moment for moment in (self.residency.next_due_s(),) if moment is not None]
-        return min(due, default=None)
-
-    def _expire_unresolved(self) -> None:
-        now, late = time.monotonic(), []
         with self._lock:
-            for asks in self._resolving.values():
-                overdue = [ask for ask in asks if ask.deadline_at_s is not None and ask.deadline_at_s <= now]
-                for ask in overdue:
-                    asks.remove(ask)
-                late += overdue
-        for ask in late:
-            self._answer(ask, DeadlineError(f"the deadline passed while {ask.name!r} was being looked into; ask again"))
+            due = (self.residency.next_due_s(), self._lookups.next_due_s())
+        return min((moment for moment in due if moment is not None), default=None)
+
+    def _tick(self, now_s: float) -> None:
+        self._lookups.expire(now_s)
+        self._feed(Tick(at_s=now_s))
 
 
 def _log_outcome(name: str) -> Callable[[Outcome], None]:
