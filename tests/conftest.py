@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from trims.daemon.main import Daemon
     from trims_client import Session
@@ -89,6 +89,18 @@ def leaks(request: pytest.FixtureRequest) -> Iterator[None]:
             break
         time.sleep(0.01)  # ends of threads and processes are seen late, never missed
     pytest.fail(f"{request.node.nodeid} leaked: {left}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A skip is a failure where `TRIMS_REQUIRE` names the part that is missing: nobody reads the skips of a CI run."""
+    report = yield
+    required = set(os.environ.get("TRIMS_REQUIRE", "").split(",")) - {""}
+    missing = [mark for mark in required if item.get_closest_marker(mark)]
+    if report.skipped and missing:
+        report.outcome = "failed"
+        report.longrepr = f"skipped, but TRIMS_REQUIRE asks for {', '.join(missing)}: {report.longrepr}"
+    return report
 
 
 @pytest.fixture(scope="session", autouse=True)
