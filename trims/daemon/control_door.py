@@ -217,8 +217,8 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def Watch(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.Change]:
         """Changes of state; subscribed before the first message is asked for."""
-        watcher = self._store.watch()
-        context.add_callback(lambda: self._store.unwatch(watcher))
+        watcher = self._store.watchers.add()
+        context.add_callback(lambda: self._store.watchers.remove(watcher))
         return self._changes(watcher, context)
 
     def _changes(self, watcher: queue.Queue[Any], context: grpc.ServicerContext) -> Iterator[pb.Change]:

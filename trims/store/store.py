@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-import queue
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trims.core.errors import (
     DigestMismatchError,
@@ -24,7 +23,6 @@ from trims.core.errors import (
 )
 from trims.core.events import (
     Abandon,
-    Adopted,
     Changed,
     Closed,
     DrainRequested,
@@ -48,11 +46,13 @@ from trims.core.events import (
 from trims.core.lease import Waiter
 from trims.core.place import DISK, Place
 from trims.core.residency import Residency
+from trims.store.adoption import adoptable
 from trims.store.asks import Ask, Granted, Loaded, Outcome, Pending
 from trims.store.catalog import ImageRecord
 from trims.store.lookups import Lookups
 from trims.store.runner import Job, Progress, Runner
 from trims.store.ticker import Ticker
+from trims.store.watchers import Watchers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     from trims.trace.spans import Tracer
 
 log = logging.getLogger(__name__)
-_WATCH_QUEUE = 1024
 _REMEMBERED_IMAGES = 4096
 
 
@@ -115,7 +114,7 @@ class Store:
         self._asks: dict[int, Ask] = {}
         self._images: dict[str, Resolved] = {}
         self._lookups = Lookups(resolver, self._found)
-        self._watchers: set[queue.Queue[Changed]] = set()
+        self.watchers = Watchers(self.counters)
         self._ticker = Ticker(self._next_due_s, self._tick)
         self._bindings: dict[type[Instruction], Callable[..., Callable[[], None] | None]] = {
             Grant: self._bind_grant,
@@ -125,7 +124,7 @@ class Store:
             Fill: self._bind_fill,
             Abandon: lambda it: lambda: self.runner.abandon(Job(it.key, it.place, it.generation)),
             Free: self._bind_free,
-            Changed: self._bind_changed,
+            Changed: self.watchers.tell,
         }
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -133,8 +132,13 @@ class Store:
     def start(self) -> None:
         """Adopt what an earlier daemon left, then begin to keep time."""
         for tier in self.tiers.values():
-            for extent in tier.scan():
-                self._adopt(tier, extent.key, extent)
+            found = adoptable(tier, self.catalog, self.residency, lambda place: self._keep_alive_for(place, None))
+            for event, extent in found:
+                self._feed(event)
+                replica = self.residency.find(event.key, event.place)
+                assert replica is not None, "it was adopted a moment ago"
+                self.runner.adopt(Job(event.key, event.place, replica.generation), extent)
+                self.counters["adopted"] += 1
         for name, place in self.catalog.pins():
             key = self.catalog.key_of(name)
             if key is not None:
@@ -158,27 +162,6 @@ class Store:
             self._asks.clear()
         for ask in left:
             ask.answer(LostPeerError("the daemon is shutting down"))
-
-    def _adopt(self, tier: Tier, key: str, extent: Any) -> None:
-        record = self.catalog.image(key)
-        if record is None or extent.nbytes > self.residency.room.free_bytes(tier.place):
-            why = "nothing is known of it" if record is None else "the tier has become too small for it"
-            log.warning("replica %s at %s is freed: %s", key[:16], tier.place, why)
-            tier.free(extent)
-            return
-        event = Adopted(
-            at_s=time.monotonic(),
-            key=key,
-            place=tier.place,
-            nbytes=extent.nbytes,
-            cost_s=record.cost_s,
-            keep_alive_s=self._keep_alive_for(tier.place, None),
-        )
-        self._feed(event)
-        replica = self.residency.find(key, tier.place)
-        assert replica is not None, "it was adopted a moment ago"
-        self.runner.adopt(Job(key, tier.place, replica.generation), extent)
-        self.counters["adopted"] += 1
 
     def _purge(self) -> None:
         """Free every replica whose memory does not survive a reboot anyway."""
@@ -397,13 +380,6 @@ class Store:
         self.counters[f"evictions.{it.place}" if it.evicted else f"frees.{it.place}"] += 1
         return lambda: self.runner.free(Job(it.key, it.place, it.generation))
 
-    def _bind_changed(self, it: Changed) -> None:
-        for watcher in self._watchers:
-            try:
-                watcher.put_nowait(it)
-            except queue.Full:
-                self.counters["watch_events_lost"] += 1
-
     def _after_fill(self, event: Filled) -> None:
         """Remember the image; keep it on disk if making it was dear."""
         resolved = self._images.get(event.key)
@@ -481,18 +457,6 @@ class Store:
         """How far a running load is."""
         known = self.resolver.cached(name)
         return self.runner.progress(known.key, place) if known else None
-
-    def watch(self) -> queue.Queue[Changed]:
-        """Subscribe to changes of state; give the queue back with `unwatch`."""
-        watcher: queue.Queue[Changed] = queue.Queue(_WATCH_QUEUE)
-        with self._lock:
-            self._watchers.add(watcher)
-        return watcher
-
-    def unwatch(self, watcher: queue.Queue[Changed]) -> None:
-        """End a subscription. Idempotent."""
-        with self._lock:
-            self._watchers.discard(watcher)
 
     def locked(self) -> threading.Lock:
         """The lock of the books, for reading several of them at one moment."""

@@ -1,0 +1,49 @@
+"""Those who watch changes of state. A watcher that does not keep up loses changes, and that is counted."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from trims.core.events import Changed
+
+_LENGTH = 1024
+
+
+class Watchers:
+    """All subscriptions.
+
+    Args:
+        counters: `watch_events_lost` counts what nobody could take.
+    """
+
+    def __init__(self, counters: Counter[str]) -> None:
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._queues: set[queue.Queue[Changed]] = set()
+
+    def add(self) -> queue.Queue[Changed]:
+        """Subscribe; give the queue back with `remove`."""
+        watcher: queue.Queue[Changed] = queue.Queue(_LENGTH)
+        with self._lock:
+            self._queues.add(watcher)
+        return watcher
+
+    def remove(self, watcher: queue.Queue[Changed]) -> None:
+        """End a subscription. Idempotent."""
+        with self._lock:
+            self._queues.discard(watcher)
+
+    def tell(self, change: Changed) -> None:
+        """Never blocks."""
+        with self._lock:
+            queues = list(self._queues)
+        for watcher in queues:
+            try:
+                watcher.put_nowait(change)
+            except queue.Full:
+                self._counters["watch_events_lost"] += 1
