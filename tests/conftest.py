@@ -58,8 +58,12 @@ def _children() -> set[str]:
     return found
 
 
+#: Prefixes of the segments that daemons of this run may make; other daemons of this machine come and go as they like.
+_prefixes: set[str] = set()
+
+
 def _segments() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("trims-", "psm_", "sem."))}
+    return {name for name in os.listdir("/dev/shm") if name.partition(".")[0] in _prefixes}
 
 
 def _snapshot() -> dict[str, set[str]]:
@@ -118,7 +122,10 @@ def _libraries_are_warm() -> None:
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """A short-named folder: sockets have paths of at most 107 bytes, pytest's own folders are longer."""
+    from trims.daemon.main import shm_prefix
+
     with tempfile.TemporaryDirectory(prefix="trims-t-") as made:
+        _prefixes.update(shm_prefix(Path(made) / state) for state in ("state", "state2"))
         yield Path(made)
 
 
@@ -126,7 +133,7 @@ def folder() -> Iterator[Path]:
 def serve(folder: Path) -> Iterator[Callable[..., Daemon]]:
     """Start a daemon in this process with the settings given; ended, and its memory freed, after the test."""
     from trims.daemon.config import build_config
-    from trims.daemon.main import Daemon
+    from trims.daemon.main import Daemon, shm_prefix
 
     running: list[Daemon] = []
 
@@ -140,6 +147,7 @@ def serve(folder: Path) -> Iterator[Callable[..., Daemon]]:
             **settings,
         }
         daemon = Daemon(build_config(values, environment={}))
+        _prefixes.add(shm_prefix(daemon.config.state_dir))
         daemon.start()
         running.append(daemon)
         return daemon

@@ -26,6 +26,9 @@ class Watchers:
         self._lock = threading.Lock()
         self._queues: set[queue.Queue[Changed]] = set()
 
+    def __len__(self) -> int:
+        return len(self._queues)
+
     def add(self) -> queue.Queue[Changed]:
         """Subscribe; give the queue back with `remove`."""
         watcher: queue.Queue[Changed] = queue.Queue(_LENGTH)
