@@ -147,7 +147,7 @@ def test_a_socket_left_by_a_killed_daemon_is_no_obstacle(
 
 def test_a_damaged_catalog_is_named_and_nothing_is_overwritten(folder: Path, serve: Callable[..., Daemon]) -> None:
     (folder / "state").mkdir()
-    (folder / "state" / "trims.db").write_bytes(b"this is not a database" * 100)
-    with pytest.raises(ConfigError, match=r"trims\.db is not a usable database"):
+    (folder / "state" / "registry.db").write_bytes(b"this is not a database" * 100)
+    with pytest.raises(ConfigError, match=r"registry\.db is not a usable database"):
         serve()
-    assert (folder / "state" / "trims.db").read_bytes().startswith(b"this is not")
+    assert (folder / "state" / "registry.db").read_bytes().startswith(b"this is not")

@@ -64,12 +64,12 @@ def _convert_to(options: argparse.Namespace, fd: int) -> int:
     source = Path(options.source)
     with tempfile.TemporaryDirectory(prefix="trims-convert-") as scratch:
         if source.exists():
-            registry = SqliteRegistry(Path(scratch) / "trims.db")
+            registry = SqliteRegistry(Path(scratch) / "registry.db")
             is_manifest = source.suffix in (".yaml", ".yml")
             raw, origin = read_manifest(source) if is_manifest else (manifest_for(source, "artifact"), "")
             name = registry.put(raw, origin).name
         else:
-            registry, name = SqliteRegistry(config.state_dir / "trims.db"), options.source
+            registry, name = SqliteRegistry(config.state_dir / "registry.db"), options.source
         catalog = Catalog(Path(scratch) / "catalog.db")
         try:
             resolver = Resolver(registry, catalog, config.environments, config.state_dir / "artifacts", limits)

@@ -97,10 +97,9 @@ class Daemon:
 
     def _build(self) -> None:
         config = self.config
-        database = config.state_dir / "trims.db"
         limits = Limits(memory_bytes=config.converter_memory_bytes, time_s=config.converter_time_s)
-        self.registry = SqliteRegistry(database)
-        self.catalog = Catalog(database)
+        self.registry = SqliteRegistry(config.state_dir / "registry.db")
+        self.catalog = Catalog(config.state_dir / "catalog.db")
         resolver = Resolver(self.registry, self.catalog, config.environments, config.state_dir / "artifacts", limits)
         tiers: list[Tier] = [
             CpuTier(shm_prefix(config.state_dir), config.cpu_capacity_bytes),

@@ -23,6 +23,10 @@ CREATE TABLE IF NOT EXISTS models (
 """
 
 
+#: Raised when the tables change in a way that old files do not fit.
+_VERSION = 1
+
+
 def connect(path: Path, schema: str) -> sqlite3.Connection:
     """Open a database that several threads share under a lock of their own. Raises ConfigError if it is damaged."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,12 +42,28 @@ def connect(path: Path, schema: str) -> sqlite3.Connection:
     return connection
 
 
+def version_of(connection: sqlite3.Connection) -> int:
+    """The version of the tables in a database; 0 for a new one."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
 class SqliteRegistry:
-    """See `Registry`."""
+    """See `Registry`.
+
+    Args:
+        path: The file; made if it is not there. Raises ConfigError if a newer trims wrote it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
         self._db = connect(path, _SCHEMA)
+        if version_of(self._db) not in (0, _VERSION):
+            found = version_of(self._db)
+            self._db.close()
+            raise ConfigError(
+                f"{path} was written by another trims (version {found}, this reads {_VERSION}); install it"
+            )
+        self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     def put(self, raw: dict[str, Any], origin: str, *, replace: bool = False) -> Manifest:
         """See `Registry.put`."""

@@ -7,18 +7,23 @@ device, inode, length and both times are the ones it was read with.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trims.registry.sqlite import connect
+from trims.registry.sqlite import connect, version_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+log = logging.getLogger(__name__)
+#: Raised when the tables change; a catalog of another version is emptied and found out again.
+_VERSION = 2
+_TABLES = ("digests", "images", "names", "pins")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS digests (
     path TEXT PRIMARY KEY, identity TEXT NOT NULL, blake3 TEXT NOT NULL, sha256 TEXT
@@ -54,7 +59,18 @@ class Catalog:
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.Lock()
-        self._db = connect(path, _SCHEMA)
+        self._db = connect(path, "")
+        if version_of(self._db) != _VERSION:
+            self._empty(path)
+        self._db.executescript(_SCHEMA)
+
+    def _empty(self, path: Path) -> None:
+        for table in _TABLES:
+            gone = self._db.execute("SELECT count(*) FROM sqlite_master WHERE name = ?", (table,)).fetchone()[0]
+            if gone:
+                log.warning("%s: the table %s is of another version; it is emptied and found out again", path, table)
+                self._db.execute(f"DROP TABLE {table}")
+        self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     def digests(self, path: str, identity: str) -> tuple[str, str | None] | None:
         """blake3 and, where known, sha256 of a file that has not changed since."""
