@@ -11,6 +11,7 @@ import pytest
 from looking import (
     WAIT_S,
     Asker,
+    askers,
     charged,
     error_of,
     extent_at,
@@ -30,7 +31,7 @@ from trims.formats.conversion import _LocalConversion
 from trims.testing.tiers import FaultyTier, SlowTier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from trims_client import Session
@@ -40,8 +41,13 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def asker(daemon: Daemon) -> Asker:
-    return Asker(daemon)
+def new_asker(serve: Callable[..., Daemon]) -> Iterator[Callable[[Daemon], Asker]]:
+    yield from askers()
+
+
+@pytest.fixture
+def asker(daemon: Daemon, new_asker: Callable[[Daemon], Asker]) -> Asker:
+    return new_asker(daemon)
 
 
 def holds_true_bytes(daemon: Daemon, path: Path, expected: np.ndarray) -> None:
@@ -202,7 +208,7 @@ def test_a_damaged_disk_image_is_retired_and_the_open_is_served_from_the_artifac
     if moment != "in this life":
         daemon = restart(daemon, serve)
     holds_true_bytes(daemon, path, expected)
-    assert charged(daemon, DISK) == 0
+    wait_until(lambda: charged(daemon, DISK) == 0, "the damaged image stays")
     nothing_is_left(daemon)
     put_on_disk(daemon, path)
     daemon.store.evict(f"file:{path}", CPU)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ImageError, InternalError, TrimsError
+from trims.core.errors import ImageError, InternalError, LostPeerError, TrimsError
 from trims.core.events import Event, Filled, FillFailed, Freed, Measured, ReplicaBroken
 from trims.formats.conversion import Conversion, start_conversion
 from trims.image.reader import ImageView
@@ -115,7 +115,7 @@ class Runner:
         """Plan the conversion of the artifact; ends in Measured or FillFailed."""
         with self._lock:
             self._wanted.add(job)
-        self._planners.submit(self._guard, job, lambda: self._measure(job, resolved))
+        self._submit(self._planners, job, lambda: self._measure(job, resolved))
 
     def abandon(self, job: Job) -> None:
         """Nobody waits any more: stop planning, drop the plan."""
@@ -133,25 +133,38 @@ class Runner:
         """
         if source is not None:
             self.abandon(job)  # while it was measured, the image came to lie somewhere
-        self._fillers.submit(self._guard, job, lambda: self._fill(job, nbytes, source))
+        self._submit(self._fillers, job, lambda: self._fill(job, nbytes, source))
 
     def free(self, job: Job) -> None:
         """Give the memory back; ends in Freed."""
         self._freers.submit(self._guard, job, lambda: self._free(job))
 
-    def stop(self) -> None:
-        """Cancel what runs, wait for it, close the tiers. Sealed replicas stay."""
-        self._stopping.set()
+    def finish(self) -> None:
+        """Cancel what is being planned and filled, and wait for its end. From now on only freeing is done."""
         with self._lock:
+            self._stopping.set()
             conversions = list(self._conversions.values())
         for conversion in conversions:
             conversion.cancel()
-        for pool in (self._planners, self._fillers, self._freers):
-            pool.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._planners, self._fillers):
+            pool.shutdown(wait=True)
+
+    def stop(self) -> None:
+        """Finish, and close the tiers. Sealed replicas stay."""
+        self.finish()
+        self._freers.shutdown(wait=True)
         for job in list(self._conversions):
             self._drop_conversion(job)
         for tier in self._tiers.values():
             tier.close()
+
+    def _submit(self, pool: ThreadPoolExecutor, job: Job, work: Callable[[], Event]) -> None:
+        with self._lock:
+            ending = self._stopping.is_set()
+            if not ending:
+                pool.submit(self._guard, job, work)
+        if ending:
+            self._report(self._failure(job, LostPeerError("the daemon is shutting down")))
 
     def _guard(self, job: Job, work: Callable[[], Event]) -> None:
         try:

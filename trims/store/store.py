@@ -42,6 +42,7 @@ from trims.core.events import (
     Requested,
     SessionEnded,
     Tick,
+    WaiterLeft,
 )
 from trims.core.lease import Waiter
 from trims.core.place import DISK, Place
@@ -152,26 +153,28 @@ class Store:
     def stop(self, *, purge: bool = False) -> None:
         """End: whoever waits is told, workers finish. Replicas stay for the next daemon unless `purge`."""
         self.drain()
-        if purge:
-            self._purge()
         self._ticker.stop()
         left = self._lookups.stop()
-        self.runner.stop()
         with self._lock:
             left += self._asks.values()
             self._asks.clear()
         for ask in left:
+            self._feed(WaiterLeft(at_s=time.monotonic(), ticket=ask.ticket))
             ask.answer(LostPeerError("the daemon is shutting down"))
+        self.runner.finish()
+        if purge:
+            self._purge()
+        self.runner.stop()
 
     def _purge(self) -> None:
-        """Free every replica whose memory does not survive a reboot anyway."""
-        for replica in list(self.residency.replicas.values()):
-            if replica.place != DISK:
-                self._feed(PinChanged(at_s=time.monotonic(), key=replica.key, place=replica.place, pinned=False))
-                self._feed(EvictRequested(at_s=time.monotonic(), key=replica.key, place=replica.place, drain=True))
+        """Free every replica whose memory does not survive a reboot anyway. Nothing is being filled any more."""
+        for job in self.runner.extents():
+            if job.place != DISK:
+                self._feed(PinChanged(at_s=time.monotonic(), key=job.key, place=job.place, pinned=False))
+                self._feed(EvictRequested(at_s=time.monotonic(), key=job.key, place=job.place, drain=True))
         with self._changed:
             self._changed.wait_for(
-                lambda: all(replica.place == DISK for replica in self.residency.replicas.values()),
+                lambda: all(job.place == DISK for job in self.runner.extents()),
                 timeout=30.0,
             )
 
@@ -260,7 +263,8 @@ class Store:
         place = ask.place or keep.place
         keep_alive_s = self._keep_alive_for(place, keep.keep_alive_s)
         if keep.pin and (resolved.key, place) not in self.residency.room.pins:
-            self._feed(PinChanged(at_s=time.monotonic(), key=resolved.key, place=place, pinned=True))
+            self.catalog.pin(resolved.name, str(place), pinned=True)
+            self._pins_changed(resolved.key, place)
         self._ask_residency(ask, resolved.key, place, keep_alive_s)
 
     def _remember(self, resolved: Resolved) -> None:
@@ -421,6 +425,12 @@ class Store:
         """Pin or unpin; the pin is kept over restarts. Pinning does not load."""
         key = self.key_of(name) if not pinned else self.resolver.resolve(name).key
         self.catalog.pin(name, str(place), pinned=pinned)
+        self._pins_changed(key, place)
+
+    def _pins_changed(self, key: str, place: Place) -> None:
+        """An image is pinned for as long as one of its names is."""
+        pins = self.catalog.pins()
+        pinned = any((name, str(place)) in pins for name in self.catalog.names_of(key))
         self._feed(PinChanged(at_s=time.monotonic(), key=key, place=place, pinned=pinned))
 
     def retire(self, name: str) -> None:
@@ -428,13 +438,15 @@ class Store:
         key = self.catalog.key_of(name)
         self.catalog.forget(name)
         self.resolver.forget(name)
-        if key is None or self.catalog.names_of(key):
+        if key is None:
+            return
+        for place in self.tiers:
+            self._pins_changed(key, place)
+        if self.catalog.names_of(key):
             return
         for replica in self.residency.places_of(key):
-            at_s = time.monotonic()
-            self._feed(PinChanged(at_s=at_s, key=key, place=replica.place, pinned=False))
             try:
-                self._feed(EvictRequested(at_s=at_s, key=key, place=replica.place, drain=True))
+                self._feed(EvictRequested(at_s=time.monotonic(), key=key, place=replica.place, drain=True))
             except TrimsError as error:
                 log.warning("%s stays at %s for now: %s", name, replica.place, error)
 
