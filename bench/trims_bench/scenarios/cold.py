@@ -1,0 +1,49 @@
+"""A cold miss to the first answer: never slower than the framework alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trims_bench.figures import Bar, Comparison, Figure, Samples, faster
+
+if TYPE_CHECKING:
+    from trims_bench.daemon import DaemonProcess
+    from trims_bench.runs import Model
+    from trims_bench.scenarios.base import Setup
+
+TITLE = "cold miss to the first answer in a fresh process, against the framework alone"
+#: A small model gains little beside its framework's import, whose time varies: it takes more pairs to tell.
+_REPEATS = {"minilm-l6-v2": 15, "resnet50": 11, "vgg16": 7}
+
+
+def run(setup: Setup) -> Figure:
+    """The demo's models; those whose framework is not here are left out and named."""
+    from trims_bench.runs import MODELS
+
+    with setup.daemon() as daemon:
+        models = [model for model in MODELS if model.workload != "vgg16" or setup.has_mxnet]
+        chosen = [model for model in models if model.name == "resnet50" or not setup.quick]
+        compared = [_compare(model, setup, daemon) for model in chosen]
+    notes = [f"Not measured: {model.title}." for model in MODELS if model not in chosen]
+    notes.append("Cold: evicted from memory, its image on disk and in the page cache, as is the framework's own file.")
+    return Figure("cold", TITLE, compared, notes)
+
+
+def _compare(model: Model, setup: Setup, daemon: DaemonProcess) -> Comparison:
+    from trims_bench.runs import artifact_of, run
+    from trims_bench.workloads import workload
+
+    name = daemon.add(model.manifest)
+    artifact = artifact_of(model.manifest, setup.state_dir)
+    python = setup.mxnet if model.workload == "vgg16" else None
+    ours, theirs = [], []
+    for _ in range(setup.repeats(_REPEATS[model.name])):
+        daemon.evict(name)
+        cold = run(model.workload, f"trims:{name}", python=python, runtime_dir=daemon.runtime_dir)
+        alone = run(model.workload, f"alone:{artifact}", python=python)
+        agreement = workload(model.workload).same(alone.answer, cold.answer)
+        assert agreement.equal, f"{model.title}: {agreement}"
+        ours.append(round(cold.total_s * 1e9))
+        theirs.append(round(alone.total_s * 1e9))
+    daemon.evict(name)
+    return faster(model.title, Samples("trims, cold", ours), Samples("framework alone", theirs), Bar(">=", 1.0))
