@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import ConfigError, ManifestError, ModelExistsError, ModelNotFoundError
+from trims.core.errors import CapacityError, ConfigError, ManifestError, ModelExistsError, ModelNotFoundError
 from trims.core.manifest import Manifest, parse_manifest
 
 if TYPE_CHECKING:
@@ -47,6 +47,18 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
+def write(connection: sqlite3.Connection, path: Path, statement: str, values: tuple[object, ...]) -> sqlite3.Cursor:
+    """Execute a statement that changes something. Raises CapacityError if the disk is full."""
+    try:
+        return connection.execute(statement, values)
+    except sqlite3.OperationalError as error:
+        if "full" not in str(error):
+            raise
+        raise CapacityError(
+            f"the disk under {path.parent} is full: {path.name} cannot be written; free some"
+        ) from error
+
+
 class SqliteRegistry:
     """See `Registry`.
 
@@ -55,6 +67,7 @@ class SqliteRegistry:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._lock = threading.Lock()
         self._db = connect(path, _SCHEMA)
         if version_of(self._db) not in (0, _VERSION):
@@ -78,7 +91,7 @@ class SqliteRegistry:
                 raise ModelExistsError(
                     f"{manifest.name!r} is registered with another manifest; remove it first, or replace it"
                 )
-            self._db.execute("INSERT OR REPLACE INTO models VALUES (?, ?, ?)", (manifest.name, text, origin))
+            write(self._db, self._path, "INSERT OR REPLACE INTO models VALUES (?, ?, ?)", (manifest.name, text, origin))
         return manifest
 
     def get(self, name: str) -> Manifest:
@@ -97,7 +110,7 @@ class SqliteRegistry:
     def remove(self, name: str) -> None:
         """See `Registry.remove`."""
         with self._lock:
-            gone = self._db.execute("DELETE FROM models WHERE name = ?", (name,)).rowcount
+            gone = write(self._db, self._path, "DELETE FROM models WHERE name = ?", (name,)).rowcount
         if not gone:
             raise self._unknown(name)
 

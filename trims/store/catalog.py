@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sqlite3
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trims.registry.sqlite import connect, version_of
+from trims.core.errors import CapacityError
+from trims.registry.sqlite import connect, version_of, write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +60,7 @@ class Catalog:
     """The sqlite file behind a store. Safe to call from several threads."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._lock = threading.Lock()
         self._db = connect(path, "")
         if version_of(self._db) != _VERSION:
@@ -82,8 +85,7 @@ class Catalog:
 
     def remember_digests(self, path: str, identity: str, blake3: str, sha256: str | None) -> None:
         """Keep what reading the file has told."""
-        with self._lock:
-            self._db.execute("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?)", (path, identity, blake3, sha256))
+        self._remember("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?)", (path, identity, blake3, sha256))
 
     def image(self, key: str) -> ImageRecord | None:
         """The record of an image, or None if it was never made here."""
@@ -95,18 +97,8 @@ class Catalog:
 
     def remember_image(self, record: ImageRecord) -> None:
         """Keep that the image was made."""
-        with self._lock:
-            self._db.execute(
-                "INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    record.key,
-                    record.name,
-                    json.dumps(record.recipe),
-                    record.nbytes,
-                    record.cost_s,
-                    time.time(),
-                ),
-            )
+        made = (record.key, record.name, json.dumps(record.recipe), record.nbytes, record.cost_s, time.time())
+        self._remember("INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?, ?)", made)
 
     def key_of(self, name: str) -> str | None:
         """The key a name stood for last time."""
@@ -122,8 +114,7 @@ class Catalog:
 
     def remember_key(self, name: str, key: str, manifest: str) -> None:
         """Keep what a name stands for under this manifest."""
-        with self._lock:
-            self._db.execute("INSERT OR REPLACE INTO names VALUES (?, ?, ?)", (name, key, manifest))
+        self._remember("INSERT OR REPLACE INTO names VALUES (?, ?, ?)", (name, key, manifest))
 
     def names_of(self, key: str) -> list[str]:
         """All names that stand for this image."""
@@ -132,9 +123,8 @@ class Catalog:
 
     def forget(self, name: str) -> None:
         """The name is not registered any more."""
-        with self._lock:
-            self._db.execute("DELETE FROM names WHERE name = ?", (name,))
-            self._db.execute("DELETE FROM pins WHERE name = ?", (name,))
+        self._write("DELETE FROM names WHERE name = ?", (name,))
+        self._write("DELETE FROM pins WHERE name = ?", (name,))
 
     def pins(self) -> list[tuple[str, str]]:
         """All pins as (name, place)."""
@@ -142,12 +132,22 @@ class Catalog:
             return list(self._db.execute("SELECT name, place FROM pins ORDER BY name, place"))
 
     def pin(self, name: str, place: str, *, pinned: bool) -> None:
-        """Keep or drop a pin."""
+        """Keep or drop a pin. Raises CapacityError if the disk is full: a pin must not be lost in silence."""
+        if pinned:
+            self._write("INSERT OR REPLACE INTO pins VALUES (?, ?)", (name, place))
+        else:
+            self._write("DELETE FROM pins WHERE name = ? AND place = ?", (name, place))
+
+    def _write(self, statement: str, values: tuple[object, ...]) -> None:
         with self._lock:
-            if pinned:
-                self._db.execute("INSERT OR REPLACE INTO pins VALUES (?, ?)", (name, place))
-            else:
-                self._db.execute("DELETE FROM pins WHERE name = ? AND place = ?", (name, place))
+            write(self._db, self._path, statement, values)
+
+    def _remember(self, statement: str, values: tuple[object, ...]) -> None:
+        """What can be found out again is not worth an error: a full disk must not end an open."""
+        try:
+            self._write(statement, values)
+        except (CapacityError, sqlite3.OperationalError) as error:
+            log.warning("not remembered: %s", error)
 
     def close(self) -> None:
         """Close the file. Idempotent."""

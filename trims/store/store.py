@@ -14,6 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from trims.core.errors import (
+    CapacityError,
     DigestMismatchError,
     ImageError,
     InternalError,
@@ -263,9 +264,15 @@ class Store:
         place = ask.place or keep.place
         keep_alive_s = self._keep_alive_for(place, keep.keep_alive_s)
         if keep.pin and (resolved.key, place) not in self.residency.room.pins:
+            self._pin_as_stated(resolved, place)
+        self._ask_residency(ask, resolved.key, place, keep_alive_s)
+
+    def _pin_as_stated(self, resolved: Resolved, place: Place) -> None:
+        try:
             self.catalog.pin(resolved.name, str(place), pinned=True)
             self._pins_changed(resolved.key, place)
-        self._ask_residency(ask, resolved.key, place, keep_alive_s)
+        except CapacityError as error:  # the next open tries again
+            log.warning("%s is not pinned as its manifest says: %s", resolved.name, error)
 
     def _remember(self, resolved: Resolved) -> None:
         """Keep what a fill may need; of images that are neither resident nor asked for, only the latest."""

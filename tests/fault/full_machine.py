@@ -1,0 +1,188 @@
+"""A machine whose file systems are really full: `unshare -m python full_machine.py SCENARIO FOLDER`. Not a test itself.
+
+Inside mounts of its own, a scenario puts a tmpfs of 2 MiB where the daemon keeps its images, runs daemon and client and
+asserts. Whatever a full file system does to a process (SIGBUS, a dead thread) is seen in how this one ends.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from looking import WAIT_S, charged, extent_at, leases, nothing_is_left, states, wait_until
+from safetensors.numpy import save_file
+from trims_client import connect
+
+from trims.core.errors import CapacityError, TrimsError
+from trims.core.place import CPU, DISK
+from trims.daemon.config import build_config
+from trims.daemon.main import Daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trims_client import Session
+
+SMALL, BIG = 100_000, 4_000_000
+SIZE = "2m"
+
+
+def mount(folder: Path, size: str = SIZE, *, again: bool = False) -> None:
+    """A tmpfs of this size at a folder, or another size for the one that is there."""
+    folder.mkdir(exist_ok=True)
+    options = f"remount,size={size}" if again else f"size={size}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+
+
+def model(folder: Path, name: str, nbytes: int) -> tuple[Path, np.ndarray]:
+    """A checkpoint outside the full file system, and its one tensor."""
+    expected = np.random.default_rng(len(name)).random(nbytes // 8)
+    save_file({"weight": expected}, folder / f"{name}.safetensors")
+    return folder / f"{name}.safetensors", expected
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[Daemon, Session]]:
+    """A daemon that was promised more than there is."""
+    settings = {"runtime_dir": folder / "run", "state_dir": folder / "state", "verify": True,
+                "cpu_capacity_bytes": "64MiB", "disk_capacity_bytes": "64MiB"}  # fmt: skip
+    daemon = Daemon(build_config(settings, environment={}))
+    daemon.start()
+    try:
+        with connect(folder / "run") as session:
+            yield daemon, session
+        wait_until(lambda: leases(daemon) == 0, "a lease lives on")
+        nothing_is_left(daemon)
+    finally:
+        daemon.ask_to_end(purge=True)
+        daemon.stop()
+
+
+def refused(ask: Callable[[], object], *words: str) -> None:
+    """It must be the declared error, and say these words."""
+    try:
+        ask()
+    except CapacityError as error:
+        wrong = [word for word in words if word not in str(error)]
+    except TrimsError as error:
+        raise AssertionError(f"not the declared error: {type(error).__name__}: {error}") from error
+    else:
+        raise AssertionError("it fitted")
+    assert not wrong, f"{wrong} not said"
+
+
+def reads_true(session: Session, path: Path, expected: np.ndarray) -> None:
+    with session.open_file(path) as weights:
+        np.testing.assert_array_equal(weights["weight"], expected)
+
+
+def fill_up(folder: Path) -> Path:
+    """Somebody else takes all that is left."""
+    filler = folder / "filler"
+    with open(filler, "wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                continue
+    assert os.statvfs(folder).f_bavail == 0
+    return filler
+
+
+# -- scenarios -----------------------------------------------------------------------------------------------------
+
+
+def memory_is_smaller_than_promised(folder: Path) -> None:
+    mount(Path("/dev/shm"))
+    (small, few), (other, others), (big, many) = (
+        model(folder, name, size) for name, size in (("a", SMALL), ("bb", SMALL), ("ccc", BIG))
+    )
+    with served(folder) as (daemon, session), session.open_file(small) as held:
+        refused(lambda: session.open_file(big), "/dev/shm is full", "of 2097152", "lower the cpu tier's capacity")
+        np.testing.assert_array_equal(held["weight"], few)
+        reads_true(session, other, others)
+        assert charged(daemon, CPU) == sum(extent.nbytes for extent in daemon.store.runner.extents().values())
+        nothing_is_left(daemon)
+        mount(Path("/dev/shm"), "16m", again=True)
+        reads_true(session, big, many)
+
+
+def memory_is_full_when_an_image_comes_from_disk(folder: Path) -> None:
+    mount(Path("/dev/shm"))
+    (small, few), (big, many) = (model(folder, name, size) for name, size in (("a", SMALL), ("bb", BIG)))
+    with served(folder) as (daemon, session):
+        daemon.store.load(f"file:{big}", DISK).result(WAIT_S)
+        refused(lambda: session.open_file(big), "/dev/shm is full")
+        assert states(daemon) == {"disk": "sealed"}
+        reads_true(session, small, few)
+        mount(Path("/dev/shm"), "16m", again=True)
+        reads_true(session, big, many)
+        assert extent_at(daemon, DISK).nbytes
+
+
+def memory_is_taken_by_somebody_else(folder: Path) -> None:
+    mount(Path("/dev/shm"))
+    (small, few), (other, others) = (model(folder, name, SMALL) for name in ("a", "bb"))
+    with served(folder) as (_, session), session.open_file(small) as held:
+        filler = fill_up(Path("/dev/shm"))
+        refused(lambda: session.open_file(other), "/dev/shm is full", "0 free of 2097152")
+        np.testing.assert_array_equal(held["weight"], few)
+        filler.unlink()
+        reads_true(session, other, others)
+
+
+def the_disk_is_smaller_than_promised(folder: Path) -> None:
+    mount(folder / "state")
+    (small, _), (big, many) = (model(folder, name, size) for name, size in (("a", SMALL), ("bb", BIG)))
+    with served(folder) as (daemon, session):
+        refused(lambda: daemon.store.load(f"file:{big}", DISK).result(WAIT_S), "the disk under", "is full")
+        nothing_is_left(daemon)
+        keep = {"name": "kept", "artifact": {"path": str(big)}, "residency": {"persist": "always"}}
+        daemon.registry.put(keep, "")
+        with session.open("kept") as weights:
+            np.testing.assert_array_equal(weights["weight"], many)
+        daemon.store.load(f"file:{small}", DISK).result(WAIT_S)
+        mount(folder / "state", "16m", again=True)
+        daemon.store.load(f"file:{big}", DISK).result(WAIT_S)
+
+
+def the_disk_is_full_to_the_last_byte(folder: Path) -> None:
+    """The catalog lies there too; what can be found out again must not depend on writing it."""
+    mount(folder / "state")
+    (small, few), (other, others) = (model(folder, name, SMALL) for name in ("a", "bb"))
+    with served(folder) as (daemon, session), session.open_file(small) as held:
+        pinned = {"name": "pinned", "artifact": {"path": str(other)}, "residency": {"pin": True}}
+        daemon.registry.put(pinned, "")
+        filler = fill_up(folder / "state")
+        with session.open("pinned") as weights:
+            np.testing.assert_array_equal(weights["weight"], others)
+        reads_true(session, other, others)
+        np.testing.assert_array_equal(held["weight"], few)
+        manifest = {"name": "m", "artifact": {"path": str(other)}, "description": "d" * 100_000}
+        refused(lambda: daemon.registry.put(manifest, ""), "the disk under", "is full")
+        filler.unlink()
+        daemon.registry.put(manifest, "")
+        daemon.store.pin("m", CPU, pinned=True)
+        with session.open("m") as weights:
+            np.testing.assert_array_equal(weights["weight"], others)
+
+
+SCENARIOS = {
+    scenario.__name__: scenario
+    for scenario in (
+        memory_is_smaller_than_promised,
+        memory_is_full_when_an_image_comes_from_disk,
+        memory_is_taken_by_somebody_else,
+        the_disk_is_smaller_than_promised,
+        the_disk_is_full_to_the_last_byte,
+    )
+}
+
+if __name__ == "__main__":
+    SCENARIOS[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,37 @@
+"""A really full /dev/shm and a really full disk: the declared error, never a SIGBUS, and all is well with room."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from full_machine import SCENARIOS
+
+pytestmark = pytest.mark.mounts
+SCRIPT = Path(__file__).with_name("full_machine.py")
+
+
+@pytest.fixture(scope="module")
+def own_mounts() -> list[str]:
+    """The words in front of a command that give it mounts of its own, or a skip that says why there are none."""
+    words = ["unshare", "--mount", "--propagation", "private"]
+    try:
+        trial = subprocess.run(
+            [*words, "mount", "-t", "tmpfs", "tmpfs", "/mnt"], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        pytest.skip("util-linux's unshare is not installed")
+    if trial.returncode:
+        pytest.skip(f"this user may not mount in a namespace of his own: {trial.stderr.strip()}")
+    return words
+
+
+@pytest.mark.parametrize("scenario", list(SCENARIOS))
+def test_a_full_file_system_is_a_declared_error_and_nothing_worse(
+    scenario: str, own_mounts: list[str], folder: Path
+) -> None:
+    command = [*own_mounts, sys.executable, str(SCRIPT), scenario, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
