@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from trims.core.errors import CapacityError
+from trims.core.errors import CapacityError, ConfigError
+from trims.memory import shm
 from trims.testing.tiers import KEY, TierContract, an_image, put
 from trims.tiers.cpu import CpuTier
 from trims.tiers.disk import DiskTier
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 
 def prefix(folder: Path) -> str:
@@ -52,6 +55,30 @@ class TestCpuTier(TierContract):
         other.free(extent)
 
 
+class TestCpuTierInATmpfsOfItsOwn(TierContract):
+    def make(self, folder: Path, capacity_bytes: int = 1 << 20) -> CpuTier:
+        segments = self.segments(folder)
+        segments.mkdir(exist_ok=True)
+        return CpuTier("trims-own", capacity_bytes, segments)
+
+    def traces(self, folder: Path) -> set[str]:
+        return set(os.listdir(self.segments(folder)))
+
+    @pytest.fixture(autouse=True)
+    def removed(self, folder: Path) -> Iterator[None]:
+        yield
+        shutil.rmtree(self.segments(folder), ignore_errors=True)
+
+    @staticmethod
+    def segments(folder: Path) -> Path:
+        return Path("/dev/shm") / prefix(folder)
+
+    def test_a_folder_that_is_no_memory_is_refused_with_the_remedy(self, folder: Path) -> None:
+        with pytest.raises(ConfigError, match=r"not on a tmpfs.*mount -t tmpfs"):
+            shm.check_folder(folder)
+        shm.check_folder(Path("/dev/shm"))
+
+
 class TestDiskTier(TierContract):
     def make(self, folder: Path, capacity_bytes: int = 1 << 20) -> DiskTier:
         return DiskTier(folder / "images", capacity_bytes)
@@ -87,6 +114,4 @@ class TestDiskTier(TierContract):
 
 def test_the_prefix_of_the_other_is_not_mine() -> None:
     """`trims-abc` must not scan `trims-abcdef`: a name is a prefix and a dot."""
-    from trims.memory import shm
-
     assert shm.parse_name("trims-abc", "trims-abc.k.d") == ("k", "d")

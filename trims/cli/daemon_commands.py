@@ -21,6 +21,7 @@ _FLAGS = {
     "cpu-policy": "who goes when memory is full: lru, lfu, fifo, gdsf (default: lru)",
     "disk-policy": "who goes when the disk tier is full (default: lru)",
     "keep-alive-s": "seconds an idle model stays in memory, 0 for none, lazy for until the room is needed (default)",
+    "segment-dir": "tmpfs for shared memory; one mounted with huge=within_size is faster (default: /dev/shm)",
     "environments": "interpreters of frameworks with an environment of their own: mxnet=/path/to/python,...",
     "converter-memory-bytes": "private memory of a converter child (default: 16GiB)",
     "converter-time-s": "seconds a conversion may take (default: 600)",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import DaemonAwayError, TrimsError
 from trims.core.units import format_bytes
-from trims.memory.shm import SHM_FOLDER
+from trims.memory.shm import check_folder, mount_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,12 +59,14 @@ def _python() -> Iterator[Finding]:
 
 
 def _shared_memory() -> Iterator[Finding]:
-    held = os.statvfs(SHM_FOLDER)
+    from trims.daemon.config import build_config
+
+    folder = build_config({}).segment_dir
+    held = os.statvfs(folder)
     size, free = held.f_blocks * held.f_frsize, held.f_bavail * held.f_frsize
-    what = f"{SHM_FOLDER}: {format_bytes(free)} free of {format_bytes(size)}"
-    if not os.access(SHM_FOLDER, os.W_OK):
-        yield Finding("bad", f"{SHM_FOLDER} cannot be written", "mount a tmpfs there")
-    elif size < _SMALL_SHM_BYTES:
+    what = f"{folder}: {format_bytes(free)} free of {format_bytes(size)}"
+    check_folder(folder)
+    if size < _SMALL_SHM_BYTES:
         yield Finding(
             "bad",
             what,
@@ -72,6 +74,11 @@ def _shared_memory() -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", what)
+    if not mount_of(folder).large_pages:
+        advice = (
+            f"mount -t tmpfs -o huge=within_size,mode=0700,uid={os.geteuid()},size=... tmpfs DIR; --segment-dir DIR"
+        )
+        yield Finding("note", f"{folder} has small pages: loading and first touches are several times slower", advice)
 
 
 def _descriptors() -> Iterator[Finding]:

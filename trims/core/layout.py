@@ -7,6 +7,7 @@ so it does without dataclasses, whose import and class building cost millisecond
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from trims.core.errors import ImageError
@@ -36,10 +37,7 @@ MAX_DIMENSIONS = 64
 
 def element_count(shape: tuple[int, ...]) -> int:
     """Number of elements; 1 for a scalar, 0 if any dimension is 0."""
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
+    return prod(shape)
 
 
 class TensorSpec(NamedTuple):
@@ -115,15 +113,17 @@ class Layout:
 
 
 def _validate_tensor(spec: TensorSpec, data_bytes: int) -> None:
-    if spec.name == "__metadata__":
+    """Part of every attach, so it takes the tuple apart once instead of asking properties."""
+    name, dtype, shape, offset = spec
+    width = DTYPE_BYTES.get(dtype)
+    if width is None:
+        raise ImageError(f"tensor {name!r} has the unknown dtype {dtype!r}")
+    if len(shape) > MAX_DIMENSIONS or (shape and min(shape) < 0):
+        raise ImageError(f"tensor {name!r} has the impossible shape {shape}")
+    end = offset + prod(shape) * width
+    if offset < 0 or end > data_bytes:
+        raise ImageError(f"tensor {name!r} claims bytes {offset} to {end} of a data block of {data_bytes}")
+    if offset % width:
+        raise ImageError(f"tensor {name!r} starts at {offset}, unaligned for {dtype}")
+    if name == "__metadata__":
         raise ImageError("a tensor may not be called '__metadata__': safetensors keeps that name for itself")
-    if spec.dtype not in DTYPE_BYTES:
-        raise ImageError(f"tensor {spec.name!r} has the unknown dtype {spec.dtype!r}")
-    if len(spec.shape) > MAX_DIMENSIONS or any(extent < 0 for extent in spec.shape):
-        raise ImageError(f"tensor {spec.name!r} has the impossible shape {spec.shape}")
-    if spec.offset < 0 or spec.end > data_bytes:
-        raise ImageError(
-            f"tensor {spec.name!r} claims bytes {spec.offset} to {spec.end} of a data block of {data_bytes}"
-        )
-    if spec.offset % DTYPE_BYTES[spec.dtype]:
-        raise ImageError(f"tensor {spec.name!r} starts at {spec.offset}, unaligned for {spec.dtype}")

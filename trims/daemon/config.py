@@ -15,12 +15,11 @@ import yaml
 
 from trims.core.errors import ConfigError
 from trims.core.units import parse_bytes
+from trims.memory.shm import SHM_FOLDER
 from trims.wire.address import default_runtime_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-_SHM = "/dev/shm"  # noqa: S108 - the file system POSIX shared memory lies in
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +35,7 @@ class Config:
         disk_policy: The same for the disk tier.
         keep_alive_s: Seconds an idle replica stays in memory: None until the room is needed (lazy), 0 not at all
             (eager).
+        segment_dir: The tmpfs shared memory lies in; one mounted with huge=within_size is several times faster.
         environments: Framework -> Python interpreter, for frameworks that need an environment of their own.
         converter_memory_bytes: Private memory of a converter child.
         converter_time_s: Its wall seconds.
@@ -53,6 +53,7 @@ class Config:
     cpu_policy: str = "lru"
     disk_policy: str = "lru"
     keep_alive_s: float | None = None
+    segment_dir: Path = SHM_FOLDER
     environments: Mapping[str, Path] = field(default_factory=dict)
     converter_memory_bytes: int = 16 << 30
     converter_time_s: float = 600.0
@@ -172,6 +173,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "cpu_policy": str,
     "disk_policy": str,
     "keep_alive_s": _keep_alive,
+    "segment_dir": lambda value: Path(value).absolute(),
     "environments": _environments,
     "converter_memory_bytes": parse_bytes,
     "converter_time_s": float,
@@ -190,14 +192,17 @@ def _defaults(env: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any
     return {
         "runtime_dir": Path(default_runtime_dir(env)).absolute(),
         "state_dir": state_dir,
-        "cpu_capacity_bytes": _default_cpu_bytes(),
+        "cpu_capacity_bytes": _default_cpu_bytes(given.get("segment_dir", SHM_FOLDER)),
         "disk_capacity_bytes": _default_disk_bytes(state_dir),
     }
 
 
-def _default_cpu_bytes() -> int:
+def _default_cpu_bytes(segments: Path) -> int:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    held = os.statvfs(_SHM)
+    try:
+        held = os.statvfs(segments)
+    except OSError as error:
+        raise ConfigError(f"segment_dir {segments} cannot be used: {error.strerror}") from error
     return min(memory, held.f_blocks * held.f_frsize) // 2
 
 

@@ -20,6 +20,7 @@ from trims.core.policy import Policy
 from trims.daemon.attach_door import AttachDoor
 from trims.daemon.control_door import ControlDoor
 from trims.formats.base import Limits
+from trims.memory.shm import check_folder
 from trims.registry.sqlite import SqliteRegistry
 from trims.store.catalog import Catalog
 from trims.store.resolve import Resolver
@@ -97,12 +98,13 @@ class Daemon:
 
     def _build(self) -> None:
         config = self.config
+        check_folder(config.segment_dir)
         limits = Limits(memory_bytes=config.converter_memory_bytes, time_s=config.converter_time_s)
         self.registry = SqliteRegistry(config.state_dir / "registry.db")
         self.catalog = Catalog(config.state_dir / "catalog.db")
         resolver = Resolver(self.registry, self.catalog, config.environments, config.state_dir / "artifacts", limits)
         tiers: list[Tier] = [
-            CpuTier(shm_prefix(config.state_dir), config.cpu_capacity_bytes),
+            CpuTier(shm_prefix(config.state_dir), config.cpu_capacity_bytes, config.segment_dir),
             DiskTier(config.state_dir / "images", config.disk_capacity_bytes),
         ]
         self.store = Store(

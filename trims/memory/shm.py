@@ -4,7 +4,9 @@ A segment is written under a name that says it is unfinished (mode 0600), then s
 a name that carries key and digest. So a segment found after a crash tells by its name alone what it should be, and
 there is no record beside it that could disagree. Borrowers get read-only descriptors, never names.
 
-Not covered: capacity (the tier's), checking of contents (`trims.tiers.cpu`), the borrower's half (`attach`).
+Segments lie in /dev/shm, or in any other tmpfs that was mounted for them: one with large pages fills and attaches
+several times faster. Not covered: capacity (the tier's), checking of contents (`trims.tiers.cpu`), the borrower's half
+(`attach`).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import posix_ipc
 
-from trims.core.errors import CapacityError, ImageError
+from trims.core.errors import CapacityError, ConfigError, ImageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,14 +34,21 @@ class Segment:
     """A shared-memory object this process owns.
 
     Attributes:
-        name: Without the leading slash.
+        name: Of the file in `folder`.
         nbytes: Length.
         fd: Writable until sealed, read-only afterwards. Owned: `close` it.
+        folder: The tmpfs it lies in.
     """
 
     name: str
     nbytes: int
     fd: int
+    folder: Path = SHM_FOLDER
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.folder / self.name
 
     def close(self) -> None:
         """Close the descriptor; the memory stays as long as its name does. Idempotent."""
@@ -48,18 +57,24 @@ class Segment:
             self.fd = -1
 
 
-def create(prefix: str, label: str, nbytes: int) -> Segment:
+def create(prefix: str, label: str, nbytes: int, folder: Path = SHM_FOLDER) -> Segment:
     """Make an unfinished segment of this length. Its pages are not allocated yet: see `allocate`."""
     name = f"{prefix}.{_UNFINISHED}.{label}"
-    shared = posix_ipc.SharedMemory(f"/{name}", posix_ipc.O_CREX, mode=0o600)
+    fd = _create(name, folder)
     try:
-        os.set_inheritable(shared.fd, False)
-        os.ftruncate(shared.fd, nbytes)
-    except BaseException:
-        os.close(shared.fd)
-        unlink(name)
-        raise
-    return Segment(name, nbytes, shared.fd)
+        os.set_inheritable(fd, False)
+        os.ftruncate(fd, nbytes)
+    except OSError as error:
+        os.close(fd)
+        unlink(name, folder)
+        raise shm_full(error, nbytes, folder) from error
+    return Segment(name, nbytes, fd, folder)
+
+
+def _create(name: str, folder: Path) -> int:
+    if folder == SHM_FOLDER:
+        return int(posix_ipc.SharedMemory(f"/{name}", posix_ipc.O_CREX, mode=0o600).fd)
+    return os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 def allocate(segment: Segment) -> None:
@@ -71,16 +86,16 @@ def allocate(segment: Segment) -> None:
     try:
         os.posix_fallocate(segment.fd, 0, segment.nbytes)
     except OSError as error:
-        raise shm_full(error, segment.nbytes) from error
+        raise shm_full(error, segment.nbytes, segment.folder) from error
 
 
-def shm_full(error: OSError, nbytes: int) -> Exception:
+def shm_full(error: OSError, nbytes: int, folder: Path = SHM_FOLDER) -> Exception:
     """The error for a failed write to shared memory: CapacityError if it was full, else what it was."""
     if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFAULT, errno.EFBIG):
         return error
-    held = os.statvfs(SHM_FOLDER)
+    held = os.statvfs(folder)
     return CapacityError(
-        f"{SHM_FOLDER} is full: {nbytes} bytes needed, {held.f_bavail * held.f_frsize} free of "
+        f"{folder} is full: {nbytes} bytes needed, {held.f_bavail * held.f_frsize} free of "
         f"{held.f_blocks * held.f_frsize}; lower the cpu tier's capacity or remount it larger"
     )
 
@@ -94,38 +109,80 @@ def seal(segment: Segment, prefix: str, key: str, digest: str) -> Segment:
     name = f"{prefix}.{key}.{digest}"
     try:
         os.fchmod(segment.fd, 0o400)
-        (SHM_FOLDER / segment.name).rename(SHM_FOLDER / name)
-        return open_sealed(name)
+        segment.path.rename(segment.folder / name)
+        return open_sealed(name, segment.folder)
     except BaseException:
-        unlink(segment.name)
-        unlink(name)
+        unlink(segment.name, segment.folder)
+        unlink(name, segment.folder)
         raise
     finally:
         segment.close()
 
 
-def open_sealed(name: str) -> Segment:
+def open_sealed(name: str, folder: Path = SHM_FOLDER) -> Segment:
     """Open a sealed segment read-only. Raises ImageError if its mode says that it was never sealed."""
-    fd = os.open(SHM_FOLDER / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     status = os.fstat(fd)
     if status.st_mode & 0o777 != 0o400 or status.st_uid != os.geteuid():
         os.close(fd)
         raise ImageError(f"segment {name} is not sealed: mode {status.st_mode & 0o777:o}, user {status.st_uid}")
-    return Segment(name, status.st_size, fd)
+    return Segment(name, status.st_size, fd, folder)
 
 
-def unlink(name: str) -> None:
+def unlink(name: str, folder: Path = SHM_FOLDER) -> None:
     """Remove the name; memory goes with the last mapping. A name that is gone already is fine."""
     try:
-        posix_ipc.unlink_shared_memory(f"/{name}")
-    except posix_ipc.ExistentialError:
+        if folder == SHM_FOLDER:
+            posix_ipc.unlink_shared_memory(f"/{name}")
+        else:
+            (folder / name).unlink()
+    except (posix_ipc.ExistentialError, FileNotFoundError):
         return
 
 
-def names(prefix: str) -> Iterator[str]:
+def names(prefix: str, folder: Path = SHM_FOLDER) -> Iterator[str]:
     """All segments under this prefix, finished or not."""
-    for path in sorted(SHM_FOLDER.glob(f"{prefix}.*")):
+    for path in sorted(folder.glob(f"{prefix}.*")):
         yield path.name
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """The file system a folder lies on."""
+
+    kind: str
+    options: frozenset[str]
+
+    @property
+    def large_pages(self) -> bool:
+        """True if files here get pages larger than the processor's smallest."""
+        return bool(self.options & {"huge=always", "huge=within_size", "huge=advise"})
+
+
+def mount_of(folder: Path) -> Mount:
+    """Look the folder's file system up. Raises ConfigError if the folder is not there."""
+    try:
+        status = folder.stat()
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be used for segments: {error.strerror}") from error
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        head, _, tail = line.partition(" - ")
+        if head.split()[2] == device:
+            kind, _, options = tail.split(" ", 2)
+            return Mount(kind, frozenset(options.split(",")))
+    return Mount("unknown", frozenset())
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ConfigError if segments in this folder would not be memory, or not be this user's."""
+    if mount_of(folder).kind != "tmpfs":
+        raise ConfigError(
+            f"{folder} is not on a tmpfs: segments would be written to disk; mount one there, such as "
+            f"`mount -t tmpfs -o huge=within_size,mode=0700,size=8g tmpfs {folder}`"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{folder} cannot be written by this user; mount it with uid={os.geteuid()}")
 
 
 def parse_name(prefix: str, name: str) -> tuple[str, str] | None:

@@ -15,6 +15,7 @@ from trims.tiers.transfer import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 log = logging.getLogger(__name__)
 
@@ -25,18 +26,20 @@ class CpuTier:
     Args:
         prefix: Names of all segments start with it; two daemons must not share one.
         capacity_bytes: What residency may put here.
+        folder: The tmpfs that segments lie in.
     """
 
     place: Place = CPU
 
-    def __init__(self, prefix: str, capacity_bytes: int) -> None:
+    def __init__(self, prefix: str, capacity_bytes: int, folder: Path = shm.SHM_FOLDER) -> None:
         self.capacity_bytes = capacity_bytes
+        self._folder = folder
         self._prefix = prefix
         self._open: dict[str, Extent] = {}
 
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
         """See `Tier.create`."""
-        segment = shm.create(self._prefix, f"{key[:16]}-{os.getpid()}-{generation}", nbytes)
+        segment = shm.create(self._prefix, f"{key[:16]}-{os.getpid()}-{generation}", nbytes, self._folder)
         if allocate:
             try:
                 shm.allocate(segment)
@@ -47,32 +50,33 @@ class CpuTier:
 
     def seal(self, draft: Draft, key: str, digest: str) -> Extent:
         """See `Tier.seal`."""
-        sealed = shm.seal(shm.Segment(draft.label, draft.nbytes, draft.fd), self._prefix, key, digest)
+        segment = shm.Segment(draft.label, draft.nbytes, draft.fd, self._folder)
+        sealed = shm.seal(segment, self._prefix, key, digest)
         return self._hold(Extent(key, self.place, sealed.nbytes, digest, sealed.fd, sealed.name))
 
     def abort(self, draft: Draft) -> None:
         """See `Tier.abort`."""
         os.close(draft.fd)
-        shm.unlink(draft.label)
+        shm.unlink(draft.label, self._folder)
 
     def explain(self, error: OSError, nbytes: int) -> Exception:
         """See `Tier.explain`."""
-        return shm.shm_full(error, nbytes)
+        return shm.shm_full(error, nbytes, self._folder)
 
     def free(self, extent: Extent) -> None:
         """See `Tier.free`."""
-        shm.unlink(extent.label)
+        shm.unlink(extent.label, self._folder)
         if self._open.pop(extent.label, None) is not None:
             os.close(extent.fd)
 
     def scan(self) -> Iterator[Extent]:
         """Adopt sealed segments whose bytes hash to what their name says; remove all others."""
-        for name in shm.names(self._prefix):
+        for name in shm.names(self._prefix, self._folder):
             try:
                 extent = self._check(name)
             except (ImageError, OSError) as error:
                 log.warning("segment %s is removed: %s", name, error)
-                shm.unlink(name)
+                shm.unlink(name, self._folder)
             else:
                 yield self._hold(extent)
 
@@ -90,7 +94,7 @@ class CpuTier:
         stated = shm.parse_name(self._prefix, name)
         if stated is None:
             raise ImageError("it was never finished")
-        segment = shm.open_sealed(name)
+        segment = shm.open_sealed(name, self._folder)
         try:
             check_image(segment.fd, segment.nbytes, stated[1])
         except BaseException:
