@@ -12,6 +12,7 @@ import mmap
 import os
 import threading
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CHUNK_BYTES = 8 << 20
-BUFFER_BYTES = 1 << 20
+#: One for each reader; all of them together stay in a second-level cache.
+BUFFER_BYTES = 256 << 10
 _PROBE_CHUNKS = 4
 _BLOCK_BYTES = 4096
 
@@ -85,7 +87,10 @@ def copy(
         OSError: With ENOSPC when the target is full.
     """
     source = _Source(source_fd, _open_direct(source_fd, nbytes))
-    done, lock = [0], threading.Lock()
+    done, lock, readers = [0], threading.Lock(), threads or default_threads()
+    # Anonymous mappings are page-aligned, which O_DIRECT asks for.
+    buffers = [mmap.mmap(-1, BUFFER_BYTES) for _ in range(readers)]
+    idle = deque(buffers)
 
     def copy_chunk(chunk: int) -> None:
         if cancelled is not None and cancelled.is_set():
@@ -93,7 +98,12 @@ def copy(
         begin, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, nbytes)
         direct = source.use_direct(chunk) and end - begin == CHUNK_BYTES
         started = time.perf_counter()
-        _copy_range(source.direct_fd if direct else source_fd, target_fd, begin, end)
+        buffer = idle.pop()
+        try:
+            with memoryview(buffer) as view:
+                _copy_range(source.direct_fd if direct else source_fd, target_fd, begin, end, view)
+        finally:
+            idle.append(buffer)
         with lock:
             source.record(direct, time.perf_counter() - started)
             done[0] += end - begin
@@ -101,8 +111,10 @@ def copy(
                 on_progress(done[0])
 
     try:
-        _each(copy_chunk, -(-nbytes // CHUNK_BYTES), threads or default_threads())
+        _each(copy_chunk, -(-nbytes // CHUNK_BYTES), readers)
     finally:
+        for buffer in buffers:
+            buffer.close()
         if source.direct_fd >= 0:
             os.close(source.direct_fd)
 
@@ -124,18 +136,16 @@ def _each(work: Callable[[int], None], count: int, threads: int) -> None:
             raise
 
 
-def _copy_range(source_fd: int, target_fd: int, begin: int, end: int) -> None:
-    # An anonymous mapping is page-aligned, which O_DIRECT asks for.
-    with mmap.mmap(-1, BUFFER_BYTES) as room, memoryview(room) as buffer:
-        position = begin
-        while position < end:
-            with buffer[: min(BUFFER_BYTES, end - position)] as part:
-                got = _read(source_fd, part, position)
-            if got == 0:
-                raise ImageError(f"the source ends at {position} bytes, {end} were expected: truncated?")
-            with buffer[:got] as part:
-                _write_all(target_fd, part, position)
-            position += got
+def _copy_range(source_fd: int, target_fd: int, begin: int, end: int, buffer: memoryview) -> None:
+    position = begin
+    while position < end:
+        with buffer[: min(len(buffer), end - position)] as part:
+            got = _read(source_fd, part, position)
+        if got == 0:
+            raise ImageError(f"the source ends at {position} bytes, {end} were expected: truncated?")
+        with buffer[:got] as part:
+            _write_all(target_fd, part, position)
+        position += got
 
 
 def _read(fd: int, part: memoryview, position: int) -> int:
