@@ -34,16 +34,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(arguments)
     try:
-        return int(options.run(options) or 0)
-    except TrimsError as error:
-        sys.stderr.write(f"trims: {error}\n")
-        return 1
-    except KeyboardInterrupt:
-        return 130
+        status = int(options.run(options) or 0)
+        sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read our output has enough; nothing is left to say to him.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except (TrimsError, OSError) as error:
+        sys.stderr.write(f"trims: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status
 
 
 def _register_plugins(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

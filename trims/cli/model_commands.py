@@ -16,6 +16,7 @@ from trims.cli.output import (
     replica_row,
     say,
     say_json,
+    say_json_line,
     table,
     until,
 )
@@ -89,6 +90,8 @@ def manifest_for(artifact: Path, name: str | None) -> dict[str, Any]:
 def _register_model(options: argparse.Namespace) -> None:
     source: Path = options.source
     if source.suffix in (".yaml", ".yml"):
+        if options.name is not None:
+            raise CallerError(f"--name is for artifacts; {source} is a manifest and names its model itself")
         raw, origin = read_manifest(source)
     else:
         raw, origin = manifest_for(source, options.name), ""
@@ -216,7 +219,7 @@ def _watch(options: argparse.Namespace) -> None:
     with control(options.runtime_dir) as door:
         for change in door.Watch(pb.Empty()):
             if options.json:
-                say_json(as_json(change))
+                say_json_line(as_json(change))
             else:
                 names = ", ".join(change.names) or change.key[:16]
                 say(f"{names} at {change.place}: {change.old} -> {change.new} ({change.why})")

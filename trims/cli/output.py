@@ -46,6 +46,12 @@ def say_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
+def say_json_line(value: Any) -> None:
+    """One of many JSON documents, on a line of its own and at once."""
+    sys.stdout.write(json.dumps(value, sort_keys=True) + "\n")
+    sys.stdout.flush()
+
+
 def as_json(message: Message) -> Any:
     """A protobuf message as JSON values, with the field names of the .proto and numbers as numbers."""
     raw = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)

@@ -63,7 +63,7 @@ def _convert_to(options: argparse.Namespace, fd: int) -> int:
     limits = Limits(memory_bytes=config.converter_memory_bytes, time_s=config.converter_time_s)
     source = Path(options.source)
     with tempfile.TemporaryDirectory(prefix="trims-convert-") as scratch:
-        if source.exists():
+        if source.is_file():
             registry = SqliteRegistry(Path(scratch) / "registry.db")
             is_manifest = source.suffix in (".yaml", ".yml")
             raw, origin = read_manifest(source) if is_manifest else (manifest_for(source, "artifact"), "")

@@ -1,0 +1,414 @@
+"""The `trims` command against a live daemon: what it prints, what it returns, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from trims_client import connect
+
+from trims.cli.main import main
+from trims.core.place import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trims.daemon.main import Daemon
+
+
+class Command:
+    """`trims` with a daemon's runtime folder; returns (status, standard output, standard error)."""
+
+    def __init__(self, runtime_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.runtime_dir = runtime_dir
+        self.capsys = capsys
+
+    def __call__(self, *words: object) -> tuple[int, str, str]:
+        self.capsys.readouterr()
+        status = main(["--runtime-dir", str(self.runtime_dir), *map(str, words)])
+        told = self.capsys.readouterr()
+        return status, told.out, told.err
+
+    def done(self, *words: object) -> str:
+        """It must succeed; its output."""
+        status, out, err = self(*words)
+        assert status == 0, err
+        return out
+
+    def json(self, *words: object) -> Any:
+        """It must succeed and print one JSON document."""
+        return json.loads(self.done(*words, "--json"))
+
+    def refused(self, *words: object) -> str:
+        """It must fail with one sentence on standard error and nothing else."""
+        status, out, err = self(*words)
+        assert (status, out) == (1, "")
+        assert err.startswith("trims: ")
+        assert "Traceback" not in err
+        return err
+
+
+@pytest.fixture
+def trims(daemon: Daemon, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(daemon.config.runtime_dir, capsys)
+
+
+@pytest.fixture
+def manifest(folder: Path, checkpoint: Callable[..., Path]) -> Callable[..., Path]:
+    """Write a manifest for a checkpoint beside it."""
+
+    def write(name: str, of: str = "m", **more: object) -> Path:
+        checkpoint(of, nbytes=100_000)
+        path = folder / f"{name}.yaml"
+        path.write_text(json.dumps({"name": name, "artifact": {"path": f"{of}.safetensors"}, **more}))
+        return path
+
+    return write
+
+
+REPLICA = {
+    "key": str, "place": str, "state": str, "nbytes": int, "leases": int, "waiters": int, "pinned": bool,
+    "cost_s": float, "uses": int, "idle_s": float, "digest": str, "location": str, "generation": int,
+    "names": list, "holders": list, "story": list,
+}  # fmt: skip
+MODEL = {
+    "name": str, "version": str, "description": str, "framework": str, "format": str, "key": str, "replicas": list,
+    "manifest_json": str, "image_bytes": int, "license": str,
+}  # fmt: skip
+
+
+def has(value: dict[str, Any], fields: dict[str, type]) -> dict[str, Any]:
+    """Every field is there and of its type: numbers are numbers."""
+    assert {name: type(value[name]) for name in fields} == fields
+    return value
+
+
+# -- registering ---------------------------------------------------------------------------------------------------
+
+
+def test_add_converts_a_manifest_and_says_where_it_is(trims: Command, manifest: Callable[..., Path]) -> None:
+    status, out, err = trims("add", manifest("small"))
+    assert (status, out) == (0, "registered small\n")
+    assert "on disk" in err
+    model = has(trims.json("show", "small"), MODEL)
+    assert model["image_bytes"] > 100_000
+    assert [replica["place"] for replica in model["replicas"]] == ["disk"]
+
+
+def test_add_lazily_converts_nothing(trims: Command, manifest: Callable[..., Path], daemon: Daemon) -> None:
+    assert has(trims.json("add", manifest("small"), "--lazy"), MODEL)["replicas"] == []
+    assert daemon.store.counters["fills.disk"] == 0
+    assert "not converted yet" in trims.done("show", "small")
+
+
+def test_add_of_a_bare_artifact_takes_its_name_from_the_file_or_the_flag(
+    trims: Command, checkpoint: Callable[..., Path]
+) -> None:
+    path = checkpoint("My Net.v2")
+    assert trims.json("add", path)["name"] == "my-net"
+    assert trims.json("register", path, "--name", "other")["name"] == "other"
+    assert [model["name"] for model in trims.json("list")] == ["my-net", "other"]
+
+
+def test_add_of_another_manifest_under_a_taken_name_needs_replace(
+    trims: Command, manifest: Callable[..., Path]
+) -> None:
+    trims.done("add", manifest("small"))
+    trims.done("add", manifest("small"))
+    changed = manifest("small", of="another")
+    assert "registered with another manifest" in trims.refused("add", changed)
+    trims.done("add", changed, "--replace")
+    with connect(trims.runtime_dir) as session, session.open("small") as weights:
+        assert weights["step"] == int.from_bytes(b"another", "big") % (1 << 32) % 251
+
+
+def test_add_says_what_is_wrong_with_its_source(trims: Command, folder: Path, manifest: Callable[..., Path]) -> None:
+    (folder / "bad.yaml").write_text("name: [")
+    (folder / "odd.yaml").write_text("{name: odd, artifact: {path: m.npz}, colour: red}")
+    (folder / "notes.txt").write_text("not a model")
+    assert "bad.yaml: is not YAML" in trims.refused("add", folder / "bad.yaml")
+    assert "unknown field 'colour'" in trims.refused("add", folder / "odd.yaml")
+    assert "does not exist" in trims.refused("add", folder / "absent.npz")
+    assert "safetensors" in trims.refused("add", folder / "notes.txt")
+    assert "cannot be read" in trims.refused("add", folder / "absent.yaml")
+    assert "--name is for artifacts" in trims.refused("add", manifest("small"), "--name", "x")
+
+
+def test_rm_forgets_the_model_and_says_of_an_unknown_one_which_are_near(
+    trims: Command, manifest: Callable[..., Path]
+) -> None:
+    trims.done("add", manifest("small"))
+    assert "did you mean small" in trims.refused("rm", "smal")
+    assert "small is forgotten" in trims.done("rm", "small")
+    assert trims.json("list") == []
+    assert "no models are registered" in trims.done("list")
+    assert "no model 'small'" in trims.refused("show", "small")
+
+
+# -- looking -------------------------------------------------------------------------------------------------------
+
+
+def test_status_tells_the_tiers_and_who_answers(trims: Command) -> None:
+    status = trims.json("status")
+    health = has(status["health"], {"status": str, "version": str, "pid": int, "protocol": int, "state_dir": str})
+    assert (health["status"], health["pid"]) == ("serving", os.getpid())
+    stats = has(status["stats"], {"counters": dict, "tiers": list, "sessions": int, "leases": int, "uptime_s": float})
+    for tier in stats["tiers"]:
+        has(tier, {"place": str, "capacity_bytes": int, "charged_bytes": int, "replicas": int, "policy": str})
+    out = trims.done("status")
+    assert f"serving: process {os.getpid()}" in out
+    assert "256.0 MiB" in out
+
+
+def test_ps_shows_what_is_resident_and_who_holds_it(trims: Command, manifest: Callable[..., Path]) -> None:
+    assert "nothing is resident" in trims.done("ps")
+    trims.done("add", manifest("small"))
+    with connect(trims.runtime_dir, agent="reader") as session, session.open("small"):
+        on_cpu, on_disk = (has(replica, REPLICA) for replica in trims.json("ps"))
+        assert (on_cpu["place"], on_disk["place"]) == ("cpu", "disk")
+        assert on_cpu["names"] == ["small"]
+        (holder,) = on_cpu["holders"]
+        assert has(holder, {"session": int, "pid": int, "uid": int, "agent": str, "leases": int})["agent"] == "reader"
+        out = trims.done("ps")
+        assert str(os.getpid()) in out
+        assert "leases close" in out
+    assert "room is needed" in trims.done("ps")
+
+
+def test_list_and_show_agree(trims: Command, manifest: Callable[..., Path]) -> None:
+    trims.done("add", manifest("small", version="1.2.3", description="a small one", license="MIT"))
+    (listed,) = trims.json("list")
+    shown = has(trims.json("show", "small"), MODEL)
+    assert listed["key"] == shown["key"]
+    assert json.loads(shown["manifest_json"])["version"] == "1.2.3"
+    assert has(shown["replicas"][0], REPLICA)["story"], "show tells the story of each replica"
+    out = trims.done("show", "small")
+    for text in ("small 1.2.3", "a small one", "MIT", "safetensors", "at disk: sealed", "absent -> queued"):
+        assert text in out
+    assert "small" in trims.done("list")
+
+
+def test_check_finds_nothing_in_a_healthy_daemon_and_the_flipped_bit_in_another(
+    trims: Command, manifest: Callable[..., Path], daemon: Daemon
+) -> None:
+    trims.done("add", manifest("small"))
+    trims.done("load", "small")
+    report = has(trims.json("check", "--verify"), {"findings": list, "replicas": int, "verified_bytes": int})
+    assert (report["findings"], report["replicas"]) == ([], 2)
+    assert "all is well: 2 replicas" in trims.done("check")
+    assert "verified" in trims.done("check", "--verify")
+    path = Path(trims.json("show", "small")["replicas"][1]["location"])
+    path.chmod(0o600)
+    with path.open("r+b") as image:
+        image.seek(-99, os.SEEK_END)
+        image.write(b"\xff\x00\xff")
+    status, out, _ = trims("check", "--verify")
+    assert status == 1
+    assert "at disk: its bytes hash to" in out
+
+
+def test_doctor_examines_also_where_no_daemon_is(trims: Command, folder: Path) -> None:
+    _, out, _ = trims("doctor", "--json")
+    findings = json.loads(out)
+    assert all(set(finding) == {"verdict", "what", "advice"} for finding in findings)
+    assert any("daemon serving" in finding["what"] for finding in findings)
+    lonely = Command(folder / "nowhere", trims.capsys)
+    _, out, _ = lonely("doctor", "--json")
+    (away,) = [finding for finding in json.loads(out) if "no daemon answers" in finding["what"]]
+    assert (away["verdict"], away["advice"]) == ("note", "trims serve")
+    assert "Python" in lonely("doctor")[1]
+
+
+def test_watch_prints_a_line_for_every_step(trims: Command, manifest: Callable[..., Path], daemon: Daemon) -> None:
+    """In a process of its own: it ends when its reader does."""
+    trims.done("add", manifest("small"), "--lazy")
+    command = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(trims.runtime_dir), "watch"]
+    with (
+        subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True) as first,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as second,
+    ):
+        assert first.stdout is not None
+        assert second.stdout is not None
+        stop = threading.Event()
+        thread = threading.Thread(target=keep_busy, args=(daemon, stop))
+        thread.start()
+        change = json.loads(first.stdout.readline())
+        line = second.stdout.readline()
+        stop.set()
+        thread.join()
+        first.terminate()
+        second.terminate()
+    fields = {"key": str, "place": str, "old": str, "new": str, "why": str, "generation": int, "names": list}
+    has(change, fields)
+    assert change["names"] == ["small"]
+    assert line.startswith("small at cpu: ")
+    assert " -> " in line
+
+
+def keep_busy(daemon: Daemon, stop: threading.Event) -> None:
+    """Load and evict until whoever watches has seen it."""
+    while not stop.is_set():
+        daemon.store.load("small", CPU).result(60)
+        daemon.store.evict("small")
+
+
+# -- orders --------------------------------------------------------------------------------------------------------
+
+
+def test_load_evict_and_load_again(trims: Command, manifest: Callable[..., Path]) -> None:
+    trims.done("add", manifest("small"), "--lazy")
+    assert has(trims.json("load", "small"), REPLICA)["place"] == "cpu"
+    assert "small is at disk" in trims.done("load", "small", "--place", "disk", "--deadline-s", "60")
+    assert trims.json("evict", "small") == {"freed": ["cpu"], "draining": []}
+    assert "small is not resident at cpu" in trims.done("evict", "small")
+    assert "small is at cpu" in trims.done("load", "small")
+    assert trims.json("evict", "small", "--all-tiers")["freed"] == ["cpu", "disk"]
+    assert trims.json("ps") == []
+
+
+def test_evict_spares_readers_unless_it_drains(trims: Command, manifest: Callable[..., Path]) -> None:
+    trims.done("add", manifest("small"))
+    with connect(trims.runtime_dir) as session, session.open("small") as weights:
+        assert "1 lease" in trims.refused("evict", "small")
+        assert trims.json("evict", "small", "--drain") == {"freed": [], "draining": ["cpu"]}
+        assert "last lease closes" in trims.done("ps")
+        assert weights["weight"].size
+    trims.done("add", manifest("small"))
+    with connect(trims.runtime_dir) as session, session.open("small", deadline_s=60.0):
+        assert "goes from cpu when its last lease closes" in trims.done("evict", "small", "--drain")
+
+
+def test_pin_loads_and_keeps_until_unpin(trims: Command, manifest: Callable[..., Path]) -> None:
+    trims.done("add", manifest("small"))
+    assert "small is pinned at cpu" in trims.done("pin", "small")
+    assert "unpinned" in trims.done("ps")
+    assert "unpin it first" in trims.refused("evict", "small")
+    assert "not pinned at cpu any more" in trims.done("unpin", "small")
+    assert "small is freed at cpu" in trims.done("evict", "small")
+    trims.done("pin", "small", "--place", "disk")
+    assert [replica["pinned"] for replica in trims.json("ps")] == [True]
+
+
+@pytest.mark.parametrize("command", ["show", "load", "evict", "pin", "unpin", "rm"])
+def test_an_unknown_model_is_an_error_that_says_how_to_register_one(trims: Command, command: str) -> None:
+    assert "no model 'nobody' is registered; `trims list` shows what is" in trims.refused(command, "nobody")
+
+
+def test_places_that_are_none_are_refused_by_name(trims: Command, manifest: Callable[..., Path]) -> None:
+    trims.done("add", manifest("small"), "--lazy")
+    assert "'moon' is not a place" in trims.refused("load", "small", "--place", "moon")
+    assert "this daemon has no tier gpu:0; it has cpu, disk" in trims.refused("load", "small", "--place", "gpu")
+
+
+def test_a_load_that_fails_says_why(trims: Command, manifest: Callable[..., Path], folder: Path) -> None:
+    trims.done("add", manifest("small"), "--lazy")
+    (folder / "m.safetensors").write_bytes(b"\xff" * 5000)
+    assert "m.safetensors" in trims.refused("load", "small")
+
+
+def test_drain_refuses_opens_from_then_on(trims: Command, manifest: Callable[..., Path]) -> None:
+    from trims.core.errors import DrainingError
+
+    trims.done("add", manifest("small"))
+    assert "new opens are refused" in trims("drain")[2]
+    assert trims.json("status")["health"]["status"] == "draining"
+    with connect(trims.runtime_dir) as session, pytest.raises(DrainingError):
+        session.open("small")
+
+
+# -- converting without a daemon -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`trims` where no daemon is, with its state in the folder."""
+    monkeypatch.setenv("TRIMS_STATE_DIR", str(folder / "state"))
+    return Command(folder / "nowhere", capsys)
+
+
+def test_convert_writes_an_image_any_safetensors_reader_reads(
+    alone: Command, manifest: Callable[..., Path], folder: Path
+) -> None:
+    source = manifest("small")
+    for number, words in enumerate((folder / "m.safetensors", source)):
+        target = folder / f"image-{number}.safetensors"
+        assert f"{target}: image of" in alone.done("convert", words, "-o", target)
+        np.testing.assert_array_equal(load_file(target)["weight"], load_file(folder / "m.safetensors")["weight"])
+
+
+def test_convert_overwrites_nothing_and_leaves_nothing_of_a_failure(
+    alone: Command, checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    target = folder / "image.safetensors"
+    (folder / "broken.safetensors").write_bytes(b"\xff" * 100)
+    assert "broken.safetensors" in alone.refused("convert", folder / "broken.safetensors", "-o", target)
+    assert not target.exists()
+    assert "no model 'absent'" in alone.refused("convert", "absent", "-o", target)
+    assert not target.exists()
+    target.write_text("mine")
+    assert "exists; remove it" in alone.refused("convert", checkpoint("m"), "-o", target)
+    assert target.read_text() == "mine"
+    assert "no/such" in alone.refused("convert", checkpoint("m"), "-o", folder / "no/such/folder")
+
+
+# -- the command itself --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("list",),
+        ("ps",),
+        ("show", "m"),
+        ("load", "m"),
+        ("evict", "m"),
+        ("pin", "m"),
+        ("unpin", "m"),
+        ("rm", "m"),
+        ("watch",),
+        ("check",),
+        ("drain",),
+        ("shutdown",),
+    ],
+)
+def test_without_a_daemon_every_command_names_address_and_remedy(alone: Command, words: tuple[str, ...]) -> None:
+    assert f"no daemon answers at {alone.runtime_dir}/control.sock; start one with `trims serve`" in alone.refused(
+        *words
+    )
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("explode",), ("show",), ("load", "m", "--deadline-s", "soon"), ("convert", "m")]
+)
+def test_a_wrong_command_line_is_status_two(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    assert ended.value.code == 2
+    assert "usage: trims" in capsys.readouterr().err
+
+
+def test_version_and_help_are_status_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--version"], ["--help"], ["serve", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert not ended.value.code
+    assert "--cpu-capacity-bytes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [("list", "--json"), ("list",), ("ps", "--json")])
+def test_a_reader_that_has_enough_ends_the_command_quietly(trims: Command, words: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(trims.runtime_dir), *words]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
