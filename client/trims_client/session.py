@@ -337,6 +337,7 @@ def shared_session(fallback: str | None = None) -> Session:
     with _shared_lock:
         if _shared is None or _shared.closed or _shared._pid != os.getpid():
             _shared = Session(fallback=fallback)
+            _shared._fallback = None  # who may do without a daemon is said call by call
         return _shared
 
 

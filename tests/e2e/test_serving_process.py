@@ -1,0 +1,184 @@
+"""`trims serve` as a process: settings from everywhere, a clean end however it is asked, clients where none runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import trims
+from trims.core.errors import CallerError, ConversionError, DaemonAwayError
+from trims.daemon.main import shm_prefix
+from trims.registry.sqlite import SqliteRegistry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+COMMAND = [sys.executable, "-m", "trims.cli.main"]
+
+
+class Serving:
+    """`trims serve` with variables of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("TRIMS_")},
+            "TRIMS_RUNTIME_DIR": str(folder / "run"),
+            "TRIMS_STATE_DIR": str(folder / "state"),
+            "TRIMS_CPU_CAPACITY_BYTES": "1MiB",
+        }
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(self, *flags: object) -> subprocess.Popen[str]:
+        """Returns when it answers."""
+        process = subprocess.Popen([*COMMAND, "serve", *map(str, flags)], env=self.environment, stderr=subprocess.PIPE,
+                                   text=True)  # fmt: skip
+        self.running.append(process)
+        until = time.monotonic() + 60
+        while self.run("status").returncode:
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return process
+
+    def run(self, *words: object) -> subprocess.CompletedProcess[str]:
+        """Another command with the same variables."""
+        return subprocess.run([*COMMAND, *map(str, words)], env=self.environment, capture_output=True, text=True,
+                              check=False, timeout=60)  # fmt: skip
+
+    def segments(self) -> list[str]:
+        prefix = shm_prefix(self.folder / "state")
+        return [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
+
+
+@pytest.fixture
+def serving(folder: Path) -> Iterator[Serving]:
+    made = Serving(folder)
+    yield made
+    for process in made.running:
+        process.kill()
+        process.communicate()
+    for name in made.segments():
+        os.unlink(f"/dev/shm/{name}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_ends_it_cleanly_and_memory_stays_for_the_next(
+    number: signal.Signals, serving: Serving, checkpoint: Callable[..., Path]
+) -> None:
+    process = serving.start()
+    with trims.connect(serving.folder / "run") as session, session.open_file(checkpoint("m")) as weights:
+        process.send_signal(number)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "Traceback" not in said
+        assert "ended" in said
+        assert weights["weight"].size
+    assert not list((serving.folder / "run").glob("*.sock"))
+    assert len(serving.segments()) == 1
+
+
+def test_shutdown_leaves_memory_and_purge_does_not(serving: Serving, checkpoint: Callable[..., Path]) -> None:
+    for flags, left in (((), 1), (("--purge",), 0)):
+        process = serving.start()
+        assert serving.run("add", checkpoint("m")).returncode == 0
+        assert serving.run("load", "m").returncode == 0
+        assert "the daemon is ending" in serving.run("shutdown", *flags).stderr
+        assert process.wait(60) == 0
+        assert len(serving.segments()) == left
+
+
+def test_flags_beat_variables_and_variables_beat_the_file(serving: Serving) -> None:
+    settings = serving.folder / "trims.yaml"
+    settings.write_text("{cpu_capacity_bytes: 3MiB, disk_capacity_bytes: 5MiB, cpu_policy: gdsf, disk_policy: fifo}")
+    serving.start("--config", settings, "--disk-capacity-bytes", "7MiB")
+    out = serving.run("status").stdout
+    assert "1.0 MiB" in out
+    assert "7.0 MiB" in out
+    assert "gdsf" in out
+    assert "fifo" in out
+    assert (serving.folder / "state").is_dir()
+
+
+def test_settings_that_cannot_be_used_are_named_and_nothing_is_started(serving: Serving) -> None:
+    for flags, words in (
+        (("--cpu-capacity-bytes", "plenty"), "setting cpu_capacity_bytes: 'plenty'"),
+        (("--cpu-policy", "random"), "there is no eviction policy 'random'"),
+        (("--config", serving.folder / "absent.yaml"), "absent.yaml cannot be read"),
+    ):
+        done = serving.run("serve", *flags)
+        assert done.returncode == 1
+        assert words in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_second_daemon_is_told_who_is_there(serving: Serving) -> None:
+    process = serving.start()
+    done = serving.run("serve")
+    assert done.returncode == 1
+    assert f"process id {process.pid}; end it with `trims shutdown`" in done.stderr
+
+
+# -- where no daemon is --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A runtime folder without a daemon; state in the folder."""
+    monkeypatch.setenv("TRIMS_STATE_DIR", str(folder / "state"))
+    monkeypatch.setenv("TRIMS_RUNTIME_DIR", str(folder / "nowhere"))
+    monkeypatch.setattr("trims_client.session._shared", None)
+    return folder / "nowhere"
+
+
+def test_a_session_that_may_loads_privately_and_says_so(
+    nowhere: Path, checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = checkpoint("m", {"a": np.arange(6, dtype=np.float32)})
+    with trims.connect(fallback="load") as session, session.open_file(path) as weights:
+        np.testing.assert_array_equal(weights["a"], np.arange(6))
+        assert not weights.shared
+        assert "is loaded privately, nothing is shared: no daemon answers" in caplog.text
+    with trims.open_file(path, fallback="load") as weights:
+        assert not weights.shared
+
+
+def test_a_registered_name_is_found_in_the_state_folder(
+    nowhere: Path, folder: Path, checkpoint: Callable[..., Path]
+) -> None:
+    registry = SqliteRegistry(folder / "state" / "registry.db")
+    registry.put({"name": "m", "artifact": {"path": "m.safetensors"}}, str(checkpoint("m").parent))
+    registry.close()
+    with trims.connect(fallback="load") as session:
+        with session.open("m") as weights:
+            assert weights["weight"].size
+        with pytest.raises(ConversionError, match=r"(?s)nobody could not be loaded.*no model 'nobody' is registered"):
+            session.open("nobody")
+
+
+def test_who_did_not_ask_for_it_gets_an_error_and_no_copy(nowhere: Path, checkpoint: Callable[..., Path]) -> None:
+    with pytest.raises(DaemonAwayError, match=r"nowhere.*trims serve"):
+        trims.connect()
+    trims.open_file(checkpoint("m"), fallback="load").close()
+    with pytest.raises(DaemonAwayError, match=r"nowhere.*trims serve"):
+        trims.open_file(checkpoint("m"))
+    with pytest.raises(CallerError, match="fallback is 'maybe'; it must be None or 'load'"):
+        trims.connect(fallback="maybe")
+
+
+def test_a_daemon_that_comes_up_meanwhile_is_used(serving: Serving, checkpoint: Callable[..., Path]) -> None:
+    path = checkpoint("m")
+    with trims.connect(serving.folder / "run", fallback="load") as session:
+        with session.open_file(path) as alone:
+            assert not alone.shared
+        serving.start()
+        with session.open_file(path) as together:
+            assert together.shared
