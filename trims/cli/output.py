@@ -93,11 +93,10 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
 
 def replica_row(replica: pb.Replica) -> list[str]:
     """The columns of `REPLICA_COLUMNS`."""
-    names = ", ".join(replica.names) or replica.key[:16]
     holders = ", ".join(str(holder.pid) for holder in replica.holders[:4])
     more = f" +{len(replica.holders) - 4}" if len(replica.holders) > 4 else ""
     return [
-        names,
+        shown_name(replica),
         replica.place,
         replica.state,
         format_bytes(replica.nbytes),
@@ -105,6 +104,12 @@ def replica_row(replica: pb.Replica) -> list[str]:
         holders + more,
         until(replica),
     ]
+
+
+def shown_name(replica: pb.Replica) -> str:
+    """Its registered names; else the file it was opened as; else the beginning of its key."""
+    registered = [name for name in replica.names if not name.startswith("file:")]
+    return ", ".join(registered) or next(iter(replica.names), replica.key[:16])
 
 
 REPLICA_COLUMNS = ("model", "place", "state", "size>", "leases>", "held by", "until")
