@@ -117,6 +117,10 @@ class DaemonProcess:
             model: pb.Model = door.Describe(pb.NameRequest(name=name))
             return model
 
+    def location(self, name: str, place: str = "cpu") -> str:
+        """Segment name or path of a model's replica."""
+        return next(replica.location for replica in self.describe(name).replicas if replica.place == place)
+
     def evict(self, name: str) -> None:
         """Free a model's memory, once its last lease has closed; returns when it is free."""
         with self.door() as door:

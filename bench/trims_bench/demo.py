@@ -99,7 +99,8 @@ class Demo:
                 alone = [smaps.of_process(pid) for pid in workers]
             with held(model.workload, f"trims:{model.name}", count, runtime_dir=place) as workers:
                 over = [smaps.of_process(pid) for pid in workers]
-                weights = [smaps.of_weights(pid) for pid in workers]
+                segment = self._daemon.location(model.name)
+                weights = [smaps.of_weights(pid, segment) for pid in workers]
         tables.memory(model.title, compared.arrival.image_bytes, alone, over, weights)
 
 

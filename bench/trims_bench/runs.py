@@ -115,12 +115,18 @@ def run(workload: str, how: str, *, python: Path | None = None, runtime_dir: Pat
 
 @contextlib.contextmanager
 def held(
-    workload: str, how: str, count: int, *, python: Path | None = None, runtime_dir: Path | None = None, **env: str
+    workload: str,
+    how: str,
+    count: int,
+    *,
+    python: Path | None = None,
+    runtime_dir: Path | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[list[int]]:
     """Several processes that have answered and stay, weights attached, until the block ends; yields their ids."""
     with contextlib.ExitStack() as stack:
         started = [
-            stack.enter_context(_started(workload, how, python, runtime_dir, hold=True, **env)) for _ in range(count)
+            stack.enter_context(_started(workload, how, python, runtime_dir, hold=True, env=env)) for _ in range(count)
         ]
         for process in started:
             _report(process)
@@ -129,7 +135,13 @@ def held(
 
 @contextlib.contextmanager
 def _started(
-    workload: str, how: str, python: Path | None, runtime_dir: Path | None, *, hold: bool, **env: str
+    workload: str,
+    how: str,
+    python: Path | None,
+    runtime_dir: Path | None,
+    *,
+    hold: bool,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     command = [str(python or sys.executable), "-m", "trims_bench.worker", "--workload", workload, "--how", how]
     command += ["--runtime-dir", str(runtime_dir)] if runtime_dir else []
@@ -141,7 +153,7 @@ def _started(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**environment(), **env},
+        env={**environment(), **(env or {})},
     )
     try:
         yield process

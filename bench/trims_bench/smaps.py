@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: Where shared memory of the cpu tier is mapped from.
-SEGMENTS = "/dev/shm/trims-"  # noqa: S108 - read, not written
-
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -46,9 +43,9 @@ def total(held: Iterable[Held]) -> Held:
     return sum(held, Held())
 
 
-def of_weights(pid: int | str = "self") -> Held:
-    """What a process holds of shared weights: all mappings of segments of the cpu tier."""
-    return total(held for path, held in mappings(pid) if path.startswith(SEGMENTS))
+def of_weights(pid: int | str, segment: str) -> Held:
+    """What a process holds of a replica: all its mappings of the segment of this name."""
+    return total(held for path, held in mappings(pid) if segment in path)
 
 
 def of_process(pid: int | str = "self") -> Held:

@@ -31,7 +31,7 @@ def run(setup: Setup) -> Figure:
         path = write_checkpoint(folder / "model.safetensors", nbytes)
         name = daemon.add({"name": "disk", "artifact": {"path": str(path)}})
         daemon.load(name)
-        image = next(each.location for each in daemon.describe(name).replicas if each.place == "disk")
+        image = daemon.location(name, "disk")
         tiers = {
             where: call(measure_tiers, {"image": image, "cached": where == "cached", "count": setup.repeats(9)})
             for where in ("cached", "uncached")

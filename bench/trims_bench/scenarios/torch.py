@@ -19,7 +19,7 @@ TITLE = "PyTorch module ready, against building it, `torch.load` and `load_state
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class Case:
     """One model: its builder's module, which also has `build_module`; how much faster it must be ready."""
 
     title: str
@@ -35,16 +35,15 @@ class _Case:
         return {"name": self.name, "artifact": {"format": "torch", "builder": builder, "options": options}}
 
 
-_CASES = (
-    _Case("ResNet-50", "resnet50-torch", "trims_bench.builders.resnet50_torch", 50),
-    _Case("BERT-base", "bert-base-torch", "trims_bench.builders.bert_base_torch", 100),
-)
+RESNET50 = Case("ResNet-50", "resnet50-torch", "trims_bench.builders.resnet50_torch", 50)
+BERT_BASE = Case("BERT-base", "bert-base-torch", "trims_bench.builders.bert_base_torch", 100)
 
 
 def run(setup: Setup) -> Figure:
     """Each model in fresh processes, one way each, in turns; and again and again in one process."""
+    cases = (RESNET50,) if setup.quick else (RESNET50, BERT_BASE)
     with setup.daemon() as daemon:
-        compared = [each for case in _CASES[: 1 if setup.quick else None] for each in _compare(case, setup, daemon)]
+        compared = [each for case in cases for each in _compare(case, setup, daemon)]
     notes = [
         "Weights are resident; `torch.load` reads from the page cache, with weights_only=True.",
         "In a fresh process the framework and the model's code are imported before, and the session is connected.",
@@ -52,7 +51,7 @@ def run(setup: Setup) -> Figure:
     return Figure("torch", TITLE, compared, notes)
 
 
-def _compare(case: _Case, setup: Setup, daemon: DaemonProcess) -> list[Comparison]:
+def _compare(case: Case, setup: Setup, daemon: DaemonProcess) -> list[Comparison]:
     from trims_bench.runs import artifact_of
 
     daemon.load(daemon.add(case.manifest))
