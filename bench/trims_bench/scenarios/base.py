@@ -31,7 +31,7 @@ class Setup:
 
     def repeats(self, full: int) -> int:
         """How often to do it, if `full` is right for a real measurement."""
-        return self.repeat or (2 if self.quick else full)
+        return self.repeat or (1 if self.quick else full)
 
     def size(self, full: int, quick: int) -> int:
         """One of the two."""

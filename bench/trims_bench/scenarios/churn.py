@@ -30,7 +30,7 @@ _DEADLINE_S = 2.0
 
 def run(setup: Setup) -> Figure:
     """Sessions in a few processes, one thread each; then the daemon's books must be in order."""
-    models, sessions, opens = setup.size(30, 6), setup.size(200, 8), setup.repeats(40)
+    models, sessions, opens = setup.size(30, 6), setup.size(200, 8), setup.repeat or setup.size(40, 5)
     with setup.scratch() as folder:
         sizes = _sizes(models, setup.size(1 << 20, 1 << 16))
         with setup.daemon(folder / "state", cpu_capacity_bytes=sum(sizes) // 3) as daemon:

@@ -1,0 +1,94 @@
+"""Every benchmark runs, with tiny sizes and untimed, so that none of them rots. No time is held against anything."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from trims_bench.bench import record
+from trims_bench.repository import MxnetMissingError, mxnet_python
+from trims_bench.scenarios import NAMES, scenario
+from trims_bench.scenarios.base import Setup
+
+from trims.cli.main import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trims.daemon.main import Daemon
+
+NEEDS = {
+    "attach": ("safetensors", "torch"),
+    "torch": ("torch",),
+    "onnxruntime": ("onnxruntime", "onnx"),
+    "cold": ("onnxruntime", "onnx"),
+    "memory": ("torch", "onnxruntime", "onnx"),
+}
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    """One folder for all, so that models are made once."""
+    return Setup(tmp_path_factory.mktemp("bench"), quick=True)
+
+
+def with_mark(name: str) -> object:
+    return pytest.param(name, marks=pytest.mark.mxnet) if name == "mxnet" else name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [with_mark(name) for name in NAMES])
+def test_a_scenario_gives_a_well_formed_figure(name: str, setup: Setup) -> None:
+    for package in NEEDS.get(name, ()):
+        pytest.importorskip(package)
+    if name == "mxnet":
+        try:
+            mxnet_python()
+        except MxnetMissingError as missing:
+            pytest.skip(f"no MXNet: {missing}")
+    figure = scenario(name).run(setup)
+    assert figure.name == name
+    assert figure.title == scenario(name).TITLE
+    assert any(compared.bar is not None for compared in figure.comparisons)
+    for compared in figure.comparisons:
+        assert compared.value > 0
+        assert all(value > 0 for side in compared.sides for value in side.values)
+    kept = json.loads(json.dumps(record(figure, quick=True)))
+    assert kept["figure"]["comparisons"][0]["sides"][0]["values"]
+    assert not list(setup.work.glob("scratch-*"))
+
+
+def test_the_command_prints_a_table_and_keeps_raw_results(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["bench", "open", "--quick", "--repeat", "3", "--out", str(folder / "out"), "--work", str(folder)])
+    assert status in (0, 3)  # 3: a bar was missed, which on a busy machine is nobody's fault
+    assert "open 1 MB, p50" in capsys.readouterr().out
+    (path,) = (folder / "out").glob("*-open.json")
+    kept = json.loads(path.read_text())
+    assert set(kept) == {"figure", "machine", "versions", "commit", "date", "quick"}
+    assert kept["quick"] is True
+    assert [len(side["values"]) for side in kept["figure"]["comparisons"][2]["sides"]] == [3, 3]
+    assert kept["machine"]["cores"] >= 1
+    assert str(folder) not in path.read_text()
+
+
+def test_the_command_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(NAMES)
+
+
+def test_an_unknown_benchmark_is_refused_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "warp"]) == 1
+    assert "there is no benchmark 'warp'; there are open, fresh" in capsys.readouterr().err
+
+
+def test_an_open_says_whether_it_was_warm(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
+    from trims_client import connect
+
+    path = checkpoint("warm")
+    with connect(daemon.config.runtime_dir) as session:
+        with session.open_file(path) as first:
+            assert first.warm is False
+        with session.open_file(path) as second:
+            assert second.warm is True
