@@ -16,6 +16,7 @@ from trims.cli.output import console, note, say
 from trims.core.errors import CallerError
 from trims.core.units import format_bytes, format_seconds
 from trims_bench.child import ChildError
+from trims_bench.large_pages import with_large_pages
 from trims_bench.machine import commit, machine, versions
 from trims_bench.repository import MxnetMissingError
 from trims_bench.runs import WorkerError
@@ -36,8 +37,10 @@ def main(options: argparse.Namespace) -> int:
             say(f"{name:<12} {scenario(name).TITLE}")
         return 0
     names = _chosen(options.names)
+    if options.large_pages and options.segment_dir is None:
+        return with_large_pages()
     with _work(options.work) as work:
-        setup = Setup(work, quick=options.quick, repeat=options.repeat)
+        setup = Setup(work, quick=options.quick, repeat=options.repeat, large_pages=options.segment_dir)
         figures = [figure for name in names if (figure := _take(name, setup, options.out)) is not None]
     _print(figures)
     if len(figures) < len(names):

@@ -49,6 +49,7 @@ class DaemonProcess:
     def __init__(self, state_dir: Path, **settings: object) -> None:
         self.state_dir = state_dir
         self._settings = settings
+        self._segments = Path(str(settings.get("segment_dir", shm.SHM_FOLDER)))
         self._process: subprocess.Popen[bytes] | None = None
         self._serving = False
 
@@ -74,7 +75,7 @@ class DaemonProcess:
 
     def left_behind(self) -> list[str]:
         """Whatever of this daemon is still there after the block: process, shared-memory names, sockets."""
-        found = [f"shared memory {name}" for name in shm.names(shm_prefix(self.state_dir))]
+        found = [f"shared memory {name}" for name in shm.names(shm_prefix(self.state_dir), self._segments)]
         found += [f"file {path}" for path in self.runtime_dir.glob("*")]
         if self._process is not None and self._process.poll() is None:
             found.append(f"process {self._process.pid}")
@@ -170,8 +171,8 @@ class DaemonProcess:
             _await_end(process)
             # Never started: its folder, and so the names, may be another daemon's.
             if self._serving and process.returncode != 0:
-                for name in list(shm.names(shm_prefix(self.state_dir))):
-                    shm.unlink(name)
+                for name in list(shm.names(shm_prefix(self.state_dir), self._segments)):
+                    shm.unlink(name, self._segments)
         shutil.rmtree(self.runtime_dir, ignore_errors=True)
 
 

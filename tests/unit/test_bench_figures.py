@@ -16,6 +16,7 @@ from trims_bench.checkpoints import write_checkpoint
 from trims_bench.child import ChildError, call
 from trims_bench.figures import Bar, Comparison, Figure, Samples, faster, share
 from trims_bench.machine import machine, versions
+from trims_bench.report import latest, markdown
 from trims_bench.repository import MxnetMissingError, mxnet_python
 from trims_bench.runs import MODELS, WorkerError, artifact_of, run
 from trims_bench.scenarios.open import measure as measure_open
@@ -176,3 +177,18 @@ def built_under(state_dir: Path, seed: int) -> Path:
     record = {"main": "resnet50.onnx", "call": "trims_bench.builders.resnet50_onnx:build", "args": {"seed": seed}}
     (folder / RECORD).write_text(json.dumps(record))
     return state_dir
+
+
+def test_a_report_shows_the_newest_full_run_of_each_figure(tmp_path: Path) -> None:
+    def keep(day: str, value: float, *, quick: bool) -> None:
+        compared = Comparison("c", value, "x", Bar(">=", 2), (Samples("a", [1_000_000]), Samples("b", [3], "bytes")))
+        figure = Figure("open", "How long", [compared], ["A note."])
+        kept = {"figure": figure.to_json(), "quick": quick}
+        (tmp_path / f"2026-01-{day}-open.json").write_text(json.dumps(kept))
+
+    keep("01", 9.0, quick=False)
+    keep("02", 1.5, quick=False)
+    keep("03", 7.0, quick=True)
+    lines = list(markdown(latest(tmp_path)))
+    assert lines[2] == "| open | c | 1.00 ms | 3 B | 1.5 x | >= 2 x | **not reached** |"
+    assert lines[-1] == "- **open**: How long. A note."

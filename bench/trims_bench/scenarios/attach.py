@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from trims_bench.checkpoints import write_checkpoint
 from trims_bench.child import call
-from trims_bench.figures import Bar, Figure, Samples, faster
+from trims_bench.figures import Bar, Comparison, Figure, Samples, faster
 from trims_bench.turns import take_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from trims_bench.scenarios.base import Setup
 
@@ -20,18 +21,23 @@ _PAGE_FLOATS = 1024
 
 def run(setup: Setup) -> Figure:
     """trims, `safetensors.torch.load_file` (which maps) and `safetensors.numpy.load_file` (which copies), in turns."""
-    nbytes = setup.size(1 << 30, 1 << 22)
-    with setup.scratch() as folder, setup.daemon(folder / "state", cpu_capacity_bytes=2 * nbytes) as daemon:
-        path = write_checkpoint(folder / "model.safetensors", nbytes, tensors=64)
+    compared = []
+    with setup.scratch() as folder:
+        path = write_checkpoint(folder / "model.safetensors", setup.size(1 << 30, 1 << 22), tensors=64)
+        for where, segments in setup.memories.items():
+            compared += _compare(setup, path, where, segments)
+    notes = ["Each time is a new mapping: every page is faulted in anew on both sides."]
+    return Figure("attach", TITLE, compared, notes)
+
+
+def _compare(setup: Setup, path: Path, where: str, segments: Path) -> list[Comparison]:
+    capacity = 2 * path.stat().st_size
+    with setup.daemon(path.parent / "state", cpu_capacity_bytes=capacity, segment_dir=segments) as daemon:
         daemon.load(daemon.add({"name": "attach", "artifact": {"path": str(path)}}))
         found = call(measure, {"runtime_dir": str(daemon.runtime_dir), "path": str(path), "count": setup.repeats(15)})
-    ours = Samples("trims", found["trims"])
+    ours = Samples(f"trims, {where}", found["trims"])
     rivals = [Samples(f"safetensors.{name}", found[name]) for name in ("torch", "numpy")]
-    bar = Bar(">=", 1.0)
-    compared = [faster(f"over {rival.of}", ours, rival, bar) for rival in rivals]
-    return Figure(
-        "attach", TITLE, compared, ["Each time is a new mapping: every page is faulted in anew on both sides."]
-    )
+    return [faster(f"{where}, over {rival.of}", ours, rival, Bar(">=", 1.0)) for rival in rivals]
 
 
 def measure(runtime_dir: str, path: str, count: int) -> dict[str, list[int]]:

@@ -30,22 +30,36 @@ _DEADLINE_S = 2.0
 
 def run(setup: Setup) -> Figure:
     """Sessions in a few processes, one thread each; then the daemon's books must be in order."""
+    figure = Figure("churn", TITLE, [], [])
+    for where, segments in setup.memories.items():
+        found = _churn(setup, segments)
+        warm, cold = (Samples(f"{kind} opens", found[kind]) for kind in ("warm", "cold"))
+        p99_ms = warm.percentile(0.99) / 1e6
+        figure.comparisons.append(
+            Comparison(f"{where}, p99 of warm opens", p99_ms, "ms", Bar("<=", _BAR_MS), (warm, cold))
+        )
+        declared = ", ".join(f"{count} {name}" for name, count in sorted(found["declared"].items())) or "none"
+        figure.notes.append(
+            f"{where}: {len(warm.values)} warm and {len(cold.values)} cold opens in {found['seconds']:.0f} s; declared "
+            f"errors: {declared}; any other would have ended the run."
+        )
+    figure.notes.append(
+        "Sessions think 0.3 to 0.9 s, hold a model up to 20 ms, and prefer some models to others (1 / rank)."
+    )
+    return figure
+
+
+def _churn(setup: Setup, segments: Path) -> dict[str, Any]:
     models, sessions, opens = setup.size(30, 6), setup.size(200, 8), setup.repeat or setup.size(40, 5)
-    with setup.scratch() as folder:
-        sizes = _sizes(models, setup.size(1 << 20, 1 << 16))
-        with setup.daemon(folder / "state", cpu_capacity_bytes=sum(sizes) // 3) as daemon:
-            names = [_add(daemon, folder, number, nbytes) for number, nbytes in enumerate(sizes)]
-            found = _in_processes(daemon, names, sessions, opens, think_s=setup.size(600, 10) / 1e3)
-            _check(daemon)
-    warm, cold = (Samples(f"{kind} opens", found[kind]) for kind in ("warm", "cold"))
-    declared = ", ".join(f"{count} {name}" for name, count in sorted(found["declared"].items())) or "none"
-    compared = Comparison("p99 of warm opens", warm.percentile(0.99) / 1e6, "ms", Bar("<=", _BAR_MS), (warm, cold))
-    counts = f"{len(warm.values)} warm and {len(cold.values)} cold opens in {found['seconds']:.0f} s"
-    notes = [
-        f"{counts}; declared errors: {declared}; any other error would have ended the run.",
-        "Sessions think 0.3 to 0.9 s, hold a model up to 20 ms, and prefer some models to others (1 / rank).",
-    ]
-    return Figure("churn", TITLE, [compared], notes)
+    sizes = _sizes(models, setup.size(1 << 20, 1 << 16))
+    with (
+        setup.scratch() as folder,
+        setup.daemon(folder / "state", cpu_capacity_bytes=sum(sizes) // 3, segment_dir=segments) as daemon,
+    ):
+        names = [_add(daemon, folder, number, nbytes) for number, nbytes in enumerate(sizes)]
+        found = _in_processes(daemon, names, sessions, opens, think_s=setup.size(600, 10) / 1e3)
+        _check(daemon)
+    return found
 
 
 def _sizes(models: int, unit: int) -> list[int]:

@@ -6,6 +6,7 @@ import mmap
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims_bench.checkpoints import write_checkpoint
@@ -27,43 +28,52 @@ _KEY = "b" * 64
 def run(setup: Setup) -> Figure:
     """The tiers alone, from the page cache and from the device; then whole loads through a daemon."""
     nbytes = setup.size(1 << 30, 1 << 22)
-    with setup.scratch() as folder, setup.daemon(folder / "state", cpu_capacity_bytes=2 * nbytes) as daemon:
+    compared = []
+    with setup.scratch() as folder:
         path = write_checkpoint(folder / "model.safetensors", nbytes)
+        for where, segments in setup.memories.items():
+            compared += _compare(setup, path, where, segments)
+    speeds = [f"{each.what} {nbytes / each.sides[0].median:.2f} GB/s" for each in compared]
+    notes = [f"Speed of trims: {'; '.join(speeds)}.", "The raw read: as many threads, preadv into the mapped segment."]
+    return Figure("disk", TITLE, compared, notes)
+
+
+def _compare(setup: Setup, path: Path, where: str, segments: Path) -> list[Comparison]:
+    capacity = 2 * path.stat().st_size
+    with setup.daemon(path.parent / "state", cpu_capacity_bytes=capacity, segment_dir=segments) as daemon:
         name = daemon.add({"name": "disk", "artifact": {"path": str(path)}})
-        daemon.load(name)
-        image = daemon.location(name, "disk")
-        tiers = {
-            where: call(measure_tiers, {"image": image, "cached": where == "cached", "count": setup.repeats(9)})
-            for where in ("cached", "uncached")
-        }
+        daemon.load(name)  # the first one also checks the image's digest
+        given = {"image": daemon.location(name, "disk"), "segments": str(segments)}
         loads, reads = [], []
         for _ in range(setup.repeats(9)):
             daemon.evict(name)
             began = time.perf_counter_ns()
             daemon.load(name)
             loads.append(time.perf_counter_ns() - began)
-            reads += call(measure_raw, {"image": image})
-    through = faster("a load through the daemon", Samples("trims load", loads), Samples("raw read", reads), _BAR)
-    compared = [_tiers("tiers, page cache warm", tiers["cached"], _BAR), through]
-    compared.append(_tiers("tiers, from the device", tiers["uncached"], None))
-    speed = ", ".join(f"{each.what} {nbytes / each.sides[0].median:.2f} GB/s" for each in compared)
-    return Figure(
-        "disk", TITLE, compared, [f"{speed}.", "The raw read: as many threads, preadv into the mapped segment."]
-    )
+            reads.append(call(measure_raw, given))
+        daemon.evict(name)
+        cached, uncached = (
+            call(measure_tiers, {**given, "cached": cached, "count": setup.repeats(9)}) for cached in (True, False)
+        )
+    return [
+        faster(f"{where}, tiers, page cache", *_sides(cached), _BAR),
+        faster(f"{where}, load through the daemon", Samples("trims", loads), Samples("raw read", reads), _BAR),
+        faster(f"{where}, tiers, from the device", *_sides(uncached), None),
+    ]
 
 
-def _tiers(what: str, found: dict[str, list[int]], bar: Bar | None) -> Comparison:
-    return faster(what, Samples("trims tiers", found["trims"]), Samples("raw read", found["raw"]), bar)
+def _sides(found: dict[str, list[int]]) -> tuple[Samples, Samples]:
+    return Samples("trims", found["trims"]), Samples("raw read", found["raw"])
 
 
-def measure_tiers(image: str, cached: bool, count: int) -> dict[str, list[int]]:
+def measure_tiers(image: str, segments: str, cached: bool, count: int) -> dict[str, list[int]]:
     """Nanoseconds from an image to a sealed segment, by the tiers and raw; pages are dropped before if not `cached`."""
     from trims.tiers.cpu import CpuTier
     from trims.tiers.transfer import copy
 
     fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
     nbytes = os.fstat(fd).st_size
-    tier = CpuTier(_prefix(), 4 * nbytes)
+    tier = CpuTier(_prefix(), 4 * nbytes, Path(segments))
 
     def over_tiers() -> Callable[[], None]:
         draft = tier.create(_KEY, 1, nbytes, allocate=False)
@@ -77,31 +87,33 @@ def measure_tiers(image: str, cached: bool, count: int) -> dict[str, list[int]]:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     try:
-        return take_turns({"trims": over_tiers, "raw": lambda: _read_raw(fd, nbytes)}, count, keep=clean)
+        return take_turns(
+            {"trims": over_tiers, "raw": lambda: _read_raw(fd, nbytes, Path(segments))}, count, keep=clean
+        )
     finally:
         tier.close()
         os.close(fd)
 
 
-def measure_raw(image: str) -> list[int]:
+def measure_raw(image: str, segments: str) -> int:
     """Nanoseconds of one raw read."""
     fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
     try:
         began = time.perf_counter_ns()
-        free = _read_raw(fd, os.fstat(fd).st_size)
+        free = _read_raw(fd, os.fstat(fd).st_size, Path(segments))
         taken = time.perf_counter_ns() - began
     finally:
         os.close(fd)
     free()
-    return [taken]
+    return taken
 
 
-def _read_raw(fd: int, nbytes: int) -> Callable[[], None]:
+def _read_raw(fd: int, nbytes: int, segments: Path) -> Callable[[], None]:
     """Read a file into a new shared-memory segment through a mapping; returns what frees the segment."""
     from trims.memory import shm
     from trims.tiers.transfer import default_threads
 
-    segment = shm.create(_prefix(), "raw", nbytes)
+    segment = shm.create(_prefix(), "raw", nbytes, segments)
     with mmap.mmap(segment.fd, nbytes) as mapped, memoryview(mapped) as view:
 
         def read(begin: int) -> None:
@@ -113,7 +125,7 @@ def _read_raw(fd: int, nbytes: int) -> Callable[[], None]:
         with ThreadPoolExecutor(default_threads()) as pool:
             list(pool.map(read, range(0, nbytes, _CHUNK_BYTES)))
     segment.close()
-    return lambda: shm.unlink(segment.name)
+    return lambda: shm.unlink(segment.name, segments)
 
 
 def _prefix() -> str:
