@@ -23,7 +23,6 @@ from looking import (
 )
 from trims_client import connect
 
-import trims.tiers.transfer as transfer
 from trims.core.errors import ArtifactError, CapacityError, ImageError, InternalError
 from trims.core.place import CPU, DISK, Place
 from trims.daemon.check import check_store
@@ -116,16 +115,16 @@ def test_memory_that_fills_up_in_the_middle_of_a_promotion_is_a_capacity_error_a
 ) -> None:
     path = checkpoint("m", nbytes=20 << 20)
     put_on_disk(daemon, path)
-    real, written = transfer._write_all, []
+    real, written = os.sendfile, []
 
-    def fills_up(fd: int, data: memoryview, offset: int) -> None:
+    def fills_up(target: int, source: int, offset: int, count: int) -> int:
         written.append(offset)
-        if len(written) > 5:
+        if len(written) > 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(fd, data, offset)
+        return real(target, source, offset, min(count, 1 << 20))
 
     with monkeypatch.context() as patched:
-        patched.setattr(transfer, "_write_all", fills_up)
+        patched.setattr(os, "sendfile", fills_up)
         error = error_of(asker.ask(path))
     assert type(error) is CapacityError
     assert "/dev/shm is full" in str(error)
@@ -221,15 +220,15 @@ def test_a_disk_that_cannot_be_read_any_more_is_a_broken_image_not_a_bug(
 ) -> None:
     path = checkpoint("m", nbytes=100_000)
     label = put_on_disk(daemon, path).label
-    real = os.preadv
+    real = os.sendfile
 
-    def bad_sectors(fd: int, buffers: list[memoryview], *more: int) -> int:
-        if os.readlink(f"/proc/self/fd/{fd}") == label:
+    def bad_sectors(target: int, source: int, *more: int) -> int:
+        if os.readlink(f"/proc/self/fd/{source}") == label:
             raise OSError(errno.EIO, "Input/output error")
-        return real(fd, buffers, *more)
+        return real(target, source, *more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "preadv", bad_sectors)
+        patched.setattr(os, "sendfile", bad_sectors)
         holds_true_bytes(daemon, path, np.random.default_rng(ord("m")).random(12_500))
     assert daemon.store.counters["broken"] == 1
     nothing_is_left(daemon)

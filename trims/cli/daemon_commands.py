@@ -26,7 +26,7 @@ _FLAGS = {
     "converter-memory-bytes": "private memory of a converter child (default: 16GiB)",
     "converter-time-s": "seconds a conversion may take (default: 600)",
     "converters": "conversions that run at once (default: 2)",
-    "workers": "loads that run at once (default: 4)",
+    "workers": "loads that run at once (default: as many as processors, 2 to 8)",
     "socket-mode": "permissions of the attach socket, octal (default: 600, this user only)",
     "log-level": "debug, info, warning or error (default: info)",
 }

@@ -16,6 +16,7 @@ import yaml
 from trims.core.errors import ConfigError
 from trims.core.units import parse_bytes
 from trims.memory.shm import SHM_FOLDER
+from trims.tiers.transfer import default_threads
 from trims.wire.address import default_runtime_dir
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Config:
     converter_memory_bytes: int = 16 << 30
     converter_time_s: float = 600.0
     converters: int = 2
-    workers: int = 4
+    workers: int = 2
     socket_mode: int = 0o600
     verify: bool = False
     log_level: str = "info"
@@ -190,6 +191,7 @@ def _defaults(env: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any
     base = Path(env["XDG_STATE_HOME"]) if env.get("XDG_STATE_HOME") else Path.home() / ".local" / "state"
     state_dir = given.get("state_dir", base / "trims")
     return {
+        "workers": default_threads(),
         "runtime_dir": Path(default_runtime_dir(env)).absolute(),
         "state_dir": state_dir,
         "cpu_capacity_bytes": _default_cpu_bytes(given.get("segment_dir", SHM_FOLDER)),

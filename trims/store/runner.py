@@ -20,7 +20,7 @@ from trims.core.errors import ImageError, InternalError, LostPeerError, TrimsErr
 from trims.core.events import Event, Filled, FillFailed, Freed, Measured, ReplicaBroken
 from trims.formats.conversion import Conversion, start_conversion
 from trims.image.reader import ImageView
-from trims.tiers.transfer import copy, digest_of
+from trims.tiers.transfer import copy, default_threads, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trims.trace.spans import Tracer
 
 log = logging.getLogger(__name__)
+_LOW_PRIORITY = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,8 @@ class Runner:
         self._fillers = ThreadPoolExecutor(workers, thread_name_prefix="trims-fill")
         self._planners = ThreadPoolExecutor(converters, thread_name_prefix="trims-plan")
         self._freers = ThreadPoolExecutor(1, thread_name_prefix="trims-free")
+        #: Shared by all fills: more copies at once than there are processors only slow whoever answers clients.
+        self._readers = ThreadPoolExecutor(default_threads(), thread_name_prefix="trims-copy", initializer=_step_back)
         self._slots = threading.Semaphore(converters)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -146,7 +149,7 @@ class Runner:
             conversions = list(self._conversions.values())
         for conversion in conversions:
             conversion.cancel()
-        for pool in (self._planners, self._fillers):
+        for pool in (self._planners, self._fillers, self._readers):
             pool.shutdown(wait=True)
 
     def stop(self) -> None:
@@ -279,6 +282,7 @@ class Runner:
             draft.nbytes,
             on_progress=lambda done: self._tell(job, done, draft.nbytes),
             cancelled=self._stopping,
+            readers=self._readers,
         )
         if not source.fresh or _touched(source):
             found = digest_of(draft.fd, draft.nbytes)
@@ -302,6 +306,11 @@ class Runner:
             with self._tracer.span(f"free.{job.place}", key=job.key[:16], image_bytes=extent.nbytes):
                 self._tiers[job.place].free(extent)
         return Freed(at_s=time.monotonic(), key=job.key, place=job.place, generation=job.generation)
+
+
+def _step_back() -> None:
+    """Let this thread run when others do not want to: it is inside one system call for most of its life."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
 
 
 def _check_converted(draft: Draft) -> None:

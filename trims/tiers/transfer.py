@@ -1,19 +1,19 @@
 """Moving the bytes of an image between two descriptors, and hashing them.
 
-Reads are parallel and land in small reused buffers that stay in the processor's cache on their way out; writes go
-through the file, so that a full target is an error and never a SIGBUS. Whether the source is read with O_DIRECT is
-decided by measurement: pages that are cached already are never read around the cache; otherwise the first chunks are
-read both ways and the faster way reads the rest.
+Cached sources travel inside the kernel, one system call a chunk: threads that copy then hardly ever hold the
+interpreter lock, which whoever answers clients needs. Writes go through the file, so that a full target is an error
+and never a SIGBUS. Whether the source is read with O_DIRECT is decided by measurement: pages that are cached already
+are never read around the cache; otherwise the first chunks are read both ways and the faster way reads the rest.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
 import time
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CHUNK_BYTES = 8 << 20
-#: One for each reader; all of them together stay in a second-level cache.
+#: For reads around the page cache; stays in a second-level cache on its way out.
 BUFFER_BYTES = 256 << 10
 _PROBE_CHUNKS = 4
 _BLOCK_BYTES = 4096
+_TARGET_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
 
 def default_threads() -> int:
@@ -71,7 +72,7 @@ def copy(
     *,
     on_progress: Callable[[int], None] | None = None,
     cancelled: threading.Event | None = None,
-    threads: int | None = None,
+    readers: ThreadPoolExecutor | None = None,
 ) -> None:
     """Copy the first `nbytes` bytes of one file into another.
 
@@ -81,16 +82,14 @@ def copy(
         nbytes: How much.
         on_progress: Called with the bytes done so far, from reader threads.
         cancelled: When set, the copy stops with ConversionError.
-        threads: Readers; None for `default_threads()`.
+        readers: Threads to copy with, shared by all copies of a daemon, so that no more run than there are
+            processors; None for threads of this copy alone.
 
     Raises:
         OSError: With ENOSPC when the target is full.
     """
     source = _Source(source_fd, _open_direct(source_fd, nbytes))
-    done, lock, readers = [0], threading.Lock(), threads or default_threads()
-    # Anonymous mappings are page-aligned, which O_DIRECT asks for.
-    buffers = [mmap.mmap(-1, BUFFER_BYTES) for _ in range(readers)]
-    idle = deque(buffers)
+    done, lock = [0], threading.Lock()
 
     def copy_chunk(chunk: int) -> None:
         if cancelled is not None and cancelled.is_set():
@@ -98,42 +97,68 @@ def copy(
         begin, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, nbytes)
         direct = source.use_direct(chunk) and end - begin == CHUNK_BYTES
         started = time.perf_counter()
-        buffer = idle.pop()
-        try:
-            with memoryview(buffer) as view:
-                _copy_range(source.direct_fd if direct else source_fd, target_fd, begin, end, view)
-        finally:
-            idle.append(buffer)
+        if direct:
+            _copy_around_the_cache(source.direct_fd, target_fd, begin, end)
+        else:
+            _copy_in_the_kernel(source_fd, target_fd, begin, end)
         with lock:
             source.record(direct, time.perf_counter() - started)
             done[0] += end - begin
             if on_progress is not None:
                 on_progress(done[0])
 
+    chunks = -(-nbytes // CHUNK_BYTES)
     try:
-        _each(copy_chunk, -(-nbytes // CHUNK_BYTES), readers)
+        if readers is not None:
+            _each(copy_chunk, chunks, readers)
+        else:
+            with ThreadPoolExecutor(default_threads(), thread_name_prefix="trims-copy") as own:
+                _each(copy_chunk, chunks, own)
     finally:
-        for buffer in buffers:
-            buffer.close()
         if source.direct_fd >= 0:
             os.close(source.direct_fd)
 
 
-def _each(work: Callable[[int], None], count: int, threads: int) -> None:
-    """Run `work(0..count-1)`; the first error stops the rest and is raised."""
-    if count <= 1:
-        for number in range(count):
-            work(number)
-        return
-    with ThreadPoolExecutor(min(threads, count), thread_name_prefix="trims-copy") as pool:
-        futures = [pool.submit(work, number) for number in range(count)]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            for future in futures:
-                future.cancel()
+def _each(work: Callable[[int], None], count: int, pool: ThreadPoolExecutor) -> None:
+    """Run `work(0..count-1)`; the first error stops the rest and is raised when none runs any more."""
+    futures = [pool.submit(work, number) for number in range(count)]
+    try:
+        for future in futures:
+            future.result()
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        wait(futures)
+        raise
+
+
+def _copy_in_the_kernel(source_fd: int, target_fd: int, begin: int, end: int) -> None:
+    # sendfile writes at the target's own position, so each chunk opens the target for itself.
+    own_fd = os.open(f"/proc/self/fd/{target_fd}", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        position = os.lseek(own_fd, begin, os.SEEK_SET)
+        while position < end:
+            sent = _send(own_fd, source_fd, position, end - position)
+            if sent == 0:
+                raise ImageError(f"the source ends at {position} bytes, {end} were expected: truncated?")
+            position += sent
+    finally:
+        os.close(own_fd)
+
+
+def _send(target_fd: int, source_fd: int, position: int, count: int) -> int:
+    try:
+        return os.sendfile(target_fd, source_fd, position, count)
+    except OSError as error:
+        if error.errno in _TARGET_IS_FULL:
             raise
+        raise ImageError(f"the source cannot be read at {position} bytes: {error}") from error
+
+
+def _copy_around_the_cache(source_fd: int, target_fd: int, begin: int, end: int) -> None:
+    # An anonymous mapping is page-aligned, which O_DIRECT asks for.
+    with mmap.mmap(-1, BUFFER_BYTES) as room, memoryview(room) as buffer:
+        _copy_range(source_fd, target_fd, begin, end, buffer)
 
 
 def _copy_range(source_fd: int, target_fd: int, begin: int, end: int, buffer: memoryview) -> None:
