@@ -15,8 +15,9 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from trims.daemon.main import Daemon
     from trims_client import Session
+
+    from trims.daemon.main import Daemon
 
 #: ONNX Runtime reports usage to its maker unless told not to, and keeps a database open for it.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"

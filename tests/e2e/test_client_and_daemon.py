@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from trims.daemon.main import Daemon
     from trims_client import Session
+
+    from trims.daemon.main import Daemon
 
 
 def leases(daemon: Daemon) -> int:
@@ -114,7 +115,7 @@ def test_an_unknown_model_is_named_with_the_remedy(session: Session) -> None:
 
 
 def test_a_missing_file_is_named(session: Session, folder: Path) -> None:
-    with pytest.raises(ArtifactError, match="absent.safetensors"):
+    with pytest.raises(ArtifactError, match=r"absent\.safetensors"):
         session.open_file(folder / "absent.safetensors")
 
 
@@ -220,7 +221,7 @@ def test_a_deadline_that_passes_is_a_capacity_error_with_numbers(
     daemon = serve(cpu_capacity_bytes=150_000)
     a, b = (checkpoint(name, nbytes=100_000) for name in "ab")
     with trims.connect(daemon.config.runtime_dir) as session, session.open_file(a):
-        with pytest.raises((CapacityError, DeadlineError), match="leased|deadline"):
+        with pytest.raises((CapacityError, DeadlineError), match=r"leased|deadline"):
             session.open_file(b, deadline_s=0.05)
         assert session.open_file(a).close() is None
 

@@ -1,4 +1,4 @@
-"""A daemon that kills itself at one moment: `python dying_daemon.py MOMENT RUNTIME_DIR STATE_DIR`. Not a test itself."""
+"""A daemon that kills itself at one moment: `python dying_daemon.py MOMENT RUNTIME_DIR STATE_DIR`. Not a test."""
 
 from __future__ import annotations
 

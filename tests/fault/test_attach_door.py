@@ -10,9 +10,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from trims_client import connect
 
 from trims.wire.frames import LENGTH, MAX_FRAME_BYTES, Decoder, encode
-from trims_client import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

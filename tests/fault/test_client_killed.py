@@ -10,10 +10,10 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from trims_client import connect
 
 from trims.core.replica import State
 from trims.testing.tiers import SlowTier
-from trims_client import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-
 from dying_daemon import MOMENTS
-from trims.core.place import CPU
+from trims_client import connect
+
 from trims.core.errors import ConfigError, LostPeerError, TrimsError
+from trims.core.place import CPU
 from trims.daemon.check import check_store
 from trims.daemon.main import shm_prefix
-from trims_client import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
