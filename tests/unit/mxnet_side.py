@@ -4,7 +4,7 @@
 `check FOLDER` runs every `check_` function on the model and its image and prints {name: None or what went
 wrong}.
 """
-# ruff: noqa: BLE001, PT017, T201 - it stands in for pytest: it catches everything and prints its result
+# ruff: noqa: PT017, T201 - it stands in for pytest: it catches everything and prints its result
 
 from __future__ import annotations
 
