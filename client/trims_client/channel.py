@@ -105,7 +105,11 @@ class Channel:
             self._forget(number, slot)
             raise
         assert slot.answer is not None, "_await returns with an answer"
-        return raise_if_error(slot.answer), slot.fd
+        try:
+            return raise_if_error(slot.answer), slot.fd
+        except BaseException:
+            _close(slot.fd)
+            raise
 
     def tell(self, message: Message) -> None:
         """Send without waiting for an answer. Raises LostPeerError."""
@@ -179,20 +183,25 @@ class Channel:
 
     def _dispatch(self, message: Message) -> None:
         number = message.get("id")
-        # Descriptors arrive in the order of the grants they belong to, never later than their frame.
-        fd = self._fds.popleft() if "lease" in message and self._fds else -1
         if number is None:
             self._about_the_session(message)
             return
+        if type(number) is not int:
+            raise BadMessageError(f"an answer has the id {number!r}"[:200])
+        # Descriptors arrive in the order of the grants they belong to, never later than their frame.
+        fd = self._fds.popleft() if "lease" in message and self._fds else -1
         with self._turn:
             slot = self._slots.pop(number, None)
             if slot is not None and not slot.forgotten:
                 slot.answer, slot.fd = message, fd
                 self._turn.notify_all()
                 return
-        if fd >= 0:
-            os.close(fd)
-        if "lease" in message:  # granted after its asker gave up
+        self._give_back(message, fd)
+
+    def _give_back(self, message: Message, fd: int) -> None:
+        """An answer nobody waits for any more."""
+        _close(fd)
+        if "lease" in message:
             self._send({"op": "close", "lease": message["lease"]})
 
     def _about_the_session(self, message: Message) -> None:
@@ -204,10 +213,13 @@ class Channel:
     def _forget(self, number: int, slot: _Slot) -> None:
         with self._turn:
             slot.forgotten = True
-            if slot.answer is not None and slot.fd >= 0:
-                os.close(slot.fd)
             if self._broken is not None:
                 self._slots.pop(number, None)
+        if slot.answer is not None:  # it came between the last look and now
+            try:
+                self._give_back(slot.answer, slot.fd)
+            except LostPeerError:
+                return  # the lease ended with the connection
 
     def _lost(self, error: Exception) -> LostPeerError:
         lost = LostPeerError(f"the connection to the daemon at {self.path} ended: {error}")
@@ -233,6 +245,11 @@ def _connect(path: str) -> socket.socket:
             f"TRIMS_RUNTIME_DIR at the folder of one that runs"
         ) from error
     return sock
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
 
 
 def _left(until_s: float | None) -> float | None:

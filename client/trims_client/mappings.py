@@ -11,7 +11,7 @@ import os
 from collections import deque
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ClosedError, ImageError
+from trims.core.errors import BadMessageError, ClosedError, ImageError
 from trims.memory.attach import Attachment
 
 if TYPE_CHECKING:
@@ -60,8 +60,13 @@ class Mappings:
         """Map what was granted, or use the mapping there is. Takes the descriptor over.
 
         Raises ImageError if the segment is not what the daemon announced; the lease is given back.
+        BadMessageError if the answer is no grant.
         """
-        lease = int(answer["lease"])
+        lease = answer.get("lease")
+        if type(lease) is not int:
+            if fd >= 0:
+                os.close(fd)
+            raise BadMessageError(f"the daemon granted without a lease: {answer!r}"[:200])
         try:
             status = os.fstat(fd)
             image = (str(answer["key"]), str(answer["place"]), status.st_dev, status.st_ino)
@@ -72,7 +77,7 @@ class Mappings:
                 mapping.leases.add(lease)
                 mapping.borrows.add(lease)
             return Borrow(self, image, mapping, lease)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             self.given_up.append(lease)
             raise ImageError(f"the granted segment cannot be mapped: {error}") from error
         except BaseException:

@@ -201,16 +201,22 @@ class Session:
 
     def _resume(self, channel: Channel, mapping: Mapping) -> None:
         try:
-            answer, fd = channel.request({"op": "resume", "key": mapping.key, "place": mapping.place})
+            answer, fd = channel.request({"op": "resume", "key": mapping.key, "place": mapping.place}, _GRACE_S)
+        except DeadlineError as error:  # it hangs, and we hold the lock: who closes must not wait for it
+            channel.close()
+            raise LostPeerError(str(error)) from error
         except TrimsError as error:
             _log().warning("the weights stay mapped, but without a lease: %s", error)
             return
-        status = os.fstat(fd)
-        os.close(fd)
-        if (status.st_dev, status.st_ino) == mapping.identity:
-            mapping.leases.add(int(answer["lease"]))
+        lease, same = answer.get("lease"), False
+        if fd >= 0:
+            status = os.fstat(fd)
+            os.close(fd)
+            same = (status.st_dev, status.st_ino) == mapping.identity
+        if same and type(lease) is int:
+            mapping.leases.add(lease)
         else:  # the same image in new memory: ours is not the store's any more
-            channel.tell({"op": "close", "lease": int(answer["lease"])})
+            channel.tell({"op": "close", "lease": lease})
 
     @property
     def _trusted(self) -> bool:
