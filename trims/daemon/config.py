@@ -5,6 +5,7 @@ Below `main` nobody reads the environment. `trims serve --help` and `docs/operat
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from dataclasses import dataclass, field, fields
@@ -132,9 +133,23 @@ def _keep_alive(value: Any) -> float | None:
     if value in ("lazy", "forever"):
         return None
     seconds = float(value)
-    if seconds < 0:
+    if not 0 <= seconds < math.inf:
         raise ValueError("must be 'lazy' or seconds from 0 up")
     return seconds
+
+
+def _limit_s(value: Any) -> float:
+    seconds = float(value)
+    if not 0 < seconds < math.inf:
+        raise ValueError("must be seconds above 0")
+    return seconds
+
+
+def _mode(value: Any) -> int:
+    mode = value if isinstance(value, int) else int(str(value), 8)
+    if not 0 <= mode <= 0o777:
+        raise ValueError("must be permissions in octal, such as 600")
+    return mode
 
 
 def _environments(value: Any) -> dict[str, Path]:
@@ -163,6 +178,8 @@ def _flag(value: Any) -> bool:
         "off": False,
         "": False,
     }
+    if str(value).lower() not in words:
+        raise ValueError("must be yes or no")
     return words[str(value).lower()]
 
 
@@ -177,10 +194,10 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "segment_dir": lambda value: Path(value).absolute(),
     "environments": _environments,
     "converter_memory_bytes": parse_bytes,
-    "converter_time_s": float,
+    "converter_time_s": _limit_s,
     "converters": int,
     "workers": int,
-    "socket_mode": lambda value: value if isinstance(value, int) else int(str(value), 8),
+    "socket_mode": _mode,
     "verify": _flag,
     "log_level": lambda value: str(value).lower(),
 }

@@ -1,0 +1,118 @@
+"""Settings: who beats whom, and what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from trims.core.errors import ConfigError
+from trims.daemon.config import Config, build_config
+
+
+def build(environment: dict[str, str] | None = None, file: Path | None = None, **flags: object) -> Config:
+    return build_config(flags, environment=environment or {}, file=file)
+
+
+def test_flags_beat_the_environment_beats_the_file_beats_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "trims.yaml"
+    file.write_text("{workers: 11, converters: 12, cpu_policy: gdsf}")
+    config = build({"TRIMS_WORKERS": "21", "TRIMS_CONVERTERS": "22"}, file, workers="31", converters=None)
+    assert (config.workers, config.converters, config.cpu_policy, config.disk_policy) == (31, 22, "gdsf", "lru")
+
+
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty.yaml").write_text("")
+    assert build(file=tmp_path / "empty.yaml") == build()
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{1: 2}", "a: [", "text"])
+def test_a_file_that_is_no_mapping_of_settings_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"bad\.yaml"):
+        build(file=tmp_path / "bad.yaml")
+
+
+def test_an_unknown_setting_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    (tmp_path / "typo.yaml").write_text("worker: 3")
+    with pytest.raises(ConfigError, match=r"unknown setting 'worker'; known are .*workers"):
+        build(file=tmp_path / "typo.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cpu_capacity_bytes", "plenty"),
+        ("cpu_capacity_bytes", "-1"),
+        ("cpu_capacity_bytes", -1),
+        ("cpu_capacity_bytes", "0"),
+        ("disk_capacity_bytes", "5 parsecs"),
+        ("keep_alive_s", "soon"),
+        ("keep_alive_s", "-1"),
+        ("keep_alive_s", "nan"),
+        ("keep_alive_s", "inf"),
+        ("environments", "mxnet=/no/such/python"),
+        ("environments", "mxnet"),
+        ("converter_memory_bytes", "0"),
+        ("converter_time_s", "0"),
+        ("converter_time_s", "nan"),
+        ("converter_time_s", "never"),
+        ("converters", "0"),
+        ("workers", "2.5"),
+        ("workers", "-3"),
+        ("socket_mode", "rw-"),
+        ("socket_mode", "1777"),
+        ("socket_mode", "-1"),
+        ("verify", "perhaps"),
+        ("log_level", "loud"),
+        ("runtime_dir", "/" + "x" * 120),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named_wherever_it_comes_from(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=name):
+        build(**{name: value})
+    with pytest.raises(ConfigError, match=name):
+        build({f"TRIMS_{name.upper()}": str(value)})
+
+
+def test_every_setting_can_come_from_the_environment() -> None:
+    given = {
+        "runtime_dir": "/r", "state_dir": "/s", "cpu_capacity_bytes": "2GiB", "disk_capacity_bytes": "3 GB",
+        "cpu_policy": "lfu", "disk_policy": "fifo", "keep_alive_s": "1.5", "segment_dir": "/dev/shm",
+        "environments": f"mxnet={sys.executable},other={sys.executable}", "converter_memory_bytes": "1MiB",
+        "converter_time_s": "7", "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
+        "log_level": "DEBUG",
+    }  # fmt: skip
+    assert set(given) == {field.name for field in fields(Config)}
+    config = build({f"TRIMS_{name.upper()}": text for name, text in given.items()})
+    assert config == Config(
+        Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, "lfu", "fifo", 1.5, Path("/dev/shm"),
+        {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, 1 << 20, 7.0, 3, 5, 0o660, True, "debug",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "expected"), [("lazy", None), ("forever", None), ("0", 0.0), (30, 30.0)])
+def test_keep_alive_is_lazy_or_a_number_of_seconds(text: object, expected: float | None) -> None:
+    assert build(keep_alive_s=text).keep_alive_s == expected
+
+
+def test_folders_follow_the_conventions_of_the_desktop() -> None:
+    config = build({"XDG_STATE_HOME": "/x/state", "XDG_RUNTIME_DIR": "/x/run"})
+    assert (config.state_dir, config.runtime_dir) == (Path("/x/state/trims"), Path("/x/run/trims"))
+    assert build({"TMPDIR": "/scratch/"}).runtime_dir.parent == Path("/scratch")
+    assert build().state_dir == Path.home() / ".local/state/trims"
+
+
+def test_relative_folders_are_made_absolute() -> None:
+    assert build(state_dir="here").state_dir == Path.cwd() / "here"
+
+
+def test_default_capacities_are_half_of_what_there_is() -> None:
+    import os
+
+    held = os.statvfs("/dev/shm")
+    config = build()
+    assert 0 < config.cpu_capacity_bytes <= held.f_blocks * held.f_frsize // 2
+    assert 0 < config.disk_capacity_bytes <= 256 << 30

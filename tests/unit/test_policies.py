@@ -1,0 +1,135 @@
+"""Who goes first under each policy, and what a policy from elsewhere must be."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import ClassVar
+
+import pytest
+
+from trims.core.errors import ConfigError
+from trims.core.policy import (
+    FirstInFirstOut,
+    GreedyDualSizeFrequency,
+    LeastFrequentlyUsed,
+    LeastRecentlyUsed,
+    Policy,
+    Usage,
+)
+from trims.daemon.main import load_policy
+
+
+def usage(key: str, **known: float) -> Usage:
+    facts: dict[str, float] = {"nbytes": 100, "cost_s": 1.0, "uses": 1, "filled_at_s": 0.0, "last_used_s": 0.0, **known}
+    return Usage(key=key, **facts)  # type: ignore[arg-type]
+
+
+CANDIDATES = [
+    usage("old", filled_at_s=1, last_used_s=9, uses=5),
+    usage("rare", filled_at_s=2, last_used_s=8, uses=1),
+    usage("idle", filled_at_s=3, last_used_s=4, uses=7),
+    usage("idle and rare", filled_at_s=4, last_used_s=5, uses=1),
+]
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        (LeastRecentlyUsed(), ["idle", "idle and rare", "rare", "old"]),
+        (LeastFrequentlyUsed(), ["idle and rare", "rare", "old", "idle"]),
+        (FirstInFirstOut(), ["old", "rare", "idle", "idle and rare"]),
+        (GreedyDualSizeFrequency(), ["idle and rare", "rare", "old", "idle"]),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_each_policy_has_its_order(policy: Policy, order: list[str]) -> None:
+    assert policy.order(CANDIDATES) == order
+    assert policy.order(CANDIDATES[::-1]) == order, "the order of asking does not matter"
+    assert policy.order([]) == []
+
+
+@pytest.mark.parametrize("name", ["lru", "lfu", "fifo", "gdsf"])
+def test_ties_are_broken_by_the_key_so_that_two_runs_agree(name: str) -> None:
+    twins = [usage(key) for key in "cab"]
+    assert load_policy(name).order(twins) == ["a", "b", "c"]
+
+
+def test_gdsf_is_the_papers_formula_worked_by_hand() -> None:
+    """Priority = L + F x C / S. Evicting sets L to the victim's priority, so that what is used later starts higher."""
+    policy = GreedyDualSizeFrequency()
+    small = usage("small", nbytes=10, cost_s=1.0, uses=1)  # 0 + 1 x 1 / 10 = 0.1
+    large = usage("large", nbytes=1000, cost_s=10.0, uses=5)  # 0 + 5 x 10 / 1000 = 0.05
+    dear = usage("dear", nbytes=100, cost_s=30.0, uses=1)  # 0 + 1 x 30 / 100 = 0.3
+    for each in (small, large, dear):
+        policy.used(each)
+    assert policy.order([small, large, dear]) == ["large", "small", "dear"]
+    policy.gone("large", evicted=True)  # L = 0.05
+    late = usage("late", nbytes=100, cost_s=6.0, uses=1)  # 0.05 + 0.06 = 0.11: above small, though 0.06 < 0.1
+    policy.used(late)
+    assert policy.order([late, small, dear]) == ["small", "late", "dear"]
+    policy.gone("small", evicted=True)  # L = 0.1
+    again = usage("again", nbytes=1000, cost_s=1.0, uses=1)  # 0.1 + 0.001 = 0.101: below late's 0.11, just
+    policy.used(again)
+    assert policy.order([late, again, dear]) == ["again", "late", "dear"]
+
+
+def test_gdsf_does_not_age_by_what_leaves_of_itself() -> None:
+    policy = GreedyDualSizeFrequency()
+    dear, cheap = usage("dear", cost_s=1000.0), usage("cheap", cost_s=1.0)
+    policy.used(dear)
+    policy.used(cheap)
+    policy.gone("dear", evicted=False)
+    fresh = usage("fresh", cost_s=2.0)
+    policy.used(fresh)
+    assert policy.order([fresh, cheap]) == ["cheap", "fresh"]
+    policy.gone("never seen", evicted=True)
+    assert policy.order([fresh, cheap]) == ["cheap", "fresh"]
+
+
+def test_gdsf_renews_the_priority_with_every_use() -> None:
+    policy = GreedyDualSizeFrequency()
+    policy.used(usage("a", uses=1))
+    policy.used(usage("b", uses=2))
+    policy.used(usage("a", uses=3))
+    assert policy.order([usage("a", uses=3), usage("b", uses=2)]) == ["b", "a"]
+
+
+def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"'random'; known are fifo, gdsf, lfu, lru"):
+        load_policy("random")
+
+
+class Alphabetical:
+    name: ClassVar[str] = "alphabetical"
+
+    def used(self, usage: Usage) -> None: ...
+
+    def gone(self, key: str, *, evicted: bool) -> None: ...
+
+    def order(self, candidates: list[Usage]) -> list[str]:
+        return sorted(usage.key for usage in candidates)
+
+
+class NotAPolicy:
+    pass
+
+
+@pytest.fixture
+def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(*, group: str) -> list[importlib.metadata.EntryPoint]:
+        names = {"alphabetical": "Alphabetical", "broken": "NotAPolicy"}
+        return [importlib.metadata.EntryPoint(name, f"{__name__}:{value}", group) for name, value in names.items()]
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", found)
+    monkeypatch.setattr(importlib.metadata.EntryPoint, "load", lambda entry: globals()[entry.attr])
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_policy_of_somebody_else_is_loaded_by_its_name() -> None:
+    assert load_policy("alphabetical").order([usage("b"), usage("a")]) == ["a", "b"]
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_plugin_that_is_no_policy_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"NotAPolicy is not an eviction policy"):
+        load_policy("broken")
