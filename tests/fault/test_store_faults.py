@@ -220,17 +220,37 @@ def test_a_disk_that_cannot_be_read_any_more_is_a_broken_image_not_a_bug(
 ) -> None:
     path = checkpoint("m", nbytes=100_000)
     label = put_on_disk(daemon, path).label
-    real = os.sendfile
+    sendfile, preadv = os.sendfile, os.preadv
 
-    def bad_sectors(target: int, source: int, *more: int) -> int:
+    def check(source: int) -> None:
         if os.readlink(f"/proc/self/fd/{source}") == label:
             raise OSError(errno.EIO, "Input/output error")
-        return real(target, source, *more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "sendfile", bad_sectors)
+        patched.setattr(
+            os, "sendfile", lambda target, source, *more: (check(source), sendfile(target, source, *more))[1]
+        )
+        patched.setattr(os, "preadv", lambda source, *more: (check(source), preadv(source, *more))[1])
         holds_true_bytes(daemon, path, np.random.default_rng(ord("m")).random(12_500))
     assert daemon.store.counters["broken"] == 1
+    nothing_is_left(daemon)
+
+
+def test_a_disk_that_cannot_be_written_is_not_held_against_the_image_in_memory(
+    daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint("m", nbytes=100_000)
+    granted = asker.open(path)
+
+    def bad_disk(*anything: int) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "sendfile", bad_disk)
+        assert "Input/output error" in str(error_of(asker.ask(path, DISK)))
+    assert daemon.store.counters["broken"] == 0
+    assert states(daemon) == {"cpu": "sealed"}
+    assert asker.open(path).generation == granted.generation
     nothing_is_left(daemon)
 
 

@@ -8,7 +8,6 @@ are never read around the cache; otherwise the first chunks are read both ways a
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import threading
@@ -29,7 +28,6 @@ CHUNK_BYTES = 8 << 20
 BUFFER_BYTES = 256 << 10
 _PROBE_CHUNKS = 4
 _BLOCK_BYTES = 4096
-_TARGET_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
 
 def default_threads() -> int:
@@ -149,10 +147,9 @@ def _copy_in_the_kernel(source_fd: int, target_fd: int, begin: int, end: int) ->
 def _send(target_fd: int, source_fd: int, position: int, count: int) -> int:
     try:
         return os.sendfile(target_fd, source_fd, position, count)
-    except OSError as error:
-        if error.errno in _TARGET_IS_FULL:
-            raise
-        raise ImageError(f"the source cannot be read at {position} bytes: {error}") from error
+    except OSError:
+        _read(source_fd, memoryview(bytearray(1)), position)  # raises ImageError if it is the source's fault
+        raise
 
 
 def _copy_around_the_cache(source_fd: int, target_fd: int, begin: int, end: int) -> None:
