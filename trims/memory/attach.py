@@ -36,16 +36,16 @@ class Attachment:
             raise ImageError(f"the segment has {held} bytes, {nbytes} were announced")
         self.nbytes = nbytes
         self._fd = os.dup(fd)
+        self._close_fd = weakref.finalize(self, os.close, self._fd)
         self._lock = threading.Lock()
-        self._live: set[object] = set()
+        self._live = _Live(on_release)
         self._closed = False
-        self._on_release = on_release
-        self._shared: mmap.mmap | None = None
         try:
-            self._shared = self._track(mmap.mmap(self._fd, nbytes, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED))
+            mapping = mmap.mmap(self._fd, nbytes, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
         except BaseException:
-            os.close(self._fd)
+            self._close_fd()
             raise
+        self._shared: mmap.mmap | None = self._live.track(mapping)
 
     @property
     def closed(self) -> bool:
@@ -68,7 +68,7 @@ class Attachment:
         with self._lock:
             if self._closed:
                 raise ClosedError("these weights are closed; open them again to read")
-            return memoryview(self._track(mmap.mmap(self._fd, self.nbytes, access=mmap.ACCESS_COPY)))
+            return memoryview(self._live.track(mmap.mmap(self._fd, self.nbytes, access=mmap.ACCESS_COPY)))
 
     def close(self) -> None:
         """Give the mappings up. Views that are still alive stay readable and delay the release. Idempotent."""
@@ -77,19 +77,29 @@ class Attachment:
                 return
             self._closed = True
             mapping, self._shared = self._shared, None
-            os.close(self._fd)
+            self._close_fd()
         if mapping is not None:
             _try_close(mapping)
 
-    def _track(self, mapping: mmap.mmap) -> mmap.mmap:
+
+class _Live:
+    """The mappings that are left. Apart from the attachment: what finalisers hold must not keep it alive."""
+
+    __slots__ = ("_on_release", "_tokens")
+
+    def __init__(self, on_release: Callable[[], None] | None) -> None:
+        self._tokens: set[object] = set()
+        self._on_release = on_release
+
+    def track(self, mapping: mmap.mmap) -> mmap.mmap:
         token = object()
-        self._live.add(token)
-        weakref.finalize(mapping, self._mapping_gone, token).atexit = False
+        self._tokens.add(token)
+        weakref.finalize(mapping, self._gone, token).atexit = False
         return mapping
 
-    def _mapping_gone(self, token: object) -> None:
-        self._live.discard(token)
-        if not self._live and self._on_release is not None:
+    def _gone(self, token: object) -> None:
+        self._tokens.discard(token)
+        if not self._tokens and self._on_release is not None:
             self._on_release()
 
 

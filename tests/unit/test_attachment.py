@@ -1,0 +1,155 @@
+"""The borrower's mapping: how long it lives, when it is released, and who may write what."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from trims.core.errors import ClosedError, ImageError
+from trims.memory.attach import Attachment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NBYTES = 3 * 4096
+
+
+@pytest.fixture
+def segment() -> Iterator[int]:
+    fd = os.memfd_create("trims-test")
+    os.write(fd, bytes(range(256)) * (NBYTES // 256))
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def attach(segment: int) -> Callable[[], tuple[Attachment, list[int]]]:
+    """An attachment and the list that gets an entry with each release."""
+
+    def make() -> tuple[Attachment, list[int]]:
+        released: list[int] = []
+        return Attachment(segment, NBYTES, lambda: released.append(1)), released
+
+    return make
+
+
+def test_an_attachment_reads_the_segment_and_is_released_once(
+    attach: Callable[[], tuple[Attachment, list[int]]],
+) -> None:
+    made, released = attach()
+    assert bytes(made.data) == bytes(range(256)) * (NBYTES // 256)
+    assert not made.closed
+    made.close()
+    made.close()
+    assert made.closed
+    assert released == [1]
+    for use in (lambda: made.data, made.private_data):
+        with pytest.raises(ClosedError, match="open them again"):
+            use()
+
+
+def test_the_descriptor_given_stays_the_givers(segment: int) -> None:
+    made = Attachment(segment, NBYTES)
+    made.close()
+    assert os.fstat(segment).st_size == NBYTES
+
+
+def test_views_outlive_close_and_delay_the_release(attach: Callable[[], tuple[Attachment, list[int]]]) -> None:
+    made, released = attach()
+    view = np.frombuffer(made.data, np.uint8)
+    part = view[256:512].reshape(16, 16)
+    made.close()
+    del view
+    assert released == []
+    assert part[0, 1] == 1
+    del part
+    assert released == [1]
+
+
+def test_a_private_view_alone_delays_it_too(attach: Callable[[], tuple[Attachment, list[int]]]) -> None:
+    made, released = attach()
+    private = np.frombuffer(made.private_data(), np.uint8)
+    made.close()
+    assert released == []
+    assert private[5] == 5
+    del private
+    assert released == [1]
+
+
+def test_what_is_dropped_without_close_is_released_all_the_same(
+    attach: Callable[[], tuple[Attachment, list[int]]],
+) -> None:
+    made, released = attach()
+    before = len(os.listdir("/proc/self/fd"))
+    del made
+    gc.collect()
+    assert released == [1]
+    assert len(os.listdir("/proc/self/fd")) < before
+
+
+def test_shared_bytes_cannot_be_written_from_python(attach: Callable[[], tuple[Attachment, list[int]]]) -> None:
+    made, _ = attach()
+    with pytest.raises(TypeError, match="read-only"):
+        made.data[0] = 1
+    assert not np.frombuffer(made.data, np.uint8).flags.writeable
+    made.close()
+
+
+def test_what_is_written_privately_is_seen_by_nobody_else(
+    attach: Callable[[], tuple[Attachment, list[int]]], segment: int
+) -> None:
+    made, released = attach()
+    one, other = made.private_data(), made.private_data()
+    one[4096] = 200
+    assert (one[4096], other[4096], made.data[4096], os.pread(segment, 1, 4096)) == (200, 0, 0, b"\0")
+    other[4096] = 100
+    assert one[4096] == 200
+    made.close()
+    assert one[4096] == 200
+    del one, other
+    assert released == [1]
+
+
+@pytest.mark.parametrize("nbytes", [NBYTES + 1, NBYTES * 1000, 0, -1])
+def test_more_than_the_segment_has_is_refused_before_it_is_mapped(segment: int, nbytes: int) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ImageError, match=f"has {NBYTES} bytes, {nbytes} were announced"):
+        Attachment(segment, nbytes)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_descriptor_that_cannot_be_mapped_is_an_error_and_leaves_nothing() -> None:
+    reader, writer = os.pipe()
+    with pytest.raises(ImageError):
+        Attachment(reader, 10)
+    os.close(reader)
+    os.close(writer)
+
+
+def test_threads_may_take_private_views_while_another_closes(
+    attach: Callable[[], tuple[Attachment, list[int]]],
+) -> None:
+    for _ in range(20):
+        made, released = attach()
+        start = threading.Barrier(4)
+
+        def take(made: Attachment = made, start: threading.Barrier = start) -> None:
+            start.wait(30)
+            try:
+                assert made.private_data()[1] == 1
+            except ClosedError:
+                return
+
+        threads = [threading.Thread(target=take) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        start.wait(30)
+        made.close()
+        for thread in threads:
+            thread.join()
+        assert released == [1]
