@@ -1,0 +1,159 @@
+"""Every error crosses both doors as what it is."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import grpc
+import pytest
+
+from trims.core.errors import (
+    CapacityError,
+    DaemonAwayError,
+    InternalError,
+    TensorNotFoundError,
+    TooLargeError,
+    TrimsError,
+    error_classes,
+    from_code,
+)
+from trims.wire.answers import error_message, raise_if_error
+from trims.wire.frames import Decoder, encode
+from trims.wire.status import abort, error_from, status_of
+
+CLASSES = sorted(error_classes().values(), key=lambda cls: cls.code)
+
+
+def all_classes(root: type[TrimsError] = TrimsError) -> list[type[TrimsError]]:
+    return [root, *(cls for child in root.__subclasses__() for cls in all_classes(child))]
+
+
+def test_every_class_has_a_code_of_its_own_and_says_who_is_to_blame() -> None:
+    classes = set(all_classes())
+    assert {cls.code for cls in classes} == set(error_classes())
+    assert len(error_classes()) == len(classes), "two classes share a code"
+    for cls in classes:
+        assert cls.__doc__
+        assert "code" in vars(cls), f"{cls.__name__} inherits its code"
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.code)
+def test_an_error_survives_the_attach_door(cls: type[TrimsError]) -> None:
+    (message,) = Decoder().feed(encode(error_message(cls("who and what"), 7)))
+    assert message["id"] == 7
+    with pytest.raises(cls) as caught:
+        raise_if_error(message)
+    assert type(caught.value) is cls
+    assert str(caught.value) == "who and what"
+
+
+class Call(grpc.RpcError, grpc.Call):
+    """What a failed call looks like to a client."""
+
+    def __init__(self, status: grpc.StatusCode, details: str, trailers: tuple[tuple[str, str], ...] = ()) -> None:
+        self._status, self._details, self._trailers = status, details, trailers
+
+    def code(self) -> grpc.StatusCode:
+        return self._status
+
+    def details(self) -> str:
+        return self._details
+
+    def trailing_metadata(self) -> Any:
+        return self._trailers
+
+    def initial_metadata(self) -> Any: ...
+    def is_active(self) -> bool: ...
+    def time_remaining(self) -> float: ...
+    def cancel(self) -> bool: ...
+    def add_callback(self, callback: Any) -> bool: ...
+
+
+class Context:
+    """What a handler answers through; keeps what the client would see."""
+
+    def set_trailing_metadata(self, trailers: tuple[tuple[str, str], ...]) -> None:
+        self.trailers = trailers
+
+    def abort(self, status: grpc.StatusCode, details: str) -> None:
+        raise Call(status, details, self.trailers)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.code)
+def test_an_error_survives_the_control_door(cls: type[TrimsError]) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        abort(Context(), cls("who and what"))  # type: ignore[arg-type]
+    call = caught.value
+    assert isinstance(call, Call)
+    assert call.code() is status_of(cls("x")) is not grpc.StatusCode.UNKNOWN
+    error = error_from(call, "/run/control.sock")
+    assert type(error) is cls
+    assert str(error) == "who and what"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("model_not_found", "NOT_FOUND"),
+        ("model_exists", "ALREADY_EXISTS"),
+        ("in_use", "FAILED_PRECONDITION"),
+        ("bad_manifest", "INVALID_ARGUMENT"),
+        ("not_supported", "UNIMPLEMENTED"),
+        ("permission_denied", "PERMISSION_DENIED"),
+        ("capacity", "RESOURCE_EXHAUSTED"),
+        ("too_large", "RESOURCE_EXHAUSTED"),
+        ("deadline", "DEADLINE_EXCEEDED"),
+        ("draining", "UNAVAILABLE"),
+        ("bad_artifact", "DATA_LOSS"),
+        ("internal", "INTERNAL"),
+    ],
+)
+def test_other_clients_see_the_status_grpc_has_for_it(code: str, status: str) -> None:
+    assert status_of(from_code(code, "x")).name == status
+
+
+def test_a_message_too_long_for_a_trailer_is_cut() -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        abort(Context(), InternalError("x" * 100_000))  # type: ignore[arg-type]
+    assert len(caught.value.details()) == 4000  # type: ignore[attr-defined]
+
+
+def test_nobody_there_names_address_and_remedy() -> None:
+    error = error_from(Call(grpc.StatusCode.UNAVAILABLE, "connection refused"), "/run/control.sock")
+    assert isinstance(error, DaemonAwayError)
+    assert "/run/control.sock; start one with `trims serve`" in str(error)
+
+
+def test_a_status_of_something_else_is_an_internal_error_that_says_it() -> None:
+    error = error_from(Call(grpc.StatusCode.UNKNOWN, "whatever"), "/run")
+    assert isinstance(error, InternalError)
+    assert "UNKNOWN: whatever" in str(error)
+
+
+def test_an_unknown_code_is_said_and_not_lost() -> None:
+    error = from_code("from_the_future", "something new")
+    assert isinstance(error, InternalError)
+    assert "something new" in str(error)
+    assert "'from_the_future'" in str(error)
+
+
+def test_what_can_help_to_ask_again_is_said_on_the_class() -> None:
+    again = {code for code, cls in error_classes().items() if cls.retryable}
+    assert again == {"in_use", "capacity", "deadline", "lost_peer", "daemon_away", "draining"}
+    assert not TooLargeError.retryable
+    assert issubclass(TooLargeError, CapacityError)
+
+
+def test_a_missing_tensor_is_a_key_error_that_reads_as_a_sentence() -> None:
+    error = TensorNotFoundError("no tensor 'x'")
+    assert isinstance(error, KeyError)
+    assert str(error) == "no tensor 'x'"
+    assert str(TensorNotFoundError()) == ""
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.code)
+def test_an_error_can_be_sent_to_another_process(cls: type[TrimsError]) -> None:
+    again = pickle.loads(pickle.dumps(cls("a sentence")))
+    assert type(again) is cls
+    assert str(again) == "a sentence"
