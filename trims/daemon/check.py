@@ -36,13 +36,22 @@ def check_store(store: Store, *, verify: bool) -> Report:
         jobs = [(Job(r.key, r.place, r.generation), r.nbytes) for r in sealed]
     for job, nbytes in jobs:
         report.replicas += 1
-        reason = _examine(store, job, nbytes, verify=verify)
+        try:
+            reason = _examine(store, job, nbytes, verify=verify)
+        except (OSError, ValueError) as error:
+            reason = f"it cannot be examined: {error}"
         if reason is None:
             report.verified_bytes += nbytes if verify else 0
-        elif store.residency.find(job.key, job.place) is not None:
+        elif _is_sealed(store, job):  # else it left meanwhile, and what was examined may be another's by now
             report.findings.append(f"{job.key[:16]} at {job.place}: {reason}; it is taken out of service")
             store.report_broken(job.key, job.place, job.generation, reason)
     return report
+
+
+def _is_sealed(store: Store, job: Job) -> bool:
+    with store.locked():
+        replica = store.residency.find(job.key, job.place)
+        return replica is not None and replica.generation == job.generation and replica.state is State.SEALED
 
 
 def _examine(store: Store, job: Job, nbytes: int, *, verify: bool) -> str | None:

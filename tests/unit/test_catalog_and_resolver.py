@@ -1,0 +1,321 @@
+"""From a name to an image key: what changes it, what does not, and what is said when there is none."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from trims.core.errors import (
+    ArtifactError,
+    DigestMismatchError,
+    ManifestError,
+    ModelNotFoundError,
+    NotSupportedError,
+)
+from trims.formats.base import Limits
+from trims.registry.sqlite import SqliteRegistry
+from trims.store import resolve
+from trims.store.catalog import Catalog, ImageRecord, identity_of
+from trims.store.resolve import Resolver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def catalog(folder: Path) -> Iterator[Catalog]:
+    made = Catalog(folder / "state" / "catalog.db")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def registry(folder: Path) -> Iterator[SqliteRegistry]:
+    made = SqliteRegistry(folder / "state" / "registry.db")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def resolver(folder: Path, registry: SqliteRegistry, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> Resolver:
+    """One that looks at files each time it is asked."""
+    monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
+    return Resolver(registry, catalog, {}, folder / "artifacts", Limits(time_s=60.0))
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that were read for their digest."""
+    seen: list[str] = []
+    real = resolve._read_digests
+
+    def read(file: Path, *, with_sha256: bool) -> tuple[str, str | None]:
+        seen.append(file.name)
+        return real(file, with_sha256=with_sha256)
+
+    monkeypatch.setattr(resolve, "_read_digests", read)
+    return seen
+
+
+def put(registry: SqliteRegistry, artifact: dict[str, Any], origin: str = "", **more: Any) -> None:
+    registry.put({"name": "m", "artifact": artifact, **more}, origin, replace=True)
+
+
+# -- paths ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_once_in_all_lives(
+    resolver: Resolver, registry: SqliteRegistry, catalog: Catalog, checkpoint: Callable[..., Path], reads: list[str],
+    folder: Path,
+) -> None:  # fmt: skip
+    path = checkpoint("a")
+    first = resolver.resolve(f"file:{path}")
+    assert resolver.resolve(f"file:{path}").key == first.key
+    assert resolver.cached(f"file:{path}").key == first.key  # type: ignore[union-attr]
+    next_life = Resolver(registry, catalog, {}, folder / "artifacts", Limits())
+    assert next_life.resolve(f"file:{path}").key == first.key
+    assert reads == ["a.safetensors"]
+
+
+@pytest.mark.parametrize("how", ["rewritten", "touched", "replaced by a rename", "grown"])
+def test_a_file_that_was_touched_is_read_again(
+    how: str, resolver: Resolver, checkpoint: Callable[..., Path], reads: list[str]
+) -> None:
+    path = checkpoint("a")
+    before = resolver.resolve(f"file:{path}")
+    if how == "rewritten":
+        path.write_bytes(checkpoint("b", {"weight": np.ones(3)}).read_bytes())
+    elif how == "touched":
+        os.utime(path, (1, 1))
+    elif how == "replaced by a rename":
+        os.replace(checkpoint("b", {"weight": np.ones(3)}), path)
+    else:
+        path.write_bytes(checkpoint("b", nbytes=8192).read_bytes())
+    assert resolver.cached(f"file:{path}") is None
+    after = resolver.resolve(f"file:{path}")
+    assert reads == ["a.safetensors", "a.safetensors"]
+    assert (after.key == before.key) == (how == "touched"), "the key is the bytes'"
+
+
+def test_the_same_bytes_under_any_name_are_one_image(
+    resolver: Resolver, registry: SqliteRegistry, checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    path = checkpoint("a")
+    (folder / "copy.safetensors").write_bytes(path.read_bytes())
+    (folder / "link.safetensors").symlink_to(path)
+    put(registry, {"path": "copy.safetensors"}, str(folder), description="anything")
+    names = [f"file:{path}", f"file:{folder}/copy.safetensors", f"file:{folder}/link.safetensors", "m"]
+    assert len({resolver.resolve(name).key for name in names}) == 1
+
+
+def test_a_link_that_points_elsewhere_now_is_noticed(
+    resolver: Resolver, checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    link = folder / "latest.safetensors"
+    link.symlink_to(checkpoint("a"))
+    before = resolver.resolve(f"file:{link}").key
+    link.unlink()
+    link.symlink_to(checkpoint("b"))
+    assert resolver.resolve(f"file:{link}").key != before
+
+
+def test_what_the_image_depends_on_changes_its_key(
+    resolver: Resolver, registry: SqliteRegistry, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trims.formats.safetensors import SafetensorsConverter
+
+    path = checkpoint("a")
+    put(registry, {"path": str(path)})
+    keys = {resolver.resolve("m").key}
+    monkeypatch.setattr(SafetensorsConverter, "version", 999)
+    resolver.forget("m")
+    keys.add(resolver.resolve("m").key)
+    assert len(keys) == 2
+
+
+def test_a_file_that_changes_while_it_is_read_is_no_artifact(
+    resolver: Resolver, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint("a")
+    real = resolve._read_digests
+
+    def touched_meanwhile(file: Path, *, with_sha256: bool) -> tuple[str, str | None]:
+        digests = real(file, with_sha256=with_sha256)
+        os.utime(file, (1, 1))
+        return digests
+
+    monkeypatch.setattr(resolve, "_read_digests", touched_meanwhile)
+    with pytest.raises(ArtifactError, match=r"a\.safetensors changed while it was read; try again"):
+        resolver.resolve(f"file:{path}")
+
+
+def test_files_that_are_none_are_named(resolver: Resolver, registry: SqliteRegistry, folder: Path) -> None:
+    (folder / "empty.safetensors").write_bytes(b"")
+    (folder / "folder.safetensors").mkdir()
+    (folder / "dangling.safetensors").symlink_to(folder / "nowhere")
+    for name in ("absent", "folder", "dangling", "empty"):
+        with pytest.raises(ArtifactError, match=f"{name}.safetensors"):
+            resolver.resolve(f"file:{folder}/{name}.safetensors")
+    with pytest.raises(ModelNotFoundError):
+        resolver.resolve("m")
+    put(registry, {"path": "absent.npz"}, str(folder))
+    with pytest.raises(ArtifactError, match=r"m: .*absent\.npz is not a file; correct the manifest"):
+        resolver.resolve("m")
+
+
+# -- what a manifest states ----------------------------------------------------------------------------------------
+
+
+def test_a_stated_sha256_is_held_against_the_file_also_if_the_file_is_known(
+    resolver: Resolver, registry: SqliteRegistry, checkpoint: Callable[..., Path], reads: list[str]
+) -> None:
+    path = checkpoint("a")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    plain = resolver.resolve(f"file:{path}").key
+    put(registry, {"path": str(path), "sha256": {"a.safetensors": digest}})
+    assert resolver.resolve("m").key == plain, "a digest that is right says nothing new"
+    put(registry, {"path": str(path), "sha256": {"a.safetensors": "0" * 64}})
+    resolver.forget("m")
+    with pytest.raises(DigestMismatchError, match=rf"sha256 is {digest}, the manifest states 0{{64}}"):
+        resolver.resolve("m")
+    assert len(reads) == 2, "once without sha256, once with"
+    put(registry, {"path": str(path), "sha256": {"b.safetensors": digest}})
+    with pytest.raises(ManifestError, match=r"names 'b\.safetensors', which is not a file of it"):
+        resolver.resolve("m")
+
+
+def test_a_framework_that_does_not_fit_is_named_with_both_versions(
+    resolver: Resolver, registry: SqliteRegistry, checkpoint: Callable[..., Path]
+) -> None:
+    path = str(checkpoint("a"))
+    for version, fits in (("", True), (">=1.0", True), (f"=={np.__version__}", True), (">=99,<100", False)):
+        put(registry, {"path": path}, framework={"name": "numpy", "version": version})
+        resolver.forget("m")
+        if fits:
+            assert resolver.resolve("m").key
+        else:
+            with pytest.raises(NotSupportedError, match=rf"m needs numpy >=99,<100, .* has {np.__version__}; install"):
+                resolver.resolve("m")
+    put(registry, {"path": path}, framework={"name": "numpy", "version": "newest"})
+    with pytest.raises(ManifestError, match="'newest' is no version constraint"):
+        resolver.resolve("m")
+
+
+# -- packages and builders -----------------------------------------------------------------------------------------
+
+
+def test_a_file_of_a_package_is_found_without_importing_it(
+    resolver: Resolver, registry: SqliteRegistry, checkpoint: Callable[..., Path], folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    inside = folder / "site" / "weights_package" / "inner"
+    inside.mkdir(parents=True)
+    (inside.parent / "__init__.py").write_text("raise RuntimeError('imported')")
+    os.replace(checkpoint("a"), inside / "a.safetensors")
+    monkeypatch.syspath_prepend(str(folder / "site"))
+    importlib.invalidate_caches()
+    for package, path in (("weights_package", "inner/a.safetensors"), ("weights_package.inner", "a.safetensors")):
+        put(registry, {"package": {"name": package, "path": path}})
+        resolver.forget("m")
+        assert resolver.resolve("m").artifact.files == (inside / "a.safetensors",)
+    put(registry, {"package": {"name": "no_such_package", "path": "a.npz"}})
+    resolver.forget("m")
+    with pytest.raises(ArtifactError, match="'no_such_package' is not installed"):
+        resolver.resolve("m")
+    put(registry, {"package": {"name": "weights_package", "path": "b.npz"}})
+    with pytest.raises(ArtifactError, match=r"b\.npz is not a file"):
+        resolver.resolve("m")
+
+
+BUILDER = """
+import pathlib
+def make(out_dir, size):
+    import numpy
+    from safetensors.numpy import save_file
+    save_file({"w": numpy.zeros(size)}, str(pathlib.Path(out_dir) / "made.safetensors"))
+    pathlib.Path(__file__).with_name("calls").open("a").write("x")
+"""
+
+
+def test_a_builder_runs_once_for_what_it_is_asked(resolver: Resolver, registry: SqliteRegistry, folder: Path) -> None:
+    (folder / "my_builder.py").write_text(BUILDER)
+
+    def build(**more: Any) -> str:
+        put(registry, {"builder": {"call": "my_builder:make", "args": {"size": 5}}}, str(folder), **more)
+        resolver.forget("m")
+        return resolver.resolve("m").key
+
+    first = build()
+    assert build(description="the same artifact") == first
+    assert (folder / "calls").read_text() == "x"
+    assert build(version="1.0.0") == first, "made anew for another version, with the same bytes"
+    assert (folder / "calls").read_text() == "xx"
+
+
+# -- the catalog ---------------------------------------------------------------------------------------------------
+
+
+def test_digests_count_for_one_identity_only(catalog: Catalog) -> None:
+    catalog.remember_digests("/a", "1:2:3", "b3", None)
+    assert catalog.digests("/a", "1:2:3") == ("b3", None)
+    assert catalog.digests("/a", "1:2:4") is None
+    catalog.remember_digests("/a", "1:2:4", "b4", "sha")
+    assert catalog.digests("/a", "1:2:3") is None
+    assert catalog.digests("/a", "1:2:4") == ("b4", "sha")
+
+
+def test_identity_is_device_inode_length_and_both_times(folder: Path) -> None:
+    path = folder / "f"
+    path.write_bytes(b"x")
+    seen = {identity_of(path)}
+    os.utime(path, ns=(5, 5))
+    seen.add(identity_of(path))
+    path.chmod(0o600)  # changes ctime only
+    path.chmod(0o644)
+    seen.add(identity_of(path))
+    (folder / "g").write_bytes(b"x")
+    seen.add(identity_of(folder / "g"))
+    assert len(seen) == 4
+    with pytest.raises(FileNotFoundError):
+        identity_of(folder / "absent")
+
+
+def test_names_pins_and_images_outlive_the_catalog(catalog: Catalog, folder: Path) -> None:
+    record = ImageRecord("k", "m", {"format": "npz", "options": {"a": [1]}}, 123, 0.5)
+    catalog.remember_image(record)
+    catalog.remember_key("m", "k", "manifest one")
+    catalog.remember_key("n", "k", "manifest two")
+    catalog.pin("m", "cpu", pinned=True)
+    catalog.pin("m", "cpu", pinned=True)
+    catalog.close()
+    again = Catalog(folder / "state" / "catalog.db")
+    assert again.image("k") == record
+    assert again.image("other") is None
+    assert again.names_of("k") == ["m", "n"]
+    assert again.key_under("m", "manifest one") == "k"
+    assert again.key_under("m", "manifest two") is None
+    assert again.pins() == [("m", "cpu")]
+    again.forget("m")
+    assert (again.key_of("m"), again.key_of("n"), again.pins()) == (None, "k", [])
+    again.pin("n", "disk", pinned=True)
+    again.pin("n", "disk", pinned=False)
+    assert again.pins() == []
+    again.close()
+
+
+def test_a_catalog_of_another_version_is_emptied_and_said(
+    catalog: Catalog, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog.remember_key("m", "k", "text")
+    catalog._db.execute("PRAGMA user_version = 1")
+    catalog.close()
+    again = Catalog(folder / "state" / "catalog.db")
+    assert again.key_of("m") is None
+    assert "is of another version" in caplog.text
+    again.close()
