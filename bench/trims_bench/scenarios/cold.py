@@ -43,12 +43,11 @@ def _compare(model: Model, setup: Setup, daemon: DaemonProcess) -> Comparison:
             daemon.evict(name)
             reports[how].append(run(model.workload, how, python=python, runtime_dir=daemon.runtime_dir))
     daemon.evict(name)
-    ours, theirs = reports.values()
-    for cold, alone in zip(ours, theirs, strict=True):
+    for cold, alone in zip(*reports.values(), strict=True):
         agreement = workload(model.workload).same(alone.answer, cold.answer)
         assert agreement.equal, f"{model.title}: {agreement}"
-    sides = [
+    ours, theirs = (
         Samples(of, [round(report.total_s * 1e9) for report in side])
-        for of, side in (("trims, cold", ours), ("framework alone", theirs))
-    ]
-    return faster(model.title, *sides, Bar(">=", 1.0))
+        for of, side in zip(("trims, cold", "framework alone"), reports.values(), strict=True)
+    )
+    return faster(model.title, ours, theirs, Bar(">=", 1.0))
