@@ -13,10 +13,13 @@ Little endian throughout:
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trims.core.errors import ArtifactError, ImageError
 from trims.core.layout import DTYPE_NUMBERS, DTYPES, Layout, TensorSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 #: What every safetensors file begins with: the length of its JSON header.
 LENGTH = struct.Struct("<Q")
@@ -105,21 +108,31 @@ def decode_index(data: bytes | memoryview) -> Layout:
     names_at = extents_at + 8 * header.dimensions
     extents = struct.unpack_from(f"<{header.dimensions}Q", data, extents_at)
     names = bytes(data[names_at : header.index_bytes])
-    records = RECORD.iter_unpack(data[HEADER.size : extents_at])
-    layout = Layout.of(_decode_record(record, extents, names) for record in records)
+    layout = Layout.of(_specs(RECORD.iter_unpack(data[HEADER.size : extents_at]), extents, names))
     layout.validate(header.data_bytes)
     return layout
 
 
-def _decode_record(record: tuple[int, ...], extents: tuple[int, ...], names: bytes) -> TensorSpec:
-    name_at, name_bytes, offset, first, dtype, rank, zero = record
-    if dtype >= len(DTYPES) or zero or name_at + name_bytes > len(names) or first + rank > len(extents):
-        raise ImageError("a record of the index points outside it")
+def _specs(records: Iterable[tuple[int, ...]], extents: tuple[int, ...], names: bytes) -> Iterator[TensorSpec]:
+    """One loop and no call for each record: this is most of what a model of many tensors costs to attach."""
     try:
-        name = names[name_at : name_at + name_bytes].decode("utf-8")
+        text = names.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ImageError(f"the tensor names of the index are not UTF-8: {error}") from error
+    plain = len(text) == len(names)  # ASCII: the offsets of bytes are those of characters
+    for name_at, name_bytes, offset, first, dtype, rank, zero in records:
+        name_end, end = name_at + name_bytes, first + rank
+        if dtype >= len(DTYPES) or zero or name_end > len(names) or end > len(extents):
+            raise ImageError("a record of the index points outside it")
+        name = text[name_at:name_end] if plain else _decode_name(names[name_at:name_end])
+        yield TensorSpec(name, DTYPES[dtype], extents[first:end], offset)
+
+
+def _decode_name(name: bytes) -> str:
+    try:
+        return name.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ImageError(f"a tensor name of the index is not UTF-8: {error}") from error
-    return TensorSpec(name, DTYPES[dtype], extents[first : first + rank], offset)
 
 
 def _encode_name(name: str) -> bytes:
