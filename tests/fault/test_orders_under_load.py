@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING
 
+import grpc
 import numpy as np
 import pytest
 from looking import (
@@ -32,6 +34,7 @@ from trims.core.errors import (
     ModelNotFoundError,
 )
 from trims.core.place import CPU, DISK
+from trims.daemon.control_door import MAX_STREAMS
 from trims.store.resolve import Resolver
 from trims.testing.tiers import SlowTier
 from trims.wire import trims_pb2 as pb
@@ -96,9 +99,9 @@ def test_a_deadline_that_passes_during_a_load_says_so_and_the_load_goes_on(
     daemon: Daemon, asker: Asker, slow: SlowTier, checkpoint: Callable[..., Path]
 ) -> None:
     path = checkpoint("m")
-    late = asker.ask(path, deadline_s=0.05)
     patient = asker.ask(path)
-    error = error_of(late)
+    assert slow.entered.wait(WAIT_S)
+    error = error_of(asker.ask(path, deadline_s=0.05))
     assert type(error) is DeadlineError
     assert "filling" in str(error)
     assert "the load goes on" in str(error)
@@ -186,6 +189,20 @@ def test_a_daemon_ends_although_loads_wait_for_room_and_for_a_converter(
 
 def replicas_of_all(daemon: Daemon) -> list[tuple[str, object]]:
     return list(daemon.store.residency.replicas)
+
+
+def test_an_answer_that_comes_after_the_door_is_shut_goes_nowhere(
+    daemon: Daemon, session: Session, checkpoint: Callable[..., Path]
+) -> None:
+    session.open_file(checkpoint("m")).close()
+    (served,) = daemon.attach.sessions()
+    daemon.ask_to_end(purge=True)
+    daemon.stop()
+    reader, writer = os.pipe()  # the door's descriptors are free, and others have them now
+    daemon.attach._answered(served, 1, LostPeerError("the daemon is shutting down"))
+    os.close(writer)
+    assert os.read(reader, 8) == b""
+    os.close(reader)
 
 
 # -- evicting ------------------------------------------------------------------------------------------------------
@@ -447,6 +464,21 @@ def test_who_watches_sees_every_step_in_order(daemon: Daemon, checkpoint: Callab
     ]
     assert {(change.place, *change.names) for change in seen} == {("cpu", "m")}
     wait_until(lambda: not daemon.store.watchers._queues, "the subscription outlives its reader")
+
+
+def test_a_crowd_of_watchers_leaves_the_door_open_for_others(daemon: Daemon) -> None:
+    with control(str(daemon.config.runtime_dir)) as door:
+        watches = [door.Watch(pb.Empty()) for _ in range(MAX_STREAMS)]
+        wait_until(lambda: len(daemon.store.watchers._queues) == MAX_STREAMS, "not all subscribed")
+        assert door.Health(pb.Empty(), timeout=WAIT_S).status == "serving"
+        with pytest.raises(grpc.RpcError, match="48 loads and watches are running, which is the limit"):
+            next(door.Watch(pb.Empty()))
+        for watch in watches:
+            watch.cancel()
+        wait_until(lambda: not daemon.store.watchers._queues, "a subscription outlives its reader")
+        one_more = door.Watch(pb.Empty())
+        wait_until(lambda: daemon.store.watchers._queues, "the door stays shut")
+        one_more.cancel()
 
 
 def test_who_watches_and_does_not_read_loses_changes_and_holds_nobody_up(

@@ -100,6 +100,8 @@ class AttachDoor:
         self._sessions: dict[int, Session] = {}
         self._answers: deque[tuple[Session, int, Outcome]] = deque()
         self._stopping = False
+        self._wake_fd = -1
+        self._waking = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="trims-attach-door", daemon=True)
 
     def start(self) -> None:
@@ -121,6 +123,9 @@ class AttachDoor:
         self._stopping = True
         self._wake()
         self._thread.join()
+        with self._waking:
+            os.close(self._wake_fd)
+            self._wake_fd = -1
 
     def sessions(self) -> list[Session]:
         """Who is connected now."""
@@ -143,7 +148,6 @@ class AttachDoor:
             self._end(session, "the daemon is shutting down")
         self._selector.close()
         self._listener.close()
-        os.close(self._wake_fd)
         self._path.unlink(missing_ok=True)
 
     def _accept(self) -> None:
@@ -327,7 +331,9 @@ class AttachDoor:
         log.debug("session %d of process %d ended: %s", session.number, session.peer.pid, why)
 
     def _wake(self) -> None:
-        os.eventfd_write(self._wake_fd, 1)
+        with self._waking:
+            if self._wake_fd >= 0:  # an answer may come after the end; its descriptor may be another's by then
+                os.eventfd_write(self._wake_fd, 1)
 
 
 def _grant_message(request_id: int, granted: Granted) -> Message:

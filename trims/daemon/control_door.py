@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import queue
+import threading
 import time
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import grpc
 import yaml
 
-from trims.core.errors import InternalError, ManifestError, TrimsError
+from trims.core.errors import CapacityError, InternalError, ManifestError, TrimsError
 from trims.core.place import CPU, Place
 from trims.daemon import views
 from trims.daemon.check import check_store
@@ -40,7 +41,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _POLL_S = 0.1
-_WORKERS = 16
+_WORKERS = 64
+#: Calls that may stay open for long (Load, Watch); the rest of the workers answers short ones.
+MAX_STREAMS = 48
 _MAX_MESSAGE_BYTES = 4 << 20
 _Handler = TypeVar("_Handler", bound="Callable[..., Any]")
 
@@ -104,6 +107,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         self._on_shutdown = on_shutdown
         self._started_at_s = time.monotonic()
         self._stopping = False
+        self._streams = threading.BoundedSemaphore(MAX_STREAMS)
 
     def start(self) -> None:
         """Bind and begin to serve."""
@@ -160,6 +164,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def Load(self, request: pb.LoadRequest, context: grpc.ServicerContext) -> Iterator[pb.LoadProgress]:
         """Have a model at a place; the work is started before the first message is asked for."""
+        self._begin_stream(context)
         place = _place(request.place)
         deadline_s = request.deadline_s if request.HasField("deadline_s") else None
         pending = self._store.load(request.name, place, deadline_s)
@@ -217,6 +222,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def Watch(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.Change]:
         """Changes of state; subscribed before the first message is asked for."""
+        self._begin_stream(context)
         watcher = self._store.watchers.add()
         context.add_callback(lambda: self._store.watchers.remove(watcher))
         return self._changes(watcher, context)
@@ -254,6 +260,12 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         """End the daemon, after this call is answered."""
         self._on_shutdown(request.purge)
         return pb.Empty()
+
+    def _begin_stream(self, context: grpc.ServicerContext) -> None:
+        if not self._streams.acquire(blocking=False):
+            raise CapacityError(f"{MAX_STREAMS} loads and watches are running, which is the limit; end some, ask again")
+        if not context.add_callback(self._streams.release):
+            self._streams.release()  # the client is gone already
 
     def _model(self, manifest: Manifest, raw: dict[str, Any] | None = None, *, story: bool = False) -> pb.Model:
         known = self._store.resolver.cached(manifest.name)
