@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from trims.cli.output import console, note, say
-from trims.core.errors import CallerError
+from trims.core.errors import CallerError, TrimsError
 from trims.core.units import format_bytes, format_seconds
 from trims_bench.child import ChildError
 from trims_bench.large_pages import with_large_pages
@@ -74,7 +74,7 @@ def _take(name: str, setup: Setup, out: Path | None) -> Figure | None:
     try:
         with console.status(f"{name}: {scenario(name).TITLE} ..."):
             figure = scenario(name).run(setup)
-    except (MxnetMissingError, ChildError, WorkerError) as error:
+    except (MxnetMissingError, ChildError, WorkerError, TrimsError) as error:
         note(f"{name}: not measured: {error}")
         return None
     say(f"{name}: {'reached' if figure.reached else 'NOT reached'}, in {format_seconds(time.monotonic() - began)}")

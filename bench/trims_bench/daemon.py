@@ -85,9 +85,15 @@ class DaemonProcess:
 
     @contextlib.contextmanager
     def door(self) -> Iterator[Any]:
-        """A stub of the control door."""
-        with control(str(self.runtime_dir)) as stub:
-            yield stub
+        """A stub of the control door. DaemonAwayError carries what the daemon said last."""
+        try:
+            with control(str(self.runtime_dir)) as stub:
+                yield stub
+        except DaemonAwayError as error:
+            status = None if self._process is None else self._process.poll()
+            state = "runs" if status is None else f"ended with status {status}"
+            words = self._last_words() or "nothing"
+            raise DaemonAwayError(f"{error}; the daemon {state} ({error.__cause__}) and said last: {words}") from error
 
     def add(self, manifest: Path | Mapping[str, Any]) -> str:
         """Register a manifest and have its image made on disk. Returns the model's name."""
@@ -156,7 +162,7 @@ class DaemonProcess:
                 self._serving = True
             except DaemonAwayError as error:
                 if self._process.poll() is not None or time.monotonic() > until:
-                    raise DaemonAwayError(f"the daemon did not start: {self._last_words()}") from error
+                    raise DaemonAwayError(f"the daemon did not start: {error}") from error
                 time.sleep(0.05)
 
     def _last_words(self) -> str:
