@@ -73,7 +73,6 @@ class Session:
         self._channel: Channel | None = None
         try:
             self._channel = Channel(self._path, self._agent)
-            self._watch()
         except DaemonAwayError:
             if fallback is None:
                 raise
@@ -146,7 +145,7 @@ class Session:
             if (fallback or self._fallback) is None:
                 raise
             return self._load_here(name, error)
-        return Weights(
+        weights = Weights(
             name,
             self._mappings.borrow(answer, fd),
             place=str(answer["place"]),
@@ -154,6 +153,8 @@ class Session:
             trusted=self._trusted,
             on_close=self._settle,
         )
+        self._watch()
+        return weights
 
     def _request(self, message: Message, deadline_s: float | None) -> tuple[Message, int]:
         """Ask; if the daemon has restarted since, connect again and ask once more."""
@@ -192,7 +193,6 @@ class Session:
     def _connect_again(self) -> Channel:
         """Under the lock: connect, and take up again the leases of everything that is still mapped."""
         channel = Channel(self._path, self._agent)
-        self._watch()
         if self._channel is not None:
             self._channel.close()
         for mapping in self._mappings.lose_leases():
