@@ -40,7 +40,7 @@ format: env ## let ruff rewrite what it can
 
 .PHONY: bench
 bench: env mxnet-env ## the figures of docs/benchmarks.md; raw results go to bench/results
-	$(BIN)/trims bench all --large-pages --out bench/results
+	$(BIN)/trims bench all --out bench/results
 
 .PHONY: proto
 proto: env ## generate the control door's code anew

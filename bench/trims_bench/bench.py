@@ -16,7 +16,6 @@ from trims.cli.output import console, note, say
 from trims.core.errors import CallerError, TrimsError
 from trims.core.units import format_bytes, format_seconds
 from trims_bench.child import ChildError
-from trims_bench.large_pages import with_large_pages
 from trims_bench.machine import commit, machine, versions
 from trims_bench.repository import MxnetMissingError
 from trims_bench.runs import WorkerError
@@ -37,15 +36,23 @@ def main(options: argparse.Namespace) -> int:
             say(f"{name:<12} {scenario(name).TITLE}")
         return 0
     names = _chosen(options.names)
-    if options.large_pages and options.segment_dir is None:
-        return with_large_pages()
+    if options.out is not None:
+        _make(options.out)
     with _work(options.work) as work:
-        setup = Setup(work, quick=options.quick, repeat=options.repeat, large_pages=options.segment_dir)
+        setup = Setup(work, quick=options.quick, repeat=options.repeat)
         figures = [figure for name in names if (figure := _take(name, setup, options.out)) is not None]
     _print(figures)
     if len(figures) < len(names):
         return 4
     return 0 if all(figure.reached for figure in figures) else 3
+
+
+def _make(folder: Path) -> None:
+    """Now, not after minutes of measuring."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CallerError(f"raw results cannot be kept in {folder}: {error.strerror}; give --out a folder") from error
 
 
 def _chosen(names: Sequence[str]) -> Sequence[str]:
@@ -96,7 +103,6 @@ def record(figure: Figure, *, quick: bool) -> dict[str, Any]:
 
 
 def _keep(figure: Figure, setup: Setup, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
     kept = record(figure, quick=setup.quick)
     path = out / f"{kept['date'][:10]}-{figure.name}.json"
     path.write_text(json.dumps(kept, separators=(",", ":")) + "\n")

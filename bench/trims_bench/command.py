@@ -18,9 +18,6 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     bench.add_argument("--work", type=Path, help="folder for what is measured, 10 GB (default: a temporary one)")
     bench.add_argument("--repeat", type=int, help="repeats of each side (default: what each figure needs)")
     bench.add_argument("--quick", action="store_true", help="tiny sizes: to see that it works, not how fast it is")
-    bench.add_argument("--segment-dir", type=Path, help="a tmpfs with large pages, to measure beside /dev/shm")
-    text = "the same, mounted for the run in a namespace of its own (needs util-linux's unshare)"
-    bench.add_argument("--large-pages", action="store_true", help=text)
     bench.set_defaults(run=_run)
 
 

@@ -11,12 +11,20 @@ import numpy as np
 import pytest
 
 from trims.core.errors import ClosedError, ImageError
+from trims.memory import mapping
 from trims.memory.attach import Attachment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 NBYTES = 3 * 4096
+
+
+@pytest.fixture(autouse=True, params=["where the kernel puts it", "aligned for large pages"])
+def _mapping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to map keep the same promises, so everything here is tested with both."""
+    if "aligned" in request.param:
+        monkeypatch.setattr(mapping, "_WORTH_BYTES", 1)
 
 
 @pytest.fixture

@@ -81,6 +81,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
     given = {
         "runtime_dir": "/r", "state_dir": "/s", "cpu_capacity_bytes": "2GiB", "disk_capacity_bytes": "3 GB",
         "cpu_policy": "lfu", "disk_policy": "fifo", "keep_alive_s": "1.5", "segment_dir": "/dev/shm",
+        "large_pages": "no",
         "environments": f"mxnet={sys.executable},other={sys.executable}", "converter_memory_bytes": "1MiB",
         "converter_time_s": "7", "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
         "log_level": "DEBUG",
@@ -88,7 +89,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
     assert set(given) == {field.name for field in fields(Config)}
     config = build({f"TRIMS_{name.upper()}": text for name, text in given.items()})
     assert config == Config(
-        Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, "lfu", "fifo", 1.5, Path("/dev/shm"),
+        Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, "lfu", "fifo", 1.5, Path("/dev/shm"), False,
         {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, 1 << 20, 7.0, 3, 5, 0o660, True, "debug",
     )  # fmt: skip
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import DaemonAwayError, TrimsError
 from trims.core.units import format_bytes
-from trims.memory.shm import check_folder, mount_of
+from trims.memory.large_pages import why_no_large_pages
+from trims.memory.shm import check_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,11 +75,12 @@ def _shared_memory() -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", what)
-    if not mount_of(folder).large_pages:
-        advice = (
-            f"mount -t tmpfs -o huge=within_size,mode=0700,uid={os.geteuid()},size=... tmpfs DIR; --segment-dir DIR"
-        )
-        yield Finding("note", f"{folder} has small pages: loading and first touches are several times slower", advice)
+    refusal = why_no_large_pages(folder)
+    if refusal:
+        what = f"{folder} has small pages, with which loads and first touches are several times slower: {refusal}"
+        yield Finding("note", what)
+    else:
+        yield Finding("ok", f"{folder}: large pages on request")
 
 
 def _descriptors() -> Iterator[Finding]:

@@ -104,7 +104,12 @@ class Daemon:
         self.catalog = Catalog(config.state_dir / "catalog.db")
         resolver = Resolver(self.registry, self.catalog, config.environments, config.state_dir / "artifacts", limits)
         tiers: list[Tier] = [
-            CpuTier(shm_prefix(config.state_dir), config.cpu_capacity_bytes, config.segment_dir),
+            CpuTier(
+                shm_prefix(config.state_dir),
+                config.cpu_capacity_bytes,
+                config.segment_dir,
+                large_pages=config.large_pages,
+            ),
             DiskTier(config.state_dir / "images", config.disk_capacity_bytes),
         ]
         self.store = Store(

@@ -8,13 +8,14 @@ called.
 
 from __future__ import annotations
 
-import mmap
+import functools
 import os
 import threading
 import weakref
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ClosedError, ImageError
+from trims.memory.mapping import FileMapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,11 +42,10 @@ class Attachment:
         self._live = _Live(on_release)
         self._closed = False
         try:
-            mapping = mmap.mmap(self._fd, nbytes, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+            self._shared: FileMapping | None = self._live.map(self._fd, nbytes)
         except BaseException:
             self._close_fd()
             raise
-        self._shared: mmap.mmap | None = self._live.track(mapping)
 
     @property
     def closed(self) -> bool:
@@ -58,7 +58,7 @@ class Attachment:
         mapping = self._shared
         if mapping is None:
             raise ClosedError("these weights are closed; open them again to read")
-        return memoryview(mapping)
+        return mapping.view()
 
     def private_data(self) -> memoryview:
         """All bytes in a new mapping, writable, copy-on-write: a page is shared until somebody writes it.
@@ -68,7 +68,7 @@ class Attachment:
         with self._lock:
             if self._closed:
                 raise ClosedError("these weights are closed; open them again to read")
-            return memoryview(self._live.track(mmap.mmap(self._fd, self.nbytes, access=mmap.ACCESS_COPY)))
+            return self._live.map(self._fd, self.nbytes, private=True).view()
 
     def close(self) -> None:
         """Give the mappings up. Views that are still alive stay readable and delay the release. Idempotent."""
@@ -79,7 +79,7 @@ class Attachment:
             mapping, self._shared = self._shared, None
             self._close_fd()
         if mapping is not None:
-            _try_close(mapping)
+            mapping.close()
 
 
 class _Live:
@@ -91,21 +91,16 @@ class _Live:
         self._tokens: set[object] = set()
         self._on_release = on_release
 
-    def track(self, mapping: mmap.mmap) -> mmap.mmap:
+    def map(self, fd: int, nbytes: int, *, private: bool = False) -> FileMapping:
         token = object()
         self._tokens.add(token)
-        weakref.finalize(mapping, self._gone, token).atexit = False
-        return mapping
+        try:
+            return FileMapping(fd, nbytes, private=private, on_unmap=functools.partial(self._gone, token))
+        except BaseException:
+            self._tokens.discard(token)
+            raise
 
     def _gone(self, token: object) -> None:
         self._tokens.discard(token)
         if not self._tokens and self._on_release is not None:
             self._on_release()
-
-
-def _try_close(mapping: mmap.mmap) -> None:
-    """Unmap now if nobody looks; otherwise the last view's end unmaps it."""
-    try:
-        mapping.close()
-    except BufferError:
-        return

@@ -4,9 +4,8 @@ A segment is written under a name that says it is unfinished (mode 0600), then s
 a name that carries key and digest. So a segment found after a crash tells by its name alone what it should be, and
 there is no record beside it that could disagree. Borrowers get read-only descriptors, never names.
 
-Segments lie in /dev/shm, or in any other tmpfs that was mounted for them: one with large pages fills and attaches
-several times faster. Not covered: capacity (the tier's), checking of contents (`trims.tiers.cpu`), the borrower's half
-(`attach`).
+Segments lie in /dev/shm, or in any other tmpfs that was mounted for them. Not covered: capacity (the tier's), checking
+of contents (`trims.tiers.cpu`), the borrower's half (`attach`).
 """
 
 from __future__ import annotations
@@ -146,21 +145,8 @@ def names(prefix: str, folder: Path = SHM_FOLDER) -> Iterator[str]:
         yield path.name
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """The file system a folder lies on."""
-
-    kind: str
-    options: frozenset[str]
-
-    @property
-    def large_pages(self) -> bool:
-        """True if files here get pages larger than the processor's smallest."""
-        return bool(self.options & {"huge=always", "huge=within_size", "huge=advise"})
-
-
-def mount_of(folder: Path) -> Mount:
-    """Look the folder's file system up. Raises ConfigError if the folder is not there."""
+def file_system_of(folder: Path) -> str:
+    """Its type, as mount calls it. Raises ConfigError if the folder is not there."""
     try:
         status = folder.stat()
     except OSError as error:
@@ -169,14 +155,13 @@ def mount_of(folder: Path) -> Mount:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         head, _, tail = line.partition(" - ")
         if head.split()[2] == device:
-            kind, _, options = tail.split(" ", 2)
-            return Mount(kind, frozenset(options.split(",")))
-    return Mount("unknown", frozenset())
+            return tail.split(" ", 1)[0]
+    return "unknown"
 
 
 def check_folder(folder: Path) -> None:
     """Raises ConfigError if segments in this folder would not be memory, or not be this user's."""
-    if mount_of(folder).kind != "tmpfs":
+    if file_system_of(folder) != "tmpfs":
         raise ConfigError(
             f"{folder} is not on a tmpfs: segments would be written to disk; mount one there, such as "
             f"`mount -t tmpfs -o huge=within_size,mode=0700,size=8g tmpfs {folder}`"

@@ -283,6 +283,7 @@ class Runner:
             on_progress=lambda done: self._tell(job, done, draft.nbytes),
             cancelled=self._stopping,
             readers=self._readers,
+            pages=draft.pages,
         )
         if not source.fresh or _touched(source):
             found = digest_of(draft.fd, draft.nbytes)

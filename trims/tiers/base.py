@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trims.core.place import Place
+    from trims.memory.large_pages import LargePages
 
 
 @dataclass(slots=True)
@@ -22,11 +23,13 @@ class Draft:
     Attributes:
         fd: Readable and writable, exactly `nbytes` long, zeroed.
         label: For the tier's own use.
+        pages: Memory that may be reserved in large pages and then written directly.
     """
 
     fd: int
     nbytes: int
     label: str
+    pages: LargePages | None = None
 
 
 @dataclass(slots=True, eq=False)

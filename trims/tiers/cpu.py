@@ -10,6 +10,8 @@ from trims.core.errors import ImageError
 from trims.core.place import CPU, Place
 from trims.image.reader import ImageView
 from trims.memory import shm
+from trims.memory.large_pages import LargePages
+from trims.memory.mapping import LARGE_PAGE_BYTES
 from trims.tiers.base import Draft, Extent
 from trims.tiers.transfer import digest_of
 
@@ -27,12 +29,16 @@ class CpuTier:
         prefix: Names of all segments start with it; two daemons must not share one.
         capacity_bytes: What residency may put here.
         folder: The tmpfs that segments lie in.
+        large_pages: Have the kernel use large pages for all segments that can.
     """
 
     place: Place = CPU
 
-    def __init__(self, prefix: str, capacity_bytes: int, folder: Path = shm.SHM_FOLDER) -> None:
+    def __init__(
+        self, prefix: str, capacity_bytes: int, folder: Path = shm.SHM_FOLDER, *, large_pages: bool = True
+    ) -> None:
         self.capacity_bytes = capacity_bytes
+        self._large_pages = large_pages
         self._folder = folder
         self._prefix = prefix
         self._open: dict[str, Extent] = {}
@@ -40,22 +46,37 @@ class CpuTier:
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
         """See `Tier.create`."""
         segment = shm.create(self._prefix, f"{key[:16]}-{os.getpid()}-{generation}", nbytes, self._folder)
-        if allocate:
-            try:
-                shm.allocate(segment)
-            except BaseException:
-                self.abort(Draft(segment.fd, nbytes, segment.name))
-                raise
-        return Draft(segment.fd, nbytes, segment.name)
+        draft = Draft(segment.fd, nbytes, segment.name)
+        try:
+            if self._large_pages and nbytes >= LARGE_PAGE_BYTES:
+                draft.pages = LargePages(segment.fd, nbytes)
+            if allocate:
+                self._allocate(segment, draft.pages)
+        except OSError as error:
+            self.abort(draft)
+            raise self.explain(error, nbytes) from error
+        except BaseException:
+            self.abort(draft)
+            raise
+        return draft
+
+    def _allocate(self, segment: shm.Segment, pages: LargePages | None) -> None:
+        if pages is not None:
+            room = pages.reserve(0, segment.nbytes)
+            if room is not None:
+                room.release()
+        shm.allocate(segment)
 
     def seal(self, draft: Draft, key: str, digest: str) -> Extent:
         """See `Tier.seal`."""
+        _unmap(draft)
         segment = shm.Segment(draft.label, draft.nbytes, draft.fd, self._folder)
         sealed = shm.seal(segment, self._prefix, key, digest)
         return self._hold(Extent(key, self.place, sealed.nbytes, digest, sealed.fd, sealed.name))
 
     def abort(self, draft: Draft) -> None:
         """See `Tier.abort`."""
+        _unmap(draft)
         os.close(draft.fd)
         shm.unlink(draft.label, self._folder)
 
@@ -101,6 +122,11 @@ class CpuTier:
             segment.close()
             raise
         return Extent(stated[0], self.place, segment.nbytes, stated[1], segment.fd, name)
+
+
+def _unmap(draft: Draft) -> None:
+    if draft.pages is not None:
+        draft.pages.close()
 
 
 def check_image(fd: int, nbytes: int, digest: str) -> None:

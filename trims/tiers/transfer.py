@@ -1,13 +1,15 @@
 """Moving the bytes of an image between two descriptors, and hashing them.
 
-Cached sources travel inside the kernel, one system call a chunk: threads that copy then hardly ever hold the
-interpreter lock, which whoever answers clients needs. Writes go through the file, so that a full target is an error
-and never a SIGBUS. Whether the source is read with O_DIRECT is decided by measurement: pages that are cached already
-are never read around the cache; otherwise the first chunks are read both ways and the faster way reads the rest.
+A target whose memory is reserved in large pages is read into directly. Any other is written through the file, so that
+a full one is an error and never a SIGBUS: inside the kernel, one system call a chunk, because whoever answers clients
+needs the interpreter lock. Whether the source is read with O_DIRECT is decided by measurement: pages that are cached
+already are never read around the cache; otherwise the first chunks are read both ways and the faster way reads the
+rest.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import threading
@@ -19,9 +21,12 @@ from typing import TYPE_CHECKING
 import blake3
 
 from trims.core.errors import ConversionError, ImageError
+from trims.memory.mapping import FileMapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from trims.memory.large_pages import LargePages
 
 CHUNK_BYTES = 8 << 20
 #: For reads around the page cache; stays in a second-level cache on its way out.
@@ -37,7 +42,7 @@ def default_threads() -> int:
 
 def digest_of(fd: int, nbytes: int) -> str:
     """blake3 of the file's first `nbytes` bytes, hex; the same as `b3sum` prints. Releases the interpreter lock."""
-    with mmap.mmap(fd, nbytes, prot=mmap.PROT_READ) as data:
+    with contextlib.closing(FileMapping(fd, nbytes)) as mapping, mapping.view() as data:
         return blake3.blake3(data, max_threads=default_threads()).hexdigest()
 
 
@@ -71,6 +76,7 @@ def copy(
     on_progress: Callable[[int], None] | None = None,
     cancelled: threading.Event | None = None,
     readers: ThreadPoolExecutor | None = None,
+    pages: LargePages | None = None,
 ) -> None:
     """Copy the first `nbytes` bytes of one file into another.
 
@@ -82,6 +88,7 @@ def copy(
         cancelled: When set, the copy stops with ConversionError.
         readers: Threads to copy with, shared by all copies of a daemon, so that no more run than there are
             processors; None for threads of this copy alone.
+        pages: Of the target, where it is memory that may be had in large pages.
 
     Raises:
         OSError: With ENOSPC when the target is full.
@@ -95,7 +102,11 @@ def copy(
         begin, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, nbytes)
         direct = source.use_direct(chunk) and end - begin == CHUNK_BYTES
         started = time.perf_counter()
-        if direct:
+        room = None if pages is None else pages.reserve(begin, end)
+        if room is not None:
+            with room:
+                _read_all(source.direct_fd if direct else source_fd, room, begin)
+        elif direct:
             _copy_around_the_cache(source.direct_fd, target_fd, begin, end)
         else:
             _copy_in_the_kernel(source_fd, target_fd, begin, end)
@@ -159,15 +170,21 @@ def _copy_around_the_cache(source_fd: int, target_fd: int, begin: int, end: int)
 
 
 def _copy_range(source_fd: int, target_fd: int, begin: int, end: int, buffer: memoryview) -> None:
-    position = begin
-    while position < end:
+    for position in range(begin, end, len(buffer)):
         with buffer[: min(len(buffer), end - position)] as part:
-            got = _read(source_fd, part, position)
-        if got == 0:
-            raise ImageError(f"the source ends at {position} bytes, {end} were expected: truncated?")
-        with buffer[:got] as part:
+            _read_all(source_fd, part, position)
             _write_all(target_fd, part, position)
-        position += got
+
+
+def _read_all(fd: int, room: memoryview, offset: int) -> None:
+    done = 0
+    while done < len(room):
+        with room[done:] as part:
+            got = _read(fd, part, offset + done)
+        if got == 0:
+            end = offset + len(room)
+            raise ImageError(f"the source ends at {offset + done} bytes, {end} were expected: truncated?")
+        done += got
 
 
 def _read(fd: int, part: memoryview, position: int) -> int:

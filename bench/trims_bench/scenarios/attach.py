@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from trims_bench.checkpoints import write_checkpoint
 from trims_bench.child import call
 from trims_bench.figures import Bar, Comparison, Figure, Samples, faster
+from trims_bench.scenarios.base import MEMORIES
 from trims_bench.turns import take_turns
 
 if TYPE_CHECKING:
@@ -24,20 +25,21 @@ def run(setup: Setup) -> Figure:
     compared = []
     with setup.scratch() as folder:
         path = write_checkpoint(folder / "model.safetensors", setup.size(1 << 30, 1 << 22), tensors=64)
-        for where, segments in setup.memories.items():
-            compared += _compare(setup, path, where, segments)
+        for where, large_pages in MEMORIES.items():
+            compared += _compare(setup, path, where, large_pages)
     notes = ["Each time is a new mapping: every page is faulted in anew on both sides."]
     return Figure("attach", TITLE, compared, notes)
 
 
-def _compare(setup: Setup, path: Path, where: str, segments: Path) -> list[Comparison]:
+def _compare(setup: Setup, path: Path, where: str, large_pages: bool) -> list[Comparison]:
     capacity = 2 * path.stat().st_size
-    with setup.daemon(path.parent / "state", cpu_capacity_bytes=capacity, segment_dir=segments) as daemon:
+    with setup.daemon(path.parent / "state", cpu_capacity_bytes=capacity, large_pages=large_pages) as daemon:
         daemon.load(daemon.add({"name": "attach", "artifact": {"path": str(path)}}))
         found = call(measure, {"runtime_dir": str(daemon.runtime_dir), "path": str(path), "count": setup.repeats(15)})
-    ours = Samples(f"trims, {where}", found["trims"])
+    ours = Samples("trims", found["trims"])
     rivals = [Samples(f"safetensors.{name}", found[name]) for name in ("torch", "numpy")]
-    return [faster(f"{where}, over {rival.of}", ours, rival, Bar(">=", 1.0)) for rival in rivals]
+    bar = Bar(">=", 1.0) if large_pages else None
+    return [faster(f"{where}over {rival.of}", ours, rival, bar) for rival in rivals]
 
 
 def measure(runtime_dir: str, path: str, count: int) -> dict[str, list[int]]:

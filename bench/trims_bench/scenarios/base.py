@@ -9,12 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims.memory.shm import SHM_FOLDER
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trims_bench.daemon import DaemonProcess
+
+
+#: The daemon's default, for which the bars are, and for comparison memory as it is without it: `large_pages`.
+MEMORIES = {"": True, "4 KiB pages, ": False}
 
 
 @dataclass
@@ -25,19 +27,11 @@ class Setup:
         work: A folder on a real disk, with room for 10 GB; images made in it serve all scenarios of the run.
         quick: Tiny sizes and few repeats: to see that it works, not how fast.
         repeat: Repeats asked for; None for what the scenario thinks right.
-        large_pages: A tmpfs with large pages, if there is one to measure beside /dev/shm.
     """
 
     work: Path
     quick: bool = False
     repeat: int | None = None
-    large_pages: Path | None = None
-
-    @property
-    def memories(self) -> dict[str, Path]:
-        """Where segments may lie, by what to call it: the machine's /dev/shm as it is, and `large_pages`."""
-        found = {"/dev/shm": SHM_FOLDER}  # noqa: S108 - a label
-        return found if self.large_pages is None else {**found, "large pages": self.large_pages}
 
     def repeats(self, full: int) -> int:
         """How often to do it, if `full` is right for a real measurement."""

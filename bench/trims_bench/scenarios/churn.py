@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trims_bench.checkpoints import write_checkpoint
 from trims_bench.child import call
 from trims_bench.figures import Bar, Comparison, Figure, Samples
+from trims_bench.scenarios.base import MEMORIES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,16 +32,16 @@ _DEADLINE_S = 2.0
 def run(setup: Setup) -> Figure:
     """Sessions in a few processes, one thread each; then the daemon's books must be in order."""
     figure = Figure("churn", TITLE, [], [])
-    for where, segments in setup.memories.items():
-        found = _churn(setup, segments)
+    for where, large_pages in MEMORIES.items():
+        found = _churn(setup, large_pages)
         warm, cold = (Samples(f"{kind} opens", found[kind]) for kind in ("warm", "cold"))
+        bar = Bar("<=", _BAR_MS) if large_pages else None
         p99_ms = warm.percentile(0.99) / 1e6
-        figure.comparisons.append(
-            Comparison(f"{where}, p99 of warm opens", p99_ms, "ms", Bar("<=", _BAR_MS), (warm, cold))
-        )
+        figure.comparisons.append(Comparison(f"{where}p99 of warm opens", p99_ms, "ms", bar, (warm, cold)))
         declared = ", ".join(f"{count} {name}" for name, count in sorted(found["declared"].items())) or "none"
         figure.notes.append(
-            f"{where}: {len(warm.values)} warm and {len(cold.values)} cold opens in {found['seconds']:.0f} s; declared "
+            f"{where or 'large pages, '}"
+            f"{len(warm.values)} warm and {len(cold.values)} cold opens in {found['seconds']:.0f} s; declared "
             f"errors: {declared}; any other would have ended the run."
         )
     figure.notes.append(
@@ -49,12 +50,12 @@ def run(setup: Setup) -> Figure:
     return figure
 
 
-def _churn(setup: Setup, segments: Path) -> dict[str, Any]:
+def _churn(setup: Setup, large_pages: bool) -> dict[str, Any]:
     models, sessions, opens = setup.size(30, 6), setup.size(200, 8), setup.repeat or setup.size(40, 5)
     sizes = _sizes(models, setup.size(1 << 20, 1 << 16))
     with (
         setup.scratch() as folder,
-        setup.daemon(folder / "state", cpu_capacity_bytes=sum(sizes) // 3, segment_dir=segments) as daemon,
+        setup.daemon(folder / "state", cpu_capacity_bytes=sum(sizes) // 3, large_pages=large_pages) as daemon,
     ):
         names = [_add(daemon, folder, number, nbytes) for number, nbytes in enumerate(sizes)]
         found = _in_processes(daemon, names, sessions, opens, think_s=setup.size(600, 10) / 1e3)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims_bench.checkpoints import write_checkpoint
 from trims_bench.child import call
 from trims_bench.figures import Bar, Comparison, Figure, Samples, faster
+from trims_bench.scenarios.base import MEMORIES
 from trims_bench.turns import take_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from trims_bench.scenarios.base import Setup
 
@@ -31,19 +31,22 @@ def run(setup: Setup) -> Figure:
     compared = []
     with setup.scratch() as folder:
         path = write_checkpoint(folder / "model.safetensors", nbytes)
-        for where, segments in setup.memories.items():
-            compared += _compare(setup, path, where, segments)
+        for where, large_pages in MEMORIES.items():
+            compared += _compare(setup, path, where, large_pages)
     speeds = [f"{each.what} {nbytes / each.sides[0].median:.2f} GB/s" for each in compared]
-    notes = [f"Speed of trims: {'; '.join(speeds)}.", "The raw read: as many threads, preadv into the mapped segment."]
+    notes = [
+        f"Speed of trims: {'; '.join(speeds)}.",
+        "The raw read: as many threads, preadv into the mapped segment of equally new pages.",
+    ]
     return Figure("disk", TITLE, compared, notes)
 
 
-def _compare(setup: Setup, path: Path, where: str, segments: Path) -> list[Comparison]:
+def _compare(setup: Setup, path: Path, where: str, large_pages: bool) -> list[Comparison]:
     capacity = 2 * path.stat().st_size
-    with setup.daemon(path.parent / "state", cpu_capacity_bytes=capacity, segment_dir=segments) as daemon:
+    with setup.daemon(path.parent / "state", cpu_capacity_bytes=capacity, large_pages=large_pages) as daemon:
         name = daemon.add({"name": "disk", "artifact": {"path": str(path)}})
         daemon.load(name)  # the first one also checks the image's digest
-        given = {"image": daemon.location(name, "disk"), "segments": str(segments)}
+        given = {"image": daemon.location(name, "disk"), "large_pages": large_pages}
         loads, reads = [], []
         for _ in range(setup.repeats(9)):
             daemon.evict(name)
@@ -55,10 +58,11 @@ def _compare(setup: Setup, path: Path, where: str, segments: Path) -> list[Compa
         cached, uncached = (
             call(measure_tiers, {**given, "cached": cached, "count": setup.repeats(9)}) for cached in (True, False)
         )
+    bar = _BAR if large_pages else None
     return [
-        faster(f"{where}, tiers, page cache", *_sides(cached), _BAR),
-        faster(f"{where}, load through the daemon", Samples("trims", loads), Samples("raw read", reads), _BAR),
-        faster(f"{where}, tiers, from the device", *_sides(uncached), None),
+        faster(f"{where}tiers, page cache", *_sides(cached), bar),
+        faster(f"{where}load through the daemon", Samples("trims", loads), Samples("raw read", reads), bar),
+        faster(f"{where}tiers, from the device", *_sides(uncached), None),
     ]
 
 
@@ -66,18 +70,18 @@ def _sides(found: dict[str, list[int]]) -> tuple[Samples, Samples]:
     return Samples("trims", found["trims"]), Samples("raw read", found["raw"])
 
 
-def measure_tiers(image: str, segments: str, cached: bool, count: int) -> dict[str, list[int]]:
+def measure_tiers(image: str, large_pages: bool, cached: bool, count: int) -> dict[str, list[int]]:
     """Nanoseconds from an image to a sealed segment, by the tiers and raw; pages are dropped before if not `cached`."""
     from trims.tiers.cpu import CpuTier
     from trims.tiers.transfer import copy
 
     fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
     nbytes = os.fstat(fd).st_size
-    tier = CpuTier(_prefix(), 4 * nbytes, Path(segments))
+    tier = CpuTier(_prefix(), 4 * nbytes, large_pages=large_pages)
 
     def over_tiers() -> Callable[[], None]:
         draft = tier.create(_KEY, 1, nbytes, allocate=False)
-        copy(fd, draft.fd, nbytes)
+        copy(fd, draft.fd, nbytes, pages=draft.pages)
         extent = tier.seal(draft, _KEY, _KEY)
         return lambda: tier.free(extent)
 
@@ -87,20 +91,18 @@ def measure_tiers(image: str, segments: str, cached: bool, count: int) -> dict[s
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     try:
-        return take_turns(
-            {"trims": over_tiers, "raw": lambda: _read_raw(fd, nbytes, Path(segments))}, count, keep=clean
-        )
+        return take_turns({"trims": over_tiers, "raw": lambda: _read_raw(fd, nbytes, large_pages)}, count, keep=clean)
     finally:
         tier.close()
         os.close(fd)
 
 
-def measure_raw(image: str, segments: str) -> int:
+def measure_raw(image: str, large_pages: bool) -> int:
     """Nanoseconds of one raw read."""
     fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
     try:
         began = time.perf_counter_ns()
-        free = _read_raw(fd, os.fstat(fd).st_size, Path(segments))
+        free = _read_raw(fd, os.fstat(fd).st_size, large_pages)
         taken = time.perf_counter_ns() - began
     finally:
         os.close(fd)
@@ -108,24 +110,33 @@ def measure_raw(image: str, segments: str) -> int:
     return taken
 
 
-def _read_raw(fd: int, nbytes: int, segments: Path) -> Callable[[], None]:
+def _read_raw(fd: int, nbytes: int, large_pages: bool) -> Callable[[], None]:
     """Read a file into a new shared-memory segment through a mapping; returns what frees the segment."""
     from trims.memory import shm
+    from trims.memory.large_pages import LargePages
+    from trims.memory.mapping import FileMapping
     from trims.tiers.transfer import default_threads
 
-    segment = shm.create(_prefix(), "raw", nbytes, segments)
-    with mmap.mmap(segment.fd, nbytes) as mapped, memoryview(mapped) as view:
+    segment = shm.create(_prefix(), "raw", nbytes)
+    pages = LargePages(segment.fd, nbytes) if large_pages else None
+    mapping = FileMapping(segment.fd, nbytes, write=True, align=True)
 
-        def read(begin: int) -> None:
-            end = min(begin + _CHUNK_BYTES, nbytes)
-            while begin < end:
-                with view[begin:end] as part:
-                    begin += os.preadv(fd, [part], begin)
+    def read(begin: int) -> None:
+        end = min(begin + _CHUNK_BYTES, nbytes)
+        room = pages.reserve(begin, end) if pages else None
+        if room is not None:
+            room.release()
+        while begin < end:
+            with mapping.view() as whole, whole[begin:end] as part:
+                begin += os.preadv(fd, [part], begin)
 
-        with ThreadPoolExecutor(default_threads()) as pool:
-            list(pool.map(read, range(0, nbytes, _CHUNK_BYTES)))
+    with ThreadPoolExecutor(default_threads()) as pool:
+        list(pool.map(read, range(0, nbytes, _CHUNK_BYTES)))
+    mapping.close()
+    if pages is not None:
+        pages.close()
     segment.close()
-    return lambda: shm.unlink(segment.name, segments)
+    return lambda: shm.unlink(segment.name)
 
 
 def _prefix() -> str:

@@ -1,0 +1,155 @@
+"""Large pages: made on request, promised only when they are there, and never needed for a copy to be right."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from trims.memory import large_pages, mapping
+from trims.memory.large_pages import LargePages, why_no_large_pages
+from trims.memory.mapping import LARGE_PAGE_BYTES, FileMapping
+from trims.tiers.transfer import copy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NBYTES = 3 * LARGE_PAGE_BYTES + 5 * 4096 + 7
+SHM = Path("/dev/shm")
+
+
+class RefusingKernel:
+    """A C library whose madvise always fails."""
+
+    def __init__(self, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = 0
+        self._code = code
+        self._true = mapping.c_library()
+        monkeypatch.setattr(large_pages, "c_library", lambda: self)
+        monkeypatch.setattr(large_pages.ctypes, "get_errno", lambda: code)
+
+    def madvise(self, _address: int, _nbytes: int, _advice: int) -> int:
+        self.asked += 1
+        return -1
+
+
+@pytest.fixture
+def segment() -> Iterator[int]:
+    with tempfile.TemporaryFile(dir=SHM) as file:
+        file.truncate(NBYTES)
+        yield file.fileno()
+
+
+@pytest.fixture
+def source() -> Iterator[tuple[int, bytes]]:
+    content = os.urandom(1 << 16) * (NBYTES // (1 << 16)) + b"end of it"
+    content = content.ljust(NBYTES, b"\1")
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        yield file.fileno(), content
+
+
+def large_kib() -> int:
+    """Of shared memory that this process has mapped with large pages."""
+    text = Path("/proc/self/smaps").read_text()
+    return sum(int(kib) for kib in re.findall(r"^ShmemPmdMapped: +(\d+) kB", text, re.MULTILINE))
+
+
+def needs_large_pages() -> None:
+    if why := why_no_large_pages(SHM):
+        pytest.skip(f"this kernel gives no large pages: {why}")
+
+
+@pytest.mark.large_pages
+def test_what_is_reserved_lies_in_large_pages_and_is_seen_as_such_by_who_maps_it(segment: int) -> None:
+    needs_large_pages()
+    before = large_kib()
+    pages = LargePages(segment, NBYTES)
+    room = pages.reserve(0, NBYTES)
+    assert room is not None
+    room[:] = bytes([7]) * NBYTES
+    room.release()
+    pages.close()
+    assert large_kib() == before
+    reader = FileMapping(segment, NBYTES, align=True)
+    with reader.view() as data:
+        assert data == bytes([7]) * NBYTES
+        assert large_kib() - before == 3 * LARGE_PAGE_BYTES >> 10
+    reader.close()
+
+
+@pytest.mark.large_pages
+def test_a_copy_into_large_pages_is_a_copy(segment: int, source: tuple[int, bytes]) -> None:
+    needs_large_pages()
+    pages = LargePages(segment, NBYTES)
+    copy(source[0], segment, NBYTES, pages=pages)
+    pages.close()
+    assert os.pread(segment, NBYTES, 0) == source[1]
+
+
+@pytest.mark.parametrize(("code", "asked"), [(errno.EINVAL, 1), (errno.ENOMEM, 1), (errno.EAGAIN, 2)])
+def test_a_kernel_that_refuses_is_believed_unless_it_says_to_try_again(
+    segment: int, code: int, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = RefusingKernel(code, monkeypatch)
+    pages = LargePages(segment, NBYTES)
+    assert [pages.reserve(0, LARGE_PAGE_BYTES), pages.reserve(LARGE_PAGE_BYTES, NBYTES)] == [None, None]
+    pages.close()
+    assert kernel.asked == asked
+
+
+def test_without_large_pages_the_copy_is_the_same(
+    segment: int, source: tuple[int, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RefusingKernel(errno.EINVAL, monkeypatch)
+    pages = LargePages(segment, NBYTES)
+    copy(source[0], segment, NBYTES, pages=pages)
+    pages.close()
+    assert os.pread(segment, NBYTES, 0) == source[1]
+
+
+def test_a_range_smaller_than_a_large_page_is_not_promised(segment: int) -> None:
+    pages = LargePages(segment, NBYTES)
+    assert pages.reserve(3 * LARGE_PAGE_BYTES, NBYTES) is None
+    pages.close()
+    pages.close()
+
+
+def test_the_reason_for_no_large_pages_is_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    RefusingKernel(errno.EINVAL, monkeypatch)
+    assert "Invalid argument" in why_no_large_pages(SHM)
+
+
+def test_an_aligned_mapping_ends_with_its_last_view_and_says_so_after_it_is_gone(segment: int) -> None:
+    inode = f" {os.fstat(segment).st_ino} "
+
+    def is_mapped() -> bool:
+        return inode in Path("/proc/self/maps").read_text()
+
+    told: list[bool] = []
+    mapped = FileMapping(segment, NBYTES, align=True, on_unmap=lambda: told.append(is_mapped()))
+    part = mapped.view()[4096:8192]
+    mapped.close()
+    assert is_mapped()
+    assert told == []
+    del part
+    assert told == [False]
+    assert not is_mapped()
+
+
+def test_an_aligned_mapping_that_cannot_be_made_leaves_nothing(segment: int) -> None:
+    before = Path("/proc/self/maps").read_text().count("\n")
+    with tempfile.TemporaryFile() as unreadable:
+        write_only = os.open(f"/proc/self/fd/{unreadable.fileno()}", os.O_WRONLY)
+        try:
+            with pytest.raises(PermissionError):
+                FileMapping(write_only, NBYTES, align=True)
+        finally:
+            os.close(write_only)
+    assert Path("/proc/self/maps").read_text().count("\n") == before

@@ -1,0 +1,138 @@
+"""Mapping a file where the processor can use large pages. Standard library only; both halves of sharing use it.
+
+A large page can be mapped as one only at an address that is aligned as the page is in the file. The kernel sees to
+that on its own where a file system was mounted for large pages, and not in /dev/shm. Not covered: making the pages
+large (`large_pages`).
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import ClosedError
+
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Callable
+
+#: Of x86-64, and of arm64 with 4 KiB pages. Elsewhere mappings are merely not aligned well.
+LARGE_PAGE_BYTES = 2 << 20
+#: Below this, aligning costs as much as it saves.
+_WORTH_BYTES = 16 << 20
+_FIXED, _NO_RESERVE = 0x10, 0x4000
+
+
+class FileMapping:
+    """The first bytes of a file in memory, until `close` was called and the last view is gone.
+
+    Args:
+        fd: Open for what is asked; the mapping does not need it afterwards.
+        nbytes: At least 1, and not more than the file has.
+        write: Writes go to the file.
+        private: Copy-on-write: writable, and nobody else sees it.
+        align: Whether to align; None where it pays.
+        on_unmap: Called once when the memory is gone; from any thread, not at the end of the process.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        nbytes: int,
+        *,
+        write: bool = False,
+        private: bool = False,
+        align: bool | None = None,
+        on_unmap: Callable[[], None] | None = None,
+    ) -> None:
+        prot = mmap.PROT_READ | (mmap.PROT_WRITE if write or private else 0)
+        flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+        self._writable = write or private
+        #: What the views keep alive; the memory goes with it.
+        self._owner: mmap.mmap | ctypes.Array[ctypes.c_ubyte] | None
+        if nbytes >= _WORTH_BYTES if align is None else align:
+            self._owner = _map_aligned(fd, nbytes, prot, flags, on_unmap)
+        else:
+            self._owner = mmap.mmap(fd, nbytes, flags=flags, prot=prot)
+            if on_unmap is not None:
+                weakref.finalize(self._owner, on_unmap).atexit = False
+
+    def view(self) -> memoryview:
+        """All bytes; read-only unless made to be written. Raises ClosedError."""
+        if self._owner is None:
+            raise ClosedError("this mapping is closed")
+        whole = memoryview(self._owner)
+        if isinstance(self._owner, mmap.mmap):
+            return whole
+        return whole.cast("B") if self._writable else whole.cast("B").toreadonly()
+
+    def close(self) -> None:
+        """Unmap now if no view is left; otherwise the last view's end does. Idempotent."""
+        owner, self._owner = self._owner, None
+        if isinstance(owner, mmap.mmap):
+            try:
+                owner.close()
+            except BufferError:
+                return
+
+
+def _map_aligned(
+    fd: int, nbytes: int, prot: int, flags: int, on_unmap: Callable[[], None] | None
+) -> ctypes.Array[ctypes.c_ubyte]:
+    import ctypes
+
+    libc = c_library()
+    length = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    span = length + LARGE_PAGE_BYTES
+    room = _checked(libc.mmap(None, span, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE, -1, 0))
+    start = -(-room // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
+    try:
+        _checked(libc.mmap(start, nbytes, prot, flags | _FIXED, fd, 0))
+    except OSError:
+        libc.munmap(room, span)
+        raise
+    if start > room:
+        libc.munmap(room, start - room)
+    libc.munmap(start + length, room + span - start - length)
+    owner = (ctypes.c_ubyte * nbytes).from_address(start)
+    weakref.finalize(owner, _end, start, length, on_unmap).atexit = False
+    return owner
+
+
+def _end(start: int, length: int, on_unmap: Callable[[], None] | None) -> None:
+    c_library().munmap(start, length)
+    if on_unmap is not None:
+        on_unmap()
+
+
+_c_library: Any = None
+
+
+def c_library() -> Any:
+    """The C library, with the calls declared that the standard library lacks. They release the interpreter lock."""
+    global _c_library  # noqa: PLW0603 - a cache
+    if _c_library is None:
+        import ctypes
+
+        found = ctypes.CDLL(None, use_errno=True)
+        address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        found.mmap.restype = address
+        found.mmap.argtypes = (address, size, number, number, number, ctypes.c_long)
+        found.munmap.argtypes = (address, size)
+        found.madvise.argtypes = (address, size, number)
+        _c_library = found
+    return _c_library
+
+
+def _checked(address: int | None) -> int:
+    import ctypes
+    import os
+
+    if address is None or address == ctypes.c_void_p(-1).value:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return address
