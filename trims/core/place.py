@@ -17,6 +17,8 @@ class Tier(Enum):
     DISK = "disk"
     CLOUD = "cloud"
 
+    __hash__ = object.__hash__  # members are singletons; Enum's own is a call into Python, several for each open
+
     @property
     def rank(self) -> int:
         """0 is the fastest."""

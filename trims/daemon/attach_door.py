@@ -10,7 +10,7 @@ from __future__ import annotations
 import array
 import logging
 import os
-import selectors
+import select
 import socket
 import struct
 import threading
@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _READ_BYTES = 64 << 10
 _BACKLOG = 512
+#: Who has just been served often asks again at once, and on a virtual machine waking an idle processor takes longer
+#: than an answer.
+_LINGER_S = 100e-6
 #: A client that has begun a frame must end it within this time.
 FRAME_TIMEOUT_S = 10.0
 #: Answers a client may leave unread, and requests it may have open, before its session ends.
@@ -98,6 +101,7 @@ class AttachDoor:
         self._boot = boot
         self._max_sessions = max_sessions
         self._sessions: dict[int, Session] = {}
+        self._by_fd: dict[int, Session] = {}
         self._answers: deque[tuple[Session, int, Outcome]] = deque()
         self._stopping = False
         self._wake_fd = -1
@@ -113,9 +117,9 @@ class AttachDoor:
         self._path.chmod(self._mode)
         self._listener.listen(_BACKLOG)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._selector = selectors.EpollSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake_fd, selectors.EVENT_READ)
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._thread.start()
 
     def stop(self) -> None:
@@ -135,20 +139,27 @@ class AttachDoor:
 
     def _serve(self) -> None:
         while not self._stopping:
-            for key, events in self._selector.select(timeout=min(1.0, FRAME_TIMEOUT_S / 2)):
-                if key.data is not None:
-                    self._serve_session(key.data, events)
-                elif key.fileobj is self._listener:
+            for fd, events in self._next_events():
+                if session := self._by_fd.get(fd):
+                    self._serve_session(session, events)
+                elif fd == self._listener.fileno():
                     self._accept()
-                else:
-                    os.eventfd_read(self._wake_fd)
+                elif fd == self._wake_fd:
+                    os.eventfd_read(fd)
             self._send_answers()
             self._end_slow()
         for session in list(self._sessions.values()):
             self._end(session, "the daemon is shutting down")
-        self._selector.close()
+        self._epoll.close()
         self._listener.close()
         self._path.unlink(missing_ok=True)
+
+    def _next_events(self) -> list[tuple[int, int]]:
+        until_s = time.perf_counter() + _LINGER_S
+        while time.perf_counter() < until_s:
+            if events := self._epoll.poll(0):
+                return events
+        return self._epoll.poll(min(1.0, FRAME_TIMEOUT_S / 2))
 
     def _accept(self) -> None:
         while True:
@@ -170,13 +181,14 @@ class AttachDoor:
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
         session = Session(self._store.begin_session(), sock, Peer(*_UCRED.unpack(credentials)))
         self._sessions[session.number] = session
-        self._selector.register(sock, selectors.EVENT_READ, session)
+        self._by_fd[sock.fileno()] = session
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def _serve_session(self, session: Session, events: int) -> None:
         try:
-            if events & selectors.EVENT_WRITE:
+            if events & select.EPOLLOUT:
                 self._flush(session)
-            if events & selectors.EVENT_READ and not session.over:
+            if events & ~select.EPOLLOUT and not session.over:  # a hang-up is read as the end
                 self._read(session)
         except BadMessageError as error:
             self._end_with_error(session, error)
@@ -309,8 +321,7 @@ class AttachDoor:
     def _want_write(self, session: Session, *, wanted: bool) -> None:
         if session.writing != wanted:
             session.writing = wanted
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
-            self._selector.modify(session.sock, events, session)
+            self._epoll.modify(session.sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
 
     def _end_with_error(self, session: Session, error: TrimsError) -> None:
         """Tell the client, if it listens, and end."""
@@ -325,7 +336,8 @@ class AttachDoor:
             return
         session.over = True
         del self._sessions[session.number]
-        self._selector.unregister(session.sock)
+        del self._by_fd[session.sock.fileno()]
+        self._epoll.unregister(session.sock.fileno())
         session.sock.close()
         self._store.end_session(session.number)
         log.debug("session %d of process %d ended: %s", session.number, session.peer.pid, why)

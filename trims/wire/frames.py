@@ -17,10 +17,13 @@ MAX_FRAME_BYTES = 64 << 10
 
 Message = dict[str, Any]
 
+_to_text = json.JSONEncoder(separators=(",", ":")).encode
+_from_text = json.JSONDecoder().decode
+
 
 def encode(message: Message) -> bytes:
     """One message as a frame. Raises BadMessageError if it is too long for one."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = _to_text(message).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise BadMessageError(f"a message of {len(body)} bytes is too long; {MAX_FRAME_BYTES} are the limit")
     return LENGTH.pack(len(body)) + body
@@ -70,7 +73,7 @@ def _checked_length(data: bytes | bytearray) -> int:
 
 def _parse(body: bytes | bytearray) -> Message:
     try:
-        message = json.loads(body)
+        message = _from_text(body.decode())
     except (ValueError, RecursionError) as error:
         raise BadMessageError(f"a frame is not UTF-8 JSON: {error}") from error
     if not isinstance(message, dict):
