@@ -495,6 +495,12 @@ def test_an_illegal_step_tells_the_replicas_story() -> None:
             "sealed with a waiter",
         ),
         (lambda r: r.room.capacities.__setitem__(CPU, 10), "capacity"),
+        (lambda r: r.waiters.by_ticket.update({5: r.replicas["a", CPU]}), "waiters differ"),
+        (lambda r: r.shelf.by_key.clear(), "the index by key has it at"),
+        (lambda r: r.shelf.by_key["a"].update({DISK: r.replicas["a", CPU]}), "the index by key has it at"),
+        (lambda r: r.shelf.by_key.update({"b": {}}), "the index by key has it at"),
+        (lambda r: r.shelf.by_key["a"].update({CPU: Replica("a", CPU, 99)}), r"index by key has it at cpu \(99\)"),
+        (lambda r: r.shelf.replicas.clear(), "the index by key has it at"),
     ],
 )
 def test_validate_notices_damaged_books(damage: object, rule: str) -> None:

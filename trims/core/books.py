@@ -79,19 +79,33 @@ def why_late(replica: Replica) -> str:
     )
 
 
-def validate(
-    residency: Residency,
-    queues: Mapping[Place, Sequence[Replica]],
-    tickets: Mapping[int, Replica],
-) -> None:
+def validate(residency: Residency, queues: Mapping[Place, Sequence[Replica]]) -> None:
     """Check everything against everything. Raises InvariantError naming the first broken rule."""
+    _validate_index(residency)
     for (key, place), replica in residency.replicas.items():
         _check(replica.key == key and replica.place == place, replica, "filed under another name")
         _check_replica(residency, replica)
         queued = any(replica is other for other in queues[place])
         _check(queued == (replica.state is State.QUEUED), replica, "queue and state disagree")
     _validate_capacity(residency)
-    _validate_people(residency, tickets)
+    _validate_people(residency)
+
+
+def _validate_index(residency: Residency) -> None:
+    by_key: dict[str, dict[Place, Replica]] = {}
+    for (key, place), replica in residency.replicas.items():
+        by_key.setdefault(key, {})[place] = replica
+    indexed = residency.shelf.by_key
+    for key in sorted(by_key.keys() | indexed.keys()):
+        there, found = by_key.get(key), indexed.get(key)
+        if there != found:
+            raise InvariantError(f"{key[:16]} lies at {_tell(there)}, the index by key has it at {_tell(found)}")
+
+
+def _tell(places: Mapping[Place, Replica] | None) -> str:
+    if places is None:
+        return "no place"
+    return ", ".join(f"{place} ({replica.generation})" for place, replica in places.items()) or "an empty list"
 
 
 def _check_replica(residency: Residency, replica: Replica) -> None:
@@ -127,14 +141,15 @@ def _validate_capacity(residency: Residency) -> None:
             raise InvariantError(f"{place}: {total} bytes charged, the capacity is {capacity}")
 
 
-def _validate_people(residency: Residency, tickets: Mapping[int, Replica]) -> None:
+def _validate_people(residency: Residency) -> None:
     by_replica = {number for replica in residency.replicas.values() for number in replica.leases}
     by_session = {number for numbers in residency.leases.sessions().values() for number in numbers}
     if not by_replica == by_session == set(residency.leases.by_number):
         raise InvariantError(f"leases differ: {by_replica} by replica, {by_session} by session")
-    waiting = {ticket for replica in residency.replicas.values() for ticket in replica.waiters}
-    if waiting != set(tickets):
-        raise InvariantError(f"waiters differ: {waiting} by replica, {set(tickets)} by ticket")
+    waiting = {ticket: replica for replica in residency.replicas.values() for ticket in replica.waiters}
+    by_ticket = residency.waiters.by_ticket
+    if waiting != by_ticket:
+        raise InvariantError(f"waiters differ: {set(waiting)} by replica, {set(by_ticket)} by ticket")
 
 
 def _check(holds: bool, replica: Replica, rule: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trims.core.place import Place
+    from trims.core.replica import Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,3 +78,37 @@ class Leases:
     def sessions(self) -> dict[int, frozenset[int]]:
         """Numbers by session, for checking."""
         return {session: frozenset(numbers) for session, numbers in self._by_session.items()}
+
+
+class Waiters:
+    """Everybody who waits for a replica. A replica knows its waiters; a ticket leads to the replica.
+
+    Attributes:
+        by_ticket: The replica each waits for.
+    """
+
+    def __init__(self) -> None:
+        self.by_ticket: dict[int, Replica] = {}
+
+    def join(self, replica: Replica, waiter: Waiter) -> None:
+        """One more waits for the replica, behind those who do already."""
+        replica.waiters[waiter.ticket] = waiter
+        self.by_ticket[waiter.ticket] = replica
+
+    def leave(self, ticket: int) -> Replica | None:
+        """One waits no longer; returns the replica he waited for, None if he did not wait."""
+        replica = self.by_ticket.pop(ticket, None)
+        if replica is not None:
+            del replica.waiters[ticket]
+        return replica
+
+    def take(self, replica: Replica) -> list[Waiter]:
+        """Nobody waits for the replica any longer; returns who did, in order of arrival."""
+        taken = list(replica.waiters.values())
+        for waiter in taken:
+            self.leave(waiter.ticket)
+        return taken
+
+    def of_session(self, session: int) -> list[int]:
+        """Tickets of a session, in order of arrival."""
+        return [ticket for ticket, replica in self.by_ticket.items() if replica.waiters[ticket].session == session]

@@ -1,8 +1,9 @@
 """Residency: which image is where, who reads it, who waits, and what must go. A pure state machine.
 
 `handle(event)` changes the books and returns instructions; it does no input or output, reads no clock and never blocks.
-This is the only place where a replica's state changes. Not covered: how bytes move (the store's runner) and what a
-model's name means (the catalog). The caller serialises calls.
+This is the only place where a replica's state changes. Replicas are kept and found on the `shelf`, instructions are
+written by the `outbox`. Not covered: how bytes move (the store's runner) and what a model's name means (the catalog).
+The caller serialises calls.
 
 Rules kept here, each checked by `validate`:
 capacity is never exceeded; a replica with a lease or a running copy is never freed; a fill reads only from a sealed
@@ -11,47 +12,33 @@ replica it has borrowed; one fill per image and place; room is given in order of
 
 from __future__ import annotations
 
-import itertools
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from trims.core import books
-from trims.core.errors import (
-    DeadlineError,
-    DrainingError,
-    InternalError,
-    InUseError,
-    TrimsError,
-)
+from trims.core.errors import DeadlineError, DrainingError, InternalError, InUseError, TrimsError
 from trims.core.events import (
-    Abandon,
     Adopted,
-    Changed,
     Closed,
     DrainRequested,
     Event,
     EvictRequested,
-    Fill,
     Filled,
     FillFailed,
-    Free,
     Freed,
-    Grant,
     Instruction,
-    Measure,
     Measured,
     PinChanged,
-    Ready,
-    Refuse,
     ReplicaBroken,
     Requested,
     SessionEnded,
     Tick,
     WaiterLeft,
 )
-from trims.core.lease import Leases
+from trims.core.lease import Leases, Waiters
+from trims.core.outbox import Outbox
 from trims.core.replica import LEASABLE, Replica, State
 from trims.core.room import Room
+from trims.core.shelf import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,10 +46,6 @@ if TYPE_CHECKING:
     from trims.core.lease import Lease, Waiter
     from trims.core.place import Place
     from trims.core.policy import Policy
-
-#: Opens of images that are not resident any more are remembered for so many images, so that frequency outlives
-#: eviction.
-REMEMBERED_IMAGES = 4096
 
 
 class Residency:
@@ -75,14 +58,12 @@ class Residency:
 
     def __init__(self, capacities: Mapping[Place, int], policies: Mapping[Place, Policy]) -> None:
         self.room = Room(capacities, policies)
-        self.replicas: dict[tuple[str, Place], Replica] = {}
+        self.shelf = Shelf()
         self.leases = Leases()
+        self.waiters = Waiters()
         self.draining = False
-        self._tickets: dict[int, Replica] = {}
         self._queues: dict[Place, list[Replica]] = {place: [] for place in capacities}
-        self._past_uses: OrderedDict[str, int] = OrderedDict()
-        self._generations = itertools.count(1)
-        self._out: list[Instruction] = []
+        self._out = Outbox()
         self._handlers: dict[type[Event], Callable[..., None]] = {
             Requested: self._requested,
             Closed: self._lease_closed,
@@ -109,39 +90,41 @@ class Residency:
             InUseError: An eviction without `drain` met a lease, a copy or a fill; nothing changed.
             InvalidTransitionError: A bug; the message tells the replica's story.
         """
-        self._out = []
+        self._out = Outbox()
         self._handlers[type(event)](event)
-        return self._out
+        return self._out.instructions
+
+    @property
+    def replicas(self) -> Mapping[tuple[str, Place], Replica]:
+        """All of them, by image key and place."""
+        return self.shelf.replicas
 
     def find(self, key: str, place: Place) -> Replica | None:
         """The replica, in whatever state, or None."""
-        return self.replicas.get((key, place))
+        return self.shelf.find(key, place)
 
     def places_of(self, key: str) -> list[Replica]:
         """All replicas of an image, fastest place first."""
-        found = [replica for (owner, _), replica in self.replicas.items() if owner == key]
-        return sorted(found, key=lambda replica: (replica.place.tier.rank, replica.place.device))
+        return self.shelf.places_of(key)
 
     def next_due_s(self) -> float | None:
         """Clock time at which the next deadline or keep-alive is due, or None."""
-        due = [replica.keep_until_s for replica in self.replicas.values()]
-        due += [waiter.deadline_at_s for replica in self.replicas.values() for waiter in replica.waiters.values()]
-        return min((moment for moment in due if moment is not None), default=None)
+        return self.shelf.next_due_s()
 
     def validate(self) -> None:
         """Check every invariant from scratch. Raises InvariantError naming the first that is broken."""
-        books.validate(self, self._queues, self._tickets)
+        books.validate(self, self._queues)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
     def _requested(self, event: Requested) -> None:
         if self.draining and event.waiter.session is not None:
-            self._refuse(event.waiter, DrainingError("the daemon is draining and takes no new opens"))
+            self._out.refuse(event.waiter, DrainingError("the daemon is draining and takes no new opens"))
             return
         if event.place not in self.room.capacities:
-            self._refuse(event.waiter, books.no_such_place(event.place, self.room.capacities))
+            self._out.refuse(event.waiter, books.no_such_place(event.place, self.room.capacities))
             return
-        replica = self.replicas.get((event.key, event.place))
+        replica = self.find(event.key, event.place)
         if replica is None:
             replica = self._enqueue(event.key, event.place, event.at_s)
         replica.keep_alive_s = event.keep_alive_s
@@ -151,41 +134,32 @@ class Residency:
             error = InUseError(
                 "the model is being evicted and waits for its last reader; set a deadline to wait for it"
             )
-            self._refuse(event.waiter, error)
+            self._out.refuse(event.waiter, error)
         else:
-            replica.waiters[event.waiter.ticket] = event.waiter
-            self._tickets[event.waiter.ticket] = replica
+            self.waiters.join(replica, event.waiter)
             self._admit(event.place, event.at_s)
 
     def _enqueue(self, key: str, place: Place, at_s: float) -> Replica:
-        replica = Replica(key, place, next(self._generations), uses=self._past_uses.pop(key, 0))
-        self.replicas[key, place] = replica
+        replica = self.shelf.add(key, place)
         self._queues[place].append(replica)
         self._step(replica, State.QUEUED, at_s, "first waiter")
         return replica
 
     def _serve(self, replica: Replica, waiter: Waiter, at_s: float, *, warm: bool) -> None:
-        self._tickets.pop(waiter.ticket, None)
         if not waiter.wants_lease or waiter.session is None:
             self._touch(replica, at_s)
-            answer = Ready(ticket=waiter.ticket, key=replica.key, place=replica.place, nbytes=replica.nbytes)
-            self._out.append(answer)
+            self._out.ready(waiter, replica)
             return
         lease = self.leases.grant(waiter.session, replica.key, replica.place, replica.generation)
         replica.leases.add(lease.number)
         replica.uses += 1
         self._touch(replica, at_s)
         self.room.used(replica)
-        self._out.append(Grant(ticket=waiter.ticket, lease=lease, nbytes=replica.nbytes, warm=warm))
-
-    def _refuse(self, waiter: Waiter, error: TrimsError) -> None:
-        self._tickets.pop(waiter.ticket, None)
-        self._out.append(Refuse(ticket=waiter.ticket, error=error))
+        self._out.grant(waiter, replica, lease, warm=warm)
 
     def _waiter_left(self, event: WaiterLeft) -> None:
-        replica = self._tickets.pop(event.ticket, None)
+        replica = self.waiters.leave(event.ticket)
         if replica is not None:
-            del replica.waiters[event.ticket]
             self._drop_if_unwanted(replica, event.at_s)
 
     def _drop_if_unwanted(self, replica: Replica, at_s: float) -> None:
@@ -193,7 +167,7 @@ class Residency:
         if replica.state is State.QUEUED and not replica.waiters:
             self._queues[replica.place].remove(replica)
             self._remove(replica, at_s, "last waiter gone")
-            self._out.append(Abandon(key=replica.key, place=replica.place, generation=replica.generation))
+            self._out.abandon(replica)
             self._admit(replica.place, at_s)
 
     # -- room ------------------------------------------------------------------------------------------------------
@@ -213,19 +187,14 @@ class Residency:
                 self._start_fill(replica, at_s)
 
     def _know_size(self, replica: Replica) -> bool:
-        source = self._source_of(replica)
+        source = self.shelf.source_of(replica)
         if source is not None:
             replica.nbytes = source.nbytes
             return True
         if not replica.measured and not replica.measuring:
             replica.measuring = True
-            self._out.append(Measure(key=replica.key, place=replica.place, generation=replica.generation))
+            self._out.measure(replica)
         return replica.measured
-
-    def _source_of(self, replica: Replica) -> Replica | None:
-        """The fastest sealed replica elsewhere; None means the artifact."""
-        others = (other for other in self.places_of(replica.key) if other is not replica)
-        return next((other for other in others if other.state is State.SEALED), None)
 
     def _make_room(self, replica: Replica, at_s: float) -> bool:
         """True if the replica fits now, or is not wanted any more. Evicts what it needs; refuses who will not wait."""
@@ -247,38 +216,29 @@ class Residency:
         error = self.room.refusal(replica, self.replicas.values())
         for waiter in list(replica.waiters.values()):
             if waiter.deadline_at_s is None:
-                del replica.waiters[waiter.ticket]
-                self._refuse(waiter, error)
+                self.waiters.leave(waiter.ticket)
+                self._out.refuse(waiter, error)
         self._drop_if_unwanted(replica, at_s)
 
     def _refuse_all(self, replica: Replica, error: TrimsError, at_s: float) -> None:
-        for waiter in list(replica.waiters.values()):
-            self._refuse(waiter, error)
-        replica.waiters.clear()
+        for waiter in self.waiters.take(replica):
+            self._out.refuse(waiter, error)
         self._drop_if_unwanted(replica, at_s)
 
     # -- fills -----------------------------------------------------------------------------------------------------
 
     def _start_fill(self, replica: Replica, at_s: float) -> None:
-        source = self._source_of(replica)
+        source = self.shelf.source_of(replica)
         if source is not None:
             source.borrowers.add((replica.place, replica.generation))
         replica.source = source.place if source else None
         self._queues[replica.place].remove(replica)
         self._step(replica, State.FILLING, at_s, f"room found, source {replica.source or 'artifact'}")
-        self._out.append(
-            Fill(
-                key=replica.key,
-                place=replica.place,
-                generation=replica.generation,
-                source=replica.source,
-                nbytes=replica.nbytes,
-            )
-        )
+        self._out.fill(replica)
 
     def _current(self, event: Measured | Filled | FillFailed | Freed | ReplicaBroken) -> Replica | None:
         """The replica a completion speaks of, or None if the completion is stale."""
-        replica = self.replicas.get((event.key, event.place))
+        replica = self.find(event.key, event.place)
         return replica if replica is not None and replica.generation == event.generation else None
 
     def _measured(self, event: Measured) -> None:
@@ -296,8 +256,7 @@ class Residency:
         self._step(replica, State.SEALED, event.at_s, "filled")
         self.room.used(replica)
         self._touch(replica, event.at_s)
-        waiters, replica.waiters = list(replica.waiters.values()), {}
-        for waiter in waiters:
+        for waiter in self.waiters.take(replica):
             self._serve(replica, waiter, event.at_s, warm=False)
         self._admit_everywhere(event.at_s)
 
@@ -308,15 +267,15 @@ class Residency:
         self._return_source(replica, event.at_s)
         if replica.state is State.QUEUED:
             self._queues[replica.place].remove(replica)
-        waiters, replica.waiters = list(replica.waiters.values()), {}
+        waiters = self.waiters.take(replica)
         self._remove(replica, event.at_s, f"failed: {event.error.code}")
         for waiter in waiters:
-            self._refuse(waiter, event.error)
+            self._out.refuse(waiter, event.error)
         self._admit_everywhere(event.at_s)
 
     def _return_source(self, replica: Replica, at_s: float) -> None:
         """End the internal lease. Whatever waited for the source to be free may go now."""
-        source = self.replicas.get((replica.key, replica.source)) if replica.source else None
+        source = self.find(replica.key, replica.source) if replica.source else None
         replica.source = None
         if source is not None:
             source.borrowers.discard((replica.place, replica.generation))
@@ -350,14 +309,13 @@ class Residency:
         leases = self.leases.of_session(event.session)
         for lease in leases:
             self._end_lease(lease, event.at_s)
-        left = [w.ticket for r in set(self._tickets.values()) for w in r.waiters.values() if w.session == event.session]
-        for ticket in left:
+        for ticket in self.waiters.of_session(event.session):
             self._waiter_left(WaiterLeft(at_s=event.at_s, ticket=ticket))
         for place in {lease.place for lease in leases}:
             self._admit(place, event.at_s)
 
     def _evict_requested(self, event: EvictRequested) -> None:
-        replica = self.replicas.get((event.key, event.place))
+        replica = self.find(event.key, event.place)
         if replica is None or replica.state in (State.DRAINING, State.FREEING):
             return
         if replica.state is not State.SEALED or (replica.held and not event.drain):
@@ -386,37 +344,30 @@ class Residency:
         self._step(replica, State.FREEING, at_s, why)
         replica.keep_until_s = None
         self.room.leaves(replica, evicted=evicted)
-        self._out.append(Free(key=replica.key, place=replica.place, generation=replica.generation, evicted=evicted))
+        self._out.free(replica, evicted=evicted)
 
     def _freed(self, event: Freed) -> None:
         replica = self._current(event)
         if replica is None:
             return
-        parked = replica.waiters
+        parked = self.waiters.take(replica)
         self._remove(replica, event.at_s, "tier confirmed")
         if parked:
             again = self._enqueue(event.key, event.place, event.at_s)
-            again.keep_alive_s, again.waiters = replica.keep_alive_s, parked
-            self._tickets.update(dict.fromkeys(parked, again))
+            again.keep_alive_s = replica.keep_alive_s
+            for waiter in parked:
+                self.waiters.join(again, waiter)
         self._admit_everywhere(event.at_s)
 
     def _remove(self, replica: Replica, at_s: float, why: str) -> None:
         self._step(replica, State.ABSENT, at_s, why)
-        del self.replicas[replica.key, replica.place]
-        if replica.uses:
-            self._past_uses[replica.key] = max(replica.uses, self._past_uses.pop(replica.key, 0))
-            while len(self._past_uses) > REMEMBERED_IMAGES:
-                self._past_uses.popitem(last=False)
+        self.shelf.remove(replica)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def _pin_changed(self, event: PinChanged) -> None:
-        pin = (event.key, event.place)
-        replica = self.replicas.get(pin)
-        if event.pinned:
-            self.room.pins.add(pin)
-        else:
-            self.room.pins.discard(pin)
+        self.room.pin(event.key, event.place, pinned=event.pinned)
+        replica = self.find(event.key, event.place)
         if replica is not None and replica.state is State.SEALED:
             self._touch(replica, event.at_s)
             self._after_release(replica, event.at_s)
@@ -427,9 +378,9 @@ class Residency:
             raise InternalError(
                 f"{event.key[:16]} at {event.place} cannot be adopted: it is there, or there is no room"
             )
-        replica = Replica(event.key, event.place, next(self._generations), nbytes=event.nbytes, cost_s=event.cost_s)
+        replica = self.shelf.add(event.key, event.place)
+        replica.nbytes, replica.cost_s = event.nbytes, event.cost_s
         replica.keep_alive_s, replica.filled_at_s = event.keep_alive_s, event.at_s
-        self.replicas[event.key, event.place] = replica
         self._step(replica, State.SEALED, event.at_s, "adopted after a restart")
         self.room.used(replica)
         self._touch(replica, event.at_s)
@@ -448,11 +399,11 @@ class Residency:
                     self._free(replica, event.at_s, "keep-alive over", evicted=False)
 
     def _expire(self, replica: Replica, waiter: Waiter, at_s: float) -> None:
-        del replica.waiters[waiter.ticket]
+        self.waiters.leave(waiter.ticket)
         if replica.state is State.QUEUED and replica.nbytes > self.room.free_bytes(replica.place):
-            self._refuse(waiter, self.room.refusal(replica, self.replicas.values()))
+            self._out.refuse(waiter, self.room.refusal(replica, self.replicas.values()))
         else:
-            self._refuse(waiter, DeadlineError(books.why_late(replica)))
+            self._out.refuse(waiter, DeadlineError(books.why_late(replica)))
         self._drop_if_unwanted(replica, at_s)
 
     def _admit_everywhere(self, at_s: float) -> None:
@@ -470,14 +421,4 @@ class Residency:
         self.room.moved(replica, old)
         if to not in LEASABLE and replica.leases:
             raise InternalError(f"{replica.key[:16]} at {replica.place} went to {to.value} with leases")
-        self._out.append(
-            Changed(
-                at_s=at_s,
-                key=replica.key,
-                place=replica.place,
-                generation=replica.generation,
-                old=old,
-                new=to,
-                why=why,
-            )
-        )
+        self._out.changed(replica, old, at_s, why)

@@ -37,6 +37,13 @@ class Room:
         """Bytes not charged."""
         return self.capacities[place] - self.charged[place]
 
+    def pin(self, key: str, place: Place, *, pinned: bool) -> None:
+        """Pin or unpin an image at a place. Idempotent."""
+        if pinned:
+            self.pins.add((key, place))
+        else:
+            self.pins.discard((key, place))
+
     def policy_name(self, place: Place) -> str:
         """Which policy chooses there."""
         return self._policies[place].name

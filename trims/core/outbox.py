@@ -1,0 +1,73 @@
+"""The outbox: the instructions that follow from one event, in order, each written from the replica it is about."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trims.core.events import Abandon, Changed, Fill, Free, Grant, Instruction, Measure, Ready, Refuse
+
+if TYPE_CHECKING:
+    from trims.core.errors import TrimsError
+    from trims.core.lease import Lease, Waiter
+    from trims.core.replica import Replica, State
+
+
+class Outbox:
+    """Instructions of one event.
+
+    Attributes:
+        instructions: For the store, which carries them out in this order.
+    """
+
+    def __init__(self) -> None:
+        self.instructions: list[Instruction] = []
+
+    def grant(self, waiter: Waiter, replica: Replica, lease: Lease, *, warm: bool) -> None:
+        """The waiter has a lease; `warm` if the replica was there when he asked."""
+        self.instructions.append(Grant(ticket=waiter.ticket, lease=lease, nbytes=replica.nbytes, warm=warm))
+
+    def ready(self, waiter: Waiter, replica: Replica) -> None:
+        """The waiter wanted it there, and it is."""
+        ready = Ready(ticket=waiter.ticket, key=replica.key, place=replica.place, nbytes=replica.nbytes)
+        self.instructions.append(ready)
+
+    def refuse(self, waiter: Waiter, error: TrimsError) -> None:
+        """The waiter gets the error."""
+        self.instructions.append(Refuse(ticket=waiter.ticket, error=error))
+
+    def measure(self, replica: Replica) -> None:
+        """The replica's size must be known before there can be room for it."""
+        self.instructions.append(Measure(key=replica.key, place=replica.place, generation=replica.generation))
+
+    def abandon(self, replica: Replica) -> None:
+        """Nobody waits for the queued replica any more."""
+        self.instructions.append(Abandon(key=replica.key, place=replica.place, generation=replica.generation))
+
+    def fill(self, replica: Replica) -> None:
+        """There is room: fill the replica from its source."""
+        fill = Fill(
+            key=replica.key,
+            place=replica.place,
+            generation=replica.generation,
+            source=replica.source,
+            nbytes=replica.nbytes,
+        )
+        self.instructions.append(fill)
+
+    def free(self, replica: Replica, *, evicted: bool) -> None:
+        """The replica's memory goes back; `evicted` if it was chosen to make room."""
+        free = Free(key=replica.key, place=replica.place, generation=replica.generation, evicted=evicted)
+        self.instructions.append(free)
+
+    def changed(self, replica: Replica, old: State, at_s: float, why: str) -> None:
+        """The replica went from the state `old` to the one it is in."""
+        changed = Changed(
+            at_s=at_s,
+            key=replica.key,
+            place=replica.place,
+            generation=replica.generation,
+            old=old,
+            new=replica.state,
+            why=why,
+        )
+        self.instructions.append(changed)

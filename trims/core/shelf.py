@@ -1,0 +1,74 @@
+"""The shelf: every replica a daemon has, by image and place, and what is remembered of images that are gone.
+
+It keeps and finds. Which state a replica is in, when it comes and when it goes, is decided by `Residency`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from trims.core.replica import Replica, State
+
+if TYPE_CHECKING:
+    from trims.core.place import Place
+
+#: Opens of images that are not resident any more are remembered for so many images, so that frequency outlives
+#: eviction.
+REMEMBERED_IMAGES = 4096
+
+
+class Shelf:
+    """All replicas.
+
+    Attributes:
+        replicas: By image key and place.
+        by_key: The same, by image key, then by place. An image lies at a few places at most and is looked for by every
+            cold open; walking all replicas for it would take milliseconds where there are thousands.
+    """
+
+    def __init__(self) -> None:
+        self.replicas: dict[tuple[str, Place], Replica] = {}
+        self.by_key: dict[str, dict[Place, Replica]] = {}
+        self._past_uses: OrderedDict[str, int] = OrderedDict()
+        self._generations = itertools.count(1)
+
+    def add(self, key: str, place: Place) -> Replica:
+        """A new incarnation, in no state yet, with the uses of those before it."""
+        replica = Replica(key, place, next(self._generations), uses=self._past_uses.pop(key, 0))
+        self.replicas[key, place] = replica
+        self.by_key.setdefault(key, {})[place] = replica
+        return replica
+
+    def remove(self, replica: Replica) -> None:
+        """Take it off the shelf; its uses are remembered."""
+        del self.replicas[replica.key, replica.place]
+        elsewhere = self.by_key[replica.key]
+        del elsewhere[replica.place]
+        if not elsewhere:
+            del self.by_key[replica.key]
+        if replica.uses:
+            self._past_uses[replica.key] = max(replica.uses, self._past_uses.pop(replica.key, 0))
+            while len(self._past_uses) > REMEMBERED_IMAGES:
+                self._past_uses.popitem(last=False)
+
+    def find(self, key: str, place: Place) -> Replica | None:
+        """The replica, in whatever state, or None."""
+        return self.replicas.get((key, place))
+
+    def places_of(self, key: str) -> list[Replica]:
+        """All replicas of an image, fastest place first."""
+        found = self.by_key.get(key, {})
+        return sorted(found.values(), key=lambda replica: (replica.place.tier.rank, replica.place.device))
+
+    def source_of(self, replica: Replica) -> Replica | None:
+        """The fastest sealed replica of the same image elsewhere, or None."""
+        others = (other for other in self.places_of(replica.key) if other is not replica)
+        return next((other for other in others if other.state is State.SEALED), None)
+
+    def next_due_s(self) -> float | None:
+        """Clock time at which the next deadline or keep-alive is due, or None."""
+        due = [replica.keep_until_s for replica in self.replicas.values()]
+        due += [waiter.deadline_at_s for replica in self.replicas.values() for waiter in replica.waiters.values()]
+        return min((moment for moment in due if moment is not None), default=None)
