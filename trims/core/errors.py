@@ -129,6 +129,12 @@ class DrainingError(LostPeerError):
     code = "draining"
 
 
+class DeviceLostError(LostPeerError):
+    """A GPU, or the context of the process that used it, is gone: its replicas are filled anew elsewhere."""
+
+    code = "device_lost"
+
+
 class BrokenWeightsError(TrimsError):
     """An artifact, image or segment is not what it claims to be."""
 
@@ -163,6 +169,12 @@ class InternalError(TrimsError):
     """A bug in trims. Please report it with the story in the message."""
 
     code = "internal"
+
+
+class CudaError(InternalError):
+    """The CUDA driver refused a call that should have worked; the message names call and status."""
+
+    code = "cuda"
 
 
 class InvalidTransitionError(InternalError):

@@ -1,0 +1,174 @@
+"""What trims needs of CUDA, as one protocol: the driver itself (`bindings`) or a fake that CI can run.
+
+Addresses are plain integers. Every call raises: `CapacityError` when the device is full, `DeviceLostError` when it is
+gone, `NotSupportedError` for what this device or container cannot do, `CudaError` for the rest. Devices are named by
+UUID everywhere: the same device has other numbers in other processes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Of a legacy IPC handle.
+IPC_HANDLE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device, as the driver describes it.
+
+    Attributes:
+        uuid: As nvidia-smi prints it: `GPU-` or `MIG-` and 36 characters.
+        name: Of the product.
+        total_bytes: Of its memory.
+        vmm: It can share memory as POSIX descriptors.
+        ipc: It can share memory by legacy IPC handles.
+        read_only_registration: Host memory that is mapped read-only can be registered with it.
+    """
+
+    uuid: str
+    name: str
+    total_bytes: int
+    vmm: bool = True
+    ipc: bool = True
+    read_only_registration: bool = True
+
+
+class Cuda(Protocol):
+    """A connection to the driver, on one device once `use` was called.
+
+    Calls that touch memory work in the thread that called `use` or `bind`.
+    """
+
+    def devices(self) -> Sequence[Device]:
+        """All devices this process can see. Makes no context."""
+        ...
+
+    def use(self, uuid: str) -> Device:
+        """Take the device's primary context, which frameworks in this process share. Raises NotSupportedError."""
+        ...
+
+    def bind(self) -> None:
+        """Let this thread use the device, too."""
+        ...
+
+    def leave(self) -> None:
+        """Give the context back; the driver frees what it took when nobody else in the process holds it."""
+        ...
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes free and in all, as of now."""
+        ...
+
+    # -- memory with legacy IPC ------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> int:
+        """An allocation of its own, never from a pool."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Freeing what another process has open is undefined."""
+        ...
+
+    def ipc_export(self, address: int) -> bytes:
+        """The handle of a whole allocation, 64 bytes; `address` is its beginning."""
+        ...
+
+    def ipc_open(self, handle: bytes) -> int:
+        """The beginning of the allocation here. Not in the process that exported it."""
+        ...
+
+    def ipc_close(self, address: int) -> None:
+        """End one `ipc_open`."""
+        ...
+
+    # -- memory with descriptors -----------------------------------------------------------------------------------
+
+    def granularity(self) -> int:
+        """Sizes for `vmm_create` are multiples of this."""
+        ...
+
+    def vmm_create(self, nbytes: int) -> int:
+        """Physical memory, not mapped anywhere; returns a handle."""
+        ...
+
+    def vmm_export(self, handle: int) -> int:
+        """A descriptor that stands for the memory and keeps it alive; the caller's to close."""
+        ...
+
+    def vmm_import(self, fd: int) -> int:
+        """A handle for the memory behind a descriptor, which may be closed then."""
+        ...
+
+    def vmm_release(self, handle: int) -> None:
+        """Give a handle up; mappings of it stay. Memory is freed with its last handle, descriptor and mapping."""
+        ...
+
+    def vmm_map(self, handle: int, nbytes: int, *, writable: bool) -> int:
+        """Map all of it; returns the address. A write to what is not writable ends the context that tried."""
+        ...
+
+    def vmm_unmap(self, address: int, nbytes: int) -> None:
+        """End a mapping."""
+        ...
+
+    # -- moving ----------------------------------------------------------------------------------------------------
+
+    def host_allocate(self, nbytes: int) -> int:
+        """Pinned host memory; returns its address."""
+        ...
+
+    def host_free(self, address: int) -> None:
+        """Give it back."""
+        ...
+
+    def host_register(self, address: int, nbytes: int) -> None:
+        """Pin memory that is mapped here, perhaps read-only. Both are multiples of the page."""
+        ...
+
+    def host_unregister(self, address: int) -> None:
+        """Unpin it."""
+        ...
+
+    def stream(self) -> int:
+        """A queue of copies."""
+        ...
+
+    def end_stream(self, stream: int) -> None:
+        """Give it back; it must have run empty."""
+        ...
+
+    def copy_in(self, target: int, host: int, nbytes: int, stream: int) -> None:
+        """Host to device, in the stream's turn; the host memory must stay until `synchronize`."""
+        ...
+
+    def copy_out(self, host: int, source: int, nbytes: int, stream: int) -> None:
+        """Device to host, in the stream's turn."""
+        ...
+
+    def copy_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Device to device, in the stream's turn; between devices if they are peers."""
+        ...
+
+    def synchronize(self, stream: int) -> None:
+        """Wait until all copies of the stream are done. Does not hold the interpreter lock."""
+        ...
+
+
+def connect(kind: str = "driver") -> Cuda:
+    """The driver, or `fake:FOLDER`. Raises NotSupportedError saying what is missing.
+
+    Both are imported here, by name: only processes that use a device pay for them.
+    """
+    import importlib
+
+    kind, _, folder = kind.partition(":")
+    if kind == "fake":
+        found: Cuda = importlib.import_module("trims.testing.fake_cuda").FakeCuda(folder)
+    else:
+        found = importlib.import_module("trims.memory.cuda.bindings").Driver()
+    return found

@@ -1,0 +1,248 @@
+"""The CUDA driver through NVIDIA's cuda-bindings (package cuda-bindings, extra `gpu`).
+
+Calls release the interpreter lock as the package does. Not covered: which way of sharing is used (`drivers`).
+"""
+
+from __future__ import annotations
+
+import uuid as uuids
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import CapacityError, CudaError, DeviceLostError, NotSupportedError, TrimsError
+from trims.memory.cuda.api import Device
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+try:
+    from cuda.bindings import driver as _driver
+except ImportError as missing:
+    raise NotSupportedError(
+        f"the package cuda-bindings is not installed ({missing}); pip install 'trims[gpu]'"
+    ) from None
+
+_LAZY_PEER_ACCESS = 1
+_REGISTER_READ_ONLY = 8
+_NON_BLOCKING = 1
+_FULL = {"CUDA_ERROR_OUT_OF_MEMORY"}
+_LOST = {
+    "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_NVLINK_UNCORRECTABLE",
+    "CUDA_ERROR_ILLEGAL_ADDRESS", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_CONTEXT_IS_DESTROYED",
+    "CUDA_ERROR_HARDWARE_STACK_ERROR", "CUDA_ERROR_CONTAINED",
+}  # fmt: skip
+_UNSUPPORTED = {
+    "CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_DEVICE", "CUDA_ERROR_NOT_PERMITTED",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+    "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", "CUDA_ERROR_STUB_LIBRARY", "CUDA_ERROR_INVALID_CONTEXT",
+}  # fmt: skip
+
+
+class Driver:
+    """See `trims.memory.cuda.api.Cuda`, whose methods these are."""
+
+    def __init__(self) -> None:
+        try:
+            _call("cuInit", 0)
+        except TrimsError:
+            raise
+        except Exception as error:  # the package raises its own kinds when it finds no driver library
+            raise NotSupportedError(f"there is no NVIDIA driver here: {error}") from error
+        self._device: Any = None
+        self._context: Any = None
+
+    def devices(self) -> Sequence[Device]:
+        """All devices this process can see."""
+        return [_describe(_call("cuDeviceGet", number)) for number in range(_call("cuDeviceGetCount"))]
+
+    def use(self, uuid: str) -> Device:
+        """Take its primary context."""
+        for number in range(_call("cuDeviceGetCount")):
+            device = _call("cuDeviceGet", number)
+            found = _describe(device)
+            if found.uuid == uuid:
+                self._context, self._device = _call("cuDevicePrimaryCtxRetain", device), device
+                self.bind()
+                return found
+        seen = ", ".join(device.uuid for device in self.devices()) or "none"
+        raise NotSupportedError(f"the device {uuid} is not visible to this process, which sees {seen}")
+
+    def bind(self) -> None:
+        """Make the context current in this thread."""
+        _call("cuCtxSetCurrent", self._context)
+
+    def leave(self) -> None:
+        """Release the primary context. Idempotent."""
+        if self._context is not None:
+            self._context = None
+            _call("cuDevicePrimaryCtxRelease", self._device)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes free and in all."""
+        free, total = _call("cuMemGetInfo")
+        return int(free), int(total)
+
+    def allocate(self, nbytes: int) -> int:
+        """cuMemAlloc."""
+        return int(_call("cuMemAlloc", nbytes))
+
+    def free(self, address: int) -> None:
+        """cuMemFree."""
+        _call("cuMemFree", address)
+
+    def ipc_export(self, address: int) -> bytes:
+        """cuIpcGetMemHandle."""
+        return bytes(_call("cuIpcGetMemHandle", address).reserved)
+
+    def ipc_open(self, handle: bytes) -> int:
+        """cuIpcOpenMemHandle."""
+        made = _driver.CUipcMemHandle()
+        made.reserved = handle
+        try:
+            return int(_call("cuIpcOpenMemHandle", made, _LAZY_PEER_ACCESS))
+        except NotSupportedError as error:
+            raise NotSupportedError(
+                f"{error}; legacy IPC needs to see the exporter's process id (containers: --pid=host), vmm does not"
+            ) from error
+
+    def ipc_close(self, address: int) -> None:
+        """cuIpcCloseMemHandle."""
+        _call("cuIpcCloseMemHandle", address)
+
+    def granularity(self) -> int:
+        """cuMemGetAllocationGranularity, the minimum."""
+        minimum = _driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        return int(_call("cuMemGetAllocationGranularity", self._property(), minimum))
+
+    def vmm_create(self, nbytes: int) -> int:
+        """cuMemCreate."""
+        return int(_call("cuMemCreate", nbytes, self._property(), 0))
+
+    def vmm_export(self, handle: int) -> int:
+        """cuMemExportToShareableHandle."""
+        return int(_call("cuMemExportToShareableHandle", handle, _posix(), 0))
+
+    def vmm_import(self, fd: int) -> int:
+        """cuMemImportFromShareableHandle; the driver takes the descriptor as a pointer's value."""
+        return int(_call("cuMemImportFromShareableHandle", fd, _posix()))
+
+    def vmm_release(self, handle: int) -> None:
+        """cuMemRelease."""
+        _call("cuMemRelease", handle)
+
+    def vmm_map(self, handle: int, nbytes: int, *, writable: bool) -> int:
+        """cuMemAddressReserve, cuMemMap, cuMemSetAccess."""
+        address = int(_call("cuMemAddressReserve", nbytes, 0, 0, 0))
+        try:
+            _call("cuMemMap", address, nbytes, 0, handle, 0)
+        except BaseException:
+            _call("cuMemAddressFree", address, nbytes)
+            raise
+        try:
+            _call("cuMemSetAccess", address, nbytes, [self._access(writable)], 1)
+        except BaseException:
+            self.vmm_unmap(address, nbytes)
+            raise
+        return address
+
+    def vmm_unmap(self, address: int, nbytes: int) -> None:
+        """cuMemUnmap, cuMemAddressFree."""
+        _call("cuMemUnmap", address, nbytes)
+        _call("cuMemAddressFree", address, nbytes)
+
+    def host_allocate(self, nbytes: int) -> int:
+        """cuMemHostAlloc."""
+        return int(_call("cuMemHostAlloc", nbytes, 0))
+
+    def host_free(self, address: int) -> None:
+        """cuMemFreeHost."""
+        _call("cuMemFreeHost", address)
+
+    def host_register(self, address: int, nbytes: int) -> None:
+        """cuMemHostRegister, for memory that may be mapped read-only."""
+        _call("cuMemHostRegister", address, nbytes, _REGISTER_READ_ONLY)
+
+    def host_unregister(self, address: int) -> None:
+        """cuMemHostUnregister."""
+        _call("cuMemHostUnregister", address)
+
+    def stream(self) -> int:
+        """cuStreamCreate."""
+        return int(_call("cuStreamCreate", _NON_BLOCKING))
+
+    def end_stream(self, stream: int) -> None:
+        """cuStreamDestroy."""
+        _call("cuStreamDestroy", stream)
+
+    def copy_in(self, target: int, host: int, nbytes: int, stream: int) -> None:
+        """cuMemcpyHtoDAsync."""
+        _call("cuMemcpyHtoDAsync", target, host, nbytes, stream)
+
+    def copy_out(self, host: int, source: int, nbytes: int, stream: int) -> None:
+        """cuMemcpyDtoHAsync."""
+        _call("cuMemcpyDtoHAsync", host, source, nbytes, stream)
+
+    def copy_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """cuMemcpyDtoDAsync, which knows the devices by their addresses."""
+        _call("cuMemcpyDtoDAsync", target, source, nbytes, stream)
+
+    def synchronize(self, stream: int) -> None:
+        """cuStreamSynchronize."""
+        _call("cuStreamSynchronize", stream)
+
+    def _property(self) -> Any:
+        prop = _driver.CUmemAllocationProp()
+        prop.type = _driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        prop.location.type = _driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        prop.location.id = int(self._device)
+        prop.requestedHandleTypes = _posix()
+        return prop
+
+    def _access(self, writable: bool) -> Any:
+        flags = _driver.CUmemAccess_flags
+        access = _driver.CUmemAccessDesc()
+        access.location.type = _driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = int(self._device)
+        access.flags = flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE if writable else flags.CU_MEM_ACCESS_FLAGS_PROT_READ
+        return access
+
+
+def _posix() -> Any:
+    return _driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+def _describe(device: Any) -> Device:
+    attribute = _driver.CUdevice_attribute
+
+    def has(name: str) -> bool:
+        return bool(_call("cuDeviceGetAttribute", getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device))
+
+    name = bytes(_call("cuDeviceGetName", 96, device)).split(b"\0")[0].decode()
+    raw = bytes(_call("cuDeviceGetUuid", device).bytes)
+    return Device(
+        uuid=f"GPU-{uuids.UUID(bytes=raw)}",
+        name=name,
+        total_bytes=int(_call("cuDeviceTotalMem", device)),
+        vmm=has("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED") and has("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"),
+        ipc=has("IPC_EVENT_SUPPORTED"),
+        read_only_registration=has("READ_ONLY_HOST_REGISTER_SUPPORTED"),
+    )
+
+
+def _call(function: str, *arguments: Any) -> Any:
+    """Call the driver: what it returns beside the status, or the error it means."""
+    status, *results = getattr(_driver, function)(*arguments)
+    if int(status) != 0:
+        raise _error(function, status)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _error(function: str, status: Any) -> TrimsError:
+    name = getattr(status, "name", str(status))
+    text = f"{function}: {name}"
+    if name in _FULL:
+        return CapacityError(f"the device has no memory left ({text})")
+    if name in _LOST:
+        return DeviceLostError(f"the device or this process's context on it is lost ({text})")
+    if name in _UNSUPPORTED:
+        return NotSupportedError(f"this device, driver or container cannot do that ({text})")
+    return CudaError(text)

@@ -1,0 +1,231 @@
+"""Sharing one image on a device between processes: two ways behind one protocol.
+
+`VmmMemory` hands out a descriptor: borrowers map it read-only, the device enforces that, and the memory lives for as
+long as anybody holds it. `IpcMemory` hands out a handle of 64 bytes: it works where descriptors do not, nothing
+enforces reading, and freeing under a borrower is undefined; so the owner frees only when every borrower has gone.
+
+The owner's half (`allocate`, `seal`, `export`, `free`) runs in the keeper, the borrower's (`open`, `close`) in whoever
+attaches. Not covered: which process that is, and when freeing is allowed (`trims.keeper`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from trims.core.errors import CallerError, NotSupportedError
+from trims.core.units import align_up
+from trims.memory.cuda.api import IPC_HANDLE_BYTES
+
+if TYPE_CHECKING:
+    from trims.memory.cuda.api import Cuda, Device
+
+#: The driver gives smaller allocations out of shared blocks of this size, whose neighbours a handle would expose.
+_OWN_BLOCK_BYTES = 2 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """Memory of one image at its owner.
+
+    Attributes:
+        nbytes: As asked for.
+        size_bytes: As taken from the device.
+        address: Where the owner can write; 0 once a driver that can do so has unmapped it.
+        handle: The driver's own name for it.
+    """
+
+    nbytes: int
+    size_bytes: int
+    address: int
+    handle: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What lets another process open an allocation.
+
+    Attributes:
+        driver: `vmm` or `ipc`.
+        device: UUID.
+        size_bytes: Of the allocation.
+        handle: The legacy handle, empty for `vmm`.
+        fd: The descriptor, -1 for `ipc`. Owned by who holds the export; it keeps the memory alive: close it promptly.
+    """
+
+    driver: str
+    device: str
+    size_bytes: int
+    handle: bytes = b""
+    fd: int = -1
+
+    def close(self) -> None:
+        """Close the descriptor, if there is one."""
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An allocation of somebody else, open here: `address` is its first byte."""
+
+    address: int
+    size_bytes: int
+
+
+class DeviceMemory(Protocol):
+    """A way to share memory of the device that `cuda` uses."""
+
+    name: str
+    #: Whether a borrower that writes is stopped.
+    read_only: bool
+
+    def allocate(self, nbytes: int) -> Allocation:
+        """Memory to fill. Raises CapacityError."""
+        ...
+
+    def seal(self, allocation: Allocation) -> None:
+        """Copies into it are done and waited for; from now on the owner does not write either."""
+        ...
+
+    def export(self, allocation: Allocation) -> Export:
+        """Let another process open it. May be called as often as there are borrowers."""
+        ...
+
+    def reading(self, allocation: Allocation) -> Opened:
+        """Let the owner read it himself, for a copy elsewhere; end it with `close`."""
+        ...
+
+    def free(self, allocation: Allocation) -> None:
+        """Give it up. Every borrower of an `ipc` allocation must have closed it or be dead."""
+        ...
+
+    def open(self, export: Export) -> Opened:
+        """Map somebody's allocation; the export may be closed then."""
+        ...
+
+    def close(self, opened: Opened) -> None:
+        """End it."""
+        ...
+
+
+class VmmMemory:
+    """Virtual memory management: physical memory behind a descriptor, mapped read-only by borrowers."""
+
+    name = "vmm"
+    read_only = True
+
+    def __init__(self, cuda: Cuda, device: Device) -> None:
+        if not device.vmm:
+            raise NotSupportedError(f"{device.name} ({device.uuid}) cannot share memory as descriptors; use ipc")
+        self._cuda = cuda
+        self._device = device
+
+    def allocate(self, nbytes: int) -> Allocation:
+        """See `DeviceMemory.allocate`."""
+        size = align_up(nbytes, self._cuda.granularity())
+        handle = self._cuda.vmm_create(size)
+        try:
+            address = self._cuda.vmm_map(handle, size, writable=True)
+        except BaseException:
+            self._cuda.vmm_release(handle)
+            raise
+        return Allocation(nbytes, size, address, handle)
+
+    def seal(self, allocation: Allocation) -> None:
+        """See `DeviceMemory.seal`: the only writable mapping ends."""
+        if allocation.address:
+            self._cuda.vmm_unmap(allocation.address, allocation.size_bytes)
+            allocation.address = 0
+
+    def export(self, allocation: Allocation) -> Export:
+        """See `DeviceMemory.export`."""
+        fd = self._cuda.vmm_export(allocation.handle)
+        return Export(self.name, self._device.uuid, allocation.size_bytes, fd=fd)
+
+    def reading(self, allocation: Allocation) -> Opened:
+        """See `DeviceMemory.reading`."""
+        size = allocation.size_bytes
+        return Opened(self._cuda.vmm_map(allocation.handle, size, writable=False), size)
+
+    def free(self, allocation: Allocation) -> None:
+        """See `DeviceMemory.free`: borrowers keep what they have mapped, and the device keeps it charged."""
+        self.seal(allocation)
+        self._cuda.vmm_release(allocation.handle)
+
+    def open(self, export: Export) -> Opened:
+        """See `DeviceMemory.open`."""
+        _check(export, self.name, self._device)
+        handle = self._cuda.vmm_import(export.fd)
+        try:
+            return Opened(self._cuda.vmm_map(handle, export.size_bytes, writable=False), export.size_bytes)
+        finally:
+            self._cuda.vmm_release(handle)  # the mapping keeps the memory
+
+    def close(self, opened: Opened) -> None:
+        """See `DeviceMemory.close`."""
+        self._cuda.vmm_unmap(opened.address, opened.size_bytes)
+
+
+class IpcMemory:
+    """Legacy IPC: one raw allocation for each image, opened by a handle of 64 bytes."""
+
+    name = "ipc"
+    read_only = False
+
+    def __init__(self, cuda: Cuda, device: Device) -> None:
+        if not device.ipc:
+            raise NotSupportedError(f"{device.name} ({device.uuid}) does not support CUDA IPC; use vmm")
+        self._cuda = cuda
+        self._device = device
+
+    def allocate(self, nbytes: int) -> Allocation:
+        """See `DeviceMemory.allocate`."""
+        size = align_up(nbytes, _OWN_BLOCK_BYTES)
+        return Allocation(nbytes, size, self._cuda.allocate(size))
+
+    def seal(self, allocation: Allocation) -> None:
+        """See `DeviceMemory.seal`: the mapping cannot be taken away, so this is a promise only."""
+
+    def export(self, allocation: Allocation) -> Export:
+        """See `DeviceMemory.export`."""
+        handle = self._cuda.ipc_export(allocation.address)
+        return Export(self.name, self._device.uuid, allocation.size_bytes, handle=handle)
+
+    def reading(self, allocation: Allocation) -> Opened:
+        """See `DeviceMemory.reading`."""
+        return Opened(allocation.address, 0)
+
+    def free(self, allocation: Allocation) -> None:
+        """See `DeviceMemory.free`."""
+        self._cuda.free(allocation.address)
+
+    def open(self, export: Export) -> Opened:
+        """See `DeviceMemory.open`."""
+        _check(export, self.name, self._device)
+        if len(export.handle) != IPC_HANDLE_BYTES:
+            raise CallerError(f"an IPC handle has {IPC_HANDLE_BYTES} bytes, not {len(export.handle)}")
+        return Opened(self._cuda.ipc_open(export.handle), export.size_bytes)
+
+    def close(self, opened: Opened) -> None:
+        """See `DeviceMemory.close`."""
+        if opened.size_bytes:
+            self._cuda.ipc_close(opened.address)
+
+
+def device_memory(name: str, cuda: Cuda, device: Device) -> DeviceMemory:
+    """The driver of this name; `auto` for the best the device has. Raises NotSupportedError saying why not."""
+    if name == "auto":
+        name = "vmm" if device.vmm else "ipc"
+    drivers: dict[str, type[VmmMemory | IpcMemory]] = {"vmm": VmmMemory, "ipc": IpcMemory}
+    if name not in drivers:
+        raise CallerError(f"there is no GPU memory driver {name!r}; there are auto, vmm and ipc")
+    return drivers[name](cuda, device)
+
+
+def _check(export: Export, driver: str, device: Device) -> None:
+    if export.driver != driver:
+        raise CallerError(f"an export of {export.driver} was given to {driver}")
+    if export.device != device.uuid:
+        raise NotSupportedError(f"the memory lies on {export.device}, this process uses {device.uuid}")

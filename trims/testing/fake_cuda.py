@@ -1,0 +1,350 @@
+"""A CUDA driver without a device: device memory is files in a folder, shared by all processes that use the folder.
+
+It keeps the driver's promises that trims relies on, and breaks where the driver breaks: memory runs out; what has a
+descriptor lives until its last holder is gone, dead holders included; legacy allocations die with their owner, and
+freeing one under a borrower takes the pages away from him (SIGBUS); a write to a read-only mapping ends the writer
+(SIGSEGV); copies happen later, in another thread; threads must be bound; a lost device fails every call.
+
+Holders are counted by the kernel: everybody who keeps memory alive has a shared lock on its file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import itertools
+import json
+import mmap
+import os
+import struct
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trims.core.errors import CapacityError, CudaError, DeviceLostError, NotSupportedError
+from trims.core.units import format_bytes
+from trims.memory.cuda.api import Device
+from trims.memory.mapping import c_library
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+GRANULARITY_BYTES = 2 << 20
+#: What a process's context takes of the device.
+CONTEXT_BYTES = 16 << 20
+_HANDLE = struct.Struct(">8sQQQ32x")
+_MAGIC = b"fakecuda"
+_DEVICES = "devices.json"
+#: Of handles, streams and files: unique in this process.
+_numbers = itertools.count(1)
+
+
+def make_devices(folder: Path, devices: Sequence[Device]) -> str:
+    """Set a machine up in an empty folder; returns what to call it: the `kind` of `trims.memory.cuda.api.connect`."""
+    (folder / _DEVICES).write_text(json.dumps([asdict(device) for device in devices]))
+    return f"fake:{folder}"
+
+
+def lose_device(folder: Path, uuid: str) -> None:
+    """From now on every call on this device fails, in all processes."""
+    (folder / f"lost.{uuid}").touch()
+
+
+class FakeCuda:
+    """See `trims.memory.cuda.api.Cuda`.
+
+    Args:
+        folder: Made by `make_devices`.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+        if not (self._folder / _DEVICES).exists():
+            raise NotSupportedError(f"{folder} holds no fake devices; see trims.testing.fake_cuda.make_devices")
+        self._device: Device | None = None
+        self._context_fd = -1
+        self._bound = threading.local()
+        self._files: dict[int, int] = {}  # address or handle -> descriptor that keeps the memory alive
+        self._sizes: dict[int, int] = {}
+        self._names: dict[int, Path] = {}
+        self._imported: dict[bytes, tuple[int, int]] = {}
+        self._queues: dict[int, tuple[ThreadPoolExecutor, list[Future[int]]]] = {}
+        #: Copies wait for this: a test can hold them up.
+        self.may_copy = threading.Event()
+        self.may_copy.set()
+
+    # -- devices ---------------------------------------------------------------------------------------------------
+
+    def devices(self) -> Sequence[Device]:
+        """As `make_devices` was told."""
+        return [Device(**given) for given in json.loads((self._folder / _DEVICES).read_text())]
+
+    def use(self, uuid: str) -> Device:
+        """Make a context, which takes memory."""
+        found = next((device for device in self.devices() if device.uuid == uuid), None)
+        if found is None:
+            raise NotSupportedError(f"the device {uuid} is not visible to this process")
+        self._device = found
+        self._bound.here = True
+        if self._context_fd < 0:
+            self._context_fd, _ = self._take("context", CONTEXT_BYTES)
+        return found
+
+    def bind(self) -> None:
+        """Let this thread use it."""
+        self._bound.here = True
+
+    def leave(self) -> None:
+        """Give the context back."""
+        if self._context_fd >= 0:
+            os.close(self._context_fd)
+            self._context_fd = -1
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes free and in all."""
+        total = self._ready().total_bytes
+        with self._locked():
+            return total - self._used(), total
+
+    # -- memory with legacy IPC ------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> int:
+        """Memory that dies with this process."""
+        fd, path = self._take("raw", nbytes)
+        address = _map(fd, nbytes, writable=True)
+        self._files[address], self._sizes[address], self._names[address] = fd, nbytes, path
+        return address
+
+    def free(self, address: int) -> None:
+        """Whoever still has it open loses the pages."""
+        self._ready()
+        fd = self._files.pop(address)
+        self._names.pop(address).unlink()
+        c_library().munmap(address, self._sizes.pop(address))
+        os.ftruncate(fd, 0)
+        os.close(fd)
+
+    def ipc_export(self, address: int) -> bytes:
+        """Names the process, as the driver's handles do."""
+        self._ready()
+        number = int(self._names[address].name.rsplit(".", 1)[1])
+        return _HANDLE.pack(_MAGIC, os.getpid(), number, _process_ids())
+
+    def ipc_open(self, handle: bytes) -> int:
+        """Opening again gives the same address."""
+        self._ready()
+        if handle in self._imported:
+            address, count = self._imported[handle]
+            self._imported[handle] = (address, count + 1)
+            return address
+        magic, process, number, namespace = _HANDLE.unpack(handle)
+        if magic != _MAGIC or process == os.getpid():
+            raise CudaError("ipc_open: CUDA_ERROR_INVALID_VALUE")
+        if namespace != _process_ids():
+            raise NotSupportedError("ipc_open: CUDA_ERROR_INVALID_CONTEXT: the exporter's process ids are not visible")
+        path = next(self._folder.glob(f"*.raw.{process}.{number}"), None)
+        if path is None or not _held(path):
+            raise CudaError("ipc_open: CUDA_ERROR_INVALID_HANDLE: the exporter has freed it or is dead")
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            address = _map(fd, size, writable=True)
+        finally:
+            os.close(fd)
+        self._imported[handle], self._sizes[address] = (address, 1), size
+        return address
+
+    def ipc_close(self, address: int) -> None:
+        """The last close unmaps."""
+        self._ready()
+        handle = next(handle for handle, (opened, _) in self._imported.items() if opened == address)
+        count = self._imported[handle][1] - 1
+        self._imported[handle] = (address, count)
+        if count == 0:
+            del self._imported[handle]
+            c_library().munmap(address, self._sizes.pop(address))
+
+    # -- memory with descriptors -----------------------------------------------------------------------------------
+
+    def granularity(self) -> int:
+        """2 MiB."""
+        self._ready()
+        return GRANULARITY_BYTES
+
+    def vmm_create(self, nbytes: int) -> int:
+        """A file somebody must hold."""
+        if nbytes % GRANULARITY_BYTES:
+            raise CudaError(f"vmm_create: CUDA_ERROR_INVALID_VALUE: {nbytes} bytes")
+        fd, _ = self._take("vmm", nbytes)
+        return self._handle(fd)
+
+    def vmm_export(self, handle: int) -> int:
+        """The descriptor shares the lock."""
+        self._ready()
+        return os.dup(self._files[handle])
+
+    def vmm_import(self, fd: int) -> int:
+        """A holder of its own."""
+        self._ready()
+        own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(own, fcntl.LOCK_SH)
+        return self._handle(own)
+
+    def vmm_release(self, handle: int) -> None:
+        """Mappings stay."""
+        self._ready()
+        os.close(self._files.pop(handle))
+
+    def vmm_map(self, handle: int, nbytes: int, *, writable: bool) -> int:
+        """The mapping is a holder, too."""
+        self._ready()
+        address = _map(self._files[handle], nbytes, writable=writable)
+        self._files[address] = os.dup(self._files[handle])
+        return address
+
+    def vmm_unmap(self, address: int, nbytes: int) -> None:
+        """And ceases to be one."""
+        self._ready()
+        c_library().munmap(address, nbytes)
+        os.close(self._files.pop(address))
+
+    # -- moving ----------------------------------------------------------------------------------------------------
+
+    def host_allocate(self, nbytes: int) -> int:
+        """Ordinary memory."""
+        self._ready()
+        address = _map(-1, nbytes, writable=True)
+        self._sizes[address] = nbytes
+        return address
+
+    def host_free(self, address: int) -> None:
+        """Unmapped."""
+        self._ready()
+        c_library().munmap(address, self._sizes.pop(address))
+
+    def host_register(self, address: int, nbytes: int) -> None:
+        """Only whole pages, and only once."""
+        if not self._ready().read_only_registration:
+            raise NotSupportedError("host_register: CUDA_ERROR_NOT_SUPPORTED")
+        if address % mmap.PAGESIZE or nbytes % mmap.PAGESIZE or -address in self._sizes:
+            raise CudaError("host_register: CUDA_ERROR_INVALID_VALUE")
+        self._sizes[-address] = nbytes
+
+    def host_unregister(self, address: int) -> None:
+        """Forget it."""
+        self._ready()
+        del self._sizes[-address]
+
+    def stream(self) -> int:
+        """A thread."""
+        self._ready()
+        number = next(_numbers)
+        self._queues[number] = (ThreadPoolExecutor(1, thread_name_prefix="fake-cuda"), [])
+        return number
+
+    def end_stream(self, stream: int) -> None:
+        """Its thread ends."""
+        self._queues.pop(stream)[0].shutdown(wait=True)
+
+    def copy_in(self, target: int, host: int, nbytes: int, stream: int) -> None:
+        """Later."""
+        self._copy(target, host, nbytes, stream)
+
+    def copy_out(self, host: int, source: int, nbytes: int, stream: int) -> None:
+        """Later."""
+        self._copy(host, source, nbytes, stream)
+
+    def copy_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Later."""
+        self._copy(target, source, nbytes, stream)
+
+    def synchronize(self, stream: int) -> None:
+        """Now."""
+        self._ready()
+        waiting = self._queues[stream][1]
+        while waiting:
+            waiting.pop(0).result()
+
+    def _copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        self._ready()
+        executor, waiting = self._queues[stream]
+
+        def move() -> int:
+            self.may_copy.wait()
+            return int(ctypes.memmove(target, source, nbytes) or 0)
+
+        waiting.append(executor.submit(move))
+
+    # -- books -----------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> Device:
+        if self._device is None or self._context_fd < 0 or not getattr(self._bound, "here", False):
+            raise CudaError("CUDA_ERROR_INVALID_CONTEXT: this thread uses no device")
+        if (self._folder / f"lost.{self._device.uuid}").exists():
+            raise DeviceLostError(f"{self._device.uuid} is lost (CUDA_ERROR_DEVICE_UNAVAILABLE)")
+        return self._device
+
+    def _handle(self, fd: int) -> int:
+        number = next(_numbers)
+        self._files[number] = fd
+        return number
+
+    def _take(self, kind: str, nbytes: int) -> tuple[int, Path]:
+        assert self._device is not None, "use() comes first"
+        if kind != "context":
+            self._ready()
+        path = self._folder / f"{self._device.uuid}.{kind}.{os.getpid()}.{next(_numbers)}"
+        with self._locked():
+            free = self._device.total_bytes - self._used()
+            if nbytes > free:
+                raise CapacityError(
+                    f"the device has no memory left: {format_bytes(nbytes)} asked for, {format_bytes(free)} free"
+                )
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            os.ftruncate(fd, nbytes)
+        return fd, path
+
+    def _used(self) -> int:
+        """Under the lock: what somebody holds; the rest is cleared away, as the driver does when processes end."""
+        assert self._device is not None, "use() comes first"
+        used = 0
+        for path in self._folder.glob(f"{self._device.uuid}.*"):
+            if _held(path):
+                used += path.stat().st_size
+            else:
+                os.truncate(path, 0)
+                path.unlink()
+        return used
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self._folder / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _held(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def _map(fd: int, nbytes: int, *, writable: bool) -> int:
+    prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    address = c_library().mmap(None, nbytes, prot, flags, fd, 0)
+    if address is None or address == ctypes.c_void_p(-1).value:
+        raise CudaError(f"CUDA_ERROR_MAP_FAILED: {os.strerror(ctypes.get_errno())}")
+    return int(address)
+
+
+def _process_ids() -> int:
+    """Which processes this one can see."""
+    return os.stat("/proc/self/ns/pid").st_ino
