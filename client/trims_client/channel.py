@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 
-from trims.core.errors import BadMessageError, DaemonAwayError, DeadlineError, LostPeerError
+from trims.core.errors import BadMessageError, DaemonAwayError, DeadlineError, LostPeerError, TrimsError
 from trims.wire.answers import PROTOCOL_VERSION, raise_if_error
 from trims.wire.frames import Decoder, Message, encode
 
@@ -27,6 +27,7 @@ _LINGER_S = 200e-6
 _MAX_FDS = 64
 _UCRED = struct.Struct("3i")
 _FD = struct.Struct("i")
+_TIMEVAL = struct.Struct("ll")
 _ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * _FD.size)
 
 
@@ -60,6 +61,7 @@ class Channel:
         self._sending = threading.Lock()
         self._reading = False
         self._broken: Exception | None = None
+        self._refusal: Message | None = None
         self._unsent_hello = encode({"op": "hello", "protocol": PROTOCOL_VERSION, "agent": agent})
         self.boot = ""
 
@@ -78,9 +80,19 @@ class Channel:
         """The socket's descriptor, for whoever polls for its end."""
         return self._sock.fileno()
 
-    def mark_ended(self) -> None:
-        """The peer has hung up; said by whoever polls."""
-        self._lost(ConnectionResetError("the daemon closed the connection"))
+    def read_to_end(self) -> None:
+        """Return when the channel is broken. For whoever knows that the peer has hung up: it waits for nothing else.
+
+        What the peer said before may lie unread, so the end must be found by reading, in its turn: by who reads
+        already, or by the caller, for all.
+        """
+        while self._broken is None:
+            with self._turn:
+                if self._reading:
+                    self._turn.wait()
+                    continue
+                self._reading = True
+            self._lead(None, None)
 
     def request(self, message: Message, timeout_s: float | None = None) -> tuple[Message, int]:
         """Ask and wait for the answer.
@@ -114,7 +126,7 @@ class Channel:
             raise
 
     def tell(self, message: Message) -> None:
-        """Send without waiting for an answer. Raises LostPeerError."""
+        """Send without waiting for an answer; a peer that has hung up is not noticed. Raises LostPeerError."""
         self._send(message)
 
     def close(self) -> None:
@@ -134,6 +146,8 @@ class Channel:
             data, self._unsent_hello = self._unsent_hello + data, b""
             try:
                 self._sock.sendall(data, socket.MSG_NOSIGNAL)
+            except (BrokenPipeError, ConnectionResetError):
+                return  # it hung up, and what it said before may lie unread: the end is found by reading
             except OSError as error:
                 raise self._lost(error) from error
 
@@ -144,6 +158,7 @@ class Channel:
                 if slot.answer is not None:
                     return
                 if self._broken is not None:
+                    self._raise_if_refused()
                     raise LostPeerError(str(self._broken))
                 if self._reading:
                     self._turn.wait(_left(until_s))
@@ -156,17 +171,16 @@ class Channel:
                 self._lead(until_s, timeout_s)
 
     def _lead(self, until_s: float | None, timeout_s: float | None) -> None:
-        """Read once, for everybody."""
+        """Read once, for everybody. What ends the connection is told to each by `_await`, after his answer."""
         try:
             if not self._read_soon():
-                self._sock.settimeout(_left(until_s))
+                # Not the socket's own timeout: it would hold for what others send, and for the next look without sleep.
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(_left(until_s)))
                 self._read()
-        except TimeoutError:
+        except BlockingIOError:
             raise DeadlineError(f"the daemon at {self.path} did not answer within {timeout_s or 0:.1f} s") from None
-        except OSError as error:
-            raise self._lost(error) from error
-        except BadMessageError as error:
-            raise self._lost(error) from error
+        except (OSError, BadMessageError) as error:
+            self._lost(error)
         finally:
             with self._turn:
                 self._reading = False
@@ -217,13 +231,28 @@ class Channel:
         """An answer nobody waits for any more."""
         _close(fd)
         if "lease" in message:
-            self._send({"op": "close", "lease": message["lease"]})
+            try:
+                self._send({"op": "close", "lease": message["lease"]})
+            except LostPeerError:
+                return  # the lease ends with the connection; what was read after its grant is dispatched yet
 
     def _about_the_session(self, message: Message) -> None:
         if "protocol" in message:
             self.boot = str(message.get("boot", ""))
             return
-        raise_if_error(message)
+        try:
+            raise_if_error(message)
+        except BadMessageError:
+            raise  # ours or theirs: nothing more can be understood
+        except TrimsError as error:
+            with self._turn:
+                self._refusal = message
+                self._break(error)
+
+    def _raise_if_refused(self) -> None:
+        """Tell everybody who waits what only the one who read it knows."""
+        if self._refusal is not None:
+            raise_if_error(self._refusal)
 
     def _forget(self, number: int, slot: _Slot) -> None:
         with self._turn:
@@ -231,10 +260,7 @@ class Channel:
             if self._broken is not None:
                 self._slots.pop(number, None)
         if slot.answer is not None:  # it came between the last look and now
-            try:
-                self._give_back(slot.answer, slot.fd)
-            except LostPeerError:
-                return  # the lease ended with the connection
+            self._give_back(slot.answer, slot.fd)
 
     def _lost(self, error: Exception) -> LostPeerError:
         lost = LostPeerError(f"the connection to the daemon at {self.path} ended: {error}")
@@ -269,3 +295,8 @@ def _close(fd: int) -> None:
 
 def _left(until_s: float | None) -> float | None:
     return None if until_s is None else max(0.001, until_s - time.monotonic())
+
+
+def _timeval(seconds: float | None) -> bytes:
+    """For SO_RCVTIMEO, where zero means none."""
+    return _TIMEVAL.pack(*divmod(int((seconds or 0) * 1e6), 1_000_000))

@@ -28,7 +28,7 @@ class Mapping:
         place: As text.
         identity: Device and inode of the segment.
         leases: Numbers held for it; the last one stays until the memory is unmapped.
-        borrows: The `Borrow`s that are open.
+        borrows: A token for each `Borrow` that is open; lease numbers would not do, as each daemon counts from 1.
     """
 
     __slots__ = ("attachment", "borrows", "identity", "key", "leases", "place")
@@ -39,7 +39,7 @@ class Mapping:
         self.identity = identity
         self.attachment = attachment
         self.leases: set[int] = set()
-        self.borrows: set[int] = set()
+        self.borrows: set[object] = set()
 
 
 class Mappings:
@@ -56,8 +56,13 @@ class Mappings:
         #: Leases to give back; appended from finalisers, where no lock may be taken.
         self.given_up: deque[int] = deque()
 
-    def borrow(self, answer: Message, fd: int) -> Borrow:
+    def borrow(self, answer: Message, fd: int, *, void: bool = False) -> Borrow:
         """Map what was granted, or use the mapping there is. Takes the descriptor over.
+
+        Args:
+            answer: The grant.
+            fd: What came with it.
+            void: The lease has ended with its connection: the memory is mapped, the number not remembered.
 
         Raises ImageError if the segment is not what the daemon announced; the lease is given back.
         BadMessageError if the answer is no grant.
@@ -67,6 +72,7 @@ class Mappings:
             if fd >= 0:
                 os.close(fd)
             raise BadMessageError(f"the daemon granted without a lease: {answer!r}"[:200])
+        given_up = [] if void else self.given_up
         try:
             status = os.fstat(fd)
             image = (str(answer["key"]), str(answer["place"]), status.st_dev, status.st_ino)
@@ -74,14 +80,14 @@ class Mappings:
                 mapping = self._by_image.get(image)
                 if mapping is None:
                     mapping = self._by_image[image] = self._map(image, fd, int(answer["nbytes"]))
-                mapping.leases.add(lease)
-                mapping.borrows.add(lease)
-            return Borrow(self, image, mapping, lease)
+                if not void:
+                    mapping.leases.add(lease)
+                return Borrow(self, image, mapping, lease)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            self.given_up.append(lease)
+            given_up.append(lease)
             raise ImageError(f"the granted segment cannot be mapped: {error}") from error
         except BaseException:
-            self.given_up.append(lease)
+            given_up.append(lease)
             raise
         finally:
             if fd >= 0:
@@ -100,10 +106,10 @@ class Mappings:
         held.append(mapping)
         return mapping
 
-    def give_back(self, image: tuple[str, str, int, int], mapping: Mapping, lease: int) -> None:
+    def give_back(self, image: tuple[str, str, int, int], mapping: Mapping, lease: int, token: object) -> None:
         """One borrow is closed. The last one unmaps, and keeps its lease until no view is left."""
         with self._lock:
-            mapping.borrows.discard(lease)
+            mapping.borrows.discard(token)
             if mapping.borrows:
                 if lease in mapping.leases:  # not one of an earlier daemon, whose number may mean another by now
                     mapping.leases.discard(lease)
@@ -135,6 +141,13 @@ class Borrow:
         self._image = image
         self._mapping: Mapping | None = mapping
         self._lease = lease
+        self._token = object()
+        mapping.borrows.add(self._token)
+
+    @property
+    def mapping(self) -> Mapping:
+        """What is shared. Raises ClosedError."""
+        return self._open()
 
     @property
     def data(self) -> memoryview:
@@ -149,7 +162,7 @@ class Borrow:
         """Give this share back. Idempotent."""
         mapping, self._mapping = self._mapping, None
         if mapping is not None:
-            self._owner.give_back(self._image, mapping, self._lease)
+            self._owner.give_back(self._image, mapping, self._lease, self._token)
 
     def _open(self) -> Mapping:
         if self._mapping is None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from trims.wire.frames import Message
-    from trims_client.mappings import Mapping
+    from trims_client.mappings import Borrow, Mapping
 
 #: How much later than the daemon a client decides that a deadline has passed.
 _GRACE_S = 5.0
@@ -140,14 +140,14 @@ class Session:
         if deadline_s is not None:
             message["deadline_s"] = deadline_s
         try:
-            answer, fd = self._request(message, deadline_s)
+            channel, (answer, fd) = self._request(message, deadline_s)
         except DaemonAwayError as error:
             if (fallback or self._fallback) is None:
                 raise
             return self._load_here(name, error)
         weights = Weights(
             name,
-            self._mappings.borrow(answer, fd),
+            self._borrow(channel, answer, fd),
             place=str(answer["place"]),
             warm=bool(answer.get("warm")),
             trusted=self._trusted,
@@ -156,18 +156,32 @@ class Session:
         self._watch()
         return weights
 
-    def _request(self, message: Message, deadline_s: float | None) -> tuple[Message, int]:
-        """Ask; if the daemon has restarted since, connect again and ask once more."""
+    def _borrow(self, channel: Channel, answer: Message, fd: int) -> Borrow:
+        """Map what was granted on this channel; if the daemon has restarted since, take its lease up again."""
+        with self._lock:
+            current = self._channel
+            void = channel is not current
+            borrowed = self._mappings.borrow(answer, fd, void=void)
+            if void and current is not None and not borrowed.mapping.leases:
+                try:
+                    self._resume(current, borrowed.mapping)
+                except LostPeerError as error:  # whoever connects again takes it up
+                    _log().info("not taken up yet: %s", error)
+            return borrowed
+
+    def _request(self, message: Message, deadline_s: float | None) -> tuple[Channel, tuple[Message, int]]:
+        """Ask; if the daemon has restarted since, connect again and ask once more. Tells which channel answered."""
         timeout_s = None if deadline_s is None else deadline_s + _GRACE_S
         channel = self._connected()
         self._flush()
         try:
-            return channel.request(message, timeout_s)
+            return channel, channel.request(message, timeout_s)
         except LostPeerError as error:
             if not channel.broken or self._closed:
                 raise
             _log().info("asking again after: %s", error)
-            return self._connected().request(message, timeout_s)
+            channel = self._connected()
+            return channel, channel.request(message, timeout_s)
 
     def _load_here(self, name: str, why: DaemonAwayError) -> Weights:
         from trims_client.fallback import load_here
@@ -292,7 +306,7 @@ def _log() -> logging.Logger:
 
 
 def _watch_connection(reference: weakref.ref[Session]) -> None:
-    """Wait for the connection to end, then connect again for as long as the session lives. Reads nothing."""
+    """Wait for the connection to end, then connect again for as long as the session lives."""
     retry_s = _FIRST_RETRY_S
     while True:
         session = reference()
@@ -321,7 +335,7 @@ def _wait_for_end(channel: Channel) -> None:
     try:
         poller.register(channel.fileno(), select.POLLRDHUP)
         if poller.poll(1000):
-            channel.mark_ended()
+            channel.read_to_end()
     except (OSError, ValueError):  # closed here meanwhile
         return
 

@@ -14,6 +14,7 @@ import pytest
 from trims_client import connect
 from trims_client.channel import Channel, _Slot
 from trims_client.mappings import Mappings
+from trims_client.session import _wait_for_end
 
 from trims.core.errors import (
     BadMessageError,
@@ -305,6 +306,168 @@ def test_an_answer_that_comes_between_the_last_look_and_giving_up_is_given_back(
         os.fstat(slot.fd)
 
 
+def last_words(fd: int) -> Callable[[Peer], None]:
+    """Answer one request and hang up in one go."""
+    return lambda peer: peer.say(grant(peer.greeted(), fd, lease=3), fd)
+
+
+def test_what_was_said_before_a_hang_up_is_read_by_the_watcher_if_nobody_reads(
+    door: Door, channel: Callable[[], Channel], segment: Callable[..., int]
+) -> None:
+    door.serves(last_words(segment()))
+    made, slot = channel(), _Slot()
+    made._slots[1] = slot
+    made.tell({"op": "open", "model": "m", "id": 1})
+    while not made.broken:
+        _wait_for_end(made)
+    assert slot.answer is not None
+    assert slot.answer["lease"] == 3
+    os.close(slot.fd)
+
+
+def test_a_hang_up_seen_by_the_watcher_does_not_overtake_an_answer_that_is_being_read(
+    door: Door, channel: Callable[[], Channel], segment: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door.serves(last_words(segment()))
+    made = channel()
+    reading, watcher_waits = threading.Event(), threading.Event()
+    read_soon, wait = made._read_soon, made._turn.wait
+
+    def read_when_the_watcher_has_seen_it() -> bool:
+        reading.set()
+        assert watcher_waits.wait(WAIT_S), "the watcher did not leave the end to the reader"
+        return read_soon()
+
+    def wait_and_tell(timeout: float | None = None) -> bool:
+        watcher_waits.set()
+        return wait(timeout)
+
+    monkeypatch.setattr(made, "_read_soon", read_when_the_watcher_has_seen_it)
+    monkeypatch.setattr(made._turn, "wait", wait_and_tell)
+    watcher = threading.Thread(target=lambda: reading.wait(WAIT_S) and _wait_for_end(made))
+    watcher.start()
+    answer, fd = made.request({"op": "open", "model": "m"})
+    os.close(fd)
+    assert answer["lease"] == 3
+    watcher_waits.set()
+    with pytest.raises(LostPeerError, match="closed the connection"):
+        made.request({"op": "open", "model": "n"})
+    watcher.join(WAIT_S)
+    assert made.broken
+
+
+@pytest.mark.parametrize("turn", range(20))
+def test_an_answer_and_a_hang_up_in_one_go_are_an_answer_with_the_watcher_polling(
+    turn: int, door: Door, folder: Path, segment: Callable[..., int]
+) -> None:
+    fds, came_back = [segment(1), segment(2)], threading.Event()
+
+    def twice(peer: Peer) -> None:
+        peer.say(grant(peer.greeted(), fds[0], lease=1), fds[0])
+        request = peer.hear()
+        while request["op"] != "open":  # the watcher may have given something back
+            request = peer.hear()
+        peer.say(grant(request, fds[1], lease=2, key="k2"), fds[1])
+
+    def next_life(peer: Peer) -> None:
+        request = peer.greeted()
+        assert request["op"] == "resume", "an open was asked again: its answer was lost"
+        came_back.set()
+        while True:
+            peer.say({"id": request["id"], "error": {"code": "model_not_found", "message": "not resident"}})
+            try:
+                request = peer.hear()
+            except ConnectionError:
+                return
+
+    door.serves(twice, next_life)
+    with connect(folder) as session, session.open("a") as first:
+        assert session._watched
+        with session.open("b") as second:
+            assert (int(first["w"][0]), int(second["w"][0])) == (1, 2)
+            assert came_back.wait(WAIT_S)
+
+
+def test_an_answer_that_lies_unread_outlives_a_failing_send(
+    door: Door, channel: Callable[[], Channel], segment: Callable[..., int]
+) -> None:
+    door.serves(last_words(segment()))
+    made, slot = channel(), _Slot()
+    made._slots[41] = slot
+    made.tell({"op": "open", "model": "m", "id": 41})
+    door.end()
+    with pytest.raises(LostPeerError, match="closed the connection"):
+        made.request({"op": "open", "model": "n"})
+    assert slot.answer is not None
+    assert slot.answer["lease"] == 3
+    os.close(slot.fd)
+
+
+def test_an_answer_behind_one_that_nobody_waits_for_outlives_the_hang_up(
+    door: Door, channel: Callable[[], Channel], segment: Callable[..., int]
+) -> None:
+    fd = segment()
+
+    def late_and_gone(peer: Peer) -> None:
+        request = peer.greeted()
+        late, answer = grant({"id": 99}, fd, lease=9), grant(request, fd, lease=3)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("2i", fd, fd))]
+        peer.sock.sendmsg([encode(late) + encode(answer)], rights)
+
+    door.serves(late_and_gone)
+    made, slot = channel(), _Slot()
+    made._slots[1] = slot
+    made.tell({"op": "open", "model": "m", "id": 1})
+    door.end()
+    made.read_to_end()
+    assert slot.answer is not None
+    assert slot.answer["lease"] == 3
+    os.close(slot.fd)
+
+
+def test_a_refusal_read_by_the_watcher_is_told_to_who_asks(door: Door, channel: Callable[[], Channel]) -> None:
+    refusal = {"id": None, "error": {"code": "not_supported", "message": "install the same trims"}}
+
+    def refuse(peer: Peer) -> None:
+        peer.hear()
+        peer.say(refusal)
+
+    door.serves(refuse)
+    made = channel()
+    made.tell({"op": "close", "lease": 1})
+    door.end()
+    made.read_to_end()
+    with pytest.raises(NotSupportedError, match="the same trims"):
+        made.request({"op": "open", "model": "m"})
+
+
+def test_the_deadline_of_one_request_is_not_that_of_the_next(
+    door: Door, channel: Callable[[], Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answer_now = threading.Event(), threading.Event()
+
+    def slow(peer: Peer) -> None:
+        peer.say({"id": peer.greeted()["id"], "closed": 1})
+        second = peer.hear()
+        asked.set()
+        assert answer_now.wait(WAIT_S)
+        peer.say({"id": second["id"], "closed": 2})
+
+    door.serves(slow)
+    made = channel()
+    with monkeypatch.context() as patch:
+        patch.setattr("trims_client.channel._LINGER_S", 0.0)  # go to sleep, with the deadline
+        made.request({"op": "close", "lease": 1}, timeout_s=0.2)
+    got: list[Message] = []
+    second = threading.Thread(target=lambda: got.append(made.request({"op": "close", "lease": 2})[0]))
+    second.start()
+    assert asked.wait(WAIT_S)
+    second.join(0.5)  # longer than the first one's deadline
+    answer_now.set()
+    second.join(WAIT_S)
+    assert [answer["closed"] for answer in got] == [2]
+
+
 # -- the session ---------------------------------------------------------------------------------------------------
 
 
@@ -401,6 +564,37 @@ def test_whatever_a_restarted_daemon_answers_the_weights_stay_readable(
     assert closed == ([] if answer == "gone" else [2])
 
 
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_grant_whose_daemon_is_replaced_before_it_is_mapped_is_taken_up_with_the_next(
+    resident: bool, door: Door, folder: Path, segment: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fd = segment(5)
+    heard: list[Message] = []
+
+    def next_life(peer: Peer) -> None:
+        request = peer.greeted()
+        heard.append(request)
+        gone = {"id": request["id"], "error": {"code": "model_not_found", "message": "not resident"}}
+        peer.say(grant(request, fd, lease=70) if resident else gone, *([fd] if resident else []))
+        peer.listen_to_the_end(heard)
+
+    door.serves(last_words(fd), next_life)
+    with connect(folder) as session:
+        borrow = session._borrow
+
+        def borrow_late(channel: Channel, answer: Message, received: int) -> Any:
+            channel.read_to_end()
+            session._connected()
+            return borrow(channel, answer, received)
+
+        monkeypatch.setattr(session, "_borrow", borrow_late)
+        with session.open("m") as weights:
+            assert int(weights["w"][0]) == 5
+    door.end()
+    assert [message["op"] for message in heard] == (["resume", "close"] if resident else ["resume"])
+    assert [message["lease"] for message in heard[1:]] == ([70] if resident else []), "3 was the other daemon's"
+
+
 def test_a_restarted_daemon_that_hangs_does_not_hang_who_closes(
     door: Door, folder: Path, segment: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,6 +656,19 @@ def test_leases_of_a_daemon_that_is_gone_are_not_given_to_the_next(segment: Call
     assert list(mappings.given_up) == []
     borrows[1].close()
     assert list(mappings.given_up) == [70]
+
+
+def test_two_daemons_that_count_alike_do_not_mix_up_who_borrows(segment: Callable[..., int]) -> None:
+    mappings, fd = Mappings(threading.RLock()), segment()
+    before = mappings.borrow(grant({"id": 1}, fd, lease=5), os.dup(fd))
+    (mapping,) = mappings.lose_leases()
+    mapping.leases.add(1)
+    after = mappings.borrow(grant({"id": 1}, fd, lease=5), os.dup(fd))
+    before.close()
+    assert after.data[-1] == 7
+    assert mapping.leases, "nothing is mapped without a lease"
+    after.close()
+    assert sorted(mappings.given_up) == [1, 5]
 
 
 def test_what_can_be_written_is_a_copy_of_ones_own(segment: Callable[..., int]) -> None:
