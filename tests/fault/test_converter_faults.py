@@ -21,6 +21,7 @@ from trims.core.errors import ArtifactError, ConversionError, InternalError, Not
 from trims.formats import catalogue
 from trims.formats.base import Artifact, Limits
 from trims.formats.conversion import start_conversion
+from trims.formats.scratch import sweep_scratch
 from trims.testing.converters import convert, write_plugin
 
 if TYPE_CHECKING:
@@ -289,13 +290,19 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("way", ["begets", "spins", "sleeps_deaf"])
-def test_children_die_with_a_daemon_that_is_killed(faulty: Path, way: str) -> None:
+def test_children_die_with_a_daemon_that_is_killed_and_what_they_left_is_swept(
+    faulty: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path)), "TMPDIR": str(faulty)}
     command = [sys.executable, "-c", PARENT, str(faulty), way]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as parent:
         child = os.pidfd_open(pid_noted(faulty))
         parent.kill()
         assert_ends(child)
+    monkeypatch.setattr(tempfile, "tempdir", str(faulty))
+    (left,) = faulty.glob("trims-child-*")
+    assert sweep_scratch() == 1
+    assert not left.exists()
 
 
 def pid_noted(folder: Path) -> int:

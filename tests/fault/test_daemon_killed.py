@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from trims.core.errors import ConfigError, LostPeerError, TrimsError
 from trims.core.place import CPU
 from trims.daemon.check import check_store
 from trims.daemon.main import shm_prefix
+from trims.formats.scratch import Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,6 +145,20 @@ def test_a_socket_left_by_a_killed_daemon_is_no_obstacle(
     daemon = serve()
     with connect(daemon.config.runtime_dir):
         pass
+
+
+def test_what_converters_of_a_killed_daemon_left_is_removed_by_the_next(
+    folder: Path, serve: Callable[..., Daemon], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    left = folder / f"trims-child-{os.geteuid()}-abc"
+    left.mkdir()
+    (left / "half.bin").write_bytes(b"x")
+    held = Scratch()
+    serve()
+    assert not left.exists()
+    assert Path(held.path).exists(), "somebody still holds it"
+    held.remove()
 
 
 def test_a_damaged_catalog_is_named_and_nothing_is_overwritten(folder: Path, serve: Callable[..., Daemon]) -> None:

@@ -21,6 +21,7 @@ from trims.core.policy import Policy
 from trims.daemon.attach_door import AttachDoor
 from trims.daemon.control_door import ControlDoor
 from trims.formats.base import Limits
+from trims.formats.scratch import sweep_scratch
 from trims.memory.shm import check_folder
 from trims.registry.sqlite import SqliteRegistry
 from trims.store.catalog import Catalog
@@ -87,6 +88,7 @@ class Daemon:
             # Others may pass through to the attach socket if it is open to them; the control socket never is.
             config.runtime_dir.chmod(0o711 if config.socket_mode & 0o077 else 0o700)
             self._locks.append(FolderLock(config.state_dir, "the state folder"))
+            sweep_scratch()
             self._build()
         except BaseException:
             for lock in self._locks:

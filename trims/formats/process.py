@@ -3,7 +3,7 @@
 The child is trusted with nothing. It runs in its own session with limits; what it says is parsed as bounded JSON; how
 it dies is found out from the kernel and told in one sentence. When the parent dies, a pipe that only the parent
 held hangs up and the kernel kills the child's whole process group: no thread and no cooperation needed. Temporary
-files it makes lie in a folder that the parent removes.
+files it makes lie in a folder that the parent removes, or whoever sweeps after it (`scratch`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ import importlib.util
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -27,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import trims
 from trims.core.errors import ArtifactError, ConversionError, ImageError, NotSupportedError, TrimsError
 from trims.core.units import format_bytes
+from trims.formats.scratch import Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,9 +87,9 @@ class LimitedChild:
         self._unread = b""
         self._cancelled = False
         self._lock = threading.Lock()
-        self._scratch = tempfile.mkdtemp(prefix="trims-child-")
+        self._scratch = Scratch()
         with contextlib.ExitStack() as undo:
-            undo.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+            undo.callback(self._scratch.remove)
             self._socket, theirs = socket.socketpair()
             undo.callback(self._socket.close)
             self._lifeline_read, self._lifeline = os.pipe()
@@ -107,7 +106,7 @@ class LimitedChild:
             undo.pop_all()
 
     def _start(self, python: Path | None, fds: list[int], config: dict[str, Any]) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "TMPDIR": self._scratch}
+        environment = {**os.environ, "TMPDIR": self._scratch.path}
         if python is not None and os.fspath(python) != sys.executable:
             for ours in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):
                 environment.pop(ours, None)
@@ -296,7 +295,7 @@ class LimitedChild:
             self._pidfd = -1
             os.close(self._lifeline)
             self._socket.close()
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch.remove()
 
     def _end(self) -> None:
         self.kill()
