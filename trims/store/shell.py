@@ -125,7 +125,7 @@ class Shell:
             self._filled(event)
 
     def ask(self, ask: Ask, key: str, place: Place, keep_alive_s: float | None) -> bool:
-        """Let somebody ask for an image at a place; he is answered now or later. True if he waits with a deadline."""
+        """Let somebody ask for an image at a place; he is answered now or later. True if he waits."""
         waiter = Waiter(ask.ticket, ask.session, ask.wants_lease, ask.deadline_at_s)
         event = Requested(at_s=time.monotonic(), key=key, place=place, waiter=waiter, keep_alive_s=keep_alive_s)
         waits = False
@@ -134,7 +134,7 @@ class Shell:
             if not gone:
                 self._asks[ask.ticket] = ask
                 work = self._handle(event)
-                waits = ask.ticket in self._asks and ask.deadline_at_s is not None
+                waits = ask.ticket in self._asks
         if gone:
             ask.answer(LostPeerError("the session ended before its request was looked into"))
             return False

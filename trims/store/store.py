@@ -184,8 +184,8 @@ class Store:
             self._request(ask, resolved)
             return
         self._lookups.add(ask)
-        if deadline_s is not None:
-            self._ticker.look_again()
+        if deadline_at_s is not None:
+            self._ticker.look_again(deadline_at_s)
 
     def load(self, name: str, place: Place | None = None, deadline_s: float | None = None) -> Pending:
         """Have a model loaded; returns what to wait on."""
@@ -237,8 +237,9 @@ class Store:
         return stated_s if stated_s is not None else self._keep_alive_s
 
     def _ask(self, ask: Ask, key: str, place: Place, keep_alive_s: float | None) -> None:
-        if self._shell.ask(ask, key, place, keep_alive_s):
-            self._ticker.look_again()
+        waits = self._shell.ask(ask, key, place, keep_alive_s)
+        if waits and ask.deadline_at_s is not None:
+            self._ticker.look_again(ask.deadline_at_s)
 
     def _after_fill(self, event: Filled) -> None:
         """Remember the image; keep it on disk if making it was dear."""
