@@ -33,7 +33,7 @@ class LargePages:
         self._fd = fd
         self._mapping = FileMapping(fd, nbytes, write=True, align=True)
         self._view = self._mapping.view()
-        self._address = ctypes.addressof(ctypes.c_ubyte.from_buffer(self._view))
+        self._address = self._mapping.address
         self._refused = False
 
     def reserve(self, begin: int, end: int) -> memoryview | None:

@@ -61,6 +61,15 @@ class FileMapping:
             if on_unmap is not None:
                 weakref.finalize(self._owner, on_unmap).atexit = False
 
+    @property
+    def address(self) -> int:
+        """Where an aligned mapping begins. Raises ClosedError."""
+        import ctypes
+
+        if self._owner is None or isinstance(self._owner, mmap.mmap):
+            raise ClosedError("only an open, aligned mapping has an address")
+        return ctypes.addressof(self._owner)
+
     def view(self) -> memoryview:
         """All bytes; read-only unless made to be written. Raises ClosedError."""
         if self._owner is None:

@@ -6,8 +6,8 @@ place and generation. Not covered: who asked, and what to do about an outcome (`
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import mmap
 import os
 import threading
 import time
@@ -20,6 +20,7 @@ from trims.core.errors import ImageError, InternalError, LostPeerError, TrimsErr
 from trims.core.events import Event, Filled, FillFailed, Freed, Measured, ReplicaBroken
 from trims.formats.conversion import Conversion, start_conversion
 from trims.image.reader import ImageView
+from trims.memory.mapping import FileMapping
 from trims.tiers.transfer import copy, default_threads, digest_of
 
 if TYPE_CHECKING:
@@ -316,10 +317,8 @@ def _step_back() -> None:
 
 def _check_converted(draft: Draft) -> None:
     """A converter child is not trusted: what it wrote must be an image in every respect."""
-    with mmap.mmap(draft.fd, draft.nbytes, prot=mmap.PROT_READ) as data, memoryview(data) as view:
-        image = ImageView(view)
-        image.validate()
-        del image
+    with contextlib.closing(FileMapping(draft.fd, draft.nbytes)) as mapping:
+        ImageView(mapping.view()).validate()
 
 
 def _identity(fd: int) -> tuple[int, int, int]:

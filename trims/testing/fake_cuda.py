@@ -296,7 +296,7 @@ class FakeCuda:
         assert self._device is not None, "use() comes first"
         if kind != "context":
             self._ready()
-        path = self._folder / f"{self._device.uuid}.{kind}.{os.getpid()}.{next(_numbers)}"
+        path = self._folder / f"memory.{self._device.uuid}.{kind}.{os.getpid()}.{next(_numbers)}"
         with self._locked():
             free = self._device.total_bytes - self._used()
             if nbytes > free:
@@ -312,7 +312,7 @@ class FakeCuda:
         """Under the lock: what somebody holds; the rest is cleared away, as the driver does when processes end."""
         assert self._device is not None, "use() comes first"
         used = 0
-        for path in self._folder.glob(f"{self._device.uuid}.*"):
+        for path in self._folder.glob(f"memory.{self._device.uuid}.*"):
             if _held(path):
                 used += path.stat().st_size
             else:

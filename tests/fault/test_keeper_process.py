@@ -1,0 +1,195 @@
+"""A keeper as a process: found, started, given orders, killed; and daemons that die around it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import blake3
+import pytest
+
+from trims.core.errors import BadMessageError, CallerError, DaemonAwayError, DeviceLostError, NotSupportedError
+from trims.keeper.client import KeeperConnection, Kept
+from trims.keeper.launch import find_keeper
+from trims.memory.cuda.api import Device
+from trims.testing.device_borrower import Borrower
+from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, make_devices
+from trims.testing.tiers import an_image
+from trims.wire.answers import raise_if_error
+from trims.wire.frames import Decoder, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+UUID = "GPU-00000000-0000-0000-0000-000000000001"
+KEY = "a" * 64
+TOTAL = 256 << 20
+
+
+@pytest.fixture
+def kind(folder: Path) -> str:
+    return make_devices(folder, [Device(UUID, "Fake", TOTAL)])
+
+
+@pytest.fixture
+def path(folder: Path, kind: str) -> Iterator[Path]:
+    """A keeper that serves; it has ended after the test, with nothing left on the device."""
+    found = find_keeper(folder, UUID, cuda=kind, idle_s=0.0)
+    yield found
+    with contextlib.suppress(DaemonAwayError), KeeperConnection(found) as keeper:
+        pid = keeper.hello().pid
+        keeper.end()
+        await_end(pid)
+    cuda = FakeCuda(str(folder))
+    cuda.use(UUID)
+    assert cuda.memory()[0] == TOTAL - CONTEXT_BYTES, "only this watcher's context is there"
+    cuda.leave()
+
+
+def await_end(pid: int) -> None:
+    """Until the process is gone; it is nobody's child here."""
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(pid)
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        assert poller.poll(20_000), "the keeper did not end"
+        os.close(fd)
+
+
+@pytest.fixture
+def image() -> Iterator[tuple[int, bytes]]:
+    data = an_image(20 << 20)
+    fd = os.memfd_create("image")
+    os.write(fd, data)
+    yield fd, data
+    os.close(fd)
+
+
+def put(keeper: KeeperConnection, image: tuple[int, bytes]) -> int:
+    fd, data = image
+    number = keeper.create(len(data))
+    keeper.fill(number, fd)
+    keeper.seal(number, KEY, blake3.blake3(data).hexdigest())
+    return number
+
+
+def test_orders_travel_with_descriptors_and_progress(path: Path, image: tuple[int, bytes], kind: str) -> None:
+    fd, data = image
+    with KeeperConnection(path) as keeper:
+        number = keeper.create(len(data))
+        progress: list[int] = []
+        keeper.fill(number, fd, progress.append)
+        assert progress[-1] == len(data)
+        digest = blake3.blake3(data).hexdigest()
+        keeper.seal(number, KEY, digest)
+        assert keeper.hello().images == [Kept(number, KEY, digest, len(data))]
+        assert keeper.digest(number) == digest
+        back = os.memfd_create("back")
+        os.ftruncate(back, len(data))
+        keeper.read(number, back)
+        assert os.pread(back, len(data), 0) == data
+        os.close(back)
+        exported, head_fd = keeper.export(number)
+        os.close(head_fd)
+        with Borrower(kind, UUID, exported.driver) as borrower:
+            borrower.open(exported)
+            assert borrower.read(len(data) - 4, 4) == data[-4:]
+            borrower.close()
+        keeper.free(number)
+        assert keeper.hello().images == []
+
+
+def test_the_keeper_that_serves_is_found_again(path: Path, folder: Path, kind: str) -> None:
+    with KeeperConnection(path) as keeper:
+        pid = keeper.hello().pid
+        assert find_keeper(folder, UUID, cuda=kind) == path
+        assert keeper.hello().pid == pid
+
+
+def test_what_was_sealed_outlives_the_connection_and_what_was_not_does_not(
+    path: Path, image: tuple[int, bytes], folder: Path
+) -> None:
+    with KeeperConnection(path) as keeper:
+        sealed = put(keeper, image)
+        free = keeper.room()[0]
+        keeper.create(40 << 20)
+        assert keeper.room()[0] < free
+    with KeeperConnection(path) as keeper:
+        until(lambda: keeper.room()[0] == free)
+        assert [kept.image for kept in keeper.hello().images] == [sealed]
+
+
+def test_a_borrower_reads_on_when_the_keeper_is_killed_and_the_next_one_starts_empty(
+    path: Path, image: tuple[int, bytes], folder: Path, kind: str
+) -> None:
+    _, data = image
+    with KeeperConnection(path) as keeper, Borrower(kind, UUID, "vmm") as borrower:
+        exported, head_fd = keeper.export(put(keeper, image))
+        os.close(head_fd)
+        borrower.open(exported)
+        pid = keeper.hello().pid
+        os.kill(pid, signal.SIGKILL)
+        await_end(pid)
+        with pytest.raises(DeviceLostError, match="is gone"):
+            keeper.hello()
+        assert borrower.read(len(data) - 4, 4) == data[-4:]
+        with KeeperConnection(find_keeper(folder, UUID, cuda=kind, idle_s=0.0)) as heir:
+            assert heir.hello().images == []
+            assert heir.hello().pid != pid
+        borrower.close()
+
+
+def test_a_keeper_that_cannot_start_says_why(folder: Path, kind: str) -> None:
+    with pytest.raises(NotSupportedError, match="GPU-missing is not visible"):
+        find_keeper(folder, "GPU-missing", cuda=kind)
+    with pytest.raises(NotSupportedError, match="holds no fake devices"):
+        find_keeper(folder, UUID, cuda="fake:/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("order", "error"),
+    [
+        ({"op": "dance"}, BadMessageError),
+        ({"op": "create", "nbytes": "much"}, BadMessageError),
+        ({"op": "create", "nbytes": 0}, CallerError),
+        ({"op": "fill", "image": 1}, BadMessageError),
+        ({"op": "export", "image": 77}, CallerError),
+        ({}, BadMessageError),
+    ],
+)
+def test_an_order_that_makes_no_sense_is_an_error_and_the_keeper_goes_on(
+    path: Path, order: dict[str, object], error: type[Exception]
+) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(path))
+        for message in (order, {"op": "room"}):
+            sock.sendall(encode(message))
+            (answer,) = Decoder().feed(sock.recv(65536))
+            if message is order:
+                with pytest.raises(error):
+                    raise_if_error(answer)
+            else:
+                assert answer["total_bytes"] == TOTAL
+
+
+def test_bytes_that_are_no_frame_end_their_connection_only(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(path))
+        sock.sendall(b"\xff" * 100)
+        assert sock.recv(65536) == b""
+    with KeeperConnection(path) as keeper:
+        assert keeper.hello().device == UUID
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait for another process, which says nothing when it is done."""
+    end_s = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end_s, "it never came"
+        time.sleep(0.01)

@@ -1,0 +1,256 @@
+"""The keeper: what it holds, when it needs a context, and that a borrower sees sealed bytes only."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import blake3
+import pytest
+
+from trims.core.errors import CallerError, CapacityError, ImageError
+from trims.image.plan import SourceTensor, plan_image
+from trims.image.program import Program
+from trims.image.reader import ImageView
+from trims.keeper.keeper import Keeper
+from trims.keeper.mover import CHUNK_BYTES, Mover
+from trims.memory.cuda.api import Device
+from trims.testing.device_borrower import Borrower
+from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, make_devices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+UUID = "GPU-00000000-0000-0000-0000-000000000001"
+TOTAL = 512 << 20
+KEY, DIGEST = "a" * 64, "b" * 64
+
+
+@pytest.fixture(params=["vmm", "ipc"])
+def driver(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def kind(folder: Path) -> str:
+    return make_devices(folder, [Device(UUID, "Fake", TOTAL)])
+
+
+@pytest.fixture
+def cuda(folder: Path, kind: str) -> FakeCuda:
+    assert kind
+    return FakeCuda(str(folder))
+
+
+@pytest.fixture
+def keeper(cuda: FakeCuda, driver: str) -> Iterator[Keeper]:
+    made = Keeper(cuda, UUID, driver, idle_s=0.0)
+    yield made
+    made.close()
+    assert not made.awake
+
+
+@pytest.fixture
+def image(folder: Path) -> Callable[..., tuple[int, bytes]]:
+    """Makes image files; their descriptors are closed after the test."""
+    fds: list[int] = []
+
+    def make(nbytes: int = 3 * CHUNK_BYTES + 5, value: int = 7) -> tuple[int, bytes]:
+        sources = [
+            SourceTensor("w", "U8", (nbytes,), lambda place: place.__setitem__(slice(None), bytes([value]) * nbytes))
+        ]
+        plan = plan_image(sources, program=Program("numpy", {"a": 1}, b"the graph"))
+        data = bytearray(plan.nbytes)
+        plan.write_into(memoryview(data))
+        fd = os.memfd_create("image")
+        fds.append(fd)
+        os.write(fd, data)
+        return fd, bytes(data)
+
+    yield make
+    for fd in fds:
+        os.close(fd)
+
+
+def put(keeper: Keeper, fd: int, nbytes: int) -> int:
+    number = keeper.create(nbytes).number
+    keeper.fill(number, fd)
+    keeper.seal(number, KEY, DIGEST)
+    return number
+
+
+def test_a_borrower_reads_the_image_that_was_filled(
+    keeper: Keeper, kind: str, driver: str, image: Callable[..., tuple[int, bytes]]
+) -> None:
+    fd, data = image()
+    number = put(keeper, fd, len(data))
+    with Borrower(kind, UUID, driver) as borrower:
+        exported, _ = keeper.export(number)
+        borrower.open(exported)
+        for offset in (0, CHUNK_BYTES - 7, len(data) - 16):
+            assert borrower.read(offset, 16) == data[offset : offset + 16]
+        borrower.close()
+
+
+def test_the_head_describes_the_image_and_takes_hardly_any_memory(
+    keeper: Keeper, image: Callable[..., tuple[int, bytes]]
+) -> None:
+    fd, data = image()
+    exported, head_fd = keeper.export(put(keeper, fd, len(data)))
+    exported.close()
+    with memoryview(bytearray(os.pread(head_fd, len(data), 0))) as head:
+        view, original = ImageView(head), ImageView(memoryview(data))
+        assert view.layout.tensors == original.layout.tensors
+        program = view.program()
+        assert program is not None
+        assert program.body == b"the graph"
+        assert not any(view.tensor("w"))
+    assert os.fstat(head_fd).st_blocks * 512 < CHUNK_BYTES
+    for change in (lambda: os.pwrite(head_fd, b"x", 0), lambda: os.truncate(f"/proc/self/fd/{head_fd}", 0)):
+        with pytest.raises(OSError, match=r"Bad file descriptor|not permitted"):
+            change()
+
+
+def test_what_lies_on_the_device_can_be_read_back_and_hashed(
+    keeper: Keeper, image: Callable[..., tuple[int, bytes]]
+) -> None:
+    fd, data = image()
+    number = put(keeper, fd, len(data))
+    back = os.memfd_create("back")
+    os.ftruncate(back, len(data))
+    progress: list[int] = []
+    keeper.read(number, back, progress.append)
+    assert os.pread(back, len(data), 0) == data
+    assert progress[-1] == len(data)
+    assert progress == sorted(progress)
+    assert keeper.digest(number) == blake3.blake3(data).hexdigest()
+    os.close(back)
+
+
+def test_every_byte_is_there_before_a_fill_returns(
+    keeper: Keeper, cuda: FakeCuda, image: Callable[..., tuple[int, bytes]]
+) -> None:
+    fd, data = image()
+    number = keeper.create(len(data)).number
+    cuda.may_copy.clear()
+    filling = threading.Thread(target=keeper.fill, args=(number, fd))
+    filling.start()
+    with pytest.raises(CallerError, match="not filled"):
+        keeper.seal(number, KEY, DIGEST)
+    assert filling.is_alive()
+    cuda.may_copy.set()
+    filling.join()
+    keeper.seal(number, KEY, DIGEST)
+    assert keeper.digest(number) == blake3.blake3(data).hexdigest()
+
+
+def test_only_sealed_images_are_exported_and_sealed_ones_are_not_filled_again(
+    keeper: Keeper, image: Callable[..., tuple[int, bytes]]
+) -> None:
+    fd, data = image()
+    number = keeper.create(len(data)).number
+    for early in (keeper.export, keeper.digest):
+        with pytest.raises(CallerError, match="not sealed"):
+            early(number)
+    keeper.fill(number, fd)
+    keeper.seal(number, KEY, DIGEST)
+    with pytest.raises(CallerError, match="is sealed"):
+        keeper.fill(number, fd)
+    with pytest.raises(CallerError, match="no image 999"):
+        keeper.export(999)
+
+
+@pytest.mark.parametrize("wrong", ["short", "no image"])
+def test_a_file_that_is_not_the_image_leaves_the_allocation_as_it_was(
+    keeper: Keeper, image: Callable[..., tuple[int, bytes]], wrong: str
+) -> None:
+    fd, data = image()
+    number = keeper.create(len(data)).number
+    bad = os.memfd_create("bad")
+    os.write(bad, data[: len(data) // 2] if wrong == "short" else bytes(len(data)))
+    with pytest.raises(ImageError):
+        keeper.fill(number, bad)
+    keeper.fill(number, fd)
+    keeper.seal(number, KEY, DIGEST)
+    assert keeper.digest(number) == blake3.blake3(data).hexdigest()
+    os.close(bad)
+
+
+def test_a_full_device_is_a_capacity_error_and_freeing_makes_room(
+    keeper: Keeper, image: Callable[..., tuple[int, bytes]]
+) -> None:
+    fd, data = image()
+    number = put(keeper, fd, len(data))
+    free = keeper.room()[0]
+    with pytest.raises(CapacityError):
+        keeper.create(free + 1)
+    keeper.free(number)
+    keeper.free(number)
+    assert keeper.room()[0] > free
+    keeper.create(free + 1)
+
+
+def test_the_context_is_given_back_when_nothing_needs_it(
+    folder: Path, cuda: FakeCuda, image: Callable[..., tuple[int, bytes]]
+) -> None:
+    watcher = FakeCuda(str(folder))
+    watcher.use(UUID)
+    alone = watcher.memory()[0]
+    for name, resting_bytes in (("vmm", 0), ("ipc", CONTEXT_BYTES)):
+        keeper = Keeper(cuda, UUID, name, idle_s=0.0)
+        assert watcher.memory()[0] == alone, "looking at devices takes nothing"
+        fd, data = image()
+        number = put(keeper, fd, len(data))
+        assert keeper.awake
+        size = alone - watcher.memory()[0] - CONTEXT_BYTES
+        keeper.rest()
+        assert alone - watcher.memory()[0] - size == resting_bytes
+        assert keeper.digest(number) == blake3.blake3(data).hexdigest(), "and taken again when it is needed"
+        keeper.free(number)
+        keeper.rest()
+        assert watcher.memory()[0] == alone
+    watcher.leave()
+
+
+def test_a_context_that_was_used_a_moment_ago_is_kept(cuda: FakeCuda, driver: str) -> None:
+    keeper = Keeper(cuda, UUID, driver, idle_s=3600.0)
+    keeper.room()
+    keeper.rest()
+    assert keeper.awake
+    keeper.close()
+
+
+def test_both_ways_in_are_tried_and_the_faster_one_is_kept(
+    cuda: FakeCuda, image: Callable[..., tuple[int, bytes]]
+) -> None:
+    device = cuda.use(UUID)
+    mover = Mover(cuda, device)
+    fd, data = image(80 << 20)
+    target = cuda.allocate(len(data))
+    mover.copy_in(fd, len(data), target)
+    mover.copy_in(fd, len(data), target)
+    assert set(mover.pace_s) == {"staged", "registered"}
+    mover.pace_s.update(staged=1.0, registered=1e-12)
+    mover.copy_in(fd, len(data), target)
+    assert mover.pace_s["registered"] > 1e-12
+    assert mover.pace_s["staged"] == 1.0
+    assert mover.digest(target, len(data)) == blake3.blake3(data).hexdigest()
+    mover.close()
+    cuda.free(target)
+    cuda.leave()
+
+
+def test_without_registration_everything_is_staged(folder: Path, image: Callable[..., tuple[int, bytes]]) -> None:
+    make_devices(folder, [Device(UUID, "Fake", TOTAL, read_only_registration=False)])
+    cuda = FakeCuda(str(folder))
+    mover = Mover(cuda, cuda.use(UUID))
+    fd, data = image(80 << 20)
+    target = cuda.allocate(len(data))
+    for _ in range(3):
+        mover.copy_in(fd, len(data), target)
+    assert set(mover.pace_s) == {"staged"}
+    mover.close()
+    cuda.free(target)
+    cuda.leave()

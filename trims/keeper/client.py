@@ -1,0 +1,162 @@
+"""The daemon's side of a keeper: one connection, on which orders are given one after the other.
+
+A keeper that dies shows as DeviceLostError. Not covered: starting keepers (`launch`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trims.core.errors import DaemonAwayError, DeviceLostError
+from trims.memory.cuda.drivers import Export
+from trims.wire.answers import raise_if_error
+from trims.wire.frames import Decoder, Message, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+_READ_BYTES = 64 << 10
+_MOST_FDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A sealed image a keeper holds."""
+
+    image: int
+    key: str
+    digest: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperState:
+    """What a keeper says of itself."""
+
+    pid: int
+    device: str
+    driver: str
+    read_only: bool
+    awake: bool
+    images: list[Kept]
+
+
+class KeeperConnection:
+    """A connected keeper. Not safe for several threads: make one for each. A context manager.
+
+    Args:
+        path: Of the keeper's socket. Raises DaemonAwayError if none serves there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._decoder = Decoder()
+        self._read_ahead: deque[Message] = deque()
+        self._fds: list[int] = []
+        try:
+            self._sock.connect(str(path))
+        except OSError as error:
+            self._sock.close()
+            raise DaemonAwayError(f"no keeper serves at {path}: {error.strerror}") from error
+
+    def hello(self) -> KeeperState:
+        """Who it is and what it holds."""
+        first = self._order({"op": "hello"})
+        images = [Kept(**self._next()) for _ in range(first["images"])]
+        return KeeperState(first["pid"], first["device"], first["driver"], first["read_only"], first["awake"], images)
+
+    def room(self) -> tuple[int, int]:
+        """Bytes free on the device and in all."""
+        answer = self._order({"op": "room"})
+        return answer["free_bytes"], answer["total_bytes"]
+
+    def create(self, nbytes: int) -> int:
+        """Begin an image, which goes with this connection until it is sealed. Raises CapacityError."""
+        return int(self._order({"op": "create", "nbytes": nbytes})["image"])
+
+    def fill(self, image: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
+        """Have it copied from a file."""
+        self._until("filled", {"op": "fill", "image": image}, fd, on_progress)
+
+    def seal(self, image: int, key: str, digest: str) -> None:
+        """Make it permanent."""
+        self._order({"op": "seal", "image": image, "key": key, "digest": digest})
+
+    def export(self, image: int) -> tuple[Export, int]:
+        """What borrowers need, and the head's descriptor; both are the caller's to close."""
+        answer = self._order({"op": "export", "image": image})
+        head_fd, *fds = self._taken()
+        handle = bytes.fromhex(answer["handle"])
+        return Export(answer["driver"], answer["device"], answer["size_bytes"], handle, fds[0] if fds else -1), head_fd
+
+    def read(self, image: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
+        """Have it copied into a file."""
+        self._until("read", {"op": "read", "image": image}, fd, on_progress)
+
+    def digest(self, image: int) -> str:
+        """blake3 of what lies on the device, hex."""
+        return str(self._order({"op": "digest", "image": image})["digest"])
+
+    def free(self, image: int) -> None:
+        """Give it up. Idempotent."""
+        self._order({"op": "free", "image": image})
+
+    def end(self) -> None:
+        """Have the keeper free everything and end."""
+        self._order({"op": "end"})
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._sock.close()
+        for fd in self._taken():
+            os.close(fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _until(self, last: str, order: Message, fd: int, on_progress: Callable[[int], None] | None) -> None:
+        answer = self._order(order, fd)
+        while last not in answer:
+            if on_progress is not None:
+                on_progress(answer["done_bytes"])
+            answer = self._next()
+
+    def _order(self, message: Message, fd: int = -1) -> Message:
+        try:
+            socket.send_fds(self._sock, [encode(message)], [fd] if fd >= 0 else [])
+        except OSError as error:
+            raise self._lost(error) from error
+        return self._next()
+
+    def _next(self) -> Message:
+        while not self._read_ahead:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sock, _READ_BYTES, _MOST_FDS)
+            except OSError as error:
+                raise self._lost(error) from error
+            self._fds += fds
+            if not data:
+                raise self._lost(ConnectionResetError("it has closed the connection"))
+            self._read_ahead += self._decoder.feed(data)
+        return raise_if_error(self._read_ahead.popleft())
+
+    def _taken(self) -> list[int]:
+        fds, self._fds = self._fds, []
+        return fds
+
+    def _lost(self, error: OSError) -> DeviceLostError:
+        return DeviceLostError(f"the keeper at {self._path} is gone: {error}")

@@ -1,0 +1,234 @@
+"""What a keeper does: allocate, fill, seal, export and free images on its device. No sockets here (`server`).
+
+The context, which takes hundreds of megabytes of the device, is made when something needs it and given back when
+nothing has for a while: sealed `vmm` images need none. Methods may be called from several threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trims.core.errors import CallerError, ImageError
+from trims.keeper.head import make_head
+from trims.keeper.mover import Mover
+from trims.memory.cuda.drivers import device_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trims.memory.cuda.api import Cuda
+    from trims.memory.cuda.drivers import Allocation, Export
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """One image on the device.
+
+    Attributes:
+        number: In the life of this keeper.
+        nbytes: Of the image.
+        key: Image key; empty until sealed.
+        digest: blake3 of all bytes; empty until sealed.
+        head_fd: Its head, -1 until it was filled.
+        filled: Every byte is there.
+    """
+
+    number: int
+    nbytes: int
+    allocation: Allocation
+    key: str = ""
+    digest: str = ""
+    head_fd: int = -1
+    filled: bool = False
+
+
+class Keeper:
+    """The images of one device.
+
+    Args:
+        cuda: The driver, without a context yet.
+        uuid: The device. Raises NotSupportedError if it is not visible.
+        driver: `auto`, `vmm` or `ipc`.
+        idle_s: Seconds after which a context nobody needs is given back.
+    """
+
+    def __init__(self, cuda: Cuda, uuid: str, driver: str = "auto", *, idle_s: float = 10.0) -> None:
+        self._cuda = cuda
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._context = threading.Condition()
+        self._awake = False
+        self._busy = 0
+        self._idle_since_s = 0.0
+        self._held: dict[int, Held] = {}
+        self._numbers = itertools.count(1)
+        self.device = next((device for device in cuda.devices() if device.uuid == uuid), None) or cuda.use(uuid)
+        self.memory = device_memory(driver, cuda, self.device)
+        self._mover = Mover(cuda, self.device)
+
+    # -- images ----------------------------------------------------------------------------------------------------
+
+    def create(self, nbytes: int) -> Held:
+        """Memory for an image. Raises CapacityError."""
+        if nbytes <= 0:
+            raise CallerError(f"an image of {nbytes} bytes cannot be held")
+        with self._working():
+            allocation = self.memory.allocate(nbytes)
+        with self._lock:
+            held = Held(next(self._numbers), nbytes, allocation)
+            self._held[held.number] = held
+        return held
+
+    def fill(self, number: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
+        """Copy an image from a file, which must be one; when this returns, the device has it.
+
+        Raises ImageError if it is none or too short. The allocation is then as it was: fill it again or free it.
+        """
+        held = self._find(number)
+        if held.key:
+            raise CallerError(f"image {number} is sealed")
+        _check_length(fd, held.nbytes)
+        head = make_head(fd, held.nbytes)
+        try:
+            with self._working():
+                self._mover.copy_in(fd, held.nbytes, held.allocation.address, on_progress)
+        except BaseException:
+            os.close(head)
+            raise
+        if held.head_fd >= 0:
+            os.close(held.head_fd)
+        held.head_fd, held.filled = head, True
+
+    def seal(self, number: int, key: str, digest: str) -> None:
+        """From now on it can be exported, and nobody writes it."""
+        held = self._find(number)
+        if not held.filled or held.key:
+            raise CallerError(f"image {number} cannot be sealed: it is {'sealed' if held.key else 'not filled'}")
+        with self._working():
+            self.memory.seal(held.allocation)
+        held.digest, held.key = digest, key
+
+    def export(self, number: int) -> tuple[Export, int]:
+        """What a borrower needs: the memory, whose descriptor is the caller's, and the head, which stays ours."""
+        held = self._sealed(number)
+        with self._working():
+            return self.memory.export(held.allocation), held.head_fd
+
+    def read(self, number: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
+        """Copy a sealed image into a file of its length."""
+        held = self._sealed(number)
+        _check_length(fd, held.nbytes)
+        with self._reading(held) as address:
+            self._mover.copy_out(address, held.nbytes, fd, on_progress)
+
+    def digest(self, number: int) -> str:
+        """blake3 of what lies on the device now, hex."""
+        held = self._sealed(number)
+        with self._reading(held) as address:
+            return self._mover.digest(address, held.nbytes)
+
+    def free(self, number: int) -> None:
+        """Give it up. Idempotent. For `ipc`, no borrower may have it open: the caller knows, not we."""
+        with self._lock:
+            held = self._held.pop(number, None)
+        if held is None:
+            return
+        with self._working():
+            self.memory.free(held.allocation)
+        if held.head_fd >= 0:
+            os.close(held.head_fd)
+
+    def held(self) -> list[Held]:
+        """All images, sealed or not."""
+        with self._lock:
+            return list(self._held.values())
+
+    def room(self) -> tuple[int, int]:
+        """Bytes free on the device and in all, whoever uses them."""
+        with self._working():
+            return self._cuda.memory()
+
+    # -- the context -----------------------------------------------------------------------------------------------
+
+    @property
+    def awake(self) -> bool:
+        """True while it has a context."""
+        return self._awake
+
+    def rest(self) -> None:
+        """Give the context back if nothing has needed it for a while; call this now and then."""
+        with self._context:
+            if self._awake and not self._busy and not self._needed() and time.monotonic() >= self._rest_at_s():
+                self._cuda.bind()
+                self._mover.close()
+                self._cuda.leave()
+                self._awake = False
+
+    def close(self) -> None:
+        """Free everything."""
+        for held in self.held():
+            self.free(held.number)
+        self._idle_s = 0.0
+        self.rest()
+
+    def _needed(self) -> bool:
+        """Legacy allocations live in the context; so does what is being filled."""
+        with self._lock:
+            return any(not self.memory.read_only or not held.key for held in self._held.values())
+
+    def _rest_at_s(self) -> float:
+        return self._idle_since_s + self._idle_s
+
+    @contextmanager
+    def _working(self) -> Iterator[None]:
+        """The context is there, and current in this thread, for the length of the block."""
+        with self._context:
+            self._busy += 1
+            try:
+                if not self._awake:
+                    self._cuda.use(self.device.uuid)
+                    self._awake = True
+                self._cuda.bind()
+            except BaseException:
+                self._busy -= 1
+                raise
+        try:
+            yield
+        finally:
+            with self._context:
+                self._busy -= 1
+                self._idle_since_s = time.monotonic()
+
+    @contextmanager
+    def _reading(self, held: Held) -> Iterator[int]:
+        with self._working():
+            opened = self.memory.reading(held.allocation)
+            try:
+                yield opened.address
+            finally:
+                self.memory.close(opened)
+
+    def _find(self, number: int) -> Held:
+        with self._lock:
+            held = self._held.get(number)
+        if held is None:
+            raise CallerError(f"this keeper holds no image {number}")
+        return held
+
+    def _sealed(self, number: int) -> Held:
+        held = self._find(number)
+        if not held.key:
+            raise CallerError(f"image {number} is not sealed yet")
+        return held
+
+
+def _check_length(fd: int, nbytes: int) -> None:
+    found = os.fstat(fd).st_size
+    if found < nbytes:
+        raise ImageError(f"the file has {found} bytes, the image {nbytes}: truncated?")

@@ -1,0 +1,216 @@
+"""A keeper's door: a Unix socket on which the daemon gives orders, frame by frame, a thread for each connection.
+
+An image that was not sealed goes with the connection that made it: a daemon that dies in the middle of a fill leaves
+nothing. Sealed ones stay, for the next daemon to find with `list`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import BadMessageError, CallerError, InternalError, PermissionDeniedError, TrimsError
+from trims.wire.answers import error_message
+from trims.wire.frames import Decoder, Message, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trims.keeper.keeper import Keeper
+
+log = logging.getLogger(__name__)
+PROTOCOL = 1
+_READ_BYTES = 64 << 10
+_MOST_FDS = 4
+_UCRED = struct.Struct("3i")
+_TICK_S = 1.0
+
+
+class KeeperServer:
+    """Serves one keeper until somebody says `end`.
+
+    Args:
+        keeper: Obeys.
+        path: Of the socket. Raises CallerError if another keeper serves there.
+    """
+
+    def __init__(self, keeper: Keeper, path: Path) -> None:
+        self._keeper = keeper
+        self._path = path
+        self._ending = threading.Event()
+        self._lock_fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock_fd)
+            raise CallerError(f"another keeper serves at {path}") from None
+
+    def serve(self) -> None:
+        """Until `end`. Frees everything then."""
+        self._path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(self._path))
+            self._path.chmod(0o600)
+            listener.listen()
+            listener.settimeout(_TICK_S)
+            while not self._ending.is_set():
+                with contextlib.suppress(TimeoutError):
+                    sock, _ = listener.accept()
+                    threading.Thread(target=self._serve_one, args=(sock,), daemon=True).start()
+                self._keeper.rest()
+        self._path.unlink(missing_ok=True)
+        self._keeper.close()
+        os.close(self._lock_fd)
+
+    def end(self) -> None:
+        """Stop serving within a second."""
+        self._ending.set()
+
+    def _serve_one(self, sock: socket.socket) -> None:
+        sock.settimeout(None)
+        connection = _Connection(self._keeper, sock, self.end)
+        try:
+            connection.serve()
+        except (OSError, BadMessageError) as error:
+            log.debug("a connection ended: %s", error)
+        finally:
+            sock.close()
+            connection.drop_drafts()
+
+
+class _Connection:
+    """One connection and the images it has begun."""
+
+    def __init__(self, keeper: Keeper, sock: socket.socket, end: Callable[[], None]) -> None:
+        self._keeper = keeper
+        self._sock = sock
+        self._end = end
+        self._drafts: set[int] = set()
+        self._orders: dict[str, Callable[[Message, list[int]], None]] = {
+            "hello": self._hello,
+            "room": self._room,
+            "create": self._create,
+            "fill": self._fill,
+            "seal": self._seal,
+            "export": self._export,
+            "read": self._read,
+            "digest": lambda order, _: self._say({"digest": self._keeper.digest(_number(order, "image"))}),
+            "free": self._free,
+            "end": self._end_all,
+        }
+
+    def serve(self) -> None:
+        uid = _UCRED.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1]
+        if uid not in (0, os.geteuid()):
+            self._say(error_message(PermissionDeniedError(f"user {uid} may not give this keeper orders"), None))
+            return
+        decoder = Decoder()
+        while True:
+            data, fds, _, _ = socket.recv_fds(self._sock, _READ_BYTES, _MOST_FDS)
+            try:
+                if not data:
+                    return
+                for order in decoder.feed(data):
+                    self._obey(order, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+    def drop_drafts(self) -> None:
+        for number in self._drafts:
+            try:
+                self._keeper.free(number)
+            except TrimsError:
+                log.exception("a draft could not be freed")
+
+    def _obey(self, order: Message, fds: list[int]) -> None:
+        try:
+            work = self._orders.get(str(order.get("op")))
+            if work is None:
+                raise BadMessageError(f"unknown order {order.get('op')!r}"[:200])
+            work(order, fds)
+        except TrimsError as error:
+            self._say(error_message(error, None))
+        except Exception as error:
+            log.exception("an order failed")
+            self._say(error_message(InternalError(f"{type(error).__name__}: {error}"), None))
+
+    def _say(self, message: Message, fds: list[int] | None = None) -> None:
+        socket.send_fds(self._sock, [encode(message)], fds or [])
+
+    # -- orders ----------------------------------------------------------------------------------------------------
+
+    def _hello(self, _order: Message, _fds: list[int]) -> None:
+        keeper = self._keeper
+        images = [
+            {"image": held.number, "key": held.key, "digest": held.digest, "nbytes": held.nbytes}
+            for held in keeper.held()
+            if held.key
+        ]
+        first: dict[str, Any] = {"protocol": PROTOCOL, "pid": os.getpid(), "device": keeper.device.uuid}
+        driver = {"driver": keeper.memory.name, "read_only": keeper.memory.read_only, "awake": keeper.awake}
+        self._say({**first, **driver, "images": len(images)})
+        for image in images:  # one a frame: a frame is bounded, their number is not
+            self._say(image)
+
+    def _room(self, _order: Message, _fds: list[int]) -> None:
+        free, total = self._keeper.room()
+        self._say({"free_bytes": free, "total_bytes": total})
+
+    def _create(self, order: Message, _fds: list[int]) -> None:
+        held = self._keeper.create(_number(order, "nbytes"))
+        self._drafts.add(held.number)
+        self._say({"image": held.number})
+
+    def _fill(self, order: Message, fds: list[int]) -> None:
+        self._keeper.fill(_number(order, "image"), _one(fds), lambda done: self._say({"done_bytes": done}))
+        self._say({"filled": True})
+
+    def _seal(self, order: Message, _fds: list[int]) -> None:
+        number = _number(order, "image")
+        self._keeper.seal(number, str(order.get("key")), str(order.get("digest")))
+        self._drafts.discard(number)
+        self._say({})
+
+    def _export(self, order: Message, _fds: list[int]) -> None:
+        exported, head_fd = self._keeper.export(_number(order, "image"))
+        try:
+            message = {"driver": exported.driver, "device": exported.device, "size_bytes": exported.size_bytes}
+            fds = [head_fd] if exported.fd < 0 else [head_fd, exported.fd]
+            self._say({**message, "handle": exported.handle.hex()}, fds)
+        finally:
+            exported.close()
+
+    def _read(self, order: Message, fds: list[int]) -> None:
+        self._keeper.read(_number(order, "image"), _one(fds), lambda done: self._say({"done_bytes": done}))
+        self._say({"read": True})
+
+    def _free(self, order: Message, _fds: list[int]) -> None:
+        number = _number(order, "image")
+        self._drafts.discard(number)
+        self._keeper.free(number)
+        self._say({})
+
+    def _end_all(self, _order: Message, _fds: list[int]) -> None:
+        self._say({})
+        self._end()
+
+
+def _number(order: Message, name: str) -> int:
+    value = order.get(name)
+    if type(value) is not int or value < 0:
+        raise BadMessageError(f"{name!r} must be a whole number, not {value!r}"[:200])
+    return value
+
+
+def _one(fds: list[int]) -> int:
+    if len(fds) != 1:
+        raise BadMessageError(f"the order needs one descriptor, {len(fds)} came")
+    return fds[0]
