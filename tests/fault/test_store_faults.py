@@ -110,22 +110,35 @@ def test_memory_that_fills_up_in_the_middle_of_a_conversion_is_a_capacity_error(
     asker.end()
 
 
+@pytest.mark.parametrize("large_pages", [True, False], ids=["large pages", "4 KiB pages"])
 def test_memory_that_fills_up_in_the_middle_of_a_promotion_is_a_capacity_error_and_the_source_stays(
-    daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, large_pages: bool
 ) -> None:
     path = checkpoint("m", nbytes=20 << 20)
     put_on_disk(daemon, path)
-    real, written = os.sendfile, []
+    real_reserve, real_send, written = LargePages.reserve, os.sendfile, []
 
-    def fills_up(target: int, source: int, offset: int, count: int) -> int:
+    def is_full(offset: int) -> None:
         written.append(offset)
         if len(written) > 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return real(target, source, offset, min(count, 1 << 20))
+
+    def reserve(pages: LargePages, begin: int, end: int) -> memoryview | None:
+        if not large_pages:
+            return None
+        is_full(begin)
+        return real_reserve(pages, begin, end)
+
+    def send(target: int, source: int, offset: int, count: int) -> int:
+        if not large_pages:
+            is_full(offset)
+        return real_send(target, source, offset, min(count, 1 << 20))
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "sendfile", fills_up)
+        patched.setattr(LargePages, "reserve", reserve)
+        patched.setattr(os, "sendfile", send)
         error = error_of(asker.ask(path))
+    assert len(written) > 2
     assert type(error) is CapacityError
     assert "/dev/shm is full" in str(error)
     assert states(daemon) == {"disk": "sealed"}
