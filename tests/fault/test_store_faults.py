@@ -27,6 +27,7 @@ from trims.core.errors import ArtifactError, CapacityError, ImageError, Internal
 from trims.core.place import CPU, DISK, Place
 from trims.daemon.check import check_store
 from trims.formats.conversion import _LocalConversion
+from trims.memory.large_pages import LargePages
 from trims.testing.tiers import FaultyTier, SlowTier
 
 if TYPE_CHECKING:
