@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import signal
 import subprocess
 import sys
@@ -356,3 +357,21 @@ def test_one_name_of_a_tied_weight_is_enough(tmp_path: Path) -> None:
     with Weights.map_file(image_file(tmp_path, state)) as weights:
         ours = trims_torch.load_into(torch_modules.tied_model().eval(), weights)
         assert torch.equal(ours(WORDS), own(WORDS))
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_as_it_was_after_a_module_was_made_or_could_not_be(tmp_path: Path, *, enabled: bool) -> None:
+    _, path = with_skeleton(tmp_path, torch_modules.conv_net)
+    versions = {"torch": str(torch.__version__)}
+    unreadable = Program(trims_torch.KIND, {"versions": versions, "frozen": [], "buffers": [], "constants": []}, b"\0")
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with Weights.map_file(path) as weights:
+            trims_torch.module(weights, trust_program=True)
+        assert gc.isenabled() is enabled
+        with with_program(tmp_path, unreadable) as weights, pytest.raises(pickle.UnpicklingError):
+            trims_torch.module(weights, trust_program=True)
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
