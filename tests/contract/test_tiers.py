@@ -12,6 +12,8 @@ import pytest
 
 from trims.core.errors import CapacityError, ConfigError
 from trims.memory import shm
+from trims.memory.memfd import SealedMemfd
+from trims.memory.shm import PosixShm
 from trims.testing.tiers import KEY, TierContract, an_image, put
 from trims.tiers.cpu import CpuTier
 from trims.tiers.disk import DiskTier
@@ -26,7 +28,7 @@ def prefix(folder: Path) -> str:
 
 class TestCpuTier(TierContract):
     def make(self, folder: Path, capacity_bytes: int = 1 << 20) -> CpuTier:
-        return CpuTier(prefix(folder), capacity_bytes)
+        return CpuTier(PosixShm(prefix(folder)), capacity_bytes)
 
     def traces(self, folder: Path) -> set[str]:
         return {name for name in os.listdir("/dev/shm") if name.startswith(prefix(folder))}
@@ -38,17 +40,14 @@ class TestCpuTier(TierContract):
             tier.create(KEY, 1, held.f_blocks * held.f_frsize + 4096, allocate=True)
         assert not self.traces(folder)
 
-    def test_the_next_daemon_removes_a_segment_with_a_flipped_bit(self, folder: Path) -> None:
-        tier = self.make(folder)
+    def test_the_next_daemon_removes_a_segment_with_a_flipped_bit(self, tier: CpuTier, folder: Path) -> None:
         extent = put(tier, an_image())
-        self.damage(extent, lambda fd: os.pwrite(fd, b"\xff", extent.nbytes - 10))
-        tier.close()
-        second = self.make(folder)
-        assert list(second.scan()) == []
+        flipped = self.taken_when_damaged(tier, folder, extent, lambda fd: os.pwrite(fd, b"\xff", extent.nbytes - 10))
+        assert flipped == []
         assert not self.traces(folder)
 
     def test_a_segment_of_another_prefix_is_not_touched(self, folder: Path) -> None:
-        mine, other = self.make(folder), CpuTier(f"{prefix(folder)}other", 1 << 20)
+        mine, other = self.make(folder), CpuTier(PosixShm(f"{prefix(folder)}other"), 1 << 20)
         extent = put(other, an_image())
         assert list(mine.scan()) == []
         assert os.pread(extent.fd, 8, 0) == an_image()[:8]
@@ -59,7 +58,7 @@ class TestCpuTierInATmpfsOfItsOwn(TierContract):
     def make(self, folder: Path, capacity_bytes: int = 1 << 20) -> CpuTier:
         segments = self.segments(folder)
         segments.mkdir(exist_ok=True)
-        return CpuTier("trims-own", capacity_bytes, segments)
+        return CpuTier(PosixShm("trims-own", segments), capacity_bytes)
 
     def traces(self, folder: Path) -> set[str]:
         return set(os.listdir(self.segments(folder)))
@@ -77,6 +76,28 @@ class TestCpuTierInATmpfsOfItsOwn(TierContract):
         with pytest.raises(ConfigError, match=r"not on a tmpfs.*mount -t tmpfs"):
             shm.check_folder(folder)
         shm.check_folder(Path("/dev/shm"))
+
+
+class TestCpuTierOfSealedMemfds(TierContract):
+    survives_restart = False
+    tamper_proof = True
+
+    def make(self, folder: Path, capacity_bytes: int = 1 << 20) -> CpuTier:
+        return CpuTier(SealedMemfd(prefix(folder)), capacity_bytes)
+
+    def traces(self, folder: Path) -> set[str]:
+        names = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        found = {os.readlink(name) for name in names if os.path.islink(name)}  # the listing's own is gone
+        return {name for name in found if name.startswith(f"/memfd:{prefix(folder)}")}
+
+    def test_a_large_one_is_sealed_with_large_pages_and_without(self, folder: Path) -> None:
+        data = an_image(5 << 20)
+        for large_pages in (True, False):
+            tier = CpuTier(SealedMemfd(prefix(folder)), 1 << 30, large_pages=large_pages)
+            extent = put(tier, data)
+            assert os.pread(extent.fd, len(data), 0) == data
+            tier.free(extent)
+        assert not self.traces(folder)
 
 
 class TestDiskTier(TierContract):

@@ -1,4 +1,7 @@
-"""A daemon that kills itself at one moment: `python dying_daemon.py MOMENT RUNTIME_DIR STATE_DIR`. Not a test."""
+"""A daemon that kills itself at one moment: `dying_daemon.py MOMENT RUNTIME_DIR STATE_DIR [SETTING=VALUE ...]`.
+
+Not a test.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +53,11 @@ def main() -> None:
     from trims.daemon.config import build_config
     from trims.daemon.main import serve
 
-    moment, runtime_dir, state_dir = sys.argv[1:]
+    moment, runtime_dir, state_dir, *more = sys.argv[1:]
     if moment:
         die_at(moment)
     settings = {"runtime_dir": runtime_dir, "state_dir": state_dir, "cpu_capacity_bytes": 1 << 20, "verify": "1",
-                "disk_capacity_bytes": 10 << 20}  # fmt: skip
+                "disk_capacity_bytes": 10 << 20, **dict(each.split("=") for each in more)}  # fmt: skip
     serve(build_config(settings, environment={}))
 
 

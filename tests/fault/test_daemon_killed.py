@@ -17,7 +17,7 @@ from dying_daemon import MOMENTS
 from trims_client import connect
 
 from trims.core.errors import ConfigError, LostPeerError, TrimsError
-from trims.core.place import CPU
+from trims.core.place import CPU, DISK
 from trims.daemon.check import check_store
 from trims.daemon.main import shm_prefix
 from trims.formats.scratch import Scratch
@@ -31,12 +31,12 @@ SCRIPT = Path(__file__).with_name("dying_daemon.py")
 
 
 @pytest.fixture
-def start_process(folder: Path) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+def start_process(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start a daemon in a process of its own and wait until it answers."""
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(moment: str = "") -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(SCRIPT), moment, str(folder / "run"), str(folder / "state")]
+    def start(moment: str = "", *settings: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(SCRIPT), moment, str(folder / "run"), str(folder / "state"), *settings]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         running.append(process)
         until = time.monotonic() + 30
@@ -120,6 +120,50 @@ def test_clients_keep_reading_while_the_daemon_is_dead_and_take_their_leases_up_
             assert time.monotonic() < until, "the lease was not taken up again"
             time.sleep(0.01)
         assert float(weights["weight"].sum()) == expected
+
+
+def test_sealed_memfds_of_a_killed_daemon_read_on_and_the_next_one_starts_empty(
+    folder: Path,
+    serve: Callable[..., Daemon],
+    start_process: Callable[..., subprocess.Popen[bytes]],
+    checkpoint: Callable[..., Path],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = checkpoint("m", nbytes=200_000)
+    process = start_process("", "cpu_memory=memfd")
+    with connect(folder / "run") as session, session.open_file(path) as weights:
+        expected = np.random.default_rng(ord("m")).random(25_000)
+        process.kill()
+        process.wait()
+        assert segments(folder) == set()
+        np.testing.assert_array_equal(weights["weight"], expected)
+
+        daemon = serve(cpu_memory="memfd")
+        assert {each.place for each in daemon.store.residency.replicas.values()} <= {DISK}
+        until = time.monotonic() + 20
+        while "but without a lease" not in caplog.text:
+            assert time.monotonic() < until, "the client did not say that it reads on without a lease"
+            time.sleep(0.01)
+        np.testing.assert_array_equal(weights["weight"], expected)
+        with session.open_file(path) as again:
+            assert not again.warm
+            np.testing.assert_array_equal(again["weight"], expected)
+            np.testing.assert_array_equal(weights["weight"], expected)
+            assert check_store(daemon.store, verify=True).findings == []
+            assert len(daemon.store.residency.leases.by_number) == 1
+    assert daemon.store.counters["adopted"] == daemon.store.counters["broken"] == 0
+
+
+def test_named_memory_is_removed_when_the_next_daemon_would_never_find_it(
+    folder: Path, serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    first = serve()
+    with connect(folder / "run") as session:
+        session.open_file(checkpoint("m")).close()
+    first.stop()
+    assert segments(folder)
+    serve(cpu_memory="memfd")
+    assert segments(folder) == set()
 
 
 def test_two_daemons_on_one_runtime_folder_are_one_too_many(daemon: Daemon, serve: Callable[..., Daemon]) -> None:

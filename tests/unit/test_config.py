@@ -10,6 +10,7 @@ import pytest
 
 from trims.core.errors import ConfigError
 from trims.daemon.config import Config, build_config
+from trims.memory.available import allowed_bytes
 
 
 def build(environment: dict[str, str] | None = None, file: Path | None = None, **flags: object) -> Config:
@@ -53,6 +54,7 @@ def test_an_unknown_setting_is_named_with_the_known_ones(tmp_path: Path) -> None
         ("keep_alive_s", "-1"),
         ("keep_alive_s", "nan"),
         ("keep_alive_s", "inf"),
+        ("cpu_memory", "ram"),
         ("environments", "mxnet=/no/such/python"),
         ("environments", "mxnet"),
         ("converter_memory_bytes", "0"),
@@ -80,8 +82,8 @@ def test_a_value_that_cannot_be_used_is_named_wherever_it_comes_from(name: str, 
 def test_every_setting_can_come_from_the_environment() -> None:
     given = {
         "runtime_dir": "/r", "state_dir": "/s", "cpu_capacity_bytes": "2GiB", "disk_capacity_bytes": "3 GB",
-        "cpu_policy": "lfu", "disk_policy": "fifo", "keep_alive_s": "1.5", "segment_dir": "/dev/shm",
-        "large_pages": "no",
+        "cpu_policy": "lfu", "disk_policy": "fifo", "keep_alive_s": "1.5", "cpu_memory": "MEMFD",
+        "segment_dir": "/dev/shm", "large_pages": "no",
         "environments": f"mxnet={sys.executable},other={sys.executable}", "converter_memory_bytes": "1MiB",
         "converter_time_s": "7", "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
         "log_level": "DEBUG",
@@ -89,7 +91,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
     assert set(given) == {field.name for field in fields(Config)}
     config = build({f"TRIMS_{name.upper()}": text for name, text in given.items()})
     assert config == Config(
-        Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, "lfu", "fifo", 1.5, Path("/dev/shm"), False,
+        Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, "lfu", "fifo", 1.5, "memfd", Path("/dev/shm"), False,
         {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, 1 << 20, 7.0, 3, 5, 0o660, True, "debug",
     )  # fmt: skip
 
@@ -117,3 +119,12 @@ def test_default_capacities_are_half_of_what_there_is() -> None:
     config = build()
     assert 0 < config.cpu_capacity_bytes <= held.f_blocks * held.f_frsize // 2
     assert 0 < config.disk_capacity_bytes <= 256 << 30
+
+
+def test_memory_without_a_name_lies_in_no_folder() -> None:
+    with pytest.raises(ConfigError, match=r"segment_dir /mnt/large has no meaning with cpu_memory memfd"):
+        build(cpu_memory="memfd", segment_dir="/mnt/large", cpu_capacity_bytes="1GiB")
+
+
+def test_the_default_capacity_of_memory_without_a_name_does_not_depend_on_dev_shm() -> None:
+    assert build(cpu_memory="memfd").cpu_capacity_bytes == allowed_bytes() // 2

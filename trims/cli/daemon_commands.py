@@ -21,6 +21,7 @@ _FLAGS = {
     "cpu-policy": "who goes when memory is full: lru, lfu, fifo, gdsf (default: lru)",
     "disk-policy": "who goes when the disk tier is full (default: lru)",
     "keep-alive-s": "seconds an idle model stays in memory, 0 for none, lazy for until the room is needed (default)",
+    "cpu-memory": "shm: found again by the next daemon; memfd: sealed against everybody, gone with it (default: shm)",
     "segment-dir": "tmpfs for shared memory (default: /dev/shm)",
     "large-pages": "no: do without large pages in shared memory (default: yes)",
     "environments": "interpreters of frameworks with an environment of their own: mxnet=/path/to/python,...",
@@ -31,6 +32,8 @@ _FLAGS = {
     "socket-mode": "permissions of the attach socket, octal (default: 600, this user only)",
     "log-level": "debug, info, warning or error (default: info)",
 }
+
+_SHUTDOWN = "end the daemon; models stay in memory for the next one, unless their memory is memfd"
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -45,7 +48,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     check.add_argument("--verify", action="store_true", help="read and hash every replica")
     check.add_argument("--json", action="store_true", help="print JSON")
     _add(commands, "drain", "take no new opens; leases run on", _drain)
-    shutdown = _add(commands, "shutdown", "end the daemon; models stay in memory for the next one", _shutdown)
+    shutdown = _add(commands, "shutdown", _SHUTDOWN, _shutdown)
     shutdown.add_argument("--purge", action="store_true", help="also free the memory")
 
 

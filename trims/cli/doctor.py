@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import DaemonAwayError, TrimsError
 from trims.core.units import format_bytes
+from trims.memory.available import available_bytes
 from trims.memory.large_pages import why_no_large_pages
 from trims.memory.shm import check_folder
 
@@ -62,7 +63,11 @@ def _python() -> Iterator[Finding]:
 def _shared_memory() -> Iterator[Finding]:
     from trims.daemon.config import build_config
 
-    folder = build_config({}).segment_dir
+    config = build_config({})
+    if config.cpu_memory == "memfd":
+        yield Finding("ok", f"sealed memfds: {format_bytes(available_bytes())} of memory available for them")
+        return
+    folder = config.segment_dir
     held = os.statvfs(folder)
     size, free = held.f_blocks * held.f_frsize, held.f_bavail * held.f_frsize
     what = f"{folder}: {format_bytes(free)} free of {format_bytes(size)}"
@@ -121,7 +126,7 @@ def _daemon(runtime_dir: str | None) -> Iterator[Finding]:
         yield Finding(
             "bad",
             f"the daemon runs trims {health.version}, this is {ours}",
-            "restart it: leases are taken up again",
+            "restart it: clients connect again by themselves",
         )
 
 

@@ -62,7 +62,7 @@ def _examine(store: Store, job: Job, nbytes: int, *, verify: bool) -> str | None
     status = os.fstat(extent.fd)
     if status.st_size != nbytes:
         return f"it has {status.st_size} bytes, {nbytes} are in the books"
-    if status.st_nlink == 0:
+    if extent.named and status.st_nlink == 0:
         return f"somebody removed {extent.label}"
     if verify:
         found = digest_of(extent.fd, nbytes)

@@ -16,12 +16,16 @@ import yaml
 
 from trims.core.errors import ConfigError
 from trims.core.units import parse_bytes
+from trims.memory.available import allowed_bytes
 from trims.memory.shm import SHM_FOLDER
 from trims.tiers.transfer import default_threads
 from trims.wire.address import default_runtime_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+
+CPU_MEMORIES = ("shm", "memfd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +35,17 @@ class Config:
     Attributes:
         runtime_dir: Sockets and lock; mode 0700, of this user.
         state_dir: Catalog, disk images, built artifacts.
-        cpu_capacity_bytes: Images in shared memory. Default: half of what /dev/shm or memory allows.
+        cpu_capacity_bytes: Images in shared memory. Default: half of what /dev/shm or memory allows; of what memory
+            and control groups allow, with `memfd`.
         disk_capacity_bytes: Images on disk. Default: half of what is free, at most 256 GiB.
         cpu_policy: Eviction policy of the cpu tier (lru, lfu, fifo, gdsf or a plugin's).
         disk_policy: The same for the disk tier.
         keep_alive_s: Seconds an idle replica stays in memory: None until the room is needed (lazy), 0 not at all
             (eager).
-        segment_dir: The tmpfs shared memory lies in.
+        cpu_memory: Kind of shared memory. `shm` has names: a restarted daemon finds it again, and a process of the
+            same user could change it. `memfd` is sealed against everybody, root in a container included, and goes
+            with the daemon and its last reader: the next daemon starts empty.
+        segment_dir: The tmpfs shared memory lies in; only with `shm`.
         large_pages: Have the kernel use large pages there: first touches, loads and evictions are several times faster.
         environments: Framework -> Python interpreter, for frameworks that need an environment of their own.
         converter_memory_bytes: Private memory of a converter child.
@@ -56,6 +64,7 @@ class Config:
     cpu_policy: str = "lru"
     disk_policy: str = "lru"
     keep_alive_s: float | None = None
+    cpu_memory: str = "shm"
     segment_dir: Path = SHM_FOLDER
     large_pages: bool = True
     environments: Mapping[str, Path] = field(default_factory=dict)
@@ -78,6 +87,10 @@ class Config:
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.cpu_memory not in CPU_MEMORIES:
+            raise ConfigError(f"cpu_memory {self.cpu_memory!r} is none of {', '.join(CPU_MEMORIES)}")
+        if self.cpu_memory != "shm" and self.segment_dir != SHM_FOLDER:
+            raise ConfigError(f"segment_dir {self.segment_dir} has no meaning with cpu_memory {self.cpu_memory}")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ConfigError(f"log_level {self.log_level!r} is none of debug, info, warning, error")
         if len(str(self.runtime_dir / "control.sock")) > 100:
@@ -193,6 +206,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "cpu_policy": str,
     "disk_policy": str,
     "keep_alive_s": _keep_alive,
+    "cpu_memory": lambda value: str(value).lower(),
     "segment_dir": lambda value: Path(value).absolute(),
     "large_pages": _flag,
     "environments": _environments,
@@ -214,12 +228,15 @@ def _defaults(env: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any
         "workers": default_threads(),
         "runtime_dir": Path(default_runtime_dir(env)).absolute(),
         "state_dir": state_dir,
-        "cpu_capacity_bytes": _default_cpu_bytes(given.get("segment_dir", SHM_FOLDER)),
+        "cpu_capacity_bytes": _default_cpu_bytes(given),
         "disk_capacity_bytes": _default_disk_bytes(state_dir),
     }
 
 
-def _default_cpu_bytes(segments: Path) -> int:
+def _default_cpu_bytes(given: Mapping[str, Any]) -> int:
+    if given.get("cpu_memory") == "memfd":
+        return allowed_bytes() // 2
+    segments = given.get("segment_dir", SHM_FOLDER)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         held = os.statvfs(segments)

@@ -22,7 +22,8 @@ from trims.daemon.attach_door import AttachDoor
 from trims.daemon.control_door import ControlDoor
 from trims.formats.base import Limits
 from trims.formats.scratch import sweep_scratch
-from trims.memory.shm import check_folder
+from trims.memory.memfd import SealedMemfd
+from trims.memory.shm import PosixShm, check_folder
 from trims.registry.sqlite import SqliteRegistry
 from trims.store.catalog import Catalog
 from trims.store.resolve import Resolver
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trims.daemon.config import Config
+    from trims.memory.segments import SegmentDriver
     from trims.tiers.base import Tier
 
 log = logging.getLogger(__name__)
@@ -101,18 +103,12 @@ class Daemon:
 
     def _build(self) -> None:
         config = self.config
-        check_folder(config.segment_dir)
         limits = Limits(memory_bytes=config.converter_memory_bytes, time_s=config.converter_time_s)
         self.registry = SqliteRegistry(config.state_dir / "registry.db")
         self.catalog = Catalog(config.state_dir / "catalog.db")
         resolver = Resolver(self.registry, self.catalog, config.environments, config.state_dir / "artifacts", limits)
         tiers: list[Tier] = [
-            CpuTier(
-                shm_prefix(config.state_dir),
-                config.cpu_capacity_bytes,
-                config.segment_dir,
-                large_pages=config.large_pages,
-            ),
+            CpuTier(segment_driver(config), config.cpu_capacity_bytes, large_pages=config.large_pages),
             DiskTier(config.state_dir / "images", config.disk_capacity_bytes),
         ]
         self.store = Store(
@@ -167,6 +163,19 @@ def shm_prefix(state_dir: Path) -> str:
     """Names of this daemon's segments start with it: two daemons differ in their state folder, so in this."""
     place = hashlib.sha256(f"{os.geteuid()}:{state_dir.resolve()}".encode()).hexdigest()[:12]
     return f"trims-{place}"
+
+
+def segment_driver(config: Config) -> SegmentDriver:
+    """What makes this daemon's shared memory. Raises ConfigError if it cannot be made where it should lie."""
+    prefix = shm_prefix(config.state_dir)
+    named = PosixShm(prefix, config.segment_dir)
+    if config.cpu_memory == "shm":
+        check_folder(config.segment_dir)
+        return named
+    for name in named.names():
+        log.warning("segment %s is removed: cpu_memory is %s now, nobody would ever use it", name, config.cpu_memory)
+        named.remove(name)
+    return SealedMemfd(prefix)
 
 
 def load_policy(name: str) -> Policy:

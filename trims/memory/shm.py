@@ -1,24 +1,23 @@
-"""The owner's half of CPU sharing: named POSIX shared memory.
+"""Named POSIX shared memory: the driver whose segments outlive the daemon.
 
 A segment is written under a name that says it is unfinished (mode 0600), then sealed: mode 0400 and, in one rename,
 a name that carries key and digest. So a segment found after a crash tells by its name alone what it should be, and
 there is no record beside it that could disagree. Borrowers get read-only descriptors, never names.
 
-Segments lie in /dev/shm, or in any other tmpfs that was mounted for them. Not covered: capacity (the tier's), checking
-of contents (`trims.tiers.cpu`), the borrower's half (`attach`).
+Segments lie in /dev/shm, or in any other tmpfs that was mounted for them. Not covered: checking of contents
+(`trims.tiers.cpu`).
 """
 
 from __future__ import annotations
 
-import errno
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import posix_ipc
 
 from trims.core.errors import CapacityError, ConfigError, ImageError
+from trims.memory.segments import Segment, is_full
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,104 +27,104 @@ SHM_FOLDER = Path("/dev/shm")  # noqa: S108 - this is the point
 _UNFINISHED = "filling"
 
 
-@dataclass(slots=True)
-class Segment:
-    """A shared-memory object this process owns.
+class PosixShm:
+    """Named segments under one prefix. See `SegmentDriver`.
 
-    Attributes:
-        name: Of the file in `folder`.
-        nbytes: Length.
-        fd: Writable until sealed, read-only afterwards. Owned: `close` it.
-        folder: The tmpfs it lies in.
+    Args:
+        prefix: Names of all segments start with it; two daemons must not share one.
+        folder: The tmpfs they lie in.
     """
 
-    name: str
-    nbytes: int
-    fd: int
-    folder: Path = SHM_FOLDER
+    def __init__(self, prefix: str, folder: Path = SHM_FOLDER) -> None:
+        self._prefix = prefix
+        self._folder = folder
 
-    @property
-    def path(self) -> Path:
-        """Where it is."""
-        return self.folder / self.name
+    def create(self, label: str, nbytes: int) -> Segment:
+        """See `SegmentDriver.create`."""
+        self._check_room(nbytes)
+        name = f"{self._prefix}.{_UNFINISHED}.{label}"
+        segment = Segment(name, nbytes, self._create(name))
+        try:
+            os.set_inheritable(segment.fd, False)
+            os.ftruncate(segment.fd, nbytes)
+        except OSError as error:
+            self.discard(segment)
+            raise self.explain(error, nbytes) from error
+        return segment
 
-    def close(self) -> None:
-        """Close the descriptor; the memory stays as long as its name does. Idempotent."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+    def _check_room(self, nbytes: int) -> None:
+        """What cannot fit is refused before the rest of the machine's memory is filled to find that out."""
+        held = os.statvfs(self._folder)
+        if held.f_blocks and nbytes > held.f_bavail * held.f_frsize:  # a tmpfs without a limit shows no blocks
+            raise self._full(nbytes)
 
+    def _create(self, name: str) -> int:
+        if self._folder == SHM_FOLDER:
+            return int(posix_ipc.SharedMemory(f"/{name}", posix_ipc.O_CREX, mode=0o600).fd)
+        return os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
-def create(prefix: str, label: str, nbytes: int, folder: Path = SHM_FOLDER) -> Segment:
-    """Make an unfinished segment of this length. Its pages are not allocated yet: see `allocate`."""
-    name = f"{prefix}.{_UNFINISHED}.{label}"
-    fd = _create(name, folder)
-    try:
-        os.set_inheritable(fd, False)
-        os.ftruncate(fd, nbytes)
-    except OSError as error:
-        os.close(fd)
-        unlink(name, folder)
-        raise shm_full(error, nbytes, folder) from error
-    return Segment(name, nbytes, fd, folder)
+    def allocate(self, segment: Segment) -> None:
+        """See `SegmentDriver.allocate`."""
+        try:
+            os.posix_fallocate(segment.fd, 0, segment.nbytes)
+        except OSError as error:
+            raise self.explain(error, segment.nbytes) from error
 
+    def seal(self, segment: Segment, key: str, digest: str) -> Segment:
+        """See `SegmentDriver.seal`.
 
-def _create(name: str, folder: Path) -> int:
-    if folder == SHM_FOLDER:
-        return int(posix_ipc.SharedMemory(f"/{name}", posix_ipc.O_CREX, mode=0o600).fd)
-    return os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        After this nobody can open it for writing but its owner, and no descriptor that left this process can write.
+        """
+        name = f"{self._prefix}.{key}.{digest}"
+        try:
+            os.fchmod(segment.fd, 0o400)
+            (self._folder / segment.name).rename(self._folder / name)
+            return self._open(name)
+        except BaseException:
+            self.remove(segment.name)
+            self.remove(name)
+            raise
+        finally:
+            segment.close()
 
-
-def allocate(segment: Segment) -> None:
-    """Reserve every page now, so that a full /dev/shm is an error here and not a SIGBUS in whoever writes.
-
-    Raises:
-        CapacityError: The shared-memory file system has no room; the message gives its size.
-    """
-    try:
-        os.posix_fallocate(segment.fd, 0, segment.nbytes)
-    except OSError as error:
-        raise shm_full(error, segment.nbytes, segment.folder) from error
-
-
-def shm_full(error: OSError, nbytes: int, folder: Path = SHM_FOLDER) -> Exception:
-    """The error for a failed write to shared memory: CapacityError if it was full, else what it was."""
-    if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFAULT, errno.EFBIG):
-        return error
-    held = os.statvfs(folder)
-    return CapacityError(
-        f"{folder} is full: {nbytes} bytes needed, {held.f_bavail * held.f_frsize} free of "
-        f"{held.f_blocks * held.f_frsize}; lower the cpu tier's capacity or remount it larger"
-    )
-
-
-def seal(segment: Segment, prefix: str, key: str, digest: str) -> Segment:
-    """Make the segment read-only and give it its final name; returns it with a read-only descriptor.
-
-    After this nobody can open it for writing but its owner, and no descriptor that left this process can write.
-    If it cannot be done, nothing is left of the segment.
-    """
-    name = f"{prefix}.{key}.{digest}"
-    try:
-        os.fchmod(segment.fd, 0o400)
-        segment.path.rename(segment.folder / name)
-        return open_sealed(name, segment.folder)
-    except BaseException:
-        unlink(segment.name, segment.folder)
-        unlink(name, segment.folder)
-        raise
-    finally:
+    def discard(self, segment: Segment) -> None:
+        """See `SegmentDriver.discard`."""
         segment.close()
+        self.remove(segment.name)
 
+    def remove(self, name: str) -> None:
+        """See `SegmentDriver.remove`."""
+        unlink(name, self._folder)
 
-def open_sealed(name: str, folder: Path = SHM_FOLDER) -> Segment:
-    """Open a sealed segment read-only. Raises ImageError if its mode says that it was never sealed."""
-    fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    status = os.fstat(fd)
-    if status.st_mode & 0o777 != 0o400 or status.st_uid != os.geteuid():
-        os.close(fd)
-        raise ImageError(f"segment {name} is not sealed: mode {status.st_mode & 0o777:o}, user {status.st_uid}")
-    return Segment(name, status.st_size, fd, folder)
+    def names(self) -> Iterator[str]:
+        """See `SegmentDriver.names`."""
+        return names(self._prefix, self._folder)
+
+    def open(self, name: str) -> tuple[Segment, str, str]:
+        """See `SegmentDriver.open`."""
+        stated = parse_name(self._prefix, name)
+        if stated is None:
+            raise ImageError("it was never finished")
+        return self._open(name), *stated
+
+    def _open(self, name: str) -> Segment:
+        fd = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        status = os.fstat(fd)
+        if status.st_mode & 0o777 != 0o400 or status.st_uid != os.geteuid():
+            os.close(fd)
+            raise ImageError(f"segment {name} is not sealed: mode {status.st_mode & 0o777:o}, user {status.st_uid}")
+        return Segment(name, status.st_size, fd)
+
+    def explain(self, error: OSError, nbytes: int) -> Exception:
+        """See `SegmentDriver.explain`."""
+        return self._full(nbytes) if is_full(error) else error
+
+    def _full(self, nbytes: int) -> CapacityError:
+        held = os.statvfs(self._folder)
+        return CapacityError(
+            f"{self._folder} is full: {nbytes} bytes needed, {held.f_bavail * held.f_frsize} free of "
+            f"{held.f_blocks * held.f_frsize}; lower the cpu tier's capacity or remount it larger"
+        )
 
 
 def unlink(name: str, folder: Path = SHM_FOLDER) -> None:

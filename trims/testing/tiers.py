@@ -16,7 +16,7 @@ from trims.core.errors import CapacityError
 from trims.image.plan import SourceTensor, plan_image
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from trims.core.place import Place
@@ -43,7 +43,15 @@ def put(tier: Tier, data: bytes, key: str = KEY, generation: int = 1) -> Extent:
 
 
 class TierContract:
-    """Subclass it as `TestMyTier` and provide `make` and `traces`."""
+    """Subclass it as `TestMyTier`, provide `make` and `traces`, and declare what the tier promises.
+
+    Attributes:
+        survives_restart: The next daemon finds what was sealed. Where not, it must find nothing.
+        tamper_proof: Nobody can change a sealed replica, root included. Where not, `scan` must find out who did.
+    """
+
+    survives_restart = True
+    tamper_proof = False
 
     def make(self, folder: Path, capacity_bytes: int = 1 << 20) -> Tier:
         """A tier; the same folder again finds the same replicas."""
@@ -91,37 +99,45 @@ class TierContract:
         extent = put(tier, data)
         reader = os.dup(extent.fd)
         tier.free(extent)
-        assert not self.traces(folder)
         assert os.pread(reader, len(data), 0) == data
         os.close(reader)
+        assert not self.traces(folder)
 
-    def test_the_next_daemon_finds_what_was_sealed(self, tier: Tier, folder: Path) -> None:
+    def test_the_next_daemon_finds_what_was_sealed_if_the_tier_promises_it(self, tier: Tier, folder: Path) -> None:
         data = an_image()
         digest = put(tier, data).digest
         tier.close()
+        assert bool(self.traces(folder)) is self.survives_restart
         second = self.make(folder)
-        (found,) = second.scan()
-        assert (found.key, found.digest, found.nbytes) == (KEY, digest, len(data))
-        assert os.pread(found.fd, len(data), 0) == data
+        found = [(each.key, each.digest, each.nbytes, os.pread(each.fd, len(data), 0)) for each in second.scan()]
+        assert found == ([(KEY, digest, len(data), data)] if self.survives_restart else [])
         second.close()
+
+    def test_a_reader_keeps_reading_when_the_daemon_is_gone(self, tier: Tier) -> None:
+        data = an_image()
+        reader = os.dup(put(tier, data).fd)
+        tier.close()
+        assert os.pread(reader, len(data), 0) == data
+        os.close(reader)
 
     def test_the_next_daemon_removes_what_was_never_sealed(self, tier: Tier, folder: Path) -> None:
         draft = tier.create(KEY, 1, 10_000, allocate=True)
         os.close(draft.fd)
-        assert self.traces(folder)
+        assert bool(self.traces(folder)) is self.survives_restart
         second = self.make(folder)
         assert list(second.scan()) == []
         assert not self.traces(folder)
         second.close()
 
-    def test_the_next_daemon_removes_what_was_truncated(self, tier: Tier, folder: Path) -> None:
+    def test_what_was_truncated_is_removed_by_the_next_daemon_or_cannot_be(self, tier: Tier, folder: Path) -> None:
         extent = put(tier, an_image())
-        self.damage(extent, lambda fd: os.ftruncate(fd, extent.nbytes - 100))
-        tier.close()
-        second = self.make(folder)
-        assert list(second.scan()) == []
+        assert self.taken_when_damaged(tier, folder, extent, lambda fd: os.ftruncate(fd, extent.nbytes - 100)) == []
         assert not self.traces(folder)
-        second.close()
+
+    def test_a_flipped_bit_is_never_taken_for_checked_or_cannot_be(self, tier: Tier, folder: Path) -> None:
+        extent = put(tier, an_image())
+        taken = self.taken_when_damaged(tier, folder, extent, lambda fd: os.pwrite(fd, b"\xff", extent.nbytes - 10))
+        assert True not in taken
 
     def test_more_than_the_machine_has_is_a_capacity_error_and_leaves_nothing(self, tier: Tier, folder: Path) -> None:
         with pytest.raises(CapacityError):
@@ -151,15 +167,36 @@ class TierContract:
             thread.join()
         assert not errors
 
+    def taken_when_damaged(self, tier: Tier, folder: Path, extent: Extent, how: Callable[[int], object]) -> list[bool]:
+        """Damage a replica, or see it refused if the tier promises that.
+
+        Returns:
+            For each replica that the next daemon takes, whether it takes it for checked.
+        """
+        data = os.pread(extent.fd, extent.nbytes, 0)
+        if self.tamper_proof:
+            with pytest.raises(PermissionError):
+                self.damage(extent, how)
+            assert os.pread(extent.fd, extent.nbytes + 1, 0) == data
+        else:
+            self.damage(extent, how)
+        tier.close()
+        second = self.make(folder)
+        taken = [each.fresh for each in second.scan()]
+        second.close()
+        return taken
+
     @staticmethod
-    def damage(extent: Extent, how: object) -> None:
-        """Open the replica's file for writing behind the tier's back."""
-        path = os.readlink(f"/proc/self/fd/{extent.fd}")
+    def damage(extent: Extent, how: Callable[[int], object]) -> None:
+        """Open the replica's file for writing behind the tier's back, as its owner or root can."""
+        path = f"/proc/self/fd/{extent.fd}"
         os.chmod(path, 0o600)
         fd = os.open(path, os.O_RDWR)
-        how(fd)  # type: ignore[operator]
-        os.close(fd)
-        os.chmod(path, 0o400)
+        try:
+            how(fd)
+        finally:
+            os.close(fd)
+            os.chmod(path, 0o400)
 
 
 class WrappedTier:

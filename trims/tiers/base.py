@@ -43,6 +43,7 @@ class Extent:
         label: For the tier's own use; shows where the bytes are.
         fresh: True if the bytes were checked in this daemon's life.
         identity: Length and times of the file when they were; a difference means that somebody touched it.
+        named: Whether the file has a name, which somebody could remove.
     """
 
     key: str
@@ -53,6 +54,7 @@ class Extent:
     label: str
     fresh: bool = True
     identity: tuple[int, int, int] | None = None
+    named: bool = True
 
 
 @runtime_checkable
@@ -97,5 +99,5 @@ class Tier(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of descriptors and keep the replicas, for the next daemon to find."""
+        """Let go of descriptors and keep the replicas for the next daemon to find, if they are of a kind that stays."""
         ...

@@ -1,4 +1,4 @@
-"""The CPU tier: images in named POSIX shared memory that outlives the daemon."""
+"""The CPU tier: images in shared memory. Of what kind, and whether it outlives the daemon, is the driver's affair."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from trims.core.errors import ImageError
 from trims.core.place import CPU, Place
 from trims.image.reader import ImageView
-from trims.memory import shm
 from trims.memory.large_pages import LargePages
 from trims.memory.mapping import LARGE_PAGE_BYTES
 from trims.tiers.base import Draft, Extent
@@ -17,35 +16,34 @@ from trims.tiers.transfer import digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from trims.memory.segments import Segment, SegmentDriver
 
 log = logging.getLogger(__name__)
 
 
 class CpuTier:
-    """Sealed segments under one prefix.
+    """Sealed segments of one driver.
 
     Args:
-        prefix: Names of all segments start with it; two daemons must not share one.
+        driver: Makes them.
         capacity_bytes: What residency may put here.
-        folder: The tmpfs that segments lie in.
         large_pages: Have the kernel use large pages for all segments that can.
     """
 
     place: Place = CPU
 
-    def __init__(
-        self, prefix: str, capacity_bytes: int, folder: Path = shm.SHM_FOLDER, *, large_pages: bool = True
-    ) -> None:
+    def __init__(self, driver: SegmentDriver, capacity_bytes: int, *, large_pages: bool = True) -> None:
         self.capacity_bytes = capacity_bytes
         self._large_pages = large_pages
-        self._folder = folder
-        self._prefix = prefix
+        self._driver = driver
+        self._drafts: dict[str, Segment] = {}
         self._open: dict[str, Extent] = {}
 
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
         """See `Tier.create`."""
-        segment = shm.create(self._prefix, f"{key[:16]}-{os.getpid()}-{generation}", nbytes, self._folder)
+        segment = self._driver.create(f"{key[:16]}-{os.getpid()}-{generation}", nbytes)
+        self._drafts[segment.name] = segment
         draft = Draft(segment.fd, nbytes, segment.name)
         try:
             if self._large_pages and nbytes >= LARGE_PAGE_BYTES:
@@ -60,49 +58,47 @@ class CpuTier:
             raise
         return draft
 
-    def _allocate(self, segment: shm.Segment, pages: LargePages | None) -> None:
+    def _allocate(self, segment: Segment, pages: LargePages | None) -> None:
         if pages is not None:
             room = pages.reserve(0, segment.nbytes)
             if room is not None:
                 room.release()
-        shm.allocate(segment)
+        self._driver.allocate(segment)
 
     def seal(self, draft: Draft, key: str, digest: str) -> Extent:
         """See `Tier.seal`."""
         _unmap(draft)
-        segment = shm.Segment(draft.label, draft.nbytes, draft.fd, self._folder)
-        sealed = shm.seal(segment, self._prefix, key, digest)
-        return self._hold(Extent(key, self.place, sealed.nbytes, digest, sealed.fd, sealed.name))
+        sealed = self._driver.seal(self._drafts.pop(draft.label), key, digest)
+        return self._hold(_extent(sealed, key, digest))
 
     def abort(self, draft: Draft) -> None:
         """See `Tier.abort`."""
         _unmap(draft)
-        os.close(draft.fd)
-        shm.unlink(draft.label, self._folder)
+        self._driver.discard(self._drafts.pop(draft.label))
 
     def explain(self, error: OSError, nbytes: int) -> Exception:
         """See `Tier.explain`."""
-        return shm.shm_full(error, nbytes, self._folder)
+        return self._driver.explain(error, nbytes)
 
     def free(self, extent: Extent) -> None:
         """See `Tier.free`."""
-        shm.unlink(extent.label, self._folder)
+        self._driver.remove(extent.label)
         if self._open.pop(extent.label, None) is not None:
             os.close(extent.fd)
 
     def scan(self) -> Iterator[Extent]:
-        """Adopt sealed segments whose bytes hash to what their name says; remove all others."""
-        for name in shm.names(self._prefix, self._folder):
+        """Adopt sealed segments whose bytes hash to what they were sealed with; remove all others."""
+        for name in self._driver.names():
             try:
                 extent = self._check(name)
             except (ImageError, OSError) as error:
                 log.warning("segment %s is removed: %s", name, error)
-                shm.unlink(name, self._folder)
+                self._driver.remove(name)
             else:
                 yield self._hold(extent)
 
     def close(self) -> None:
-        """See `Tier.close`."""
+        """See `Tier.close`. Segments without a name go with their last reader."""
         for extent in self._open.values():
             os.close(extent.fd)
         self._open.clear()
@@ -112,16 +108,17 @@ class CpuTier:
         return extent
 
     def _check(self, name: str) -> Extent:
-        stated = shm.parse_name(self._prefix, name)
-        if stated is None:
-            raise ImageError("it was never finished")
-        segment = shm.open_sealed(name, self._folder)
+        segment, key, digest = self._driver.open(name)
         try:
-            check_image(segment.fd, segment.nbytes, stated[1])
+            check_image(segment.fd, segment.nbytes, digest)
         except BaseException:
             segment.close()
             raise
-        return Extent(stated[0], self.place, segment.nbytes, stated[1], segment.fd, name)
+        return _extent(segment, key, digest)
+
+
+def _extent(sealed: Segment, key: str, digest: str) -> Extent:
+    return Extent(key, CpuTier.place, sealed.nbytes, digest, sealed.fd, sealed.name, named=sealed.named)
 
 
 def _unmap(draft: Draft) -> None:

@@ -72,12 +72,13 @@ def _sides(found: dict[str, list[int]]) -> tuple[Samples, Samples]:
 
 def measure_tiers(image: str, large_pages: bool, cached: bool, count: int) -> dict[str, list[int]]:
     """Nanoseconds from an image to a sealed segment, by the tiers and raw; pages are dropped before if not `cached`."""
+    from trims.memory.shm import PosixShm
     from trims.tiers.cpu import CpuTier
     from trims.tiers.transfer import copy
 
     fd = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
     nbytes = os.fstat(fd).st_size
-    tier = CpuTier(_prefix(), 4 * nbytes, large_pages=large_pages)
+    tier = CpuTier(PosixShm(_prefix()), 4 * nbytes, large_pages=large_pages)
 
     def over_tiers() -> Callable[[], None]:
         draft = tier.create(_KEY, 1, nbytes, allocate=False)
@@ -112,12 +113,13 @@ def measure_raw(image: str, large_pages: bool) -> int:
 
 def _read_raw(fd: int, nbytes: int, large_pages: bool) -> Callable[[], None]:
     """Read a file into a new shared-memory segment through a mapping; returns what frees the segment."""
-    from trims.memory import shm
     from trims.memory.large_pages import LargePages
     from trims.memory.mapping import FileMapping
+    from trims.memory.shm import PosixShm
     from trims.tiers.transfer import default_threads
 
-    segment = shm.create(_prefix(), "raw", nbytes)
+    driver = PosixShm(_prefix())
+    segment = driver.create("raw", nbytes)
     pages = LargePages(segment.fd, nbytes) if large_pages else None
     mapping = FileMapping(segment.fd, nbytes, write=True, align=True)
 
@@ -136,7 +138,7 @@ def _read_raw(fd: int, nbytes: int, large_pages: bool) -> Callable[[], None]:
     if pages is not None:
         pages.close()
     segment.close()
-    return lambda: shm.unlink(segment.name)
+    return lambda: driver.remove(segment.name)
 
 
 def _prefix() -> str:

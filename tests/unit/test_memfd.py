@@ -1,0 +1,252 @@
+"""Sealed memory without a name: nobody can write to it, and no more of it is promised than there is."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trims.core.errors import CapacityError, ImageError
+from trims.memory import memfd
+from trims.memory.attach import Attachment
+from trims.memory.available import allowed_bytes, available_bytes
+from trims.memory.large_pages import LargePages
+from trims.memory.memfd import SealedMemfd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from trims.memory.segments import Segment
+
+DATA = bytes(range(256)) * 64
+MIB = 1 << 20
+
+
+@pytest.fixture
+def driver() -> SealedMemfd:
+    return SealedMemfd("trims-test")
+
+
+@pytest.fixture
+def sealed(driver: SealedMemfd) -> Iterator[Segment]:
+    """A segment with `DATA`."""
+    draft = driver.create("m", len(DATA))
+    os.pwrite(draft.fd, DATA, 0)
+    made = driver.seal(draft, "k", "d")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def received(sealed: Segment) -> Iterator[int]:
+    """Its descriptor, as a borrower gets it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        socket.send_fds(ours, [b"x"], [sealed.fd])
+        _, (fd,), _, _ = socket.recv_fds(theirs, 1, 1)
+    yield fd
+    os.close(fd)
+
+
+# -- nobody can write ----------------------------------------------------------------------------------------------
+
+ATTEMPTS: dict[str, Callable[[int], object]] = {
+    "write": lambda fd: os.pwrite(fd, b"x", 0),
+    "append": lambda fd: os.pwrite(fd, b"x", len(DATA)),
+    "truncate": lambda fd: os.ftruncate(fd, 1),
+    "grow": lambda fd: os.ftruncate(fd, 2 * len(DATA)),
+    "allocate": lambda fd: os.posix_fallocate(fd, 0, 2 * len(DATA)),
+    "map": lambda fd: mmap.mmap(fd, len(DATA), prot=mmap.PROT_READ | mmap.PROT_WRITE),
+    "seal": lambda fd: fcntl.fcntl(fd, fcntl.F_ADD_SEALS, 0),
+    "make executable": lambda fd: os.fchmod(fd, 0o700),
+}
+
+
+@pytest.mark.parametrize("attempt", list(ATTEMPTS))
+def test_a_borrower_who_is_root_or_the_owner_cannot_write_not_even_through_a_new_descriptor(
+    attempt: str, received: int
+) -> None:
+    path = f"/proc/self/fd/{received}"
+    os.chmod(path, 0o600)  # who owns it may, and it does not help
+    fd = os.open(path, os.O_RDWR)
+    try:
+        with pytest.raises(PermissionError):
+            ATTEMPTS[attempt](fd)
+    finally:
+        os.close(fd)
+    assert os.pread(received, len(DATA) + 1, 0) == DATA
+
+
+def test_the_descriptor_that_is_handed_out_can_only_be_read(sealed: Segment, received: int) -> None:
+    assert fcntl.fcntl(received, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+    assert not os.get_inheritable(sealed.fd)
+    with pytest.raises(PermissionError):
+        mmap.mmap(received, len(DATA), prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.pwrite(received, b"x", 0)
+
+
+def test_it_maps_read_only_and_private_like_any_other(received: int) -> None:
+    attachment = Attachment(received, len(DATA))
+    private = attachment.private_data()
+    private[0] = 99
+    assert (attachment.data[0], private[0]) == (0, 99)
+    assert bytes(attachment.data) == DATA
+    del private
+    attachment.close()
+
+
+def test_a_draft_that_is_mapped_for_writing_is_not_sealed_and_nothing_is_left(
+    driver: SealedMemfd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memfd, "_SETTLE_S", 0.02)
+    draft = driver.create("m", 4096)
+    with mmap.mmap(draft.fd, 4096), pytest.raises(ImageError, match="still has it mapped to write"):
+        driver.seal(draft, "k", "d")
+    assert draft.fd == -1
+
+
+def test_a_mapping_that_goes_in_a_moment_is_waited_for(driver: SealedMemfd, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = driver.create("m", 4096)
+    mapping = mmap.mmap(draft.fd, 4096)
+    monkeypatch.setattr(memfd.time, "sleep", lambda _: mapping.close())
+    made = driver.seal(draft, "k", "d")
+    with pytest.raises(PermissionError):
+        mmap.mmap(made.fd, 4096)
+    made.close()
+
+
+def test_large_pages_are_let_go_of_before_it_is_sealed(driver: SealedMemfd) -> None:
+    draft = driver.create("m", 4 * MIB)
+    pages = LargePages(draft.fd, draft.nbytes)
+    room = pages.reserve(0, draft.nbytes)
+    if room is not None:  # the kernel may have none; then it is written through the file
+        room[:4] = b"here"
+        room.release()
+    os.pwrite(draft.fd, b"here", 0)
+    pages.close()
+    made = driver.seal(draft, "k", "d")
+    assert os.pread(made.fd, 4, 0) == b"here"
+    made.close()
+
+
+def test_a_kernel_that_does_not_know_memory_never_to_be_executed_seals_the_same(
+    driver: SealedMemfd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = os.memfd_create
+
+    def old_kernel(name: str, flags: int) -> int:
+        if flags & memfd._MFD_NOEXEC_SEAL:
+            raise OSError(22, "Invalid argument")
+        return make(name, flags)
+
+    monkeypatch.setattr(os, "memfd_create", old_kernel)
+    made = driver.seal(driver.create("m", 4096), "k", "d")
+    assert fcntl.fcntl(made.fd, fcntl.F_GET_SEALS) & memfd._SEALS == memfd._SEALS
+    made.close()
+
+
+def test_it_goes_with_its_last_reader_and_not_with_its_owner(tmp_path: Path) -> None:
+    owner = """
+import os, socket, sys
+from trims.memory.memfd import SealedMemfd
+driver = SealedMemfd("trims-test")
+draft = driver.create("m", 4096)
+os.pwrite(draft.fd, b"here", 0)
+sealed = driver.seal(draft, "k", "d")
+with socket.socket(fileno=int(sys.argv[1])) as door:
+    socket.send_fds(door, [b"x"], [sealed.fd])
+"""
+    ours, theirs = socket.socketpair()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", owner, str(theirs.fileno())]
+    with ours:
+        with theirs:
+            subprocess.run(command, check=True, pass_fds=[theirs.fileno()], env=environment, cwd=tmp_path)
+        _, (fd,), _, _ = socket.recv_fds(ours, 1, 1)
+    assert os.pread(fd, 4, 0) == b"here"
+    os.close(fd)
+
+
+# -- no more than there is -----------------------------------------------------------------------------------------
+
+
+def test_more_than_is_available_is_a_capacity_error_with_the_numbers(
+    driver: SealedMemfd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memfd, "available_bytes", lambda: 10 * MIB)
+    with pytest.raises(CapacityError, match=f"{11 * MIB} bytes needed, {10 * MIB} available"):
+        driver.create("m", 11 * MIB)
+    driver.discard(driver.create("m", 10 * MIB))
+
+
+def test_what_unfinished_ones_will_take_is_spoken_for_until_it_is_taken(
+    driver: SealedMemfd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memfd, "available_bytes", lambda: 10 * MIB)
+    first = driver.create("first", 6 * MIB)
+    with pytest.raises(CapacityError, match=f"{6 * MIB} of them spoken for"):
+        driver.create("second", 6 * MIB)
+    driver.allocate(first)  # what is taken shows in what is available
+    driver.discard(driver.create("second", 6 * MIB))
+    driver.discard(first)
+    driver.discard(driver.create("third", 10 * MIB))
+
+
+@pytest.mark.parametrize(("code", "full"), [(28, True), (12, True), (5, False)])
+def test_only_full_memory_is_a_capacity_error(code: int, full: bool, driver: SealedMemfd) -> None:
+    error = OSError(code, "x")
+    said = driver.explain(error, 4096)
+    assert isinstance(said, CapacityError) if full else said is error
+
+
+# -- how much there is ---------------------------------------------------------------------------------------------
+
+
+def machine(root: Path, groups: str, **files: Any) -> Path:
+    """A `/proc` and `/sys` with 1000 KiB of memory, 800 of them available."""
+    written = {"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 800 kB\n", "proc/self/cgroup": groups}
+    for name, text in {**written, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(text))
+    return root
+
+
+def group(folder: str, limit: object, used: int, cache: int = 0) -> dict[str, Any]:
+    files = {"memory.max": limit, "memory.current": used, "memory.stat": f"anon 1\ninactive_file {cache}\nshmem 7\n"}
+    return {f"{folder}/{name}": text for name, text in files.items()}
+
+
+def test_without_limits_it_is_the_machines(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/user\n", **group("sys/fs/cgroup/user", "max", 5))
+    assert (allowed_bytes(root), available_bytes(root)) == (1000 << 10, 800 << 10)
+
+
+def test_the_tightest_control_group_decides_whichever_it_is(tmp_path: Path) -> None:
+    outer, inner = group("sys/fs/cgroup/a", 90_000, 60_000, 5_000), group("sys/fs/cgroup/a/b", 80_000, 10_000)
+    root = machine(tmp_path, "0::/a/b\n", **outer, **inner)
+    assert (allowed_bytes(root), available_bytes(root)) == (80_000, 35_000)
+
+
+def test_a_container_that_does_not_see_its_path_on_the_host_finds_its_own_limit(tmp_path: Path) -> None:
+    root = machine(tmp_path, "0::/host/docker/123\n", **group("sys/fs/cgroup", 50_000, 60_000))
+    assert (allowed_bytes(root), available_bytes(root)) == (50_000, 0)
+
+
+def test_control_groups_of_the_first_version_count_as_well(tmp_path: Path) -> None:
+    files = {"limit_in_bytes": 70_000, "usage_in_bytes": 30_000, "stat": "cache 9\ntotal_active_file 1000\n"}
+    v1 = {f"sys/fs/cgroup/memory/c/memory.{name}": text for name, text in files.items()}
+    root = machine(tmp_path, "9:cpu:/x\n4:memory:/c\n0::/\n", **v1)
+    assert (allowed_bytes(root), available_bytes(root)) == (70_000, 41_000)
+
+
+def test_this_machine_has_some() -> None:
+    assert 0 < available_bytes() <= allowed_bytes()

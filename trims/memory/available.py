@@ -1,0 +1,85 @@
+"""How much memory this process may still take: what the machine has, and what its control groups allow.
+
+Memory without a file system has no size of its own that could be full: whoever takes more than there is gets the
+kernel's out-of-memory killer instead of an error. So it is asked beforehand. Not covered: what others take meanwhile.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ROOT = Path("/")
+
+
+class _Names(NamedTuple):
+    """Of a control group's files, and of the page cache in its statistics."""
+
+    limit: str
+    used: str
+    cache: tuple[str, str]
+
+
+_V2 = _Names("memory.max", "memory.current", ("inactive_file", "active_file"))
+_V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file"))
+
+
+def allowed_bytes(root: Path = _ROOT) -> int:
+    """The most this process could ever have: all memory, or what its tightest control group allows.
+
+    Args:
+        root: Where `proc` and `sys` lie.
+    """
+    return min([_meminfo(root, "MemTotal"), *(_read(folder / names.limit) for folder, names in _groups(root))])
+
+
+def available_bytes(root: Path = _ROOT) -> int:
+    """What can be taken now without pushing anything out but page cache. Swap does not count.
+
+    Args:
+        root: Where `proc` and `sys` lie.
+    """
+    rooms = [
+        _read(folder / names.limit) - _read(folder / names.used) + _cache_bytes(folder, names)
+        for folder, names in _groups(root)
+    ]
+    return max(0, min([_meminfo(root, "MemAvailable"), *rooms]))
+
+
+def _meminfo(root: Path, field: str) -> int:
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) << 10
+    raise OSError(f"/proc/meminfo has no {field}")
+
+
+def _groups(root: Path) -> Iterator[tuple[Path, _Names]]:
+    """Folders of the control groups this process is in that limit memory, up to the root."""
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, names = root / "sys/fs/cgroup", _V2
+        elif "memory" in controllers.split(","):
+            base, names = root / "sys/fs/cgroup/memory", _V1
+        else:
+            continue
+        # In a container the path may be the host's, and only the base be there.
+        group = base / path.strip("/")
+        for folder in (group, *group.parents):
+            if (folder / names.limit).exists() and (folder / names.limit).read_text().strip() != "max":
+                yield folder, names
+            if folder == base:
+                break
+
+
+def _read(file: Path) -> int:
+    return int(file.read_text())
+
+
+def _cache_bytes(folder: Path, names: _Names) -> int:
+    fields = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    return sum(int(fields.get(name, 0)) for name in names.cache)

@@ -1,0 +1,149 @@
+"""Sealed memory without a name: the driver for tenants that nobody trusts, root in a container included.
+
+The kernel itself refuses every write to a sealed memfd, by whatever descriptor or mapping, whoever asks; seals
+cannot be taken off. There is no name, so nothing can be found or removed behind the owner's back, and nothing outlives
+him: the memory goes with the last descriptor and mapping.
+
+The file system below has no size, so room is asked for beforehand (`available`), drafts that are not yet filled
+included.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from trims.core.errors import CapacityError, ImageError
+from trims.memory.available import available_bytes
+from trims.memory.segments import Segment, is_full
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Linux 6.3. Python has no name for it before 3.14.
+_MFD_NOEXEC_SEAL = 0x0008
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+#: A process that is being killed may keep its mapping a moment longer than its parent waits.
+_SETTLE_S = 2.0
+_LOOK_AGAIN_S = 0.005
+_BLOCK_BYTES = 512
+
+
+class SealedMemfd:
+    """Sealed memfds of this process. See `SegmentDriver`.
+
+    Args:
+        prefix: Shown in /proc/PID/maps of whoever has one mapped.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        #: Unfinished ones: what they will still take is spoken for.
+        self._drafts: dict[str, Segment] = {}
+
+    def create(self, label: str, nbytes: int) -> Segment:
+        """See `SegmentDriver.create`."""
+        name = f"{self._prefix}.{label}.{next(self._numbers)}"
+        segment = Segment(name, nbytes, _memfd(name), named=False)
+        try:
+            os.ftruncate(segment.fd, nbytes)
+            with self._lock:
+                self._check_room(nbytes)
+                self._drafts[name] = segment
+        except OSError as error:
+            segment.close()
+            raise self.explain(error, nbytes) from error
+        except BaseException:
+            segment.close()
+            raise
+        return segment
+
+    def _check_room(self, nbytes: int) -> None:
+        # In this order: what is filled in between counts twice, rather than not at all.
+        promised = sum(max(0, each.nbytes - _allocated_bytes(each)) for each in self._drafts.values())
+        available = available_bytes()
+        if nbytes > available - promised:
+            raise _full(nbytes, available, promised)
+
+    def allocate(self, segment: Segment) -> None:
+        """See `SegmentDriver.allocate`."""
+        try:
+            os.posix_fallocate(segment.fd, 0, segment.nbytes)
+        except OSError as error:
+            raise self.explain(error, segment.nbytes) from error
+
+    def seal(self, segment: Segment, key: str, digest: str) -> Segment:
+        """See `SegmentDriver.seal`. Raises ImageError if a process keeps it mapped for writing."""
+        del key, digest  # nobody will ever have to recognise it
+        try:
+            os.fchmod(segment.fd, 0o400)
+            _add_seals(segment)
+            fd = os.open(f"/proc/self/fd/{segment.fd}", os.O_RDONLY | os.O_CLOEXEC)
+            return Segment(segment.name, segment.nbytes, fd, named=False)
+        finally:
+            self.discard(segment)
+
+    def discard(self, segment: Segment) -> None:
+        """See `SegmentDriver.discard`."""
+        with self._lock:
+            self._drafts.pop(segment.name, None)
+        segment.close()
+
+    def remove(self, name: str) -> None:
+        """See `SegmentDriver.remove`: there is no name."""
+
+    def names(self) -> Iterator[str]:
+        """See `SegmentDriver.names`: none."""
+        return iter(())
+
+    def open(self, name: str) -> tuple[Segment, str, str]:
+        """See `SegmentDriver.open`: there is nothing to open by name."""
+        raise ImageError(f"{name} is memory without a name; it cannot be found again")
+
+    def explain(self, error: OSError, nbytes: int) -> Exception:
+        """See `SegmentDriver.explain`."""
+        return _full(nbytes, available_bytes(), 0) if is_full(error) else error
+
+
+def _memfd(name: str) -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create(name, flags)
+
+
+def _add_seals(segment: Segment) -> None:
+    until_s = time.monotonic() + _SETTLE_S
+    while True:
+        try:
+            fcntl.fcntl(segment.fd, fcntl.F_ADD_SEALS, _SEALS)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            if time.monotonic() > until_s:
+                raise ImageError(f"{segment.name} cannot be sealed: a process still has it mapped to write") from error
+            time.sleep(_LOOK_AGAIN_S)
+        else:
+            return
+
+
+def _allocated_bytes(segment: Segment) -> int:
+    return os.fstat(segment.fd).st_blocks * _BLOCK_BYTES
+
+
+def _full(nbytes: int, available: int, promised: int) -> CapacityError:
+    spoken_for = f", {promised} of them spoken for" if promised else ""
+    return CapacityError(
+        f"memory is full: {nbytes} bytes needed, {available} available to this process{spoken_for}; lower the cpu "
+        f"tier's capacity"
+    )
