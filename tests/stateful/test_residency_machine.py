@@ -37,12 +37,12 @@ from trims.core.events import (
     WaiterLeft,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, Place
+from trims.core.place import CPU, DISK, GPU, Place
 from trims.core.policy import FirstInFirstOut, GreedyDualSizeFrequency, LeastFrequentlyUsed, LeastRecentlyUsed
 from trims.core.residency import Residency
 
 SIZES = {"a": 10, "b": 30, "c": 50, "d": 60, "e": 101}
-CAPACITIES = {CPU: 100, DISK: 120}
+CAPACITIES = {CPU: 100, DISK: 120, GPU: 90}
 KEYS = st.sampled_from(sorted(SIZES))
 PLACES = st.sampled_from(sorted(CAPACITIES, key=str))
 SESSIONS = st.integers(1, 4)
@@ -108,6 +108,8 @@ class ResidencyMachine(RuleBasedStateMachine):
         where = (it.key, it.place)
         assert where not in self.memory, "two fills of one replica, or one over live memory"
         assert it.nbytes == SIZES[it.key]
+        if it.place == GPU:
+            assert it.source is not None, "nothing is converted on a device"
         if it.source is not None:
             assert (it.key, it.source) in self.sealed, "reads from what is not sealed"
         self.memory[where] = (it.generation, it.nbytes)

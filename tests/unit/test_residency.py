@@ -43,7 +43,7 @@ from trims.core.events import (
     WaiterLeft,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, Place
+from trims.core.place import CPU, DISK, GPU, Place
 from trims.core.policy import LeastRecentlyUsed
 from trims.core.replica import Replica, State
 from trims.core.residency import Residency
@@ -52,10 +52,9 @@ from trims.core.residency import Residency
 class Bench:
     """A residency with a clock of its own, validated after every event."""
 
-    def __init__(self, cpu_bytes: int = 100, disk_bytes: int = 1000) -> None:
-        self.residency = Residency(
-            {CPU: cpu_bytes, DISK: disk_bytes}, {CPU: LeastRecentlyUsed(), DISK: LeastRecentlyUsed()}
-        )
+    def __init__(self, cpu_bytes: int = 100, disk_bytes: int = 1000, gpu_bytes: int = 100) -> None:
+        places = {CPU: cpu_bytes, DISK: disk_bytes, GPU: gpu_bytes}
+        self.residency = Residency(places, {place: LeastRecentlyUsed() for place in places})
         self.now = 0.0
         self.ticket = 0
 

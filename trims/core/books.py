@@ -146,6 +146,10 @@ def _validate_people(residency: Residency) -> None:
     by_session = {number for numbers in residency.leases.sessions().values() for number in numbers}
     if not by_replica == by_session == set(residency.leases.by_number):
         raise InvariantError(f"leases differ: {by_replica} by replica, {by_session} by session")
+    for ticket, (device, host) in residency.promotions.by_ticket.items():
+        _check(device.state is State.QUEUED, device, "waits for the host outside the queue")
+        waited_for = residency.waiters.by_ticket.get(ticket)
+        _check(waited_for is not None and waited_for.place == host, device, "waits for a host that does not know")
     waiting = {ticket: replica for replica in residency.replicas.values() for ticket in replica.waiters}
     by_ticket = residency.waiters.by_ticket
     if waiting != by_ticket:

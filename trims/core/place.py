@@ -57,4 +57,5 @@ class Place:
 
 
 CPU = Place(Tier.CPU)
+GPU = Place(Tier.GPU)
 DISK = Place(Tier.DISK)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trims.core import books
-from trims.core.errors import DeadlineError, DrainingError, InternalError, InUseError, TrimsError
+from trims.core.errors import DeadlineError, DrainingError, InternalError, InUseError, TooLargeError, TrimsError
 from trims.core.events import (
     Adopted,
     Closed,
@@ -36,6 +36,8 @@ from trims.core.events import (
 )
 from trims.core.lease import Leases, Waiters
 from trims.core.outbox import Outbox
+from trims.core.place import CPU, Tier
+from trims.core.promotion import Promotions, host_for
 from trims.core.replica import LEASABLE, Replica, State
 from trims.core.room import Room
 from trims.core.shelf import Shelf
@@ -61,6 +63,7 @@ class Residency:
         self.shelf = Shelf()
         self.leases = Leases()
         self.waiters = Waiters()
+        self.promotions = Promotions()
         self.draining = False
         self._queues: dict[Place, list[Replica]] = {place: [] for place in capacities}
         self._out = Outbox()
@@ -119,10 +122,10 @@ class Residency:
 
     def _requested(self, event: Requested) -> None:
         if self.draining and event.waiter.session is not None:
-            self._out.refuse(event.waiter, DrainingError("the daemon is draining and takes no new opens"))
+            self._refuse(event.waiter, DrainingError("the daemon is draining and takes no new opens"), event.at_s)
             return
         if event.place not in self.room.capacities:
-            self._out.refuse(event.waiter, books.no_such_place(event.place, self.room.capacities))
+            self._refuse(event.waiter, books.no_such_place(event.place, self.room.capacities), event.at_s)
             return
         replica = self.find(event.key, event.place)
         if replica is None:
@@ -134,7 +137,7 @@ class Residency:
             error = InUseError(
                 "the model is being evicted and waits for its last reader; set a deadline to wait for it"
             )
-            self._out.refuse(event.waiter, error)
+            self._refuse(event.waiter, error, event.at_s)
         else:
             self.waiters.join(replica, event.waiter)
             self._admit(event.place, event.at_s)
@@ -148,7 +151,9 @@ class Residency:
     def _serve(self, replica: Replica, waiter: Waiter, at_s: float, *, warm: bool) -> None:
         if not waiter.wants_lease or waiter.session is None:
             self._touch(replica, at_s)
-            self._out.ready(waiter, replica)
+            if not self.promotions.is_own(waiter):
+                self._out.ready(waiter, replica)
+            self.promotions.end(waiter)
             return
         lease = self.leases.grant(waiter.session, replica.key, replica.place, replica.generation)
         replica.leases.add(lease.number)
@@ -156,6 +161,21 @@ class Residency:
         self._touch(replica, at_s)
         self.room.used(replica)
         self._out.grant(waiter, replica, lease, warm=warm)
+
+    def _refuse(self, waiter: Waiter, error: TrimsError, at_s: float) -> None:
+        """Tell a waiter; one of our own, who waited for the host on a device's behalf, passes it on."""
+        if not self.promotions.is_own(waiter):
+            self._out.refuse(waiter, error)
+            return
+        promotion = self.promotions.end(waiter)
+        if promotion is None:
+            return  # nobody wants it on the device any more
+        replica, host = promotion
+        another = host_for(self.room.capacities, after=host) if isinstance(error, TooLargeError) else None
+        if another is None:
+            self._refuse_all(replica, error, at_s)
+        else:
+            self._bring_to(another, replica, at_s)
 
     def _waiter_left(self, event: WaiterLeft) -> None:
         replica = self.waiters.leave(event.ticket)
@@ -179,22 +199,34 @@ class Residency:
         would starve behind small ones.
         """
         for replica in list(self._queues[place]):
-            if replica.state is not State.QUEUED or not self._know_size(replica):
+            if replica.state is not State.QUEUED or not self._know_size(replica, at_s):
                 continue
             if not self._make_room(replica, at_s):
                 return
             if replica.state is State.QUEUED:
                 self._start_fill(replica, at_s)
 
-    def _know_size(self, replica: Replica) -> bool:
+    def _know_size(self, replica: Replica, at_s: float) -> bool:
         source = self.shelf.source_of(replica)
         if source is not None:
             replica.nbytes = source.nbytes
             return True
+        host = host_for(self.room.capacities)
+        if replica.place.tier is Tier.GPU and host is not None:
+            self._bring_to(host, replica, at_s)
+            return False
         if not replica.measured and not replica.measuring:
             replica.measuring = True
             self._out.measure(replica)
         return replica.measured
+
+    def _bring_to(self, host: Place, replica: Replica, at_s: float) -> None:
+        """Wait for the image at a host place on behalf of a device, where nothing can be converted."""
+        if not self.promotions.is_waiting(replica):
+            there = self.find(replica.key, host)
+            keep_alive_s = there.keep_alive_s if there is not None else None
+            waiter = self.promotions.begin(replica, host)
+            self._requested(Requested(at_s=at_s, key=replica.key, place=host, waiter=waiter, keep_alive_s=keep_alive_s))
 
     def _make_room(self, replica: Replica, at_s: float) -> bool:
         """True if the replica fits now, or is not wanted any more. Evicts what it needs; refuses who will not wait."""
@@ -205,7 +237,8 @@ class Residency:
         if need <= self.room.free_bytes(place):
             return True
         for victim in self.room.victims(place, need, everything):
-            self._free(victim, at_s, "evicted for room", evicted=True)
+            if not self._demote(victim, at_s):
+                self._free(victim, at_s, "evicted for room", evicted=True)
         if self.room.is_coming(place, need, everything):
             return False
         self._refuse_impatient(replica, at_s)
@@ -217,13 +250,25 @@ class Residency:
         for waiter in list(replica.waiters.values()):
             if waiter.deadline_at_s is None:
                 self.waiters.leave(waiter.ticket)
-                self._out.refuse(waiter, error)
+                self._refuse(waiter, error, at_s)
         self._drop_if_unwanted(replica, at_s)
 
     def _refuse_all(self, replica: Replica, error: TrimsError, at_s: float) -> None:
         for waiter in self.waiters.take(replica):
-            self._out.refuse(waiter, error)
+            self._refuse(waiter, error, at_s)
         self._drop_if_unwanted(replica, at_s)
+
+    def _demote(self, victim: Replica, at_s: float) -> bool:
+        """A device's image goes to the host first if it is not there and fits beside what is: True if it does."""
+        if victim.place.tier is not Tier.GPU or CPU not in self.room.capacities:
+            return False
+        if self.find(victim.key, CPU) is not None or victim.nbytes > self.room.free_bytes(CPU):
+            return False
+        host = self._enqueue(victim.key, CPU, at_s)
+        host.nbytes = victim.nbytes
+        self._start_fill(host, at_s)
+        self._retire(victim, at_s, "evicted for room, demoted to cpu")
+        return True
 
     # -- fills -----------------------------------------------------------------------------------------------------
 
@@ -232,6 +277,7 @@ class Residency:
         if source is not None:
             source.borrowers.add((replica.place, replica.generation))
         replica.source = source.place if source else None
+        self.promotions.forget(replica)  # it may have come to lie at another host place first
         self._queues[replica.place].remove(replica)
         self._step(replica, State.FILLING, at_s, f"room found, source {replica.source or 'artifact'}")
         self._out.fill(replica)
@@ -270,7 +316,7 @@ class Residency:
         waiters = self.waiters.take(replica)
         self._remove(replica, event.at_s, f"failed: {event.error.code}")
         for waiter in waiters:
-            self._out.refuse(waiter, event.error)
+            self._refuse(waiter, event.error, event.at_s)
         self._admit_everywhere(event.at_s)
 
     def _return_source(self, replica: Replica, at_s: float) -> None:
@@ -361,6 +407,7 @@ class Residency:
 
     def _remove(self, replica: Replica, at_s: float, why: str) -> None:
         self._step(replica, State.ABSENT, at_s, why)
+        self.promotions.forget(replica)
         self.shelf.remove(replica)
 
     # -- the rest --------------------------------------------------------------------------------------------------
@@ -401,9 +448,9 @@ class Residency:
     def _expire(self, replica: Replica, waiter: Waiter, at_s: float) -> None:
         self.waiters.leave(waiter.ticket)
         if replica.state is State.QUEUED and replica.nbytes > self.room.free_bytes(replica.place):
-            self._out.refuse(waiter, self.room.refusal(replica, self.replicas.values()))
+            self._refuse(waiter, self.room.refusal(replica, self.replicas.values()), at_s)
         else:
-            self._out.refuse(waiter, DeadlineError(books.why_late(replica)))
+            self._refuse(waiter, DeadlineError(books.why_late(replica)), at_s)
         self._drop_if_unwanted(replica, at_s)
 
     def _admit_everywhere(self, at_s: float) -> None:

@@ -92,4 +92,9 @@ class Room:
 
 
 def _freeing_bytes(place: Place, replicas: Collection[Replica]) -> int:
-    return sum(replica.nbytes for replica in replicas if replica.place == place and replica.state is State.FREEING)
+    """Bytes on their way back: nobody can hold them up, only a running copy delays them."""
+    return sum(replica.nbytes for replica in replicas if replica.place == place and _is_leaving(replica))
+
+
+def _is_leaving(replica: Replica) -> bool:
+    return replica.state is State.FREEING or (replica.state is State.DRAINING and not replica.leases)

@@ -1,0 +1,186 @@
+"""Images on their way to a device and back: through the host, and never nowhere."""
+
+from __future__ import annotations
+
+import pytest
+from test_residency import Bench, error_of, kinds
+
+from trims.core.errors import ArtifactError, CapacityError, DeadlineError, TooLargeError
+from trims.core.events import (
+    Abandon,
+    Changed,
+    Closed,
+    Fill,
+    Filled,
+    FillFailed,
+    Free,
+    Freed,
+    Grant,
+    Measure,
+    Requested,
+    SessionEnded,
+    Tick,
+)
+from trims.core.lease import Waiter
+from trims.core.place import CPU, DISK, GPU
+from trims.core.policy import LeastRecentlyUsed
+from trims.core.replica import State
+from trims.core.residency import Residency
+
+
+def test_a_cold_open_on_a_device_is_converted_on_the_host_and_copied_from_there() -> None:
+    bench = Bench()
+    (measure,) = bench.ask("a", place=GPU)
+    assert isinstance(measure, Measure)
+    assert measure.place == CPU
+    (fill,) = bench.measured("a", 40)
+    assert isinstance(fill, Fill)
+    assert (fill.place, fill.source) == (CPU, None)
+    (promotion,) = bench.filled("a")
+    assert isinstance(promotion, Fill)
+    assert (promotion.place, promotion.source, promotion.nbytes) == (GPU, CPU, 40)
+    (grant,) = bench.filled("a", GPU)
+    assert isinstance(grant, Grant)
+    assert (grant.lease.place, grant.warm) == (GPU, False)
+    assert bench.state("a") is State.SEALED
+
+
+def test_what_lies_on_disk_goes_to_the_device_without_a_stop() -> None:
+    bench = Bench()
+    bench.resident("a", 40, DISK)
+    (fill,) = bench.ask("a", place=GPU)
+    assert isinstance(fill, Fill)
+    assert (fill.place, fill.source) == (GPU, DISK)
+
+
+def test_a_load_that_runs_on_the_host_is_joined() -> None:
+    bench = Bench()
+    bench.ask("a")
+    assert bench.ask("a", session=2, place=GPU) == []
+    bench.measured("a", 40)
+    grant, promotion = bench.filled("a")
+    assert kinds([grant, promotion]) == [Grant, Fill]
+
+
+def test_many_opens_on_a_device_make_one_load_on_the_host() -> None:
+    bench = Bench()
+    bench.ask("a", place=GPU)
+    for session in range(2, 10):
+        assert bench.ask("a", session=session, place=GPU) == []
+    bench.measured("a", 40)
+    bench.filled("a")
+    assert kinds(bench.filled("a", GPU)) == [Grant] * 9
+
+
+def test_a_load_that_fails_on_the_host_is_told_to_who_asked_for_the_device() -> None:
+    bench = Bench()
+    bench.ask("a", place=GPU)
+    error = ArtifactError("broken file")
+    out = bench.feed(FillFailed, key="a", place=CPU, generation=bench.generation("a"), error=error)
+    assert error_of(out) is error
+    assert bench.state("a", GPU) is State.ABSENT
+
+
+def test_an_image_too_large_for_shared_memory_goes_by_way_of_the_disk() -> None:
+    bench = Bench(cpu_bytes=50, gpu_bytes=200)
+    bench.ask("a", place=GPU)
+    measure, abandon = bench.measured("a", 150)
+    assert isinstance(abandon, Abandon)
+    assert isinstance(measure, Measure)
+    assert measure.place == DISK
+    bench.measured("a", 150, DISK)
+    (promotion,) = bench.filled("a", DISK)
+    assert isinstance(promotion, Fill)
+    assert (promotion.place, promotion.source) == (GPU, DISK)
+
+
+def test_an_image_too_large_for_every_host_place_is_refused() -> None:
+    bench = Bench(cpu_bytes=50, disk_bytes=60, gpu_bytes=200)
+    bench.ask("a", place=GPU)
+    bench.measured("a", 150)
+    assert isinstance(error_of(bench.measured("a", 150, DISK)), TooLargeError)
+    assert bench.state("a", GPU) is State.ABSENT
+
+
+def test_a_full_host_refuses_who_set_no_deadline_and_lets_the_others_wait() -> None:
+    bench = Bench(cpu_bytes=100)
+    bench.resident("b", 80)
+    lease = bench.opened("b")
+    bench.ask("a", session=2, place=GPU)
+    assert isinstance(error_of(bench.measured("a", 40)), CapacityError)
+    bench.ask("a", session=2, place=GPU, deadline_in_s=50)
+    assert bench.measured("a", 40) == []
+    bench.feed(Closed, lease=lease, session=1)
+    (fill,) = bench.feed(Freed, key="b", place=CPU, generation=bench.generation("b"))
+    assert isinstance(fill, Fill)
+    assert fill.place == CPU
+
+
+def test_a_deadline_that_passes_while_the_host_loads_is_told_once() -> None:
+    bench = Bench()
+    bench.ask("a", place=GPU, deadline_in_s=5)
+    bench.now += 10
+    assert isinstance(error_of(bench.feed(Tick)), DeadlineError)
+    assert bench.state("a", GPU) is State.ABSENT
+
+
+def test_who_leaves_takes_the_device_with_him_and_not_the_load() -> None:
+    bench = Bench()
+    bench.ask("a", place=GPU)
+    bench.feed(SessionEnded, session=1)
+    assert bench.state("a", GPU) is State.ABSENT
+    bench.measured("a", 40)
+    assert bench.filled("a") == []
+    assert bench.state("a") is State.SEALED
+
+
+def test_an_image_that_has_to_leave_a_device_is_copied_to_the_host_first() -> None:
+    bench = Bench(gpu_bytes=100)
+    bench.resident("old", 80, GPU)
+    bench.resident("new", 60, DISK)
+    (demotion,) = bench.ask("new", place=GPU, deadline_in_s=50)
+    assert isinstance(demotion, Fill)
+    assert (demotion.key, demotion.place, demotion.source) == ("old", CPU, GPU)
+    assert bench.state("old", GPU) is State.DRAINING
+    (free,) = bench.feed(Filled, key="old", place=CPU, generation=bench.generation("old"), cost_s=1.0)
+    assert isinstance(free, Free)
+    assert (free.key, free.place) == ("old", GPU)
+    (fill,) = bench.freed("old", GPU)
+    assert isinstance(fill, Fill)
+    assert fill.key == "new"
+    assert bench.state("old") is State.SEALED
+
+
+def test_who_set_no_deadline_waits_for_a_demotion_too() -> None:
+    bench = Bench(gpu_bytes=100)
+    bench.resident("old", 80, GPU)
+    bench.resident("new", 60, DISK)
+    assert kinds(bench.ask("new", place=GPU)) == [Fill]
+
+
+@pytest.mark.parametrize("why", ["it is there", "there is no room"])
+def test_an_image_that_need_not_or_cannot_go_to_the_host_is_freed_at_once(why: str) -> None:
+    bench = Bench(gpu_bytes=100, cpu_bytes=100)
+    bench.resident("old", 80, GPU)
+    bench.resident("old" if why == "it is there" else "other", 80)
+    bench.resident("new", 60, DISK)
+    (free,) = bench.ask("new", place=GPU)
+    assert isinstance(free, Free)
+    assert (free.key, free.place, free.evicted) == ("old", GPU, True)
+
+
+def test_a_demotion_that_fails_frees_the_device_all_the_same() -> None:
+    bench = Bench(gpu_bytes=100)
+    bench.resident("old", 80, GPU)
+    bench.resident("new", 60, DISK)
+    bench.ask("new", place=GPU)
+    error = CapacityError("shared memory is full")
+    (free,) = bench.feed(FillFailed, key="old", place=CPU, generation=bench.generation("old"), error=error)
+    assert isinstance(free, Free)
+
+
+def test_a_device_alone_without_a_host_measures_for_itself() -> None:
+    """A daemon without cpu and disk tiers has nowhere else to convert: its tier says whether it can."""
+    residency = Residency({GPU: 100}, {GPU: LeastRecentlyUsed()})
+    out = residency.handle(Requested(at_s=1.0, key="a", place=GPU, waiter=Waiter(1, 1, True, None), keep_alive_s=None))
+    assert kinds([each for each in out if not isinstance(each, Changed)]) == [Measure]
