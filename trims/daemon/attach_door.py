@@ -75,7 +75,7 @@ class Session:
     decoder: Decoder = field(default_factory=Decoder)
     unsent: deque[tuple[bytes, int]] = field(default_factory=deque)
     pending: int = 0
-    partial_since_s: float | None = None
+    partial_since_s: float = 0.0
     writing: bool = False
     began_at_s: float = field(default_factory=time.time)
     over: bool = False
@@ -102,6 +102,7 @@ class AttachDoor:
         self._max_sessions = max_sessions
         self._sessions: dict[int, Session] = {}
         self._by_fd: dict[int, Session] = {}
+        self._partial: set[Session] = set()
         self._answers: deque[tuple[Session, int, Outcome]] = deque()
         self._stopping = False
         self._wake_fd = -1
@@ -213,14 +214,14 @@ class AttachDoor:
                 return
         self._send_answers()
         if not session.decoder.partial:
-            session.partial_since_s = None
-        elif session.partial_since_s is None:
+            self._partial.discard(session)
+        elif session not in self._partial and not session.over:
+            self._partial.add(session)
             session.partial_since_s = time.monotonic()
 
     def _end_slow(self) -> None:
-        now = time.monotonic()
-        for session in list(self._sessions.values()):
-            if session.partial_since_s is not None and now - session.partial_since_s > FRAME_TIMEOUT_S:
+        for session in list(self._partial):
+            if time.monotonic() - session.partial_since_s > FRAME_TIMEOUT_S:
                 error = BadMessageError(f"a frame was begun and not ended within {FRAME_TIMEOUT_S:.0f} s")
                 self._end_with_error(session, error)
 
@@ -336,6 +337,7 @@ class AttachDoor:
             return
         session.over = True
         del self._sessions[session.number]
+        self._partial.discard(session)
         del self._by_fd[session.sock.fileno()]
         self._epoll.unregister(session.sock.fileno())
         session.sock.close()
