@@ -6,6 +6,7 @@ the session keeps its mappings, connects again and takes its leases up again. No
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 import threading
@@ -242,10 +243,8 @@ class Session:
         with self._lock:
             if not self._watched:
                 self._watched = True
-                watcher = threading.Thread(
-                    target=_watch_connection, args=(weakref.ref(self),), name="trims-watch", daemon=True
-                )
-                watcher.start()
+                # Not a threading.Thread, whose start waits until the thread runs: a third of a first open.
+                _thread.start_new_thread(_watch_connection, (weakref.ref(self),))
 
     def _flush(self) -> None:
         """Give back the leases that were given up meanwhile, without waiting for an answer. Never raises."""

@@ -21,6 +21,7 @@ import importlib
 import io
 import pickle
 import warnings
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -169,16 +170,23 @@ def _view(data: memoryview, spec: TensorSpec) -> torch.Tensor:
 
 
 def _tensors(weights: Weights, attributes: Mapping[str, Any], writable: bool) -> list[torch.Tensor]:
-    """What the skeleton's numbers stand for, in the order of the layout."""
+    """What the skeleton's numbers stand for, in the order of the layout. Most of what a module costs."""
     private = weights.data(private=True)
     shared = private if writable else weights.data()
     frozen = set(attributes["frozen"])
     plain = {*attributes["buffers"], *attributes["constants"]}
-    parameter = torch.nn.Parameter
-    return [
-        _view(private, spec) if spec.name in plain else parameter(_view(shared, spec), spec.name not in frozen)
-        for spec in weights.layout
-    ]
+    view_of, parameter, dtypes, found = torch.frombuffer, torch.nn.Parameter, _DTYPES, []
+    for spec in weights.layout:
+        name, dtype, shape, offset = spec
+        own = name in plain
+        if dtype in dtypes and (count := prod(shape)):
+            made = view_of(private if own else shared, dtype=dtypes[dtype], count=count, offset=offset)
+            if len(shape) != 1:
+                made = made.view(shape)
+        else:
+            made = _view(private, spec)
+        found.append(made if own else parameter(made, name not in frozen))
+    return found
 
 
 def _skeleton(weights: Weights) -> Program:
