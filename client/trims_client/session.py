@@ -243,8 +243,11 @@ class Session:
         with self._lock:
             if not self._watched:
                 self._watched = True
-                # Not a threading.Thread, whose start waits until the thread runs: a third of a first open.
-                _thread.start_new_thread(_watch_connection, (weakref.ref(self),))
+                watcher = threading.Thread(
+                    target=_watch_connection, args=(weakref.ref(self),), name="trims-watch", daemon=True
+                )
+                # From a thread of its own, as `start` waits until the thread runs: a third of a first open.
+                _thread.start_new_thread(_start, (watcher,))
 
     def _flush(self) -> None:
         """Give back the leases that were given up meanwhile, without waiting for an answer. Never raises."""
@@ -302,6 +305,13 @@ def _log() -> logging.Logger:
     import logging
 
     return logging.getLogger(__name__)
+
+
+def _start(watcher: threading.Thread) -> None:
+    try:
+        watcher.start()
+    except RuntimeError:  # the interpreter is ending, and with it the connection
+        return
 
 
 def _watch_connection(reference: weakref.ref[Session]) -> None:
