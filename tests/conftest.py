@@ -144,6 +144,7 @@ def serve(folder: Path) -> Iterator[Callable[..., Daemon]]:
             "state_dir": folder / "state",
             "cpu_capacity_bytes": "256MiB",
             "disk_capacity_bytes": "1GiB",
+            "gpus": "none",
             "verify": True,
             **settings,
         }

@@ -217,8 +217,9 @@ class Channel:
             return
         if type(number) is not int:
             raise BadMessageError(f"an answer has the id {number!r}"[:200])
-        # Descriptors arrive in the order of the grants they belong to, never later than their frame.
-        fd = self._fds.popleft() if "lease" in message and self._fds else -1
+        # Descriptors arrive in the order of the answers they belong to, never later than their frame.
+        takes = "lease" in message or message.get("descriptor")
+        fd = self._fds.popleft() if takes and self._fds else -1
         with self._turn:
             slot = self._slots.pop(number, None)
             if slot is not None and not slot.forgotten:

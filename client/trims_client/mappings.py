@@ -16,8 +16,11 @@ from trims.memory.attach import Attachment
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
 
+    from trims.memory.cuda.drivers import Export
     from trims.wire.frames import Message
+    from trims_client.device import DeviceRegion
 
 
 class Mapping:
@@ -29,9 +32,10 @@ class Mapping:
         identity: Device and inode of the segment.
         leases: Numbers held for it; the last one stays until the memory is unmapped.
         borrows: A token for each `Borrow` that is open; lease numbers would not do, as each daemon counts from 1.
+        region: The device's memory, if the replica lies on one.
     """
 
-    __slots__ = ("attachment", "borrows", "identity", "key", "leases", "place")
+    __slots__ = ("attachment", "borrows", "identity", "key", "leases", "place", "region")
 
     def __init__(self, key: str, place: str, identity: tuple[int, int], attachment: Attachment) -> None:
         self.key = key
@@ -40,6 +44,22 @@ class Mapping:
         self.attachment = attachment
         self.leases: set[int] = set()
         self.borrows: set[object] = set()
+        self.region: DeviceRegion | None = None
+
+    def open_device(self, export: Export) -> None:
+        """Open what the head describes. Raises NotSupportedError if this process cannot reach the device."""
+        from trims_client.device import DeviceRegion
+
+        try:
+            self.region = DeviceRegion(export, self.attachment.data)
+        except BaseException:
+            self.attachment.close()
+            raise
+
+    def close(self) -> None:
+        """Unmap, as soon as no view is left."""
+        self.region = None
+        self.attachment.close()
 
 
 class Mappings:
@@ -56,13 +76,16 @@ class Mappings:
         #: Leases to give back; appended from finalisers, where no lock may be taken.
         self.given_up: deque[int] = deque()
 
-    def borrow(self, answer: Message, fd: int, *, void: bool = False) -> Borrow:
+    def borrow(
+        self, answer: Message, fd: int, *, void: bool = False, export: Callable[[int], Export] | None = None
+    ) -> Borrow:
         """Map what was granted, or use the mapping there is. Takes the descriptor over.
 
         Args:
             answer: The grant.
             fd: What came with it.
             void: The lease has ended with its connection: the memory is mapped, the number not remembered.
+            export: Gets what opens a device's memory, by the lease's number; asked once for each mapping.
 
         Raises ImageError if the segment is not what the daemon announced; the lease is given back.
         BadMessageError if the answer is no grant.
@@ -79,7 +102,10 @@ class Mappings:
             with self._lock:
                 mapping = self._by_image.get(image)
                 if mapping is None:
-                    mapping = self._by_image[image] = self._map(image, fd, int(answer["nbytes"]))
+                    mapping = self._map(image, fd, int(answer["nbytes"]))
+                    if "device" in answer and export is not None:
+                        mapping.open_device(export(lease))
+                    self._by_image[image] = mapping
                 if not void:
                     mapping.leases.add(lease)
                 return Borrow(self, image, mapping, lease)
@@ -117,7 +143,7 @@ class Mappings:
                 return
             del self._by_image[image]
             self._lingering.add(mapping)
-        mapping.attachment.close()
+        mapping.close()
 
     def lose_leases(self) -> list[Mapping]:
         """The daemon that granted them is gone: forget all numbers; returns what is still mapped."""
@@ -157,6 +183,11 @@ class Borrow:
     def private_data(self) -> memoryview:
         """All bytes, copy-on-write."""
         return self._open().attachment.private_data()
+
+    @property
+    def region(self) -> DeviceRegion | None:
+        """The device's memory; None on the host."""
+        return self._open().region
 
     def close(self) -> None:
         """Give this share back. Idempotent."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from trims.memory.cuda.drivers import Export
     from trims.wire.frames import Message
     from trims_client.mappings import Borrow, Mapping
 
@@ -162,13 +163,19 @@ class Session:
         with self._lock:
             current = self._channel
             void = channel is not current
-            borrowed = self._mappings.borrow(answer, fd, void=void)
+            borrowed = self._mappings.borrow(answer, fd, void=void, export=lambda lease: self._export(channel, lease))
             if void and current is not None and not borrowed.mapping.leases:
                 try:
                     self._resume(current, borrowed.mapping)
                 except LostPeerError as error:  # whoever connects again takes it up
                     _log().info("not taken up yet: %s", error)
             return borrowed
+
+    def _export(self, channel: Channel, lease: int) -> Export:
+        from trims.memory.cuda.drivers import export_of
+
+        answer, fd = channel.request({"op": "attach", "lease": lease}, _GRACE_S)
+        return export_of(answer, fd)
 
     def _request(self, message: Message, deadline_s: float | None) -> tuple[Channel, tuple[Message, int]]:
         """Ask; if the daemon has restarted since, connect again and ask once more. Tells which channel answered."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from trims.core.layout import Layout
     from trims.image.program import Program
+    from trims_client.device import DeviceRegion, DeviceTensor
 
 #: safetensors dtype -> numpy's name; those of `_ML_DTYPES` need the ml_dtypes package.
 _NUMPY = {
@@ -47,6 +48,11 @@ class Attached(Protocol):
         """All bytes, copy-on-write."""
         ...
 
+    @property
+    def region(self) -> DeviceRegion | None:
+        """The device's memory; None on the host."""
+        ...
+
     def close(self) -> None:
         """Give them back. Idempotent."""
         ...
@@ -60,7 +66,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
 
     Attributes:
         name: What the model was opened as.
-        place: Where the replica lies, `cpu` here.
+        place: Where the replica lies: `cpu`, or `gpu:N`, whose tensors `on_device` gives.
         shared: False if these bytes are a private local copy (fallback), never silently so.
         warm: True if they were resident when asked for: this open waited for nothing.
         trusted: True if they come from a daemon of this user or root, whose programs may be run as one's own.
@@ -130,17 +136,38 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         """The graph without weights, if the model has one."""
         return self.view.program()
 
+    @property
+    def device(self) -> str | None:
+        """UUID of the GPU the tensors lie on; None on the host."""
+        region = self._attachment.region
+        return None if region is None else region.device
+
+    def on_device(self, name: str) -> DeviceTensor:
+        """One tensor in device memory, for whoever takes `__cuda_array_interface__`; no bytes are copied.
+
+        Raises TensorNotFoundError; NotSupportedError if the model lies on the host.
+        """
+        from trims_client.device import DeviceTensor
+
+        region = self._attachment.region
+        if region is None:
+            raise NotSupportedError(f"{self.name!r} lies at {self.place}; open it with place='gpu'")
+        return DeviceTensor(region, self.view.spec(name), self.view.data_start)
+
     def raw(self, name: str) -> memoryview:
-        """The bytes of one tensor. Raises TensorNotFoundError."""
+        """The bytes of one tensor. Raises TensorNotFoundError; NotSupportedError if they lie on a device."""
+        self._on_host()
         return self.view.tensor(name)
 
     def private_raw(self, name: str) -> memoryview:
         """The bytes of one tensor in a copy-on-write mapping: writing changes this process's copy only."""
+        self._on_host()
         spec, start = self.view.spec(name), self.view.data_start
         return self._attachment.private_data()[start + spec.offset : start + spec.end]
 
     def data(self, *, private: bool = False) -> memoryview:
         """The whole data block, in which `layout`'s offsets count: read-only, or copy-on-write if private."""
+        self._on_host()
         view = self.view
         return (self._attachment.private_data() if private else self._attachment.data)[view.data_start :]
 
@@ -155,6 +182,14 @@ class Weights(Mapping[str, "NDArray[Any]"]):
 
         spec = self.view.spec(name)
         return np.frombuffer(self.raw(name), dtype=numpy_dtype(spec.dtype)).reshape(spec.shape)
+
+    def _on_host(self) -> None:
+        """What is mapped of a model on a device is its head: its tensors would read as zeros."""
+        if self._attachment.region is not None:
+            raise NotSupportedError(
+                f"{self.name!r} lies at {self.place}: take on_device(name) to cupy or PyTorch, or open it with "
+                f"place='cpu'"
+            )
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return self.numpy(name)

@@ -83,7 +83,8 @@ def test_every_setting_can_come_from_the_environment() -> None:
     given = {
         "runtime_dir": "/r", "state_dir": "/s", "cpu_capacity_bytes": "2GiB", "disk_capacity_bytes": "3 GB",
         "cpu_policy": "lfu", "disk_policy": "fifo", "keep_alive_s": "1.5", "cpu_memory": "MEMFD",
-        "segment_dir": "/dev/shm", "large_pages": "no",
+        "segment_dir": "/dev/shm", "large_pages": "no", "gpus": "GPU-1,GPU-2", "gpu_driver": "ipc", "gpu_share": "0.5",
+        "gpu_reserve_bytes": "2GiB", "gpu_policy": "gdsf", "cuda": "fake:/f",
         "environments": f"mxnet={sys.executable},other={sys.executable}", "converter_memory_bytes": "1MiB",
         "converter_time_s": "7", "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
         "log_level": "DEBUG",
@@ -92,6 +93,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
     config = build({f"TRIMS_{name.upper()}": text for name, text in given.items()})
     assert config == Config(
         Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, "lfu", "fifo", 1.5, "memfd", Path("/dev/shm"), False,
+        "GPU-1,GPU-2", "ipc", 0.5, 2 << 30, "gdsf", "fake:/f",
         {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, 1 << 20, 7.0, 3, 5, 0o660, True, "debug",
     )  # fmt: skip
 

@@ -150,4 +150,29 @@ def _frameworks() -> Iterator[Finding]:
 
 
 def _gpu() -> Iterator[Finding]:
-    yield Finding("note", "there is no GPU tier in this version: models open at cpu")
+    from trims.core.errors import NotSupportedError
+    from trims.daemon.config import build_config
+    from trims.memory.cuda.api import connect
+    from trims.memory.cuda.survey import survey
+
+    config = build_config({})
+    if config.gpus == "none":
+        yield Finding("note", "the GPU tier is off: gpus is none", "trims serve --gpus auto")
+        return
+    try:
+        found = survey(config.cuda)
+        seen = {device.uuid: device for device in connect(config.cuda).devices()}
+    except NotSupportedError as error:
+        yield Finding("note", f"the GPU tier is off: {error}", "models open at cpu")
+        return
+    for device in found:
+        what = (
+            f"{device.name} {device.uuid}: {format_bytes(device.free_bytes)} free of {format_bytes(device.total_bytes)}"
+        )
+        if device.uuid not in seen:
+            visible = ", ".join(seen) or "none"
+            advice = f"CUDA sees {visible} here: look at CUDA_VISIBLE_DEVICES, MIG and the container's devices"
+            yield Finding("bad", f"{what}, and CUDA does not see it", advice)
+            continue
+        way = "vmm" if seen[device.uuid].vmm else "ipc" if seen[device.uuid].ipc else ""
+        yield Finding("ok" if way else "bad", f"{what}, shared by {way or 'nothing: it can do neither vmm nor ipc'}")

@@ -28,11 +28,12 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.core.place import Place
+from trims.memory.cuda.drivers import export_message
 from trims.store.asks import Granted, Outcome
 from trims.store.resolve import FILE_PREFIX
 from trims.wire.answers import PROTOCOL_VERSION, error_message
 from trims.wire.frames import Decoder, Message, encode
-from trims.wire.messages import Close, Hello, Open, Request, Resume, parse_request
+from trims.wire.messages import Attach, Close, Hello, Open, Request, Resume, parse_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +66,11 @@ class Peer:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One connected client."""
+    """One connected client.
+
+    Attributes:
+        process_fd: Of the process (pidfd), if it was granted memory that counts as read until the process is gone.
+    """
 
     number: int
     sock: socket.socket
@@ -77,6 +82,7 @@ class Session:
     pending: int = 0
     partial_since_s: float = 0.0
     writing: bool = False
+    process_fd: int = -1
     began_at_s: float = field(default_factory=time.time)
     over: bool = False
 
@@ -102,6 +108,8 @@ class AttachDoor:
         self._max_sessions = max_sessions
         self._sessions: dict[int, Session] = {}
         self._by_fd: dict[int, Session] = {}
+        #: Sessions whose socket has closed and whose process may still read, by the process's descriptor.
+        self._gone: dict[int, Session] = {}
         self._partial: set[Session] = set()
         self._answers: deque[tuple[Session, int, Outcome]] = deque()
         self._stopping = False
@@ -147,10 +155,14 @@ class AttachDoor:
                     self._accept()
                 elif fd == self._wake_fd:
                     os.eventfd_read(fd)
+                elif fd in self._gone:
+                    self._process_ended(fd)
             self._send_answers()
             self._end_slow()
         for session in list(self._sessions.values()):
             self._end(session, "the daemon is shutting down")
+        for session in self._gone.values():
+            self._forget(session)
         self._epoll.close()
         self._listener.close()
         self._path.unlink(missing_ok=True)
@@ -236,6 +248,8 @@ class AttachDoor:
             self._store.close(session.number, request.lease)
             if request.id is not None:
                 self._send(session, {"id": request.id, "closed": request.lease})
+        elif isinstance(request, Attach):
+            self._export(session, request)
         else:
             self._ask(session, request)
 
@@ -250,6 +264,14 @@ class AttachDoor:
             return
         session.greeted, session.agent = True, hello.agent
         self._send(session, {"protocol": PROTOCOL_VERSION, "boot": self._boot, "session": session.number})
+
+    def _export(self, session: Session, request: Attach) -> None:
+        try:
+            export = self._store.export_of(session.number, request.lease)
+        except TrimsError as error:
+            self._send(session, error_message(error, request.id))
+            return
+        self._send(session, {"id": request.id, "descriptor": export.fd >= 0, **export_message(export)}, export.fd)
 
     def _ask(self, session: Session, request: Open | Resume) -> None:
         if session.pending >= MAX_PENDING:
@@ -293,6 +315,8 @@ class AttachDoor:
             if isinstance(outcome, TrimsError):
                 self._send(session, error_message(outcome, request_id))
             elif isinstance(outcome, Granted):
+                if self._store.must_outlive(outcome.place):
+                    self._watch_process(session)
                 self._send(session, _grant_message(request_id, outcome), outcome.fd)
 
     def _send(self, session: Session, message: Message, fd: int = -1) -> None:
@@ -341,8 +365,30 @@ class AttachDoor:
         del self._by_fd[session.sock.fileno()]
         self._epoll.unregister(session.sock.fileno())
         session.sock.close()
-        self._store.end_session(session.number)
         log.debug("session %d of process %d ended: %s", session.number, session.peer.pid, why)
+        if session.process_fd >= 0 and not self._stopping:
+            self._gone[session.process_fd] = session
+            self._epoll.register(session.process_fd, select.EPOLLIN)
+        else:
+            self._forget(session)
+
+    def _watch_process(self, session: Session) -> None:
+        """From now on the session counts until its process is gone: closing the socket does not close its mappings."""
+        if session.process_fd < 0:
+            try:
+                session.process_fd = os.pidfd_open(session.peer.pid)
+            except ProcessLookupError:
+                log.debug("process %d ended before its grant", session.peer.pid)
+
+    def _process_ended(self, process_fd: int) -> None:
+        self._epoll.unregister(process_fd)
+        self._forget(self._gone.pop(process_fd))
+
+    def _forget(self, session: Session) -> None:
+        if session.process_fd >= 0:
+            os.close(session.process_fd)
+            session.process_fd = -1
+        self._store.end_session(session.number)
 
     def _wake(self) -> None:
         with self._waking:
@@ -360,6 +406,7 @@ def _grant_message(request_id: int, granted: Granted) -> Message:
         "nbytes": granted.nbytes,
         "digest": granted.digest,
         "warm": granted.warm,
+        **({"device": granted.export.device} if granted.export else {}),
     }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import InvariantError
 from trims.core.replica import State
 from trims.store.runner import Job
+from trims.tiers.base import DeviceTier
 from trims.tiers.transfer import digest_of
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def _examine(store: Store, job: Job, nbytes: int, *, verify: bool) -> str | None
     if extent.named and status.st_nlink == 0:
         return f"somebody removed {extent.label}"
     if verify:
-        found = digest_of(extent.fd, nbytes)
+        tier = store.tiers[job.place]
+        found = tier.digest(extent) if isinstance(tier, DeviceTier) else digest_of(extent.fd, nbytes)
         if found != extent.digest:
             return f"its bytes hash to {found[:16]}..., {extent.digest[:16]}... was sealed"
     return None

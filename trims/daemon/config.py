@@ -47,6 +47,12 @@ class Config:
             with the daemon and its last reader: the next daemon starts empty.
         segment_dir: The tmpfs shared memory lies in; only with `shm`.
         large_pages: Have the kernel use large pages there: first touches, loads and evictions are several times faster.
+        gpus: UUIDs of the devices to keep models on, with commas between; `auto` for all there are, `none` for none.
+        gpu_driver: How their memory is shared: `vmm`, `ipc`, or `auto` for the better one the device has.
+        gpu_share: Of what is free on a device, the part its tier may use.
+        gpu_reserve_bytes: Left free besides, for activations and contexts of predictors.
+        gpu_policy: Eviction policy of the gpu tiers.
+        cuda: `driver`, or a fake for machines without a device.
         environments: Framework -> Python interpreter, for frameworks that need an environment of their own.
         converter_memory_bytes: Private memory of a converter child.
         converter_time_s: Its wall seconds.
@@ -67,6 +73,12 @@ class Config:
     cpu_memory: str = "shm"
     segment_dir: Path = SHM_FOLDER
     large_pages: bool = True
+    gpus: str = "auto"
+    gpu_driver: str = "auto"
+    gpu_share: float = 0.9
+    gpu_reserve_bytes: int = 1 << 30
+    gpu_policy: str = "lru"
+    cuda: str = "driver"
     environments: Mapping[str, Path] = field(default_factory=dict)
     converter_memory_bytes: int = 16 << 30
     converter_time_s: float = 600.0
@@ -91,6 +103,10 @@ class Config:
             raise ConfigError(f"cpu_memory {self.cpu_memory!r} is none of {', '.join(CPU_MEMORIES)}")
         if self.cpu_memory != "shm" and self.segment_dir != SHM_FOLDER:
             raise ConfigError(f"segment_dir {self.segment_dir} has no meaning with cpu_memory {self.cpu_memory}")
+        if self.gpu_driver not in ("auto", "vmm", "ipc"):
+            raise ConfigError(f"gpu_driver {self.gpu_driver!r} is none of auto, vmm, ipc")
+        if not 0 < self.gpu_share <= 1:
+            raise ConfigError(f"gpu_share must be above 0 and at most 1, not {self.gpu_share}")
         if self.log_level not in ("debug", "info", "warning", "error"):
             raise ConfigError(f"log_level {self.log_level!r} is none of debug, info, warning, error")
         if len(str(self.runtime_dir / "control.sock")) > 100:
@@ -209,6 +225,12 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "cpu_memory": lambda value: str(value).lower(),
     "segment_dir": lambda value: Path(value).absolute(),
     "large_pages": _flag,
+    "gpus": str,
+    "gpu_driver": str,
+    "gpu_share": float,
+    "gpu_reserve_bytes": parse_bytes,
+    "gpu_policy": str,
+    "cuda": str,
     "environments": _environments,
     "converter_memory_bytes": parse_bytes,
     "converter_time_s": _limit_s,

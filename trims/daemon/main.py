@@ -20,6 +20,7 @@ from trims.core.place import CPU, DISK
 from trims.core.policy import Policy
 from trims.daemon.attach_door import AttachDoor
 from trims.daemon.control_door import ControlDoor
+from trims.daemon.gpus import gpu_tiers
 from trims.formats.base import Limits
 from trims.formats.scratch import sweep_scratch
 from trims.memory.memfd import SealedMemfd
@@ -97,6 +98,8 @@ class Daemon:
                 lock.release()
             raise
         self.store.start()
+        for gpu in self.gpus:
+            gpu.watch(self.store.place_lost)
         self.attach.start()
         self.control.start()
         log.info("serving at %s with %d bytes of cpu capacity", config.runtime_dir, config.cpu_capacity_bytes)
@@ -111,9 +114,14 @@ class Daemon:
             CpuTier(segment_driver(config), config.cpu_capacity_bytes, large_pages=config.large_pages),
             DiskTier(config.state_dir / "images", config.disk_capacity_bytes),
         ]
+        policies = {CPU: load_policy(config.cpu_policy), DISK: load_policy(config.disk_policy)}
+        self.gpus = gpu_tiers(config)
+        for gpu in self.gpus:
+            tiers.append(gpu)
+            policies[gpu.place] = load_policy(config.gpu_policy)
         self.store = Store(
             tiers,
-            {CPU: load_policy(config.cpu_policy), DISK: load_policy(config.disk_policy)},
+            policies,
             resolver,
             self.catalog,
             limits=limits,
@@ -151,6 +159,8 @@ class Daemon:
         self.ended = True
         self.attach.stop()
         self.store.stop(purge=self._purge)
+        for gpu in self.gpus if self._purge else ():
+            gpu.end_keeper()
         self.control.stop()
         self.registry.close()
         self.catalog.close()

@@ -5,6 +5,7 @@ A keeper that dies shows as DeviceLostError. Not covered: starting keepers (`lau
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections import deque
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.core.errors import DaemonAwayError, DeviceLostError
-from trims.memory.cuda.drivers import Export
+from trims.memory.cuda.drivers import export_of
 from trims.wire.answers import raise_if_error
 from trims.wire.frames import Decoder, Message, encode
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
+
+    from trims.memory.cuda.drivers import Export
 
 _READ_BYTES = 64 << 10
 _MOST_FDS = 4
@@ -95,8 +98,7 @@ class KeeperConnection:
         """What borrowers need, and the head's descriptor; both are the caller's to close."""
         answer = self._order({"op": "export", "image": image})
         head_fd, *fds = self._taken()
-        handle = bytes.fromhex(answer["handle"])
-        return Export(answer["driver"], answer["device"], answer["size_bytes"], handle, fds[0] if fds else -1), head_fd
+        return export_of(answer, fds[0] if fds else -1), head_fd
 
     def read(self, image: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         """Have it copied into a file."""
@@ -114,8 +116,15 @@ class KeeperConnection:
         """Have the keeper free everything and end."""
         self._order({"op": "end"})
 
+    def wait_for_end(self) -> None:
+        """Until the keeper ends, or another thread calls `close`. For a connection on which nothing is ordered."""
+        with contextlib.suppress(OSError):
+            self._sock.recv(1)
+
     def close(self) -> None:
         """Close the connection. Idempotent."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes who waits on it
         self._sock.close()
         for fd in self._taken():
             os.close(fd)

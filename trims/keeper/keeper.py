@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import secrets
 import threading
 import time
 from contextlib import contextmanager
@@ -67,7 +68,8 @@ class Keeper:
         self._busy = 0
         self._idle_since_s = 0.0
         self._held: dict[int, Held] = {}
-        self._numbers = itertools.count(1)
+        # Of no keeper before this one: an order meant for its images must not meet ours.
+        self._numbers = itertools.count(secrets.randbits(40) << 12)
         self.device = next((device for device in cuda.devices() if device.uuid == uuid), None) or cuda.use(uuid)
         self.memory = device_memory(driver, cuda, self.device)
         self._mover = Mover(cuda, self.device)

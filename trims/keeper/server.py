@@ -16,6 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import BadMessageError, CallerError, InternalError, PermissionDeniedError, TrimsError
+from trims.memory.cuda.drivers import export_message
 from trims.wire.answers import error_message
 from trims.wire.frames import Decoder, Message, encode
 
@@ -182,9 +183,8 @@ class _Connection:
     def _export(self, order: Message, _fds: list[int]) -> None:
         exported, head_fd = self._keeper.export(_number(order, "image"))
         try:
-            message = {"driver": exported.driver, "device": exported.device, "size_bytes": exported.size_bytes}
             fds = [head_fd] if exported.fd < 0 else [head_fd, exported.fd]
-            self._say({**message, "handle": exported.handle.hex()}, fds)
+            self._say(export_message(exported), fds)
         finally:
             exported.close()
 

@@ -70,6 +70,11 @@ class Attachment:
                 raise ClosedError("these weights are closed; open them again to read")
             return self._live.map(self._fd, self.nbytes, private=True).view()
 
+    @property
+    def region(self) -> None:
+        """Nothing of it lies on a device."""
+        return
+
     def close(self) -> None:
         """Give the mappings up. Views that are still alive stay readable and delay the release. Idempotent."""
         with self._lock:

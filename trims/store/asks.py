@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims.core.place import Place
+    from trims.memory.cuda.drivers import Export
     from trims.store.resolve import Resolved
 
 
@@ -21,6 +22,7 @@ class Granted:
 
     Attributes:
         warm: True if the replica was there when the open came.
+        export: What lets a borrower open a device's memory; None on the host. Its descriptor stays the store's, too.
     """
 
     lease: int
@@ -31,6 +33,7 @@ class Granted:
     digest: str
     fd: int
     warm: bool
+    export: Export | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ImageError, InternalError, LostPeerError, TrimsError
+from trims.core.errors import ConversionError, ImageError, InternalError, LostPeerError, TrimsError
 from trims.core.events import Event, Filled, FillFailed, Freed, Measured, ReplicaBroken
 from trims.formats.conversion import Conversion, start_conversion
 from trims.image.reader import ImageView
 from trims.memory.mapping import FileMapping
+from trims.tiers.base import DeviceTier
 from trims.tiers.transfer import copy, default_threads, digest_of
 
 if TYPE_CHECKING:
@@ -277,6 +278,21 @@ class Runner:
             raise
 
     def _copy_checked(self, job: Job, draft: Draft, source: Extent) -> str:
+        target_tier, source_tier = self._tiers[job.place], self._tiers[source.place]
+        if isinstance(target_tier, DeviceTier):
+            if isinstance(source_tier, DeviceTier):
+                raise InternalError(f"residency had {source.place} copied to {job.place}")
+            self._check_source(source, source.fd)  # before: it cannot be read back cheaply
+            target_tier.copy_in(draft, source, lambda done: self._tell_or_stop(job, done, draft.nbytes))
+        elif isinstance(source_tier, DeviceTier):
+            source_tier.copy_out(source, draft, lambda done: self._tell_or_stop(job, done, draft.nbytes))
+            self._check_source(source, draft.fd)
+        else:
+            self._copy_on_host(job, draft, source)
+            self._check_source(source, draft.fd)
+        return source.digest
+
+    def _copy_on_host(self, job: Job, draft: Draft, source: Extent) -> None:
         copy(
             source.fd,
             draft.fd,
@@ -286,15 +302,23 @@ class Runner:
             readers=self._readers,
             pages=draft.pages,
         )
-        if not source.fresh or _touched(source):
-            found = digest_of(draft.fd, draft.nbytes)
-            if found != source.digest:
-                raise ImageError(
-                    f"the replica at {source.place} ({source.label}) hashes to {found[:16]}..., "
-                    f"{source.digest[:16]}... was sealed: changed or truncated"
-                )
-            source.fresh, source.identity = True, _identity(source.fd)
-        return source.digest
+
+    def _check_source(self, source: Extent, fd: int) -> None:
+        """Hash its bytes, which `fd` has, unless they are known to be as they were sealed."""
+        if source.fresh and not _touched(source):
+            return
+        found = digest_of(fd, source.nbytes)
+        if found != source.digest:
+            raise ImageError(
+                f"the replica at {source.place} ({source.label}) hashes to {found[:16]}..., "
+                f"{source.digest[:16]}... was sealed: changed or truncated"
+            )
+        source.fresh, source.identity = True, _identity(source.fd)
+
+    def _tell_or_stop(self, job: Job, done_bytes: int, total_bytes: int) -> None:
+        if self._stopping.is_set():
+            raise ConversionError("the copy was cancelled")
+        self._tell(job, done_bytes, total_bytes)
 
     def _tell(self, job: Job, done_bytes: int, total_bytes: int) -> None:
         self._progress[job.key, job.place] = Progress(done_bytes, total_bytes)

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from trims.store.resolve import Resolved
     from trims.store.runner import Runner
     from trims.store.watchers import Watchers
+    from trims.tiers.base import Extent
 
 log = logging.getLogger(__name__)
 _REMEMBERED_IMAGES = 4096
@@ -172,6 +173,20 @@ class Shell:
         with self.lock:
             return self._residency.places_of(key)
 
+    def place_of(self, session: int, lease: int) -> Place | None:
+        """Where a session's lease is for, or None if it has no such lease."""
+        with self.lock:
+            found = self._residency.leases.by_number.get(lease)
+            return found.place if found is not None and found.session == session else None
+
+    def extent_of(self, session: int, lease: int) -> Extent | None:
+        """The memory a session's lease is for, or None if it has no such lease."""
+        with self.lock:
+            found = self._residency.leases.by_number.get(lease)
+            if found is None or found.session != session:
+                return None
+            return self._runner.extent(Job(found.key, found.place, found.generation))
+
     def is_resident(self, key: str, place: Place) -> bool:
         """True if the image is sealed there now."""
         with self.lock:
@@ -224,6 +239,7 @@ class Shell:
             extent.digest,
             extent.fd,
             it.warm,
+            extent.export,
         )
         return lambda: ask.answer(granted)
 

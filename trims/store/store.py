@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CapacityError, LostPeerError, ModelNotFoundError, TrimsError
+from trims.core.errors import CallerError, CapacityError, LostPeerError, ModelNotFoundError, TrimsError
 from trims.core.events import (
     Closed,
     DrainRequested,
@@ -25,6 +25,7 @@ from trims.core.events import (
     WaiterLeft,
 )
 from trims.core.place import DISK, Place
+from trims.core.replica import State
 from trims.core.residency import Residency
 from trims.store.adoption import adoptable
 from trims.store.asks import Ask, Outcome, Pending
@@ -34,6 +35,7 @@ from trims.store.runner import Job, Progress, Runner
 from trims.store.shell import Shell
 from trims.store.ticker import Ticker
 from trims.store.watchers import Watchers
+from trims.tiers.base import DeviceTier
 
 if TYPE_CHECKING:
     import threading
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from trims.core.policy import Policy
     from trims.formats.base import Limits
+    from trims.memory.cuda.drivers import Export
     from trims.store.catalog import Catalog
     from trims.store.resolve import Resolved, Resolver
     from trims.tiers.base import Tier
@@ -96,6 +99,9 @@ class Store:
             verify=verify,
         )
         self._keep_alive_s = keep_alive_s
+        self._until_session_ends = {
+            tier.place for tier in tiers if isinstance(tier, DeviceTier) and tier.ends_with_session
+        }
         self._tickets = itertools.count(1)
         self._lookups = Lookups(resolver, self._found)
         self._ticker = Ticker(self._next_due_s, self._tick)
@@ -202,8 +208,27 @@ class Store:
         self._ask(ask, key, place, None)
 
     def close(self, session: int, lease: int) -> None:
-        """Give a lease back. Idempotent; another session's lease is not touched."""
+        """Give a lease back. Idempotent; another session's lease is not touched.
+
+        Where nothing but the session's end shows that a borrower is gone, the lease stays until then.
+        """
+        if self._until_session_ends and self._shell.place_of(session, lease) in self._until_session_ends:
+            self.counters["leases_kept"] += 1
+            return
         self._feed(Closed(at_s=time.monotonic(), lease=lease, session=session))
+
+    def export_of(self, session: int, lease: int) -> Export:
+        """What opens the device's memory that a lease is for; valid while the lease is. Raises CallerError."""
+        extent = self._shell.extent_of(session, lease)
+        if extent is None:
+            raise CallerError(f"session {session} has no lease {lease}")
+        if extent.export is None:
+            raise CallerError(f"lease {lease} is for memory at {extent.place}: its descriptor came with the grant")
+        return extent.export
+
+    def must_outlive(self, place: Place) -> bool:
+        """True if a session that was granted something there counts until its process is gone."""
+        return place in self._until_session_ends
 
     def _found(self, ask: Ask, result: Resolved | TrimsError) -> None:
         """A name has been looked into."""
@@ -309,6 +334,14 @@ class Store:
     def report_broken(self, key: str, place: Place, generation: int, reason: str) -> None:
         """A replica's bytes turned out wrong."""
         self._feed(ReplicaBroken(at_s=time.monotonic(), key=key, place=place, generation=generation, reason=reason))
+
+    def place_lost(self, place: Place) -> None:
+        """Whatever kept a place's memory has ended: nobody gets what lay there any more."""
+        with self._shell.lock:
+            here = [replica for replica in self.residency.replicas.values() if replica.place == place]
+            gone = [(replica.key, replica.generation) for replica in here if replica.state is State.SEALED]
+        for key, generation in gone:
+            self.report_broken(key, place, generation, "its keeper has ended")
 
     # -- questions -------------------------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ class FakeCuda:
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
+        self.kind = f"fake:{folder}"
         if not (self._folder / _DEVICES).exists():
             raise NotSupportedError(f"{folder} holds no fake devices; see trims.testing.fake_cuda.make_devices")
         self._device: Device | None = None
@@ -105,9 +106,18 @@ class FakeCuda:
 
     def memory(self) -> tuple[int, int]:
         """Bytes free and in all."""
-        total = self._ready().total_bytes
+        device = self._ready()
+        return self.free_bytes(device), device.total_bytes
+
+    def free_bytes(self, device: Device) -> int:
+        """The same of any device, without a context, as NVML tells it."""
         with self._locked():
-            return total - self._used(), total
+            return device.total_bytes - self._used(device.uuid)
+
+    def wait(self) -> None:
+        """All copies of all streams."""
+        for stream in list(self._queues):
+            self.synchronize(stream)
 
     # -- memory with legacy IPC ------------------------------------------------------------------------------------
 
@@ -298,7 +308,7 @@ class FakeCuda:
             self._ready()
         path = self._folder / f"memory.{self._device.uuid}.{kind}.{os.getpid()}.{next(_numbers)}"
         with self._locked():
-            free = self._device.total_bytes - self._used()
+            free = self._device.total_bytes - self._used(self._device.uuid)
             if nbytes > free:
                 raise CapacityError(
                     f"the device has no memory left: {format_bytes(nbytes)} asked for, {format_bytes(free)} free"
@@ -308,11 +318,10 @@ class FakeCuda:
             os.ftruncate(fd, nbytes)
         return fd, path
 
-    def _used(self) -> int:
+    def _used(self, uuid: str) -> int:
         """Under the lock: what somebody holds; the rest is cleared away, as the driver does when processes end."""
-        assert self._device is not None, "use() comes first"
         used = 0
-        for path in self._folder.glob(f"memory.{self._device.uuid}.*"):
+        for path in self._folder.glob(f"memory.{uuid}.*"):
             if _held(path):
                 used += path.stat().st_size
             else:

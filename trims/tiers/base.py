@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from trims.core.place import Place
+    from trims.memory.cuda.drivers import Export
     from trims.memory.large_pages import LargePages
 
 
@@ -44,6 +45,8 @@ class Extent:
         fresh: True if the bytes were checked in this daemon's life.
         identity: Length and times of the file when they were; a difference means that somebody touched it.
         named: Whether the file has a name, which somebody could remove.
+        export: What lets borrowers open the memory, if it is a device's; `fd` is the head of the image then, and owned
+            by the tier as that is.
     """
 
     key: str
@@ -55,6 +58,7 @@ class Extent:
     fresh: bool = True
     identity: tuple[int, int, int] | None = None
     named: bool = True
+    export: Export | None = None
 
 
 @runtime_checkable
@@ -100,4 +104,26 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Let go of descriptors and keep the replicas for the next daemon to find, if they are of a kind that stays."""
+        ...
+
+
+@runtime_checkable
+class DeviceTier(Tier, Protocol):
+    """A tier whose memory the daemon cannot reach: copies are its own affair. Its drafts have no descriptor."""
+
+    @property
+    def ends_with_session(self) -> bool:
+        """True if a lease here counts until its session has ended, whatever the client says (see `IpcMemory`)."""
+        ...
+
+    def copy_in(self, draft: Draft, source: Extent, on_progress: Callable[[int], None] | None = None) -> None:
+        """Fill a draft of this tier from a replica on the host. Raises ImageError if that is not an image."""
+        ...
+
+    def copy_out(self, extent: Extent, draft: Draft, on_progress: Callable[[int], None] | None = None) -> None:
+        """Fill a draft of the host from a replica here."""
+        ...
+
+    def digest(self, extent: Extent) -> str:
+        """blake3 of what lies there now, hex."""
         ...

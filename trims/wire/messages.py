@@ -62,7 +62,15 @@ class Close:
     lease: int
 
 
-Request = Hello | Open | Resume | Close
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Have what lets this client open the device's memory that one of its leases is for."""
+
+    id: int
+    lease: int
+
+
+Request = Hello | Open | Resume | Close | Attach
 
 
 def parse_request(message: Message) -> Request:
@@ -73,13 +81,16 @@ def parse_request(message: Message) -> Request:
     if operation == "close":
         _only(message, "id", "lease")
         return Close(None if "id" not in message else _number(message, "id"), _number(message, "lease"))
+    if operation == "attach":
+        _only(message, "id", "lease")
+        return Attach(_number(message, "id"), _number(message, "lease"))
     if operation == "hello":
         _only(message, "protocol", "agent")
         return Hello(_number(message, "protocol"), _text(message, "agent") or "")
     if operation == "resume":
         _only(message, "id", "key", "place")
         return Resume(_number(message, "id"), _text(message, "key") or "", _text(message, "place") or "")
-    raise BadMessageError(f"unknown op {operation!r}; open, prefetch, close, resume and hello are known"[:200])
+    raise BadMessageError(f"unknown op {operation!r}; open, prefetch, close, resume, attach and hello are known"[:200])
 
 
 def _parse_open(message: Message, *, prefetch: bool) -> Open:

@@ -42,7 +42,12 @@ class Cuda(Protocol):
     """A connection to the driver, on one device once `use` was called.
 
     Calls that touch memory work in the thread that called `use` or `bind`.
+
+    Attributes:
+        kind: What `connect` takes to make another one.
     """
+
+    kind: str
 
     def devices(self) -> Sequence[Device]:
         """All devices this process can see. Makes no context."""
@@ -62,6 +67,10 @@ class Cuda(Protocol):
 
     def memory(self) -> tuple[int, int]:
         """Bytes free and in all, as of now."""
+        ...
+
+    def wait(self) -> None:
+        """Until everything this process has given the device to do is done."""
         ...
 
     # -- memory with legacy IPC ------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ _UNSUPPORTED = {
 class Driver:
     """See `trims.memory.cuda.api.Cuda`, whose methods these are."""
 
+    kind = "driver"
+
     def __init__(self) -> None:
         try:
             _call("cuInit", 0)
@@ -80,6 +82,10 @@ class Driver:
         """Bytes free and in all."""
         free, total = _call("cuMemGetInfo")
         return int(free), int(total)
+
+    def wait(self) -> None:
+        """cuCtxSynchronize."""
+        _call("cuCtxSynchronize")
 
     def allocate(self, nbytes: int) -> int:
         """cuMemAlloc."""

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from trims.core.errors import CallerError, NotSupportedError
+from trims.core.errors import BadMessageError, CallerError, NotSupportedError
 from trims.core.units import align_up
 from trims.memory.cuda.api import IPC_HANDLE_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trims.memory.cuda.api import Cuda, Device
 
 #: The driver gives smaller allocations out of shared blocks of this size, whose neighbours a handle would expose.
@@ -52,6 +54,7 @@ class Export:
         size_bytes: Of the allocation.
         handle: The legacy handle, empty for `vmm`.
         fd: The descriptor, -1 for `ipc`. Owned by who holds the export; it keeps the memory alive: close it promptly.
+        cuda: What reaches the device: see `trims.memory.cuda.api.connect`.
     """
 
     driver: str
@@ -59,6 +62,7 @@ class Export:
     size_bytes: int
     handle: bytes = b""
     fd: int = -1
+    cuda: str = "driver"
 
     def close(self) -> None:
         """Close the descriptor, if there is one."""
@@ -142,7 +146,7 @@ class VmmMemory:
     def export(self, allocation: Allocation) -> Export:
         """See `DeviceMemory.export`."""
         fd = self._cuda.vmm_export(allocation.handle)
-        return Export(self.name, self._device.uuid, allocation.size_bytes, fd=fd)
+        return Export(self.name, self._device.uuid, allocation.size_bytes, fd=fd, cuda=self._cuda.kind)
 
     def reading(self, allocation: Allocation) -> Opened:
         """See `DeviceMemory.reading`."""
@@ -191,7 +195,7 @@ class IpcMemory:
     def export(self, allocation: Allocation) -> Export:
         """See `DeviceMemory.export`."""
         handle = self._cuda.ipc_export(allocation.address)
-        return Export(self.name, self._device.uuid, allocation.size_bytes, handle=handle)
+        return Export(self.name, self._device.uuid, allocation.size_bytes, handle=handle, cuda=self._cuda.kind)
 
     def reading(self, allocation: Allocation) -> Opened:
         """See `DeviceMemory.reading`."""
@@ -229,3 +233,23 @@ def _check(export: Export, driver: str, device: Device) -> None:
         raise CallerError(f"an export of {export.driver} was given to {driver}")
     if export.device != device.uuid:
         raise NotSupportedError(f"the memory lies on {export.device}, this process uses {device.uuid}")
+
+
+def export_message(export: Export) -> dict[str, str | int]:
+    """An export as a message, on whichever socket; its descriptor travels beside it."""
+    return {
+        "driver": export.driver,
+        "device": export.device,
+        "size_bytes": export.size_bytes,
+        "handle": export.handle.hex(),
+        "cuda": export.cuda,
+    }
+
+
+def export_of(message: Mapping[str, Any], fd: int) -> Export:
+    """The export a message stands for. Raises BadMessageError."""
+    try:
+        size_bytes, handle = int(message["size_bytes"]), bytes.fromhex(message["handle"])
+        return Export(str(message["driver"]), str(message["device"]), size_bytes, handle, fd, str(message["cuda"]))
+    except (KeyError, ValueError, TypeError) as error:
+        raise BadMessageError(f"no export of device memory: {error!r}"[:200]) from error

@@ -1,0 +1,66 @@
+"""Which GPU tiers a daemon has: devices from the survey, a keeper for each, and a capacity of what is free."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from trims.core.errors import ConfigError, NotSupportedError
+from trims.keeper.client import KeeperConnection
+from trims.keeper.launch import find_keeper
+from trims.memory.cuda.survey import survey
+from trims.tiers.gpu import GpuTier
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trims.daemon.config import Config
+    from trims.memory.cuda.survey import Surveyed
+
+log = logging.getLogger(__name__)
+
+
+def gpu_tiers(config: Config) -> list[GpuTier]:
+    """The tiers `config.gpus` asks for, each with a keeper that serves.
+
+    `auto` takes what there is, none included, and logs why; devices that are named must be there.
+
+    Raises:
+        ConfigError: A named device cannot be had; the message says why.
+    """
+    if config.gpus == "none":
+        return []
+    named = () if config.gpus == "auto" else tuple(part.strip() for part in config.gpus.split(",") if part.strip())
+    try:
+        found = survey(config.cuda)
+        return [_tier(config, number, device) for number, device in enumerate(_chosen(found, named))]
+    except NotSupportedError as error:
+        if named:
+            raise ConfigError(f"gpus {config.gpus}: {error}") from error
+        log.info("there is no gpu tier: %s", error)
+        return []
+
+
+def _chosen(found: list[Surveyed], named: tuple[str, ...]) -> list[Surveyed]:
+    by_uuid = {device.uuid: device for device in found}
+    for uuid in named:
+        if uuid not in by_uuid:
+            raise ConfigError(f"there is no GPU {uuid}; there are {', '.join(by_uuid) or 'none'}")
+    return [by_uuid[uuid] for uuid in named] if named else found
+
+
+def _tier(config: Config, number: int, device: Surveyed) -> GpuTier:
+    def find() -> Path:
+        return find_keeper(config.runtime_dir, device.uuid, cuda=config.cuda, driver=config.gpu_driver)
+
+    with KeeperConnection(find()) as connection:
+        held = sum(kept.nbytes for kept in connection.hello().images)
+    available = device.free_bytes + held
+    capacity = int(available * config.gpu_share) - config.gpu_reserve_bytes
+    if capacity <= 0:
+        raise NotSupportedError(
+            f"{device.name} ({device.uuid}) has {available} bytes free, of which {config.gpu_share:.0%} less "
+            f"{config.gpu_reserve_bytes} leave nothing for weights; lower gpu_reserve_bytes"
+        )
+    log.info("gpu:%d is %s (%s), %d bytes for weights", number, device.name, device.uuid, capacity)
+    return GpuTier(number, find, capacity)

@@ -1,0 +1,174 @@
+"""The GPU tier: images in the memory of one device, which its keeper owns. The daemon itself never touches CUDA.
+
+A sealed replica has two parts for borrowers: its head, in host memory, by which tensors are found; and the export of
+the device's memory. Not covered: which images are there (residency), how they move (`trims.keeper.mover`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from trims.core.errors import ImageError, TrimsError
+from trims.core.place import Place, Tier
+from trims.keeper.client import KeeperConnection
+from trims.tiers.base import Draft, Extent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+
+class GpuTier:
+    """Images on one device.
+
+    Args:
+        number: Of the place: `gpu:0` is number 0 of this daemon, whatever CUDA calls it.
+        find: The socket of the device's keeper; starts one if none serves.
+        capacity_bytes: What residency may put here.
+    """
+
+    def __init__(self, number: int, find: Callable[[], Path], capacity_bytes: int) -> None:
+        self.place = Place(Tier.GPU, number)
+        self.capacity_bytes = capacity_bytes
+        self._find = find
+        self._keeper = find()
+        self._lifeline = KeeperConnection(self._keeper)
+        self._read_only = self._lifeline.hello().read_only
+        self._closing = False
+        self._watcher: threading.Thread | None = None
+        self._lock = threading.Lock()
+        #: A draft goes with its connection, so each has one of its own.
+        self._drafts: dict[str, KeeperConnection] = {}
+        self._open: dict[str, Extent] = {}
+
+    @property
+    def ends_with_session(self) -> bool:
+        """See `DeviceTier.ends_with_session`."""
+        return not self._read_only
+
+    def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:  # noqa: ARG002 - the protocol's
+        """See `Tier.create`. The draft has no descriptor: `copy_in` fills it."""
+        connection = KeeperConnection(self._keeper)
+        try:
+            label = str(connection.create(nbytes))
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            self._drafts[label] = connection
+        return Draft(-1, nbytes, label)
+
+    def copy_in(self, draft: Draft, source: Extent, on_progress: Callable[[int], None] | None = None) -> None:
+        """Have the keeper copy a replica of the host into the draft. Raises ImageError if it is not intact."""
+        self._drafts[draft.label].fill(int(draft.label), source.fd, on_progress)
+
+    def copy_out(self, extent: Extent, draft: Draft, on_progress: Callable[[int], None] | None = None) -> None:
+        """Have the keeper copy a replica of the device into a draft of the host."""
+        with KeeperConnection(self._keeper) as connection:
+            connection.read(int(extent.label), draft.fd, on_progress)
+
+    def seal(self, draft: Draft, key: str, digest: str) -> Extent:
+        """See `Tier.seal`."""
+        with self._lock:
+            connection = self._drafts.pop(draft.label)
+        with connection:
+            connection.seal(int(draft.label), key, digest)
+            return self._hold(connection, int(draft.label), key, digest, draft.nbytes)
+
+    def abort(self, draft: Draft) -> None:
+        """See `Tier.abort`: the keeper frees what its connection did not seal."""
+        with self._lock:
+            connection = self._drafts.pop(draft.label)
+        with connection:
+            try:
+                connection.free(int(draft.label))
+            except TrimsError as error:  # then it is gone with the keeper
+                log.info("a draft at %s went with its keeper: %s", self.place, error)
+
+    def explain(self, error: OSError, nbytes: int) -> Exception:  # noqa: ARG002 - the protocol's
+        """See `Tier.explain`: the keeper says CapacityError itself."""
+        return error
+
+    def free(self, extent: Extent) -> None:
+        """See `Tier.free`. A keeper that is gone has freed it."""
+        with self._lock:
+            held = self._open.pop(extent.label, None)
+        if held is None:
+            return
+        _let_go(held)
+        try:
+            with KeeperConnection(self._keeper) as connection:
+                connection.free(int(extent.label))
+        except TrimsError as error:
+            log.info("%s at %s went with its keeper: %s", extent.key[:16], self.place, error)
+
+    def digest(self, extent: Extent) -> str:
+        """blake3 of what lies on the device now, hex."""
+        with KeeperConnection(self._keeper) as connection:
+            return connection.digest(int(extent.label))
+
+    def scan(self) -> Iterator[Extent]:
+        """Take over what the keeper holds. It never died and nobody else writes there, so nothing is hashed again."""
+        with KeeperConnection(self._keeper) as connection:
+            for kept in connection.hello().images:
+                yield self._hold(connection, kept.image, kept.key, kept.digest, kept.nbytes)
+
+    def watch(self, lost: Callable[[Place], None]) -> None:
+        """Have the keeper's end noticed: `lost` is called, from a thread of ours, and another keeper is started."""
+        self._watcher = threading.Thread(target=self._watch, args=(lost,), name=f"trims-{self.place}", daemon=True)
+        self._watcher.start()
+
+    def _watch(self, lost: Callable[[Place], None]) -> None:
+        while True:
+            self._lifeline.wait_for_end()
+            if self._closing:
+                return
+            log.error("the keeper of %s has ended; what it held is loaded anew when it is asked for", self.place)
+            self._lifeline.close()
+            try:
+                self._keeper = self._find()
+                self._lifeline = KeeperConnection(self._keeper)
+            except TrimsError as error:
+                log.error("%s stays away: %s", self.place, error)  # noqa: TRY400 - the cause is all there is
+                return
+            finally:
+                lost(self.place)
+
+    def end_keeper(self) -> None:
+        """Have the keeper free everything and end. After `close`."""
+        with contextlib.suppress(TrimsError), KeeperConnection(self._keeper) as connection:
+            connection.end()
+
+    def close(self) -> None:
+        """See `Tier.close`: the keeper stays."""
+        self._closing = True
+        self._lifeline.close()
+        if self._watcher is not None:
+            self._watcher.join()
+        with self._lock:
+            for extent in self._open.values():
+                _let_go(extent)
+            self._open.clear()
+
+    def _hold(self, connection: KeeperConnection, image: int, key: str, digest: str, nbytes: int) -> Extent:
+        export, head_fd = connection.export(image)
+        if os.fstat(head_fd).st_size != nbytes:
+            export.close()
+            os.close(head_fd)
+            raise ImageError(f"the head of {key[:16]} at {self.place} is not of its image's length")
+        extent = Extent(key, self.place, nbytes, digest, head_fd, str(image), named=False, export=export)
+        with self._lock:
+            self._open[extent.label] = extent
+        return extent
+
+
+def _let_go(extent: Extent) -> None:
+    os.close(extent.fd)
+    if extent.export is not None:
+        extent.export.close()
