@@ -42,6 +42,16 @@ format: env ## let ruff rewrite what it can
 bench: env mxnet-env ## the figures of docs/benchmarks.md; raw results go to bench/results
 	$(BIN)/trims bench all --out bench/results
 
+# On a bare machine with a GPU: its own Python, which has torch, cupy, cuda-bindings, grpcio, numpy and pytest. Small
+# packages it lacks come as wheels from the folder GPU_WHEELS, if there is one.
+GPU_PYTHON ?= python3
+GPU_WHEELS ?= .whl
+.PHONY: gpu-check
+gpu-check: ## what a GPU says of the GPU tier: tests marked gpu and experiments, into bench/results/gpu.json
+	@if compgen -G "$(GPU_WHEELS)/*.whl" >/dev/null; then \
+	  $(GPU_PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target .gpu-site $(GPU_WHEELS)/*.whl; fi
+	PYTHONPATH=.gpu-site:.:client:predictors:bench $(GPU_PYTHON) -m trims_bench.gpu_check --out bench/results/gpu.json
+
 .PHONY: proto
 proto: env ## generate the control door's code anew
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. trims/wire/trims.proto

@@ -68,15 +68,35 @@ class Mover:
         #: Seconds a byte by each way, from the first telling image on.
         self.pace_s: dict[str, float] = {}
 
-    def copy_in(self, fd: int, nbytes: int, target: int, on_progress: Callable[[int], None] | None = None) -> None:
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways in that this device has."""
+        return ("staged", "registered") if self._can_register else ("staged",)
+
+    def copy_in(
+        self,
+        fd: int,
+        nbytes: int,
+        target: int,
+        on_progress: Callable[[int], None] | None = None,
+        *,
+        way: str | None = None,
+    ) -> None:
         """File to device; when it returns, the device has every byte.
+
+        Args:
+            fd: Read from its beginning.
+            nbytes: How much.
+            target: Address on the device.
+            on_progress: Called with the bytes done so far, from threads of this copy, one at a time.
+            way: One of `ways`; None for the faster one, as measured so far.
 
         Raises:
             ImageError: The file is shorter than `nbytes`.
             TrimsError: What the driver said.
         """
         with self._using:
-            way = self._way(nbytes)
+            way = way or self._way(nbytes)
             began = time.perf_counter()
             if way == "registered":
                 way = self._registered(fd, nbytes, target, on_progress)
@@ -122,7 +142,7 @@ class Mover:
     def _way(self, nbytes: int) -> str:
         if not self._can_register or nbytes < _TELLING_BYTES:
             return "staged"
-        untried = [way for way in ("staged", "registered") if way not in self.pace_s]
+        untried = [way for way in self.ways if way not in self.pace_s]
         return untried[0] if untried else min(self.pace_s, key=self.pace_s.__getitem__)
 
     def _stage(self, fd: int, lane: _Lane, begin: int, end: int, target: int) -> None:

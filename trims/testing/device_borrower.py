@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import LostPeerError, TrimsError, from_code
@@ -42,8 +43,8 @@ class Borrower:
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._decoder = Decoder()
 
-    def open(self, export: Export) -> None:
-        """Open what was exported; the export is closed."""
+    def open(self, export: Export) -> int:
+        """Open what was exported; the export is closed. Returns the nanoseconds it took him."""
         fds = [export.fd] if export.fd >= 0 else []
         message = {
             "op": "open",
@@ -53,7 +54,7 @@ class Borrower:
         }
         socket.send_fds(self._sock, [encode(message)], fds)
         export.close()
-        self._answer()
+        return int(self._answer()["taken_ns"])
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Bytes of what is open."""
@@ -113,9 +114,11 @@ class _Memory:
             handle = bytes.fromhex(message["handle"])
             fd = fds[0] if fds else -1
             export = Export(self._driver.name, message["device"], message["size_bytes"], handle, fd)
+            began = time.perf_counter_ns()
             self._opened = self._driver.open(export)
+            taken_ns = time.perf_counter_ns() - began
             export.close()
-            return {}
+            return {"taken_ns": taken_ns}
         assert self._opened is not None, "open comes first"
         if message["op"] == "close":
             self._driver.close(self._opened)

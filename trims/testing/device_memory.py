@@ -38,7 +38,11 @@ class Owner:
         self.kind = kind
         self.cuda: Cuda = connect(kind)
         self.device: Device = self.cuda.use(self.cuda.devices()[0].uuid)
-        self.memory: DeviceMemory = device_memory(driver, self.cuda, self.device)
+        try:
+            self.memory: DeviceMemory = device_memory(driver, self.cuda, self.device)
+        except BaseException:
+            self.cuda.leave()
+            raise
         self._stream = self.cuda.stream()
 
     def sealed(self, content: bytes = CONTENT, nbytes: int | None = None) -> Allocation:
