@@ -227,6 +227,15 @@ def test_doctor_examines_also_where_no_daemon_is(trims: Command, folder: Path) -
     assert "Python" in lonely("doctor")[1]
 
 
+def test_a_table_shows_square_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    from trims.cli import output
+
+    with output.console.capture() as captured:
+        output.table("", ["remedy"], [["pip install 'trims[gpu]'"]], empty="nothing")
+    assert "pip install 'trims[gpu]'" in captured.get()
+    assert capsys.readouterr().out == ""
+
+
 def test_watch_prints_a_line_for_every_step(trims: Command, manifest: Callable[..., Path], daemon: Daemon) -> None:
     """In a process of its own: it ends when its reader does."""
     trims.done("add", manifest("small"), "--lazy")

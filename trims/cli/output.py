@@ -17,6 +17,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from trims.core.units import format_bytes, format_seconds
 
@@ -84,7 +85,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
     for column in columns:
         made.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(Text, row))  # as it is: square brackets are no markup
     if made.row_count:
         console.print(made)
     else:
