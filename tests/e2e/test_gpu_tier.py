@@ -76,7 +76,8 @@ def read(tensor: DeviceTensor) -> bytes:
 
 
 def states(daemon: Daemon) -> dict[str, str]:
-    return {str(replica.place): replica.state.value for replica in daemon.store.residency.replicas.values()}
+    with daemon.store.locked():
+        return {str(replica.place): replica.state.value for replica in daemon.store.residency.replicas.values()}
 
 
 def until(true: Callable[[], bool], what: str = "it never came") -> None:

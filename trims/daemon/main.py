@@ -158,6 +158,8 @@ class Daemon:
         """Close the doors, end the store, let go of the folders."""
         self.ended = True
         self.attach.stop()
+        for gpu in self.gpus:
+            gpu.unwatch()
         self.store.stop(purge=self._purge)
         for gpu in self.gpus if self._purge else ():
             gpu.end_keeper()

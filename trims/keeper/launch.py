@@ -6,7 +6,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from trims.core.errors import DaemonAwayError, NotSupportedError
+from trims.core.errors import DaemonAwayError, DeviceLostError, NotSupportedError
 from trims.keeper.client import KeeperConnection
 
 if TYPE_CHECKING:
@@ -30,11 +30,19 @@ def find_keeper(folder: Path, uuid: str, *, cuda: str = "driver", driver: str = 
         NotSupportedError: It would not start; the message is what it said last.
     """
     path = folder / f"{uuid}.sock"
-    try:
-        KeeperConnection(path).close()
-    except DaemonAwayError:
+    if not _serves(path):
         _start(path, ["--device", uuid, "--cuda", cuda, "--driver", driver, "--idle-s", str(idle_s)])
     return path
+
+
+def _serves(path: Path) -> bool:
+    """One that answers: a connection alone may have been taken by a keeper that is just ending."""
+    try:
+        with KeeperConnection(path) as connection:
+            connection.hello()
+    except (DaemonAwayError, DeviceLostError):
+        return False
+    return True
 
 
 def _start(path: Path, options: list[str]) -> None:

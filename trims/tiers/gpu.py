@@ -12,7 +12,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ImageError, TrimsError
+from trims.core.errors import DaemonAwayError, DeviceLostError, ImageError, TrimsError
 from trims.core.place import Place, Tier
 from trims.keeper.client import KeeperConnection
 from trims.tiers.base import Draft, Extent
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 log = logging.getLogger(__name__)
+_TRIES = 20
+_TRY_AGAIN_S = 0.25
 
 
 class GpuTier:
@@ -40,7 +42,7 @@ class GpuTier:
         self._keeper = find()
         self._lifeline = KeeperConnection(self._keeper)
         self._read_only = self._lifeline.hello().read_only
-        self._closing = False
+        self._unwatched = threading.Event()
         self._watcher: threading.Thread | None = None
         self._lock = threading.Lock()
         #: A draft goes with its connection, so each has one of its own.
@@ -54,7 +56,7 @@ class GpuTier:
 
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:  # noqa: ARG002 - the protocol's
         """See `Tier.create`. The draft has no descriptor: `copy_in` fills it."""
-        connection = KeeperConnection(self._keeper)
+        connection = self._connect()
         try:
             label = str(connection.create(nbytes))
         except BaseException:
@@ -70,7 +72,7 @@ class GpuTier:
 
     def copy_out(self, extent: Extent, draft: Draft, on_progress: Callable[[int], None] | None = None) -> None:
         """Have the keeper copy a replica of the device into a draft of the host."""
-        with KeeperConnection(self._keeper) as connection:
+        with self._connect() as connection:
             connection.read(int(extent.label), draft.fd, on_progress)
 
     def seal(self, draft: Draft, key: str, digest: str) -> Extent:
@@ -103,19 +105,19 @@ class GpuTier:
             return
         _let_go(held)
         try:
-            with KeeperConnection(self._keeper) as connection:
+            with self._connect() as connection:
                 connection.free(int(extent.label))
         except TrimsError as error:
             log.info("%s at %s went with its keeper: %s", extent.key[:16], self.place, error)
 
     def digest(self, extent: Extent) -> str:
         """blake3 of what lies on the device now, hex."""
-        with KeeperConnection(self._keeper) as connection:
+        with self._connect() as connection:
             return connection.digest(int(extent.label))
 
     def scan(self) -> Iterator[Extent]:
         """Take over what the keeper holds. It never died and nobody else writes there, so nothing is hashed again."""
-        with KeeperConnection(self._keeper) as connection:
+        with self._connect() as connection:
             for kept in connection.hello().images:
                 yield self._hold(connection, kept.image, kept.key, kept.digest, kept.nbytes)
 
@@ -124,21 +126,45 @@ class GpuTier:
         self._watcher = threading.Thread(target=self._watch, args=(lost,), name=f"trims-{self.place}", daemon=True)
         self._watcher.start()
 
+    def unwatch(self) -> None:
+        """From now on `lost` is not called any more. Idempotent."""
+        with self._lock:
+            self._unwatched.set()
+            self._lifeline.close()
+        if self._watcher is not None:
+            self._watcher.join()
+
     def _watch(self, lost: Callable[[Place], None]) -> None:
         while True:
             self._lifeline.wait_for_end()
-            if self._closing:
+            if self._unwatched.is_set():
                 return
             log.error("the keeper of %s has ended; what it held is loaded anew when it is asked for", self.place)
             self._lifeline.close()
-            try:
-                self._keeper = self._find()
-                self._lifeline = KeeperConnection(self._keeper)
-            except TrimsError as error:
-                log.error("%s stays away: %s", self.place, error)  # noqa: TRY400 - the cause is all there is
-                return
-            finally:
+            found = self._start_another()
+            if not self._unwatched.is_set():
                 lost(self.place)
+            if not found:
+                return
+
+    def _start_another(self) -> bool:
+        """Patiently: the one that is ending may hold its lock for a moment longer."""
+        for _ in range(_TRIES):
+            try:
+                keeper = self._find()
+                connection = KeeperConnection(keeper)
+            except TrimsError as error:
+                log.error("%s is away: %s", self.place, error)  # noqa: TRY400 - the cause is all there is
+                if self._unwatched.wait(_TRY_AGAIN_S):
+                    return False
+                continue
+            with self._lock:
+                # `unwatch` closes the lifeline that is there: one that comes later would never end.
+                self._keeper, self._lifeline = keeper, connection
+                if self._unwatched.is_set():
+                    connection.close()
+            return True
+        return False
 
     def end_keeper(self) -> None:
         """Have the keeper free everything and end. After `close`."""
@@ -147,14 +173,19 @@ class GpuTier:
 
     def close(self) -> None:
         """See `Tier.close`: the keeper stays."""
-        self._closing = True
-        self._lifeline.close()
-        if self._watcher is not None:
-            self._watcher.join()
+        self.unwatch()
         with self._lock:
             for extent in self._open.values():
                 _let_go(extent)
             self._open.clear()
+
+    def _connect(self) -> KeeperConnection:
+        try:
+            return KeeperConnection(self._keeper)
+        except DaemonAwayError as error:
+            raise DeviceLostError(
+                f"the keeper of {self.place} has ended, another one is on its way: {error}"
+            ) from error
 
     def _hold(self, connection: KeeperConnection, image: int, key: str, digest: str, nbytes: int) -> Extent:
         export, head_fd = connection.export(image)
