@@ -265,6 +265,19 @@ def test_a_device_that_is_named_and_not_there_stops_the_daemon_and_says_which_th
         start(gpus="GPU-x")
 
 
+def test_a_daemon_that_cannot_have_its_second_device_lets_go_of_the_first(
+    start: Callable[..., Daemon], folder: Path
+) -> None:
+    small = "GPU-00000000-0000-0000-0000-000000000002"
+    devices = [Device(UUID, "Fake", TOTAL), Device(small, "Small", 32 << 20)]
+    make_devices(folder / "cuda", devices)
+    with pytest.raises(ConfigError, match=f"{small}.*lower gpu_reserve_bytes"):
+        start(gpus=f"{UUID},{small}")
+    for uuid in (UUID, small):
+        with KeeperConnection(folder / "run" / f"{uuid}.sock") as keeper:
+            keeper.end()
+
+
 def test_without_devices_a_place_on_one_is_refused_by_name(
     serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:

@@ -12,6 +12,7 @@ import blake3
 import pytest
 
 from trims.core.errors import ConversionError, ImageError
+from trims.testing.tiers import an_image
 from trims.tiers import transfer
 
 if TYPE_CHECKING:
@@ -196,3 +197,16 @@ def test_a_file_system_without_such_reads_is_read_the_plain_way(
         patched.setattr(os, "open", refuses)
         transfer.copy(source, target, len(data))
     assert os.pread(target, len(data), 0) == data
+
+
+def test_a_file_that_is_no_image_is_told_as_such_though_views_of_it_are_alive(folder: Path) -> None:
+    """What is wrong is found with views in hand, whose error must not be that the mapping cannot be closed."""
+    data = bytearray(an_image(1000))
+    data[-1:] = b""
+    (folder / "short").write_bytes(data)
+    fd = os.open(folder / "short", os.O_RDONLY)
+    try:
+        with pytest.raises(ImageError):
+            transfer.check_bytes(fd, len(data))
+    finally:
+        os.close(fd)

@@ -31,14 +31,18 @@ def gpu_tiers(config: Config) -> list[GpuTier]:
     if config.gpus == "none":
         return []
     named = () if config.gpus == "auto" else tuple(part.strip() for part in config.gpus.split(",") if part.strip())
+    tiers: list[GpuTier] = []
     try:
-        found = survey(config.cuda)
-        return [_tier(config, number, device) for number, device in enumerate(_chosen(found, named))]
-    except NotSupportedError as error:
+        for number, device in enumerate(_chosen(survey(config.cuda), named)):
+            tiers.append(_tier(config, number, device))
+    except (NotSupportedError, ConfigError) as error:
+        for tier in tiers:
+            tier.close()
         if named:
-            raise ConfigError(f"gpus {config.gpus}: {error}") from error
-        log.info("there is no gpu tier: %s", error)
+            raise ConfigError(f"gpus is {config.gpus}: {error}") from error
+        log.warning("there is no gpu tier: %s", error)
         return []
+    return tiers
 
 
 def _chosen(found: list[Surveyed], named: tuple[str, ...]) -> list[Surveyed]:

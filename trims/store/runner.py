@@ -6,7 +6,6 @@ place and generation. Not covered: who asked, and what to do about an outcome (`
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -19,10 +18,8 @@ from typing import TYPE_CHECKING
 from trims.core.errors import ConversionError, ImageError, InternalError, LostPeerError, TrimsError
 from trims.core.events import Event, Filled, FillFailed, Freed, Measured, ReplicaBroken
 from trims.formats.conversion import Conversion, start_conversion
-from trims.image.reader import ImageView
-from trims.memory.mapping import FileMapping
 from trims.tiers.base import DeviceTier
-from trims.tiers.transfer import copy, default_threads, digest_of
+from trims.tiers.transfer import check_bytes, copy, default_threads, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -257,7 +254,7 @@ class Runner:
             conversion.write(draft.fd, lambda done: self._tell(job, done, draft.nbytes))
         finally:
             self._drop_conversion(job)
-        _check_converted(draft)
+        check_bytes(draft.fd, draft.nbytes)  # a converter child is not trusted
         return digest_of(draft.fd, draft.nbytes)
 
     def _copy(self, job: Job, draft: Draft, source: Job) -> str:
@@ -337,12 +334,6 @@ class Runner:
 def _step_back() -> None:
     """Let this thread run when others do not want to: it is inside one system call for most of its life."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
-
-
-def _check_converted(draft: Draft) -> None:
-    """A converter child is not trusted: what it wrote must be an image in every respect."""
-    with contextlib.closing(FileMapping(draft.fd, draft.nbytes)) as mapping:
-        ImageView(mapping.view()).validate()
 
 
 def _identity(fd: int) -> tuple[int, int, int]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import blake3
 
 from trims.core.errors import ConversionError, ImageError
+from trims.image.reader import ImageView
 from trims.memory.mapping import FileMapping
 
 if TYPE_CHECKING:
@@ -44,6 +45,12 @@ def digest_of(fd: int, nbytes: int) -> str:
     """blake3 of the file's first `nbytes` bytes, hex; the same as `b3sum` prints. Releases the interpreter lock."""
     with contextlib.closing(FileMapping(fd, nbytes)) as mapping, mapping.view() as data:
         return blake3.blake3(data, max_threads=default_threads()).hexdigest()
+
+
+def check_bytes(fd: int, nbytes: int) -> None:
+    """Check that a file is an image in every respect. Raises ImageError naming the first thing that is wrong."""
+    with contextlib.closing(FileMapping(fd, nbytes)) as mapping:  # views of what was wrong may outlive the block
+        ImageView(mapping.view()).validate()
 
 
 @dataclass(slots=True)
