@@ -46,6 +46,8 @@ class Admission:
             return
         replica = ledger.shelf.find(event.key, event.place) or self.enqueue(event.key, event.place, event.at_s)
         replica.keep_alive_s = event.keep_alive_s
+        if event.working_bytes is not None and replica.place.tier is Tier.GPU:
+            ledger.expect_work(replica, event.working_bytes)
         if replica.state is State.SEALED:
             self.serve(replica, event.waiter, event.at_s, warm=True)
         elif replica.state is State.DRAINING and event.waiter.deadline_at_s is None:
@@ -69,6 +71,7 @@ class Admission:
         ledger = self._ledger
         if waiter.wants_lease and waiter.session is not None:
             ledger.grant(replica, waiter, waiter.session, at_s, warm=warm)
+            self.make_way(replica.place, at_s)
             return
         ledger.touch(replica, at_s)
         if not ledger.promotions.is_own(waiter):
@@ -101,7 +104,7 @@ class Admission:
         """A waiter's deadline has passed: tell him what it was that took so long."""
         ledger = self._ledger
         ledger.waiters.leave(waiter.ticket)
-        if replica.state is State.QUEUED and replica.nbytes > ledger.room.free_bytes(replica.place):
+        if replica.state is State.QUEUED and ledger.room.need_of(replica) > ledger.room.free_bytes(replica.place):
             self.refuse(waiter, ledger.room.refusal(replica, ledger.shelf.replicas.values()), at_s)
         else:
             self.refuse(waiter, DeadlineError(books.why_late(replica)), at_s)
@@ -177,19 +180,27 @@ class Admission:
     def _make_room(self, replica: Replica, at_s: float) -> bool:
         """True if the replica fits now, or is not wanted any more. Evicts what it needs; refuses who will not wait."""
         room, everything = self._ledger.room, self._ledger.shelf.replicas.values()
-        place, need = replica.place, replica.nbytes
-        if need > room.capacities[place]:
-            self._refuse_all(replica, books.too_large(replica, room.capacities[place]), at_s)
+        place, need = replica.place, room.need_of(replica)
+        if room.least_need_of(replica) > room.capacities[place]:
+            self._refuse_all(replica, books.too_large(room, replica), at_s)
             return True
         if need <= room.free_bytes(place):
             return True
-        for victim in room.victims(place, need, everything):
-            if not self._demote(victim, at_s):
-                self._ledger.free(victim, at_s, "evicted for room", evicted=True)
+        self._evict_for(place, need, at_s)
         if room.is_coming(place, need, everything):
             return False
         self._refuse_impatient(replica, at_s)
         return replica.state is State.ABSENT
+
+    def make_way(self, place: Place, at_s: float) -> None:
+        """Those who read at a place need more beside their images than is left there: who is idle goes for it."""
+        if self._ledger.room.free_bytes(place) < 0:
+            self._evict_for(place, 0, at_s)
+
+    def _evict_for(self, place: Place, need: int, at_s: float) -> None:
+        for victim in self._ledger.room.victims(place, need, self._ledger.shelf.replicas.values()):
+            if not self._demote(victim, at_s):
+                self._ledger.free(victim, at_s, "evicted for room", evicted=True)
 
     def _demote(self, victim: Replica, at_s: float) -> bool:
         """A device's image goes to the host first if it is not there and fits beside what is: True if it does."""

@@ -18,7 +18,7 @@ from trims.core.room import Room
 from trims.core.shelf import Shelf
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from trims.core.lease import Lease, Waiter
     from trims.core.place import Place
@@ -29,13 +29,25 @@ if TYPE_CHECKING:
 class Ledger:
     """The books of one daemon.
 
+    Args:
+        capacities: Bytes each place may hold.
+        policies: One for each place.
+        reserves: See `Room`.
+        peers: See `Shelf`.
+
     Attributes:
         outbox: What has to be done about the event at hand; `Residency` gives each event a new one.
     """
 
-    def __init__(self, capacities: Mapping[Place, int], policies: Mapping[Place, Policy]) -> None:
-        self.room = Room(capacities, policies)
-        self.shelf = Shelf()
+    def __init__(
+        self,
+        capacities: Mapping[Place, int],
+        policies: Mapping[Place, Policy],
+        reserves: Mapping[Place, int],
+        peers: Collection[tuple[Place, Place]],
+    ) -> None:
+        self.room = Room(capacities, policies, reserves)
+        self.shelf = Shelf(peers)
         self.leases = Leases()
         self.waiters = Waiters()
         self.promotions = Promotions()
@@ -65,6 +77,8 @@ class Ledger:
 
     def grant(self, replica: Replica, waiter: Waiter, session: int, at_s: float, *, warm: bool) -> None:
         """The waiter's session may read it from now on."""
+        if not self.leases.holds(session, replica):
+            self.room.working[replica.place] += replica.working_bytes
         lease = self.leases.grant(session, replica.key, replica.place, replica.generation)
         replica.leases.add(lease.number)
         replica.uses += 1
@@ -74,12 +88,34 @@ class Ledger:
 
     def end_lease(self, lease: Lease, at_s: float) -> Replica:
         """The session reads it no longer; returns what it read."""
-        self.leases.end(lease)
         replica = self.shelf.replicas[lease.key, lease.place]
-        replica.leases.discard(lease.number)
+        self._strike(lease, replica)
         self.touch(replica, at_s)
         self.release(replica, at_s)
         return replica
+
+    def lose(self, replica: Replica, at_s: float, why: str) -> None:
+        """Its memory is gone: its leases are for nothing, and whoever holds one is told."""
+        for number in sorted(replica.leases):
+            lease = self.leases.by_number[number]
+            self._strike(lease, replica)
+            self.outbox.lost(lease, why)
+        if replica.state is State.SEALED:
+            self.retire(replica, at_s, why)
+        else:
+            self.release(replica, at_s)
+
+    def _strike(self, lease: Lease, replica: Replica) -> None:
+        self.leases.end(lease)
+        replica.leases.discard(lease.number)
+        if not self.leases.holds(lease.session, replica):
+            self.room.working[replica.place] -= replica.working_bytes
+
+    def expect_work(self, replica: Replica, nbytes: int) -> None:
+        """Each session that reads it needs so much on the device beside it."""
+        readers = {self.leases.by_number[number].session for number in replica.leases}
+        self.room.working[replica.place] += (nbytes - replica.working_bytes) * len(readers)
+        replica.working_bytes = nbytes
 
     def lend(self, source: Replica, replica: Replica) -> None:
         """A fill reads from it: the internal lease of a promotion."""

@@ -29,18 +29,21 @@ from trims.core.events import (
     Instruction,
     Measured,
     PinChanged,
+    PlaceLost,
     ReplicaBroken,
     Requested,
     SessionEnded,
     Tick,
     WaiterLeft,
+    WorkingKnown,
 )
 from trims.core.ledger import Ledger
 from trims.core.outbox import Outbox
-from trims.core.replica import State
+from trims.core.place import Tier
+from trims.core.replica import LEASABLE, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from trims.core.place import Place
     from trims.core.policy import Policy
@@ -53,10 +56,19 @@ class Residency:
     Args:
         capacities: Bytes each place may hold; a place that is not listed does not exist.
         policies: One policy instance for each place.
+        reserves: Bytes left free at a place beside its capacity, for the work of those who read there.
+        peers: Devices that copy from each other directly, as (target, source).
     """
 
-    def __init__(self, capacities: Mapping[Place, int], policies: Mapping[Place, Policy]) -> None:
-        self._ledger = Ledger(capacities, policies)
+    def __init__(
+        self,
+        capacities: Mapping[Place, int],
+        policies: Mapping[Place, Policy],
+        *,
+        reserves: Mapping[Place, int] | None = None,
+        peers: Collection[tuple[Place, Place]] = (),
+    ) -> None:
+        self._ledger = Ledger(capacities, policies, reserves or {}, peers)
         self._admission = Admission(self._ledger)
         self.room = self._ledger.room
         self.shelf = self._ledger.shelf
@@ -75,6 +87,8 @@ class Residency:
             Freed: self._freed,
             EvictRequested: self._evict_requested,
             ReplicaBroken: self._replica_broken,
+            PlaceLost: self._place_lost,
+            WorkingKnown: self._working_known,
             PinChanged: self._pin_changed,
             Adopted: self._adopted,
             DrainRequested: self._drain_requested,
@@ -196,6 +210,12 @@ class Residency:
         if replica is not None and replica.state is State.SEALED:
             self._ledger.retire(replica, event.at_s, f"broken: {event.reason}")
 
+    def _place_lost(self, event: PlaceLost) -> None:
+        """What is being filled or freed there ends by its own report."""
+        for replica in [each for each in self.replicas.values() if each.place == event.place]:
+            if replica.state in LEASABLE:
+                self._ledger.lose(replica, event.at_s, event.reason)
+
     def _freed(self, event: Freed) -> None:
         replica = self._current(event)
         if replica is None:
@@ -228,6 +248,13 @@ class Residency:
         replica.nbytes, replica.cost_s = event.nbytes, event.cost_s
         replica.keep_alive_s = event.keep_alive_s
         self._ledger.seal(replica, event.at_s, "adopted after a restart")
+
+    def _working_known(self, event: WorkingKnown) -> None:
+        for replica in self.places_of(event.key):
+            if replica.place.tier is Tier.GPU:
+                self._ledger.expect_work(replica, event.nbytes)
+                self._admission.make_way(replica.place, event.at_s)
+                self._admission.admit(replica.place, event.at_s)
 
     def _tick(self, event: Tick) -> None:
         for replica in list(self.replicas.values()):
