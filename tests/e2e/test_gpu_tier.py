@@ -319,6 +319,28 @@ def test_a_lost_device_is_an_error_that_names_it(
     (folder / "cuda" / f"lost.{UUID}").unlink()
 
 
+@pytest.mark.parametrize("driver", ["vmm", "ipc"])
+@pytest.mark.parametrize("peers", [True, False])
+def test_a_model_comes_from_the_other_device_directly_if_that_is_a_peer_and_through_the_host_if_not(
+    start: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path, driver: str, *, peers: bool
+) -> None:
+    other = "GPU-00000000-0000-0000-0000-000000000002"
+    devices = [Device(UUID, "Fake", TOTAL), Device(other, "Fake", TOTAL, peers=(UUID,) if peers else ())]
+    make_devices(folder / "cuda", devices)
+    daemon, path = start(gpu_driver=driver), checkpoint("m", nbytes=20 << 20)
+    name = f"file:{path}"
+    with connect(daemon.config.runtime_dir) as session:
+        session.open_file(path, place="gpu:0").close()
+        daemon.store.evict(name, CPU)
+        with session.open_file(path, place="gpu:1") as weights, session.open_file(path) as on_host:
+            assert weights.device == other
+            assert read(weights.on_device("weight")) == bytes(on_host.raw("weight"))
+    copies = {span.name for span in daemon.tracer.spans if span.name.startswith("copy.")}
+    assert ("copy.gpu:0-gpu:1" in copies) is peers
+    assert ("copy.cpu-gpu:1" in copies) is not peers
+    assert not check_store(daemon.store, verify=True).findings
+
+
 def test_places_are_numbered_and_named(start: Callable[..., Daemon]) -> None:
     daemon = start()
     assert [place for place in daemon.store.tiers if place.tier is GPU.tier] == [Place.parse("gpu:0")]

@@ -67,4 +67,4 @@ def _tier(config: Config, number: int, device: Surveyed) -> GpuTier:
             f"{config.gpu_reserve_bytes} leave nothing for weights; lower gpu_reserve_bytes"
         )
     log.info("gpu:%d is %s (%s), %d bytes for weights", number, device.name, device.uuid, capacity)
-    return GpuTier(number, find, capacity)
+    return GpuTier(number, find, capacity, config.gpu_reserve_bytes)

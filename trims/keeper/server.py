@@ -16,7 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import BadMessageError, CallerError, InternalError, PermissionDeniedError, TrimsError
-from trims.memory.cuda.drivers import export_message
+from trims.memory.cuda.drivers import export_message, export_of
 from trims.wire.answers import error_message
 from trims.wire.frames import Decoder, Message, encode
 
@@ -99,6 +99,7 @@ class _Connection:
             "room": self._room,
             "create": self._create,
             "fill": self._fill,
+            "copy": self._copy,
             "seal": self._seal,
             "export": self._export,
             "read": self._read,
@@ -157,7 +158,7 @@ class _Connection:
         ]
         first: dict[str, Any] = {"protocol": PROTOCOL, "pid": os.getpid(), "device": keeper.device.uuid}
         driver = {"driver": keeper.memory.name, "read_only": keeper.memory.read_only, "awake": keeper.awake}
-        self._say({**first, **driver, "images": len(images)})
+        self._say({**first, **driver, "peers": keeper.device.peers, "images": len(images)})
         for image in images:  # one a frame: a frame is bounded, their number is not
             self._say(image)
 
@@ -172,6 +173,13 @@ class _Connection:
 
     def _fill(self, order: Message, fds: list[int]) -> None:
         self._keeper.fill(_number(order, "image"), _one(fds), lambda done: self._say({"done_bytes": done}))
+        self._say({"filled": True})
+
+    def _copy(self, order: Message, fds: list[int]) -> None:
+        if len(fds) not in (1, 2):
+            raise BadMessageError(f"the order needs a head and perhaps the memory's descriptor, {len(fds)} came")
+        export = export_of(order, fds[1] if len(fds) == 2 else -1)
+        self._keeper.copy(_number(order, "image"), export, fds[0], lambda done: self._say({"done_bytes": done}))
         self._say({"filled": True})
 
     def _seal(self, order: Message, _fds: list[int]) -> None:

@@ -86,7 +86,13 @@ class Store:
         self.resolver = resolver
         self.catalog = catalog
         self.counters: Counter[str] = Counter()
-        self.residency = Residency({place: tier.capacity_bytes for place, tier in self.tiers.items()}, policies)
+        devices = [tier for tier in tiers if isinstance(tier, DeviceTier)]
+        self.residency = Residency(
+            {place: tier.capacity_bytes for place, tier in self.tiers.items()},
+            policies,
+            reserves={tier.place: tier.reserve_bytes for tier in devices},
+            peers=[(one.place, other.place) for one in devices for other in devices if other.uuid in one.peers],
+        )
         self.watchers = Watchers(self.counters)
         self.runner = Runner(self.tiers, limits, tracer, self._feed, workers=workers, converters=converters)
         self._shell = Shell(
@@ -99,9 +105,7 @@ class Store:
             verify=verify,
         )
         self._keep_alive_s = keep_alive_s
-        self._until_session_ends = {
-            tier.place for tier in tiers if isinstance(tier, DeviceTier) and tier.ends_with_session
-        }
+        self._until_session_ends = {tier.place for tier in devices if tier.ends_with_session}
         self._tickets = itertools.count(1)
         self._lookups = Lookups(resolver, self._found)
         self._ticker = Ticker(self._next_due_s, self._tick)

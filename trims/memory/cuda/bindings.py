@@ -54,17 +54,15 @@ class Driver:
 
     def devices(self) -> Sequence[Device]:
         """All devices this process can see."""
-        return [_describe(_call("cuDeviceGet", number)) for number in range(_call("cuDeviceGetCount"))]
+        return [_describe(device, _peers(device)) for device in _all()]
 
     def use(self, uuid: str) -> Device:
         """Take its primary context."""
-        for number in range(_call("cuDeviceGetCount")):
-            device = _call("cuDeviceGet", number)
-            found = _describe(device)
-            if found.uuid == uuid:
+        for device in _all():
+            if _uuid(device) == uuid:
                 self._context, self._device = _call("cuDevicePrimaryCtxRetain", device), device
                 self.bind()
-                return found
+                return _describe(device, _peers(device))
         seen = ", ".join(device.uuid for device in self.devices()) or "none"
         raise NotSupportedError(f"the device {uuid} is not visible to this process, which sees {seen}")
 
@@ -216,21 +214,36 @@ def _posix() -> Any:
     return _driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
-def _describe(device: Any) -> Device:
+def _all() -> list[Any]:
+    return [_call("cuDeviceGet", number) for number in range(_call("cuDeviceGetCount"))]
+
+
+def _uuid(device: Any) -> str:
+    raw = bytes(_call("cuDeviceGetUuid", device).bytes)
+    return f"GPU-{uuids.UUID(bytes=raw)}"
+
+
+def _peers(device: Any) -> tuple[str, ...]:
+    """Those whose memory it can read directly, over NVLink or PCIe."""
+    others = (other for other in _all() if int(other) != int(device))
+    return tuple(_uuid(other) for other in others if _call("cuDeviceCanAccessPeer", device, other))
+
+
+def _describe(device: Any, peers: tuple[str, ...]) -> Device:
     attribute = _driver.CUdevice_attribute
 
     def has(name: str) -> bool:
         return bool(_call("cuDeviceGetAttribute", getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device))
 
     name = bytes(_call("cuDeviceGetName", 96, device)).split(b"\0")[0].decode()
-    raw = bytes(_call("cuDeviceGetUuid", device).bytes)
     return Device(
-        uuid=f"GPU-{uuids.UUID(bytes=raw)}",
+        uuid=_uuid(device),
         name=name,
         total_bytes=int(_call("cuDeviceTotalMem", device)),
         vmm=has("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED") and has("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"),
         ipc=has("IPC_EVENT_SUPPORTED"),
         read_only_registration=has("READ_ONLY_HOST_REGISTER_SUPPORTED"),
+        peers=peers,
     )
 
 
