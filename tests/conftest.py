@@ -168,6 +168,32 @@ def daemon(serve: Callable[..., Daemon]) -> Daemon:
 
 
 @pytest.fixture
+def cuda(folder: Path) -> Iterator[str]:
+    """A fake device; what to call its driver."""
+    from on_device import TOTAL_BYTES, UUID
+    from trims_client.device import leave_devices
+
+    from trims.memory.cuda.api import Device
+    from trims.testing.fake_cuda import make_devices
+
+    devices = folder / "cuda"
+    devices.mkdir()
+    yield make_devices(devices, [Device(UUID, "Fake", TOTAL_BYTES)])
+    leave_devices()
+
+
+@pytest.fixture
+def serve_gpu(serve: Callable[..., Daemon], cuda: str) -> Callable[..., Daemon]:
+    """The same with a GPU tier on that device."""
+
+    def start(**settings: object) -> Daemon:
+        values = {"gpus": "auto", "cuda": cuda, "gpu_share": 1.0, "gpu_reserve_bytes": "48MiB", **settings}
+        return serve(**values)
+
+    return start
+
+
+@pytest.fixture
 def session(daemon: Daemon) -> Iterator[Session]:
     """A client of that daemon."""
     from trims_client import connect
