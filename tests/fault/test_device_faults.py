@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +18,7 @@ from looking import leases, states, wait_until
 from on_device import OTHER_UUID, TOTAL_BYTES, UUID, client, kill_keeper, read
 from trims_client import connect
 
-from trims.core.errors import CallerError, CapacityError, DeviceLostError, InUseError
+from trims.core.errors import CallerError, CapacityError, DeviceLostError
 from trims.core.place import GPU
 from trims.daemon.check import check_store
 from trims.memory.cuda.api import Device
@@ -214,18 +217,66 @@ def test_a_lost_device_is_an_error_that_names_it(
     (folder / "cuda" / f"lost.{UUID}").unlink()
 
 
-def test_a_device_that_is_lost_under_a_reader_can_be_let_go_of(
+def test_a_device_that_is_lost_takes_its_replicas_with_it_and_may_come_back(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], raw: Callable[[Daemon], Raw], folder: Path
+) -> None:
+    daemon, path = serve_gpu(), checkpoint("m")
+    reader = raw(daemon)
+    grant = reader.ask({"op": "open", "id": 1, "path": str(path), "place": "gpu"})
+    lose_device(folder / "cuda", UUID)
+    with connect(daemon.config.runtime_dir) as session:
+        with pytest.raises(DeviceLostError, match=UUID):
+            session.open_file(checkpoint("other"), place="gpu")
+        told = reader.next()
+        assert (told["event"], told["lease"]) == ("lost", grant["lease"])
+        wait_until(lambda: not leases(daemon), "a lease for nothing")
+        (folder / "cuda" / f"lost.{UUID}").unlink()
+        wait_until(lambda: _opens(session, path), "it does not come back")
+    assert not check_store(daemon.store, verify=True).findings
+
+
+def test_a_check_of_a_lost_device_says_so(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path
 ) -> None:
     daemon, path = serve_gpu(), checkpoint("m")
-    with client(daemon, path, "hold"):
-        lose_device(folder / "cuda", UUID)
-        with connect(daemon.config.runtime_dir) as session, pytest.raises(DeviceLostError, match=UUID):
-            session.open_file(checkpoint("other"), place="gpu")
-        with pytest.raises(InUseError):
-            daemon.store.evict(f"file:{path}", GPU)
-    wait_until(lambda: not leases(daemon), "his lease stays")
+    with connect(daemon.config.runtime_dir) as session:
+        session.open_file(path, place="gpu").close()
+    lose_device(folder / "cuda", UUID)
+    (finding,) = check_store(daemon.store, verify=True).findings
+    assert f"at gpu:0: it cannot be examined: {UUID} is lost" in finding
     (folder / "cuda" / f"lost.{UUID}").unlink()
+
+
+def test_a_borrower_that_writes_where_nothing_stops_him_is_found_out_by_a_check(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    daemon, path = serve_gpu(gpu_driver="ipc"), checkpoint("m")
+    with connect(daemon.config.runtime_dir) as session, session.open_file(path, place="gpu") as weights:
+        tensor = weights.on_device("weight")
+        ctypes.memset(tensor.address, 0xFF, 8)
+        (finding,) = check_store(daemon.store, verify=True).findings
+        assert "at gpu:0: its bytes hash to" in finding
+        assert states(daemon)["gpu:0"] == "draining", "nobody else gets it"
+
+
+def test_a_borrower_that_writes_where_he_must_not_dies_and_changes_nothing(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    daemon, path = serve_gpu(), checkpoint("m")
+    script = f"""
+import ctypes
+from trims_client import connect
+session = connect({str(daemon.config.runtime_dir)!r})
+weights = session.open_file({str(path)!r}, place="gpu")
+ctypes.memset(weights.on_device("weight").address, 0xFF, 8)
+"""
+    with connect(daemon.config.runtime_dir) as session, session.open_file(path, place="gpu") as weights:
+        content = read(weights.on_device("weight"))
+        offender = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+        assert offender.returncode == -signal.SIGSEGV
+        assert read(weights.on_device("weight")) == content
+        wait_until(lambda: leases(daemon) == 1, "the dead one holds a lease")
+    assert not check_store(daemon.store, verify=True).findings
 
 
 def test_losing_one_device_leaves_the_other_alone(

@@ -1,5 +1,7 @@
 """A keeper's door: a Unix socket on which the daemon gives orders, frame by frame, a thread for each connection.
 
+A device that is lost ends the keeper, which shows the daemon what is gone; the next one finds out whether it is back.
+
 An image that was not sealed goes with the connection that made it: a daemon that dies in the middle of a fill leaves
 nothing. Sealed ones stay, for the next daemon to find with `list`.
 """
@@ -15,7 +17,14 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import BadMessageError, CallerError, InternalError, PermissionDeniedError, TrimsError
+from trims.core.errors import (
+    BadMessageError,
+    CallerError,
+    DeviceLostError,
+    InternalError,
+    PermissionDeniedError,
+    TrimsError,
+)
 from trims.memory.cuda.drivers import export_message, export_of
 from trims.wire.answers import error_message
 from trims.wire.frames import Decoder, Message, encode
@@ -46,6 +55,7 @@ class KeeperServer:
         self._keeper = keeper
         self._path = path
         self._ending = threading.Event()
+        self._lost = False
         self._lock_fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,7 +64,7 @@ class KeeperServer:
             raise CallerError(f"another keeper serves at {path}") from None
 
     def serve(self) -> None:
-        """Until `end`. Frees everything then."""
+        """Until `end`, or until the device is lost. Frees everything then."""
         self._path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(self._path))
@@ -67,16 +77,23 @@ class KeeperServer:
                     threading.Thread(target=self._serve_one, args=(sock,), daemon=True).start()
                 self._keeper.rest()
         self._path.unlink(missing_ok=True)
-        self._keeper.close()
+        if not self._lost:  # else there is nothing to free, and every call would fail
+            self._keeper.close()
         os.close(self._lock_fd)
 
     def end(self) -> None:
         """Stop serving within a second."""
         self._ending.set()
 
+    def device_lost(self) -> None:
+        """Stop serving: a context that was lost never works again in its process, and what it held is gone."""
+        log.error("the device %s is lost, and this keeper ends", self._keeper.device.uuid)
+        self._lost = True
+        self.end()
+
     def _serve_one(self, sock: socket.socket) -> None:
         sock.settimeout(None)
-        connection = _Connection(self._keeper, sock, self.end)
+        connection = _Connection(self._keeper, sock, self)
         try:
             connection.serve()
         except (OSError, BadMessageError) as error:
@@ -89,10 +106,10 @@ class KeeperServer:
 class _Connection:
     """One connection and the images it has begun."""
 
-    def __init__(self, keeper: Keeper, sock: socket.socket, end: Callable[[], None]) -> None:
+    def __init__(self, keeper: Keeper, sock: socket.socket, server: KeeperServer) -> None:
         self._keeper = keeper
         self._sock = sock
-        self._end = end
+        self._server = server
         self._drafts: set[int] = set()
         self._orders: dict[str, Callable[[Message, list[int]], None]] = {
             "hello": self._hello,
@@ -138,6 +155,9 @@ class _Connection:
             if work is None:
                 raise BadMessageError(f"unknown order {order.get('op')!r}"[:200])
             work(order, fds)
+        except DeviceLostError as error:
+            self._say(error_message(error, None))
+            self._server.device_lost()
         except TrimsError as error:
             self._say(error_message(error, None))
         except Exception as error:
@@ -208,7 +228,7 @@ class _Connection:
 
     def _end_all(self, _order: Message, _fds: list[int]) -> None:
         self._say({})
-        self._end()
+        self._server.end()
 
 
 def _number(order: Message, name: str) -> int:
