@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -13,14 +14,17 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from dying_daemon import DEVICE_MOMENTS
 from looking import leases, states, wait_until
 from on_device import OTHER_UUID, TOTAL_BYTES, UUID, client, kill_keeper, read
 from trims_client import connect
 
-from trims.core.errors import CallerError, CapacityError, DeviceLostError
+from trims.core.errors import CallerError, CapacityError, DeviceLostError, InUseError, TrimsError
 from trims.core.place import GPU
 from trims.daemon.check import check_store
+from trims.keeper.client import KeeperConnection
 from trims.memory.cuda.api import Device
 from trims.testing.fake_cuda import FakeCuda, lose_device, make_devices
 from trims.wire.frames import Decoder, encode
@@ -290,6 +294,70 @@ def test_losing_one_device_leaves_the_other_alone(
         wait_until(lambda: states(daemon).get("gpu:0") is None, "its end was not noticed")
         assert leases(daemon) == 1
         assert read(weights.on_device("weight"))
+
+
+# -- a daemon that is killed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", list(DEVICE_MOMENTS))
+def test_whatever_the_moment_the_next_daemon_has_true_bytes_on_the_device_and_nothing_more(
+    moment: str,
+    folder: Path,
+    cuda: str,
+    serve_gpu: Callable[..., Daemon],
+    start_process: Callable[..., subprocess.Popen[bytes]],
+    checkpoint: Callable[..., Path],
+) -> None:
+    path = checkpoint("m", nbytes=200_000)
+    process = start_process(moment, "gpus=auto", f"cuda={cuda}", "gpu_share=1.0", "gpu_reserve_bytes=0")
+    with contextlib.suppress(TrimsError), connect(folder / "run") as session:
+        session.open_file(path, place="gpu").close()
+        _order(folder, f"file:{path}", evict="cpu")
+        session.open_file(path).close()  # down again
+        _order(folder, f"file:{path}", evict="gpu")
+    assert process.wait(30) == -signal.SIGKILL, "the moment never came"
+    daemon = serve_gpu()
+    with KeeperConnection(daemon.config.runtime_dir / f"{UUID}.sock") as keeper:
+        kept = {image.key for image in keeper.hello().images}
+    adopted = {replica.key for replica in daemon.store.residency.replicas.values() if replica.place == GPU}
+    assert kept == adopted, "memory nobody knows of"
+    with connect(folder / "run") as session, session.open_file(path, place="gpu") as weights:
+        expected = np.random.default_rng(ord("m")).random(25_000)
+        assert read(weights.on_device("weight")) == expected.tobytes()
+    assert not check_store(daemon.store, verify=True).findings
+
+
+def _order(folder: Path, name: str, evict: str) -> None:
+    import grpc
+
+    from trims.wire import trims_pb2 as pb
+    from trims.wire import trims_pb2_grpc
+
+    with contextlib.suppress(grpc.RpcError), grpc.insecure_channel(f"unix:{folder}/run/control.sock") as channel:
+        trims_pb2_grpc.ControlStub(channel).Evict(pb.EvictRequest(name=name, place=evict), timeout=20)
+
+
+def test_readers_of_a_device_do_not_notice_that_the_daemon_was_killed(
+    folder: Path,
+    cuda: str,
+    serve_gpu: Callable[..., Daemon],
+    start_process: Callable[..., subprocess.Popen[bytes]],
+    checkpoint: Callable[..., Path],
+) -> None:
+    process = start_process("", "gpus=auto", f"cuda={cuda}", "gpu_share=1.0", "gpu_reserve_bytes=0")
+    with connect(folder / "run") as session, session.open_file(checkpoint("m"), place="gpu") as weights:
+        content = read(weights.on_device("weight"))
+        process.kill()
+        process.wait()
+        assert read(weights.on_device("weight")) == content
+        daemon = serve_gpu()
+        wait_until(lambda: leases(daemon) == 1, "the lease was not taken up again")
+        assert states(daemon)["gpu:0"] == "sealed"
+        with pytest.raises(InUseError):
+            daemon.store.evict(f"file:{folder / 'm.safetensors'}", GPU)
+        with session.open_file(checkpoint("m"), place="gpu") as again:
+            assert again.warm
+            assert again.on_device("weight").address == weights.on_device("weight").address, "the same memory"
 
 
 # -- a predictor that is killed ----------------------------------------------------------------------------------------
