@@ -56,6 +56,7 @@ class KeeperServer:
         self._path = path
         self._ending = threading.Event()
         self._lost = False
+        self._connections: set[socket.socket] = set()
         self._lock_fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,15 +72,28 @@ class KeeperServer:
             self._path.chmod(0o600)
             listener.listen()
             listener.settimeout(_TICK_S)
+            inode = self._path.stat().st_ino
             while not self._ending.is_set():
                 with contextlib.suppress(TimeoutError):
                     sock, _ = listener.accept()
+                    self._connections.add(sock)
                     threading.Thread(target=self._serve_one, args=(sock,), daemon=True).start()
                 self._keeper.rest()
-        self._path.unlink(missing_ok=True)
+                if not self._connections and not self._is_there(inode):
+                    log.warning("%s is gone: nobody can ever reach this keeper, so it ends", self._path)
+                    break
+        if self._is_there(inode):
+            self._path.unlink(missing_ok=True)
         if not self._lost:  # else there is nothing to free, and every call would fail
             self._keeper.close()
         os.close(self._lock_fd)
+
+    def _is_there(self, inode: int) -> bool:
+        """True while the path leads to our socket, and not to nothing or to a later keeper's."""
+        try:
+            return self._path.stat().st_ino == inode
+        except FileNotFoundError:
+            return False
 
     def end(self) -> None:
         """Stop serving within a second."""
@@ -101,6 +115,7 @@ class KeeperServer:
         finally:
             sock.close()
             connection.drop_drafts()
+            self._connections.discard(sock)
 
 
 class _Connection:
