@@ -6,6 +6,7 @@ process's primary context is used, the one that PyTorch, cupy and ONNX Runtime u
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import NotSupportedError, TrimsError
 from trims.memory.cuda.api import connect
 from trims.memory.cuda.drivers import device_memory
+from trims_client import dlpack
 
 if TYPE_CHECKING:
     from trims.core.layout import TensorSpec
@@ -38,6 +40,7 @@ class DeviceRegion:
     Attributes:
         address: Of the image's first byte, in the address space of the device's primary context.
         device: UUID.
+        dlpack_device: What DLPack calls it in this process: kind and number.
         read_only: Whether the device stops who writes.
     """
 
@@ -50,16 +53,35 @@ class DeviceRegion:
             export.close()
         self.address = opened.address
         self.device = export.device
+        self.dlpack_device = cuda.dlpack_device()
         self.read_only = memory.read_only
+        self._cuda = cuda
         self._head = head
         weakref.finalize(self, _close, cuda, memory, opened).atexit = False
 
+    def read(self, address: int, nbytes: int) -> bytearray:
+        """Copy bytes of it to the host."""
+        found = bytearray(nbytes)
+        if nbytes:
+            self._cuda.bind()
+            stream = self._cuda.stream()
+            try:
+                place = (ctypes.c_ubyte * nbytes).from_buffer(found)
+                self._cuda.copy_out(ctypes.addressof(place), address, nbytes, stream)
+                self._cuda.synchronize(stream)
+            finally:
+                self._cuda.end_stream(stream)
+        return found
+
 
 class DeviceTensor:
-    """One tensor on a device, for whoever takes `__cuda_array_interface__`: cupy, PyTorch, numba, JAX.
+    """One tensor on a device, for whoever takes DLPack or `__cuda_array_interface__`: PyTorch, cupy, ONNX Runtime, JAX.
 
-    It keeps the memory open. The interface has no bfloat16 and no float8: those show as unsigned integers of their
-    size, to be viewed as what `dtype` says.
+    It keeps the memory open, and so does whatever borrows from it. Nobody may write. The flag of DLPack 1.0 says so,
+    but PyTorch and cupy do not look at it, and neither older capsules nor the other interface can say it. With `vmm`
+    the device stops who writes, and his context with it; with `ipc` nothing does. `__cuda_array_interface__` has no
+    bfloat16 and no float8, which show as unsigned integers of their size, to be viewed as what `dtype` says; DLPack
+    has them.
 
     Attributes:
         dtype: As in the layout: `F32`, `BF16`, ...
@@ -89,6 +111,38 @@ class DeviceTensor:
             "strides": None,
             "version": 3,
         }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLDeviceType and the device's number in this process."""
+        return self._region.dlpack_device
+
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """A capsule over the shared bytes: of DLPack 1.0 and read-only if the borrower knows that version, else older.
+
+        `stream` may be any: all copies were waited for before anybody could open the memory, and nobody writes it.
+        Raises BufferError, as the protocol has it, if a copy or another device is asked for.
+        """
+        if copy:
+            raise BufferError(f"{self!r} is lent, not copied; copy it with the library that borrows it")
+        if dl_device is not None and tuple(dl_device) != self._region.dlpack_device:
+            raise BufferError(f"{self!r} is device {self._region.dlpack_device} of DLPack here, not {dl_device}")
+        return self.lend(self.dtype, versioned=max_version is not None and max_version[0] >= 1)
+
+    def lend(self, dtype: str, *, versioned: bool) -> object:
+        """The capsule, with another dtype of the same size if the borrower has no name for this one."""
+        device, address = self._region.dlpack_device, self.address if self.nbytes else 0
+        return dlpack.lend(self._region, address, dtype, self.shape, device, versioned=versioned)
+
+    def to_host(self) -> bytearray:
+        """A private copy of its bytes in this process's memory."""
+        return self._region.read(self.address, self.nbytes)
 
     def __repr__(self) -> str:
         return f"<DeviceTensor {self.dtype}{list(self.shape)} on {self._region.device}>"

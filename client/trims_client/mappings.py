@@ -75,6 +75,8 @@ class Mappings:
         self._lingering: set[Mapping] = set()
         #: Leases to give back; appended from finalisers, where no lock may be taken.
         self.given_up: deque[int] = deque()
+        #: Lets go of devices' memory that other libraries have given back; None before one was opened.
+        self.collect: Callable[[], object] | None = None
 
     def borrow(
         self, answer: Message, fd: int, *, void: bool = False, export: Callable[[int], Export] | None = None
@@ -105,6 +107,7 @@ class Mappings:
                     mapping = self._map(image, fd, int(answer["nbytes"]))
                     if "device" in answer and export is not None:
                         mapping.open_device(export(lease))
+                        self.collect = _collector()
                     self._by_image[image] = mapping
                 if not void:
                     mapping.leases.add(lease)
@@ -157,6 +160,12 @@ class Mappings:
         """All mappings whose memory this process can still reach."""
         with self._lock:
             return [*self._by_image.values(), *self._lingering]
+
+
+def _collector() -> Callable[[], object]:
+    from trims_client.dlpack import collect
+
+    return collect
 
 
 class Borrow:

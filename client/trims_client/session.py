@@ -258,7 +258,9 @@ class Session:
 
     def _flush(self) -> None:
         """Give back the leases that were given up meanwhile, without waiting for an answer. Never raises."""
-        given_up = self._mappings.given_up
+        given_up, collect = self._mappings.given_up, self._mappings.collect
+        if collect is not None:
+            collect()
         while given_up:
             channel = self._channel
             if channel is None or channel.broken or self._pid != os.getpid():
@@ -270,6 +272,8 @@ class Session:
 
     def _settle(self) -> None:
         """The same, and return when the daemon has it in its books: who closes may evict right afterwards."""
+        if self._mappings.collect is not None:
+            self._mappings.collect()
         channel = self._channel
         if not self._mappings.given_up or channel is None or channel.broken or self._pid != os.getpid():
             return

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Self
 
-    from trims.core.layout import Layout
+    from trims.core.layout import Layout, TensorSpec
     from trims.image.program import Program
     from trims_client.device import DeviceRegion, DeviceTensor
 
@@ -143,16 +143,29 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         return None if region is None else region.device
 
     def on_device(self, name: str) -> DeviceTensor:
-        """One tensor in device memory, for whoever takes `__cuda_array_interface__`; no bytes are copied.
+        """One tensor in device memory, for whoever takes DLPack or `__cuda_array_interface__`; no bytes are copied.
 
         Raises TensorNotFoundError; NotSupportedError if the model lies on the host.
         """
+        return self._device_tensor(self.view.spec(name))
+
+    def device_data(self) -> DeviceTensor:
+        """The whole data block in device memory, as `U8`: one tensor out of which others can be cut at their offsets.
+
+        Raises NotSupportedError if the model lies on the host.
+        """
+        from trims.core.layout import TensorSpec
+
+        view = self.view
+        return self._device_tensor(TensorSpec("", "U8", (view.nbytes - view.data_start,), 0))
+
+    def _device_tensor(self, spec: TensorSpec) -> DeviceTensor:
         from trims_client.device import DeviceTensor
 
         region = self._attachment.region
         if region is None:
             raise NotSupportedError(f"{self.name!r} lies at {self.place}; open it with place='gpu'")
-        return DeviceTensor(region, self.view.spec(name), self.view.data_start)
+        return DeviceTensor(region, spec, self.view.data_start)
 
     def raw(self, name: str) -> memoryview:
         """The bytes of one tensor. Raises TensorNotFoundError; NotSupportedError if they lie on a device."""
@@ -187,8 +200,8 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         """What is mapped of a model on a device is its head: its tensors would read as zeros."""
         if self._attachment.region is not None:
             raise NotSupportedError(
-                f"{self.name!r} lies at {self.place}: take on_device(name) to cupy or PyTorch, or open it with "
-                f"place='cpu'"
+                f"{self.name!r} lies at {self.place}: take on_device(name) to cupy or PyTorch, use "
+                f"trims_client.frameworks, or open it with place='cpu'"
             )
 
     def __getitem__(self, name: str) -> NDArray[Any]:

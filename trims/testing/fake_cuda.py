@@ -38,6 +38,7 @@ GRANULARITY_BYTES = 2 << 20
 CONTEXT_BYTES = 16 << 20
 _HANDLE = struct.Struct(">8sQQQ32x")
 _MAGIC = b"fakecuda"
+_DLPACK_CPU = 1
 _DEVICES = "devices.json"
 #: Of handles, streams and files: unique in this process.
 _numbers = itertools.count(1)
@@ -99,6 +100,11 @@ class FakeCuda:
     def bind(self) -> None:
         """Let this thread use it."""
         self._bound.here = True
+
+    def dlpack_device(self) -> tuple[int, int]:
+        """kDLCPU: what it calls device memory is memory of this process, and frameworks may read it as such."""
+        self._ready()
+        return _DLPACK_CPU, 0
 
     def leave(self) -> None:
         """Give the context back."""

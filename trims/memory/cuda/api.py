@@ -63,6 +63,10 @@ class Cuda(Protocol):
         """Let this thread use the device, too."""
         ...
 
+    def dlpack_device(self) -> tuple[int, int]:
+        """What DLPack calls the device in use: kind and number. The number is this process's, found by UUID."""
+        ...
+
     def leave(self) -> None:
         """Give the context back; the driver frees what it took when nobody else in the process holds it."""
         ...

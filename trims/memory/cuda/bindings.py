@@ -24,6 +24,7 @@ except ImportError as missing:
 _LAZY_PEER_ACCESS = 1
 _REGISTER_READ_ONLY = 8
 _NON_BLOCKING = 1
+_DLPACK_CUDA = 2
 _FULL = {"CUDA_ERROR_OUT_OF_MEMORY"}
 _LOST = {
     "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_NVLINK_UNCORRECTABLE",
@@ -69,6 +70,10 @@ class Driver:
     def bind(self) -> None:
         """Make the context current in this thread."""
         _call("cuCtxSetCurrent", self._context)
+
+    def dlpack_device(self) -> tuple[int, int]:
+        """kDLCUDA. The driver and the frameworks over it number devices alike in one process."""
+        return _DLPACK_CUDA, int(self._device)
 
     def leave(self) -> None:
         """Release the primary context. Idempotent."""

@@ -1,0 +1,179 @@
+"""DLPack: device memory lent to another library through a capsule. Standard library only.
+
+What was lent stays open until the borrowing library calls the deleter: when its last tensor over it is gone, in any
+thread, at any moment, in the middle of another error or of the interpreter's end. Python code must not run there: an
+error on its way would be lost, and after the interpreter's end it would be a crash. So the deleter is a C function
+that only notes it down: `time` of the C library, which writes the time over the first eight bytes of what it is
+given. `collect` finds the notes and lets go: with each lending, each close, each request and every second.
+
+Not covered: reading capsules of others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+#: Of DLDeviceType.
+CPU = 1
+CUDA = 2
+#: dtype -> (DLDataTypeCode, bits).
+_CODES = {
+    "I8": (0, 8), "I16": (0, 16), "I32": (0, 32), "I64": (0, 64),
+    "U8": (1, 8), "U16": (1, 16), "U32": (1, 32), "U64": (1, 64),
+    "F16": (2, 16), "F32": (2, 32), "F64": (2, 64), "BF16": (4, 16), "C64": (5, 64), "BOOL": (6, 8),
+    "F8_E4M3": (10, 8), "F8_E4M3FNUZ": (11, 8), "F8_E5M2": (12, 8), "F8_E5M2FNUZ": (13, 8), "F8_E8M0": (14, 8),
+}  # fmt: skip
+_VERSION = (1, 0)
+_READ_ONLY = 1
+
+
+class _DLDevice(ctypes.Structure):
+    _fields_ = (("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32))
+
+
+class _DLDataType(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
+
+
+class _DLTensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", _DLDevice),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _DLDataType),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    """DLManagedTensor: before DLPack 1.0, and for who asks for no version."""
+
+    _fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+
+
+class _ManagedVersioned(ctypes.Structure):
+    """DLManagedTensorVersioned."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _DLTensor),
+    )
+
+
+#: Outlives the interpreter, as the C library does.
+_NOTE_DOWN = ctypes.cast(ctypes.CDLL(None).time, ctypes.c_void_p).value
+_allocate = ctypes.pythonapi.PyMem_RawMalloc
+_allocate.restype, _allocate.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+_free = ctypes.pythonapi.PyMem_RawFree
+_free.restype, _free.argtypes = None, [ctypes.c_void_p]
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+_is_capsule = ctypes.pythonapi.PyCapsule_IsValid
+_is_capsule.restype, _is_capsule.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_void_p]
+
+
+@dataclass(slots=True, eq=False)
+class _Loan:
+    """What was lent and not given back.
+
+    Attributes:
+        owner: Keeps the memory open.
+        capsule: Itself, to see whether somebody else has it. It has no destructor: that would be Python code, too.
+        name: Address of its name as long as nobody has taken it.
+        first: The structure's first eight bytes, which the deleter writes over.
+        before: What they were.
+    """
+
+    owner: object
+    capsule: Any
+    name: int
+    first: ctypes.c_uint64
+    before: int
+
+    def given_back(self) -> bool:
+        """The borrower is done; or there is none, and nobody has the capsule any more who could become one."""
+        if self.first.value != self.before:
+            return True
+        # Two: the attribute and the argument.
+        return sys.getrefcount(self.capsule) <= 2 and bool(_is_capsule(self.capsule, self.name))
+
+
+#: By the structure's address. It lies in memory of the C library, which is there when this module is gone.
+_loans: dict[int, _Loan] = {}
+_collecting = threading.RLock()
+
+
+def lend(
+    owner: object,
+    address: int,
+    dtype: str,
+    shape: tuple[int, ...],
+    device: tuple[int, int],
+    *,
+    versioned: bool,
+) -> object:
+    """A capsule for dense memory that nobody may write.
+
+    Args:
+        owner: Kept alive until the borrower is done.
+        address: Of the first byte; 0 if there is none.
+        dtype: As in a layout.
+        shape: Extents.
+        device: DLDeviceType and number.
+        versioned: `dltensor_versioned` of DLPack 1.0, flagged read-only; else `dltensor`, which cannot say so.
+    """
+    collect()
+    kind = _ManagedVersioned if versioned else _Managed
+    name = b"dltensor_versioned\0" if versioned else b"dltensor\0"
+    rank = len(shape)
+    shape_at = ctypes.sizeof(kind)
+    name_at = shape_at + 16 * rank
+    block = int(_allocate(name_at + len(name)))
+    made = kind.from_address(block)
+    ctypes.memset(block, 0, shape_at)
+    (ctypes.c_int64 * (2 * rank)).from_address(block + shape_at)[:] = [*shape, *_strides(shape)]
+    ctypes.memmove(block + name_at, name, len(name))
+    tensor = made.tensor
+    tensor.data, tensor.device, tensor.ndim = address, _DLDevice(*device), rank
+    tensor.dtype = _DLDataType(*_CODES[dtype], 1)
+    tensor.shape, tensor.strides = block + shape_at, block + shape_at + 8 * rank
+    made.deleter = _NOTE_DOWN
+    if isinstance(made, _ManagedVersioned):
+        (made.major, made.minor), made.flags = _VERSION, _READ_ONLY
+    first = ctypes.c_uint64.from_address(block)
+    capsule = _new_capsule(block, block + name_at, None)
+    _loans[block] = _Loan(owner, capsule, block + name_at, first, first.value)
+    return capsule
+
+
+def collect() -> int:
+    """Let go of what was given back; how many loans there still are. From any thread."""
+    owners = []
+    with _collecting:
+        for block, loan in list(_loans.items()):
+            # Looked up again: an owner's finaliser may have come here in between.
+            if block in _loans and loan.given_back():
+                del _loans[block]
+                owners.append(loan.owner)
+                loan.capsule = None
+                _free(block)
+    return len(_loans)  # the owners end here, outside the lock
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    """Of dense rows, in elements."""
+    found = [1] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        found[axis - 1] = found[axis] * shape[axis]
+    return found
