@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from trims.core.errors import ClosedError, NotSupportedError
+from trims.core.errors import CallerError, ClosedError, NotSupportedError
 from trims.image.reader import ImageView
 from trims.memory.attach import Attachment
 
@@ -69,6 +69,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         place: Where the replica lies: `cpu`, or `gpu:N`, whose tensors `on_device` gives.
         shared: False if these bytes are a private local copy (fallback), never silently so.
         warm: True if they were resident when asked for: this open waited for nothing.
+        fell_back: Why they do not lie at the place that was preferred: `place: reason`; None if they do.
         trusted: True if they come from a daemon of this user or root, whose programs may be run as one's own.
     """
 
@@ -82,6 +83,8 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         warm: bool = False,
         trusted: bool = False,
         on_close: Callable[[], None] | None = None,
+        on_report: Callable[[int], None] | None = None,
+        fell_back: str | None = None,
     ) -> None:
         self.name = name
         self.place = place
@@ -90,6 +93,8 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         self.trusted = trusted
         self._attachment = attachment
         self._on_close = on_close
+        self._on_report = on_report
+        self.fell_back = fell_back
         try:
             self._view: ImageView | None = ImageView(attachment.data)
         except BaseException:
@@ -166,6 +171,20 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         if region is None:
             raise NotSupportedError(f"{self.name!r} lies at {self.place}; open it with place='gpu'")
         return DeviceTensor(region, spec, self.view.data_start)
+
+    def report_working(self, nbytes: int) -> None:
+        """Tell the daemon how much of the device this process needs beside the weights: it keeps that much free.
+
+        Args:
+            nbytes: The peak of activations, workspaces and caches at once, in bytes.
+
+        Raises CallerError; NotSupportedError if the model lies on the host or came from no daemon; LostPeerError.
+        """
+        if type(nbytes) is not int or not 0 <= nbytes < 1 << 53:
+            raise CallerError(f"working memory is a number of bytes from 0 to 2^53, not {nbytes!r}")
+        if self._attachment.region is None or self._on_report is None:
+            raise NotSupportedError(f"{self.name!r} lies at {self.place}; room is kept free on devices only")
+        self._on_report(nbytes)
 
     def raw(self, name: str) -> memoryview:
         """The bytes of one tensor. Raises TensorNotFoundError; NotSupportedError if they lie on a device."""

@@ -10,7 +10,12 @@ private copy-on-write memory instead, which costs memory only for what is writte
 some forward passes write them (BatchNorm in train mode).
 
 Tensors keep the mapping alive: they stay valid after `weights.close()`, and the lease ends with the last of them.
-CPU tensors only; `module.to("cuda")` copies, as anywhere.
+
+Weights on a device give tensors on that device, over the shared bytes: `session.open(name, place="gpu")`. There is no
+copy-on-write there: `writable=True` and buffers are clones, so they cost their size in device memory. A kernel that
+writes into a shared parameter ends this process's use of the device if the memory is shared by `vmm` (unconfirmed: no
+device has shown it yet), and changes everybody's weights if it is shared by `ipc`. From the host `module.to("cuda")`
+copies, as anywhere.
 """
 
 from __future__ import annotations
@@ -27,9 +32,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trims.core.errors import CallerError, NotSupportedError, PermissionDeniedError
+from trims_client.frameworks._torch_dtypes import DTYPES as _DTYPES
+from trims_client.frameworks._torch_dtypes import dtype_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from trims.core.layout import TensorSpec
     from trims.image.program import Program
@@ -37,16 +44,6 @@ if TYPE_CHECKING:
 
 KIND = "torch-skeleton"
 _SHOWN_NAMES = 20
-_DTYPES = {
-    "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "U16": torch.uint16, "I16": torch.int16,
-    "U32": torch.uint32, "I32": torch.int32, "U64": torch.uint64, "I64": torch.int64, "F16": torch.float16,
-    "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-}  # fmt: skip
-if hasattr(torch, "float8_e8m0fnu"):  # torch >= 2.7
-    _DTYPES["F8_E8M0"] = torch.float8_e8m0fnu
-
 # torch says once in a process that a read-only buffer gives a tensor that must not be written. Have it said to nobody
 # here, so that no view pays for a warning filter; see the module's own warning.
 with warnings.catch_warnings():
@@ -59,12 +56,14 @@ def state_dict(weights: Weights, *, writable: bool = False) -> dict[str, torch.T
 
     Args:
         weights: An attached model.
-        writable: Private copy-on-write memory instead of shared read-only memory.
+        writable: Private copy-on-write memory instead of shared read-only memory; on a device, copies.
 
     Returns:
-        Views without a copy, whatever the size; tied names share one storage. See the module for what happens
-        to those who write into a view that is not writable.
+        Views without a copy, whatever the size; tied names share one storage, and on a device all do. See the module
+        for what happens to those who write into a view that is not writable.
     """
+    if weights.device is not None:
+        return _device().state_dict(weights, writable=writable)
     data = weights.data(private=writable)
     found: dict[str, torch.Tensor] = {}
     owners: dict[tuple[int, str, tuple[int, ...]], torch.Tensor] = {}
@@ -83,7 +82,7 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
         weights: A model whose manifest names a `module` builder (formats torch and safetensors).
         trust_program: Whether code in the image may run: a skeleton is a pickle. None asks `weights.trusted`, which is
             true when the daemon is run by this user or root.
-        writable: Parameters in private copy-on-write memory, for those who train or edit.
+        writable: Parameters in private copy-on-write memory, for those who train or edit; on a device, copies.
 
     Returns:
         The module as its builder and `load_state_dict` make it: `requires_grad` as there, tied weights one
@@ -102,7 +101,10 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
     _check_versions(weights.name, program.attributes["versions"])
     unpickler = pickle.Unpickler(io.BytesIO(program.body))  # noqa: S301 - trusted, see above
     with _no_collection():
-        tensors = _tensors(weights, program.attributes, writable)
+        if weights.device is not None:
+            tensors = _device().tensors(weights, program.attributes, writable=writable)
+        else:
+            tensors = _tensors(weights, program.attributes, writable)
         unpickler.persistent_load = tensors.__getitem__  # type: ignore[method-assign]
         loaded = unpickler.load()
     assert isinstance(loaded, torch.nn.Module)
@@ -130,10 +132,11 @@ def load_into(
         module: Best built under `torch.device("meta")`: whatever memory its tensors have is given up.
         weights: The weights.
         strict: Raise if names are missing from the weights or left over.
-        writable: Parameters in private copy-on-write memory; buffers always are.
+        writable: Parameters in private copy-on-write memory, on a device copies; buffers always are.
 
     Returns:
-        The same module. Parameters that were one in the module are one again.
+        The same module. Parameters that were one in the module are one again. With weights on a device all its
+        parameters and buffers lie there.
 
     Raises:
         CallerError: Names or shapes do not fit (all of them are listed), or a buffer outside the state dict is on
@@ -142,14 +145,16 @@ def load_into(
     tied = _tied_names(module)
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
     tensors = state_dict(weights, writable=writable)
-    private = weights.data(private=True)
+    private = _private_views(weights)
     for spec in weights.layout:
         if spec.name in buffers:
-            tensors[spec.name] = _view(private, spec)
+            tensors[spec.name] = private(spec)
     _complete_tied(tensors, tied)
     unknown_buffers = _take_non_persistent(module, tensors, buffers)
     _assign(module, tensors, weights.name, strict=strict)
     _retie(module, tied)
+    if weights.device is not None:
+        _device().bring_buffers(module, weights)
     if unknown_buffers:
         raise CallerError(
             f"buffers {_listed(unknown_buffers)} are in no state dict and have no values on the meta device; build "
@@ -158,10 +163,37 @@ def load_into(
     return module
 
 
+@contextlib.contextmanager
+def measured_working(weights: Weights) -> Iterator[None]:
+    """Measure what torch takes of the device over the block, and tell the daemon to keep that much free beside it.
+
+    Run a typical forward pass in it, with the largest batch that will come. What is measured is the peak of torch's own
+    allocations; the weights are not among them. Raises NotSupportedError on the host, and what `report_working` raises;
+    a block that raises reports nothing.
+    """
+    if weights.device is None:
+        raise NotSupportedError(f"{weights.name!r} lies at {weights.place}; working memory is measured on devices only")
+    with _device().measured_working(weights):
+        yield
+
+
+def _device() -> Any:
+    """What is needed on devices only."""
+    from trims_client.frameworks import _torch_device
+
+    return _torch_device
+
+
+def _private_views(weights: Weights) -> Callable[[TensorSpec], torch.Tensor]:
+    if weights.device is not None:
+        made: Callable[[TensorSpec], torch.Tensor] = _device().Block(weights).private
+        return made
+    private = weights.data(private=True)
+    return lambda spec: _view(private, spec)
+
+
 def _view(data: memoryview, spec: TensorSpec) -> torch.Tensor:
-    dtype = _DTYPES.get(spec.dtype)
-    if dtype is None:
-        raise NotSupportedError(f"torch {torch.__version__} has no {spec.dtype} (tensor {spec.name!r})")
+    dtype = _DTYPES.get(spec.dtype) or dtype_of(spec)
     if not spec.nbytes:
         return torch.empty(spec.shape, dtype=dtype)
     shape = spec.shape

@@ -1,0 +1,111 @@
+"""PyTorch over weights on a device: the image's block is borrowed once, through DLPack, and tensors are cut out of it.
+
+So an open costs the same for one layer and for a thousand, beside some microseconds for each view. All views share one
+storage, the whole block: `torch.save` of one of them writes the block, of many of them writes it once. There is no
+copy-on-write on a device: what may be written is cloned there. Not covered: `trims_client.frameworks.torch`, which
+decides what is shared and what is private.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trims.core.errors import NotSupportedError
+from trims_client.dlpack import CUDA
+from trims_client.frameworks._torch_dtypes import dtype_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trims.core.layout import TensorSpec
+    from trims_client.weights import Weights
+
+
+class Block:
+    """A model's data block on its device, as one tensor.
+
+    Args:
+        weights: On a device.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self._bytes = torch.from_dlpack(weights.device_data())
+        self.device = self._bytes.device
+        self._typed: dict[torch.dtype, torch.Tensor] = {}
+
+    def view(self, spec: TensorSpec) -> torch.Tensor:
+        """One tensor, without a copy; not to be written."""
+        dtype, shape = dtype_of(spec), spec.shape
+        if not prod(shape):
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        whole = self._typed.get(dtype)
+        if whole is None:
+            length = self._bytes.numel() // dtype.itemsize * dtype.itemsize
+            whole = self._typed[dtype] = self._bytes[:length].view(dtype)
+        return whole.as_strided(shape, _strides(shape), spec.offset // dtype.itemsize)
+
+    def private(self, spec: TensorSpec) -> torch.Tensor:
+        """One tensor in memory of its own on the device."""
+        return self.view(spec).clone()
+
+
+def state_dict(weights: Weights, *, writable: bool) -> dict[str, torch.Tensor]:
+    """See `trims_client.frameworks.torch.state_dict`."""
+    block = Block(weights)
+    cut = block.private if writable else block.view
+    found: dict[str, torch.Tensor] = {}
+    owners: dict[tuple[int, str, tuple[int, ...]], torch.Tensor] = {}
+    for spec in weights.layout:
+        place = (spec.offset, spec.dtype, spec.shape)
+        owner = owners.get(place) if prod(spec.shape) else None
+        found[spec.name] = cut(spec) if owner is None else owner.detach()
+        owners.setdefault(place, found[spec.name])
+    return found
+
+
+def tensors(weights: Weights, attributes: Mapping[str, Any], *, writable: bool) -> list[torch.Tensor]:
+    """What a skeleton's numbers stand for, in the order of the layout."""
+    block = Block(weights)
+    frozen = set(attributes["frozen"])
+    plain = {*attributes["buffers"], *attributes["constants"]}
+    found: list[torch.Tensor] = []
+    for spec in weights.layout:
+        if spec.name in plain:
+            found.append(block.private(spec))
+        else:
+            made = block.private(spec) if writable else block.view(spec)
+            found.append(torch.nn.Parameter(made, spec.name not in frozen))
+    return found
+
+
+def bring_buffers(module: torch.nn.Module, weights: Weights) -> None:
+    """Move the buffers that no weights were for: a module computes on one device."""
+    device = Block(weights).device
+    for submodule in module.modules():
+        for name, buffer in submodule._buffers.items():
+            if buffer is not None and not buffer.is_meta and buffer.device != device:
+                submodule._buffers[name] = buffer.to(device)
+
+
+@contextlib.contextmanager
+def measured_working(weights: Weights) -> Iterator[None]:
+    """See `trims_client.frameworks.torch.measured_working`."""
+    kind, number = weights.device_data().__dlpack_device__()
+    if kind != CUDA:
+        raise NotSupportedError(f"torch measures its memory on CUDA devices; {weights.name!r} lies on another kind")
+    torch.cuda.reset_peak_memory_stats(number)
+    before = torch.cuda.memory_allocated(number)
+    yield
+    weights.report_working(max(0, torch.cuda.max_memory_allocated(number) - before))
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of dense rows, in elements."""
+    found = [1] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        found[axis - 1] = found[axis] * shape[axis]
+    return tuple(found)
