@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from trims_client import dlpack
@@ -16,6 +17,7 @@ from trims.testing.device_memory import Owner
 from trims.testing.fake_cuda import make_devices
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from trims.memory.cuda.drivers import Allocation
@@ -49,11 +51,10 @@ class DeviceShelf:
 
     Args:
         folder: Empty.
-        driver: `vmm`, where a write to what is shared ends the process, or `ipc`.
     """
 
-    def __init__(self, folder: Path, driver: str = "vmm") -> None:
-        self.owner = Owner(make_devices(folder, [Device(UUID, "Fake", 256 << 20)]), driver)
+    def __init__(self, folder: Path) -> None:
+        self.owner = Owner(make_devices(folder, [Device(UUID, "Fake", 256 << 20)]), "vmm")
         self.allocations: dict[str, Allocation] = {}
         self.opened: list[Weights] = []
         #: How often the last holder of a model was gone.
@@ -79,6 +80,14 @@ class DeviceShelf:
         """What lies there now."""
         made = self.allocations[str(image)]
         return self.owner.read(made, made.nbytes)
+
+    @contextmanager
+    def writable(self, image: Path) -> Iterator[int]:
+        """The address of a second mapping of it, which may be written."""
+        made, cuda = self.allocations[str(image)], self.owner.cuda
+        address = cuda.vmm_map(made.handle, made.size_bytes, writable=True)
+        yield address
+        cuda.vmm_unmap(address, made.size_bytes)
 
     def end(self) -> None:
         """Everything is given back."""

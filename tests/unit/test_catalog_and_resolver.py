@@ -139,6 +139,29 @@ def test_what_the_image_depends_on_changes_its_key(
     assert len(keys) == 2
 
 
+def test_a_model_that_lives_on_a_device_is_converted_for_one_unless_its_manifest_says_else(
+    resolver: Resolver, registry: SqliteRegistry, checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    helper = pytest.importorskip("onnx").helper
+    graph = helper.make_graph([], "g", [], [])
+    model = folder / "m.onnx"
+    model.write_bytes(helper.make_model(graph).SerializeToString())
+    on_device, keys = {"place": "gpu"}, []
+    for residency, options in (({}, {}), (on_device, {}), (on_device, {"optimize": "none"})):
+        put(registry, {"path": str(model), "options": options}, residency=residency)
+        resolver.forget("m")
+        keys.append(resolver.resolve("m").key)
+        assert resolver.resolve("m").artifact.options == ({"optimize": "basic"} if residency else {}) | options
+    assert len(set(keys)) == 3
+    keys.clear()
+    for residency in ({}, on_device):
+        put(registry, {"path": str(checkpoint("a"))}, residency=residency)
+        resolver.forget("m")
+        keys.append(resolver.resolve("m").key)
+    assert len(set(keys)) == 1, "its image knows no device"
+
+
 def test_a_file_that_changes_while_it_is_read_is_no_artifact(
     resolver: Resolver, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from trims.core.errors import ArtifactError  # noqa: E402
 from trims.core.layout import DTYPE_BYTES  # noqa: E402
 from trims.formats.base import Artifact, Converter  # noqa: E402
-from trims.formats.onnx import INLINE_BELOW_BYTES, OnnxConverter  # noqa: E402
+from trims.formats.onnx import INLINE_BELOW_BYTES, INLINE_INTEGERS_BELOW_BYTES, OnnxConverter  # noqa: E402
 from trims.formats.onnx_scan import external_locations  # noqa: E402
 from trims.image.reader import ImageView  # noqa: E402
 
@@ -306,8 +306,8 @@ def test_a_file_that_is_no_model_is_an_artifact_error_of_the_conversion(tmp_path
 
 @pytest.mark.parametrize("onnx_type", TYPES, ids=TYPES.values())
 def test_every_dtype_arrives_bit_for_bit(tmp_path: Path, onnx_type: int) -> None:
-    n_bytes = 2048
-    data = bytes(2) + struct.pack("<511I", *range(511)) + bytes(2)
+    n_bytes = INLINE_INTEGERS_BELOW_BYTES
+    data = bytes(2) + struct.pack(f"<{n_bytes // 4 - 1}I", *range(n_bytes // 4 - 1)) + bytes(2)
     data = bytes(byte & 1 for byte in data) if onnx_type == TensorProto.BOOL else data
     shape = [n_bytes // DTYPE_BYTES[TYPES[onnx_type]] // 8, 8]
     main = save(

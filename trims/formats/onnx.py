@@ -7,9 +7,9 @@ over 2 GiB too. Not covered: custom operator libraries; initializers of types no
 (strings, 4-bit numbers) stay in the program.
 
 Options:
-    optimize: `all` (default, also `true`): for this host's processor and this ONNX Runtime alone. `extended`
-        or `basic`: for this ONNX Runtime on any processor. `none` (`false`): the graph as published, for
-        anybody.
+    optimize: `all` (default, also `true`): for this host's processor and this ONNX Runtime alone. `extended`: for
+        this ONNX Runtime on any processor. `basic`: for this ONNX Runtime on any processor or GPU; the default where
+        the manifest's `residency.place` is a GPU. `none` (`false`): the graph as published, for anybody.
     prepack: Whether sessions may copy matrix weights, re-ordered, into private memory. Default false: every weight is
         shared and a session is ready in milliseconds. Convolutions run at full speed either way; products with few
         rows do not: measured on a BERT-sized stack of layers, 2.8, 1.9, 1.4 and 1.2 times slower for 8, 32, 128
@@ -44,6 +44,11 @@ if TYPE_CHECKING:
 #: Smaller initializers stay in the program: shape inference reads them (shapes, axes, pads) before weights
 #: are fed.
 INLINE_BELOW_BYTES = 1024
+#: On a GPU, integers are mostly read on the host (shapes, positions), where they cannot be fed from the device. In
+#: programs that may run there, these stay in the program too.
+INLINE_INTEGERS_BELOW_BYTES = 64 << 10
+_INTEGERS = (6, 7, 9)
+_ON_DEVICES = ("basic", "none")
 #: The file the program names for fed initializers. With /dev as folder it is there on every host, holds
 #: nothing and cannot be mapped: an initializer nobody feeds is an error, never zeros.
 FED_LOCATION = "null"
@@ -67,8 +72,9 @@ class OnnxConverter:
     """See the module."""
 
     format: ClassVar[str] = "onnx"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     host_specific: ClassVar[bool] = True
+    device_options: ClassVar[Mapping[str, Any]] = {"optimize": "basic"}
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Always: ONNX Runtime reads the file."""
@@ -93,7 +99,7 @@ class OnnxConverter:
         options = _Options.read(artifact.options, main)
         with _scratch_folder() as folder:
             model, weights = _optimize(main, options, folder)
-        sources = _take_initializers(model, weights)
+        sources = _take_initializers(model, weights, on_devices=options.optimize in _ON_DEVICES)
         _inline_rest(model, weights)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         return plan_image(sources, program=_program(model, options), metadata=metadata)
@@ -192,11 +198,13 @@ class _Saved:
         return self._data[offset : offset + length]
 
 
-def _take_initializers(model: Any, weights: _Saved) -> list[SourceTensor]:
+def _take_initializers(model: Any, weights: _Saved, *, on_devices: bool) -> list[SourceTensor]:
     """The graph's large initializers as tensors of an image; in the graph their declarations stay."""
     sources = []
     for tensor in model.graph.initializer:
         if not _is_external(tensor) or tensor.data_type not in _DTYPES:
+            continue
+        if on_devices and tensor.data_type in _INTEGERS and len(weights.of(tensor)) < INLINE_INTEGERS_BELOW_BYTES:
             continue
         data, dtype, shape = weights.of(tensor), _DTYPES[tensor.data_type], tuple(tensor.dims)
         if len(data) != element_count(shape) * DTYPE_BYTES[dtype]:

@@ -21,6 +21,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from trims.core.errors import ArtifactError, DigestMismatchError, ManifestError, NotSupportedError
 from trims.core.manifest import ArtifactSource, Manifest
+from trims.core.place import Tier
 from trims.formats.base import Artifact, Converter, Limits
 from trims.formats.build import build_artifact
 from trims.formats.conversion import converter, detect, recipe
@@ -156,7 +157,8 @@ class Resolver:
         if record is None:
             return None
         log.warning("%s: %s is gone; the image made of it serves for as long as there is one", name, main)
-        chosen, options = converter(str(record.recipe["format"])), dict(manifest.artifact.options)
+        chosen = converter(str(record.recipe["format"]))
+        options = _options(manifest, chosen)
         return Resolved(
             name=name,
             key=record.key,
@@ -170,9 +172,7 @@ class Resolver:
         )
 
     def _look(self, name: str, manifest: Manifest, chosen: Converter, main: Path) -> Resolved:
-        options = dict(manifest.artifact.options)
-        if manifest.artifact.allow_pickle:
-            options["allow_pickle"] = True
+        options = _options(manifest, chosen)
         files = chosen.files(main, options)
         artifact = Artifact(chosen.format, files, options)
         python = self._python(manifest)
@@ -248,6 +248,15 @@ class Resolver:
                 f"correct the manifest"
             )
         return known[0]
+
+
+def _options(manifest: Manifest, chosen: Converter) -> dict[str, Any]:
+    """The manifest's; for a model that lives on a device, what its format has there unless the manifest says else."""
+    on_device = manifest.residency.place.tier is Tier.GPU
+    options = {**(getattr(chosen, "device_options", {}) if on_device else {}), **manifest.artifact.options}
+    if manifest.artifact.allow_pickle:
+        options["allow_pickle"] = True
+    return options
 
 
 def _text_of(manifest: Manifest) -> str:

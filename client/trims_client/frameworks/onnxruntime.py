@@ -1,8 +1,8 @@
 """ONNX Runtime sessions over shared weights.
 
 The graph comes optimized from the image and the weights stay where they are: a session costs milliseconds
-and, beside its activations, no memory of its own. Covered: the CPU execution provider. Not covered: other providers,
-which would copy every weight to their device.
+and, beside its activations, no memory of its own. Covered: the CPU execution provider, and CUDA's for weights that lie
+on its device. Not covered: other providers, which would copy every weight to memory of their own.
 
 ONNX Runtime reports to its maker from 1.29 on, and keeps a database in the user's cache for that. This module leaves
 it as it finds it; `ORT_DISABLE_TELEMETRY=1` in the environment stops it and makes the import some 15 ms shorter.
@@ -42,9 +42,11 @@ class SharedSession(onnxruntime.InferenceSession):  # type: ignore[misc]
 
     Attributes:
         program: What the session was made from; `program.attributes["inputs"]` describes what to feed.
+        host_copies: Initializers on a device that ONNX Runtime wants on the host: private copies were made of them.
     """
 
     program: Program
+    host_copies: tuple[str, ...] = ()
     _weights: tuple[Any, ...]
 
 
@@ -57,8 +59,10 @@ def session(
     """An inference session that computes on the attached weights.
 
     Args:
-        weights: Of a model converted from ONNX.
-        providers: Execution providers; only the CPU's can read shared memory.
+        weights: Of a model converted from ONNX. On a device: of one converted with `optimize: basic` or `none`,
+            which is also the default for manifests whose `residency.place` is a GPU.
+        providers: Execution providers. Only the CPU's can read shared memory, and only CUDA's, with the device's
+            `device_id`, can read a device's; the default is what can, and the CPU's for the rest of the operators.
         session_options: Taken over and completed in place, so they serve this one session. Graph optimization
             is switched off, as it is done already. Setting `session.disable_prepacking` in it overrides what
             the manifest says.
@@ -69,20 +73,36 @@ def session(
 
     Raises:
         NotSupportedError: The image is no ONNX model, or was made for another ONNX Runtime or processor; or
-            the providers or options ask for what shared weights cannot do.
+            the providers or options ask for what shared weights cannot do; or this ONNX Runtime knows no CUDA.
     """
     program = _checked_program(weights)
     _check_host(weights.name, program.attributes)
-    _check_providers(providers)
-    options = _complete(session_options, weights.name, program.attributes)
-    values = {name: _ort_value(weights, name) for name in weights}
-    for name, value in values.items():
-        options.add_initializer(name, value)
-    made = SharedSession(program.body, options, providers=list(providers or [CPU_PROVIDER]))
-    made.program = program
-    # ONNX Runtime borrows both: the values by pointer, the bytes through the values.
-    made._weights = (values, weights.view)
-    return made
+    on_device = weights.device is not None
+    chosen = _providers_on_device(weights, program, providers) if on_device else _checked_providers(providers)
+
+    def make(given: onnxruntime.SessionOptions | None, values: Mapping[str, onnxruntime.OrtValue]) -> SharedSession:
+        options = _complete(given, weights.name, program.attributes)
+        for name, value in values.items():
+            options.add_initializer(name, value)
+        made = SharedSession(program.body, options, providers=chosen)
+        made.program = program
+        # ONNX Runtime borrows both: the values by pointer, the bytes through the values.
+        made._weights = (values, weights.view)
+        return made
+
+    if on_device:
+        from trims_client.frameworks import _onnxruntime_device
+
+        found: SharedSession = _onnxruntime_device.build(weights, make, session_options)
+        return found
+    return make(session_options, {name: _ort_value(weights, name) for name in weights})
+
+
+def _providers_on_device(weights: Weights, program: Program, providers: Sequence[Any] | None) -> list[Any]:
+    from trims_client.frameworks import _onnxruntime_device
+
+    _onnxruntime_device.check_program(weights.name, program.attributes)
+    return _onnxruntime_device.providers_on(weights, providers)
 
 
 def _checked_program(weights: Weights) -> Program:
@@ -114,13 +134,14 @@ def _difference(ours: Sequence[str], theirs: Sequence[str]) -> str:
     return ", ".join(sorted(set(ours) - set(theirs))) or "nothing beside"
 
 
-def _check_providers(providers: Sequence[Any] | None) -> None:
+def _checked_providers(providers: Sequence[Any] | None) -> list[Any]:
     for provider in providers or ():
         name = provider[0] if isinstance(provider, tuple) else provider
         if name != CPU_PROVIDER:
             raise NotSupportedError(
                 f"{name} would copy every weight to its own memory; shared weights need {CPU_PROVIDER}"
             )
+    return list(providers or [CPU_PROVIDER])
 
 
 def _complete(

@@ -1,0 +1,159 @@
+"""ONNX Runtime over weights on a device: what is fed, and what ONNX Runtime wants on the host all the same.
+
+Initializers are lent through DLPack and used in place where ONNX Runtime plans them on the device. It plans some on
+the host: whatever operators read that have no kernel for the device, or that take an input there (shapes). It ignores
+a value on the wrong device with a warning, looks for the tensor in the file that the program names, finds none, and
+says which; so those are found by trying, and fed from private copies on the host. The converter leaves few of them:
+small integers travel in the program.
+
+Unconfirmed: no CUDA device has run this yet. What is tried with ONNX Runtime itself is feeding, ignoring and copying,
+with memory that is the host's and called a device's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import onnxruntime
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail
+
+from trims.core.errors import NotSupportedError
+from trims_client.dlpack import CUDA
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trims_client.device import DeviceTensor
+    from trims_client.weights import Weights
+
+CPU_PROVIDER = "CPUExecutionProvider"
+CUDA_PROVIDER = "CUDAExecutionProvider"
+#: Levels of optimization that know no processor: standard operators, standard layouts.
+_NEUTRAL = ("basic", "none")
+#: What it reads from a capsule; booleans come as bytes and are told apart by the lender.
+_LENT = ("F16", "F32", "F64", "BF16", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
+_NOT_FED = re.compile(r"Deserialize tensor (.+?) failed")
+
+
+class _Boolean:
+    """A boolean tensor as ONNX Runtime takes it: bytes in the capsule, and `dtype` says what they are."""
+
+    dtype = "bool"
+
+    def __init__(self, tensor: DeviceTensor) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self) -> object:
+        return self._tensor.lend("U8", versioned=False)
+
+
+def check_program(name: str, attributes: Mapping[str, Any]) -> None:
+    """Raise NotSupportedError if the graph was made for a processor."""
+    if attributes["optimize"] not in _NEUTRAL:
+        raise NotSupportedError(
+            f"{name!r} was optimized for the CPU (optimize: {attributes['optimize']}), with layouts and operators that "
+            f"a GPU has not; say `optimize: basic` in the options of its manifest's artifact, or open it with "
+            f"place='cpu'"
+        )
+
+
+def providers_on(weights: Weights, given: Sequence[Any] | None) -> list[Any]:
+    """Execution providers that can read the weights where they lie, the CPU's last. Raises NotSupportedError."""
+    kind, number = weights.device_data().__dlpack_device__()
+    if kind != CUDA:  # a device that is the host's memory: the fake
+        own: tuple[str, dict[str, Any]] = (CPU_PROVIDER, {})
+    else:
+        own = (CUDA_PROVIDER, {"device_id": number})
+        there = onnxruntime.get_available_providers()
+        if CUDA_PROVIDER not in there:
+            raise NotSupportedError(
+                f"{weights.name!r} lies at {weights.place}, and this onnxruntime has no {CUDA_PROVIDER} (it has "
+                f"{', '.join(there)}); install onnxruntime-gpu in its stead, or open the model with place='cpu'"
+            )
+    chosen = [_completed(weights, provider, own) for provider in given or (own[0], CPU_PROVIDER)]
+    return [provider for at, provider in enumerate(chosen) if provider not in chosen[:at]]
+
+
+def _completed(weights: Weights, provider: Any, own: tuple[str, dict[str, Any]]) -> Any:
+    name, settings = provider if isinstance(provider, tuple) else (provider, {})
+    if name == CPU_PROVIDER:
+        return provider
+    if name != own[0]:
+        raise NotSupportedError(f"{name} would copy every weight; weights at {weights.place} need {own[0]}")
+    device = own[1]["device_id"]
+    if str(settings.get("device_id", device)) != str(device):
+        raise NotSupportedError(
+            f"{weights.name!r} lies at {weights.place}, which is device {device} in this process; {name} was given "
+            f"device_id {settings['device_id']}"
+        )
+    return (name, {**settings, **own[1]})
+
+
+def values(weights: Weights, on_host: Sequence[str]) -> dict[str, onnxruntime.OrtValue]:
+    """An OrtValue for each initializer: lent, or copied to the host. Raises NotSupportedError."""
+    return {name: (_copied if name in on_host else _lent)(weights, name) for name in weights}
+
+
+def _lent(weights: Weights, name: str) -> onnxruntime.OrtValue:
+    tensor = weights.on_device(name)
+    if tensor.dtype not in _LENT:
+        raise NotSupportedError(
+            f"ONNX Runtime takes no {tensor.dtype} from a device (initializer {name!r}); open the model with "
+            f"place='cpu'"
+        )
+    return onnxruntime.OrtValue.from_dlpack(_Boolean(tensor) if tensor.dtype == "BOOL" else tensor)
+
+
+def _copied(weights: Weights, name: str) -> onnxruntime.OrtValue:
+    import numpy as np
+
+    from trims_client.weights import numpy_dtype
+
+    tensor = weights.on_device(name)
+    if tensor.dtype == "BF16":  # numpy has none
+        bits = np.frombuffer(tensor.to_host(), np.uint16).reshape(tensor.shape)
+        return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, 16)
+    array = np.frombuffer(tensor.to_host(), numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+
+
+def build(
+    weights: Weights,
+    make: Callable[[onnxruntime.SessionOptions | None, Mapping[str, onnxruntime.OrtValue]], Any],
+    options: onnxruntime.SessionOptions | None,
+) -> Any:
+    """Make a session, with what ONNX Runtime wants on the host copied there.
+
+    Args:
+        weights: On a device.
+        make: Makes a session with these options, or its own, and these values. Options serve once.
+        options: The caller's.
+    """
+    on_host: list[str] = []
+    while True:
+        given = values(weights, on_host)
+        try:
+            made = make(None, given)
+        except Fail as error:
+            found = _NOT_FED.search(str(error))
+            if found is None or found[1] in on_host or found[1] not in weights:
+                raise
+            on_host.append(found[1])
+            continue
+        if options is not None:
+            made = make(options, given)
+        made.host_copies = tuple(on_host)
+        if on_host:
+            _tell(weights, on_host)
+        return made
+
+
+def _tell(weights: Weights, on_host: Sequence[str]) -> None:
+    import logging
+
+    nbytes = sum(weights.layout.tensors[name].nbytes for name in on_host)
+    logging.getLogger(__name__).warning(
+        "%s: ONNX Runtime wants %d of %d initializers on the host; %d bytes are copied there: %s",
+        weights.name, len(on_host), len(weights), nbytes, ", ".join(on_host[:20]),
+    )  # fmt: skip
