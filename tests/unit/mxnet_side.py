@@ -87,6 +87,22 @@ def address(value: mx.nd.NDArray) -> int:
     return int(pointer.value)
 
 
+def check_weights_on_a_device_are_refused_with_the_way_out(case: Case) -> None:
+    from trims_client.frameworks import mxnet as shared
+    from trims_client.weights import Weights
+
+    from trims.core.errors import NotSupportedError
+
+    class Elsewhere(Weights):
+        device = "GPU-1"
+
+    with Elsewhere.map_file(case.folder / "image") as weights:
+        weights.place = "gpu:0"
+        for use in (shared.params, shared.block, lambda given: shared.executor(given, {"data": INPUT})):
+            what = "MXNet is not supported on this device: "
+            raises(NotSupportedError, what, lambda made=use: made(weights))
+
+
 def check_params_equal_those_of_load_checkpoint(case: Case) -> None:
     from trims_client.frameworks import mxnet as shared
 

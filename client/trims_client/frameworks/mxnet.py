@@ -5,7 +5,8 @@ stays in the one executor or block it was made for. MXNet does write weights: wi
 first run re-orders them in place (`NDArray::Chunk::MKLDNNDataReorder`), so that read-only memory would end
 the process. `MXNET_MKLDNN_ENABLED=0` in the environment keeps every byte shared and is slower.
 
-Covered: inference on the CPU, every dtype MXNet computes with. Not covered: other devices. Runs in the MXNet
+Covered: inference on the CPU, every dtype MXNet computes with. Not covered: other devices. The last MXNet for one was
+built for CUDA 11.2 and has no code for current ones: weights that lie on a device are refused. Runs in the MXNet
 environment: standard library, numpy and MXNet only.
 """
 
@@ -42,8 +43,9 @@ def params(weights: Weights) -> tuple[dict[str, Any], dict[str, Any]]:
         after `Weights.close`. Bind them once: executors that share them share what MXNet re-orders.
 
     Raises:
-        NotSupportedError: The image is no MXNet model, or holds a dtype or shape MXNet has not.
+        NotSupportedError: The image is no MXNet model, holds a dtype or shape MXNet has not, or lies on a device.
     """
+    _check_on_host(weights)
     auxiliary = _checked_program(weights).attributes["auxiliary"]
     data = weights.data(private=True)
     arrays = {spec.name: _array(spec, data[spec.offset : spec.end]) for spec in weights.layout}
@@ -69,6 +71,7 @@ def executor(weights: Weights, shapes: Mapping[str, Sequence[int]], ctx: Any = N
         NotSupportedError: Another device than the CPU, or not an MXNet model.
         CallerError: A shape for something that is no input, or too few of them.
     """
+    _check_on_host(weights)
     device = _checked_device(ctx)
     graph = symbol(weights)
     inputs = _checked_program(weights).attributes["inputs"]
@@ -89,6 +92,7 @@ def block(weights: Weights, inputs: Sequence[str] | None = None, ctx: Any = None
         NotSupportedError: Another device than the CPU, or not an MXNet model.
         CallerError: A variable of the graph is neither an input nor in the image.
     """
+    _check_on_host(weights)
     device = _checked_device(ctx)
     names = _checked_program(weights).attributes["inputs"] if inputs is None else inputs
     net = mx.gluon.SymbolBlock(symbol(weights), [mx.sym.var(name) for name in names])
@@ -117,6 +121,14 @@ class _Lent:
 
     def copyto(self, _device: Any) -> Any:
         return self._value
+
+
+def _check_on_host(weights: Weights) -> None:
+    if weights.device is not None:
+        raise NotSupportedError(
+            f"MXNet is not supported on this device: {weights.name!r} lies at {weights.place}, and MXNet 1.9.1 was "
+            "built for CUDA 11.2; open it with place='cpu'"
+        )
 
 
 def _checked_program(weights: Weights) -> Program:

@@ -1,0 +1,65 @@
+"""cupy arrays over weights on a device: the shared bytes themselves, in a dictionary by name.
+
+The memory is borrowed as what it is, somebody else's (`UnownedMemory`), not through DLPack: cupy's import of DLPack
+knows no bfloat16, and it looks at no read-only flag either, so that nothing would be gained.
+
+WARNING: the arrays are not to be written, and cupy has no flag that says so. Where the memory is shared by `vmm` the
+device stops who writes, and with him all that this process has on the device (unconfirmed: no device has shown it
+yet); where it is shared by `ipc` everybody's weights change. `array.copy()` is one's own.
+
+Arrays keep the memory open: they stay valid after `weights.close()`, and the lease ends with the last of them. Written
+against cupy 14; no device has run it yet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import NotSupportedError
+from trims_client.dlpack import CUDA
+from trims_client.weights import numpy_dtype
+
+if TYPE_CHECKING:
+    from trims.core.layout import TensorSpec
+    from trims_client.weights import Weights
+
+
+def arrays(weights: Weights) -> dict[str, Any]:
+    """All tensors by name.
+
+    Returns:
+        cupy arrays over the shared bytes, nothing copied; tied names are arrays over the same bytes.
+
+    Raises:
+        NotSupportedError: cupy is missing, the model does not lie on a CUDA device, or cupy or numpy have no such
+            dtype (float8, and bfloat16 without ml_dtypes); `weights.on_device(name)` gives any.
+    """
+    block = weights.device_data()
+    kind, number = block.__dlpack_device__()
+    if kind != CUDA:
+        raise NotSupportedError(f"{weights.name!r} lies on no CUDA device; cupy computes nowhere else")
+    cupy = _cupy()
+    with cupy.cuda.Device(number):
+        whole = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, number)
+        return {spec.name: _array(cupy, whole, spec) for spec in weights.layout}
+
+
+def _cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise NotSupportedError(
+            f"cupy is not installed ({error}); install the wheel for your CUDA (cupy-cuda13x, ...)"
+        ) from None
+    return cupy
+
+
+def _array(cupy: Any, whole: Any, spec: TensorSpec) -> Any:
+    try:
+        dtype = numpy_dtype(spec.dtype)
+        return cupy.ndarray(spec.shape, dtype, cupy.cuda.MemoryPointer(whole, spec.offset))
+    except (NotSupportedError, TypeError, ValueError) as error:
+        raise NotSupportedError(
+            f"cupy cannot show tensor {spec.name!r} of {spec.dtype} ({error}); weights.on_device({spec.name!r}) has "
+            "its bytes for who can"
+        ) from error
