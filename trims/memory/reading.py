@@ -55,7 +55,7 @@ class Source:
         read_all(self.fd, room, offset)
 
     def _around(self, room: memoryview, offset: int) -> bool:
-        """False if the kernel does not read around the cache into this memory, as some pinned memory; it is not asked again."""
+        """False if the kernel does not read so into this memory, which may be pinned; it is not asked again."""
         try:
             done = os.preadv(self.direct_fd, [room], offset)
         except OSError as error:
