@@ -223,9 +223,13 @@ def _describe(device: Any) -> Device:
         return bool(_call("cuDeviceGetAttribute", getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device))
 
     name = bytes(_call("cuDeviceGetName", 96, device)).split(b"\0")[0].decode()
-    raw = bytes(_call("cuDeviceGetUuid", device).bytes)
+    # Before CUDA 13 the name without a version gives the UUID of the whole GPU.
+    ask = "cuDeviceGetUuid_v2" if hasattr(_driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    raw = bytes(_call(ask, device).bytes)
+    # The UUID is the same 16 bytes for both kinds; only the product's name tells a part of a partitioned GPU.
+    kind = "MIG" if " MIG " in name else "GPU"
     return Device(
-        uuid=f"GPU-{uuids.UUID(bytes=raw)}",
+        uuid=f"{kind}-{uuids.UUID(bytes=raw)}",
         name=name,
         total_bytes=int(_call("cuDeviceTotalMem", device)),
         vmm=has("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED") and has("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"),
