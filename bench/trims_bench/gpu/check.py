@@ -52,8 +52,8 @@ FIGURES: Sequence[Part] = (
     ("b host to device", resident.host_to_device_rate),
     ("c disk to device", loading.disk_to_device),
     ("d predictors", resident.predictors_share),
-    ("e PyTorch modules", loading.modules_ready),
     ("f the keeper itself", resident.keeper_itself),
+    ("e PyTorch modules", loading.modules_ready),  # takes longest
 )
 _TESTS_S = 180.0
 _SHOWN = 4000
@@ -109,7 +109,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: to see that it works, not how fast")
     parser.add_argument("--most-bytes", type=int, help="largest allocation of the experiments")
     parser.add_argument("--limit-s", type=float, default=480.0, help="begin no part after this")
-    parser.add_argument("--part-s", type=float, default=150.0, help="seconds for one part")
+    parser.add_argument("--part-s", type=float, default=240.0, help="seconds for one part")
     parser.add_argument("--no-tests", action="store_true", help="experiments and figures only")
     parser.add_argument("--only", help="parts whose name begins with one of these, with commas between: 1,3,a")
     return parser.parse_args(arguments)
@@ -141,8 +141,10 @@ def _run(rig: Rig, record: Record, options: argparse.Namespace) -> None:
     end_s = time.monotonic() + options.limit_s
     chosen = tuple(options.only.split(",")) if options.only else ("",)
     if not options.no_tests:
-        record.values["tests"] = _tests()
+        print("tests ...", flush=True)
+        tests = record.values["tests"] = _tests()
         record.write()
+        print(f"  {tests.get('tests', 'no')} tests, {tests['failures']} failed; their output is in the file")
     for group, parts in (("experiments", EXPERIMENTS), ("figures", FIGURES)):
         found = record.values.setdefault(group, {})
         for name, run in parts:
@@ -153,22 +155,29 @@ def _run(rig: Rig, record: Record, options: argparse.Namespace) -> None:
             found[name] = _part(rig, run, min(options.part_s, left_s)) if left_s > 0 else {
                 UNAVAILABLE: f"no time was left of --limit-s {options.limit_s:g}"}  # fmt: skip
             record.write()
+            _say_part(name, found[name])
 
 
 def _part(rig: Rig, run: Callable[[Rig], Any], limit_s: float) -> dict[str, Any]:
     """A part's result, and how long it took. Processes that a part starts end with its blocks, however it ends."""
     began = time.monotonic()
+    result: dict[str, Any] = {}
     before = signal.signal(signal.SIGALRM, _too_long)
     signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
         found = run(rig)
-        result = {"lines": found} if isinstance(found, list) else dict(found)
+        if isinstance(found, dict):
+            result.update(found)
+        else:
+            result["lines"] = []
+            for line in found:  # one that fails leaves those before it
+                result["lines"].append(line)
     except UnavailableError as error:
-        result = {UNAVAILABLE: str(error)}
+        result[UNAVAILABLE] = str(error)
     except TooLongError:
-        result = {"error": f"it took longer than {limit_s:.0f} s"}
+        result["error"] = f"it took longer than {limit_s:g} s"
     except (TrimsError, ChildError, OSError, AssertionError, ValueError, LookupError) as error:
-        result = {"error": f"{type(error).__name__}: {error}"}
+        result["error"] = f"{type(error).__name__}: {error}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -184,32 +193,37 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def _conclude(values: Mapping[str, Any], out: Path) -> int:
-    """Say what failed and what was missed; the exit status."""
+    """Say what it all comes to; the exit status."""
     parts = {**values.get("experiments", {}), **values.get("figures", {})}
-    failed = {name: part["error"] for name, part in parts.items() if "error" in part}
-    absent = {name: part[UNAVAILABLE] for name, part in parts.items() if UNAVAILABLE in part}
-    for name, part in values.get("figures", {}).items():
-        for line in part.get("lines", ()):
-            _say_line(name, line)
-    for name, why in {**absent, **failed}.items():
-        print(f"{name}: {'failed' if name in failed else UNAVAILABLE}: {why}")
+    failed = [name for name, part in parts.items() if "error" in part]
+    absent = [name for name, part in parts.items() if UNAVAILABLE in part]
     tests = values.get("tests", {})
-    if tests:
-        print(f"tests: {tests}" if tests["failures"] else f"tests: {tests['tests']}, none failed")
-    missed = any(line["met"] is False for part in parts.values() for line in part.get("lines", ()))
-    print(f"{out}: {len(parts) - len(failed) - len(absent)} of {len(parts)} parts have results")
+    lines = [line for part in parts.values() for line in part.get("lines", ())]
+    missed = [line for line in lines if line["met"] is False]
+    print(
+        f"{out}: {len(parts) - len(failed) - len(absent)} of {len(parts)} parts have results, {len(missed)} bars missed"
+    )
     if failed or tests.get("failures") or not values["finished"]:
         return 1
     return 3 if missed else 0
 
 
-def _say_line(name: str, line: Mapping[str, Any]) -> None:
+def _say_part(name: str, part: Mapping[str, Any]) -> None:
+    for line in part.get("lines", ()):
+        _say_line(line)
+    if "error" in part:
+        print(f"  {name}: failed: {part['error']}")
+    if UNAVAILABLE in part:
+        print(f"  {name}: {UNAVAILABLE}: {part[UNAVAILABLE]}")
+
+
+def _say_line(line: Mapping[str, Any]) -> None:
     if line["met"] == UNAVAILABLE:
-        print(f"{name}: {line['what']}: {UNAVAILABLE}: {line[UNAVAILABLE]}")
+        print(f"  {line['what']}: {UNAVAILABLE}: {line[UNAVAILABLE]}")
         return
     verdict = {None: "", True: ", met", False: ", MISSED"}[line["met"]]
     bar = f" (bar {line['bar']}{verdict})" if line["bar"] else ""
-    print(f"{name}: {line['what']}: {line['value']:.4g} {line['unit']}{bar}")
+    print(f"  {line['what']}: {line['value']:.4g} {line['unit']}{bar}", flush=True)
 
 
 def _nvidia_smi() -> str:

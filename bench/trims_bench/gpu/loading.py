@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trims.core.errors import TrimsError
 from trims_bench.child import ChildError, call
 from trims_bench.figures import Bar, Comparison, Samples, faster
 from trims_bench.gpu.lines import Line, not_taken, taken
@@ -21,7 +22,7 @@ from trims_bench.runs import artifact_of, environment
 from trims_bench.turns import take_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from trims_bench.gpu.rig import Rig
 
@@ -161,29 +162,27 @@ def cases(rig: Rig) -> list[Case]:
     ]
 
 
-def modules_ready(rig: Rig) -> list[Line]:
+def modules_ready(rig: Rig) -> Iterator[Line]:
     """A PyTorch module ready on the device, against building it, `torch.load` and `.cuda()`.
 
     In fresh processes, which have imported torch and the model's code and have a context before the time begins.
     """
     every = cases(rig)
     if why := _no_torch(rig):
-        return [not_taken(_ready(case), Bar(">=", case.bar), why) for case in every]
+        yield from (not_taken(_ready(case), Bar(">=", case.bar), why) for case in every)
+        return
     from trims_bench.builders.linears_torch import VARIABLE
 
     nbytes = rig.sizes.linears * rig.sizes.linear_bytes
     os.environ[VARIABLE] = f"{rig.sizes.linears}x{rig.sizes.linear_bytes}"
-    lines = []
     with rig.scratch() as folder, gpu_daemon(rig, folder / "state", nbytes + (2 << 30)) as daemon:
         for case in every:
-            bar = Bar(">=", case.bar)
             try:
                 daemon.load(daemon.register(case.manifest), place=_PLACE)
                 path = str(artifact_of(case.manifest, folder / "state"))
-                lines.append(_compare(case, {"runtime_dir": str(daemon.runtime_dir), "path": path}, rig.sizes.loads))
-            except ChildError as error:
-                lines.append(not_taken(_ready(case), bar, str(error)))
-    return lines
+                yield _compare(case, {"runtime_dir": str(daemon.runtime_dir), "path": path}, rig.sizes.loads)
+            except (ChildError, TrimsError) as error:
+                yield not_taken(_ready(case), Bar(">=", case.bar), str(error))
 
 
 def _compare(case: Case, given: dict[str, Any], count: int) -> Line:

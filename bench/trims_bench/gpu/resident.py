@@ -59,6 +59,7 @@ def gpu_daemon(rig: Rig, state_dir: Path, cpu_bytes: int, driver: str = "auto") 
         gpu_driver=driver,
         gpu_reserve_bytes=min(1 << 30, rig.device.total_bytes // 16),
         cpu_capacity_bytes=cpu_bytes + _SPARE_BYTES,
+        converter_memory_bytes=64 << 30,
         cpu_memory="shm" if fits else "memfd",  # containers often have a /dev/shm of 64 MiB
     )
     pid = 0
@@ -101,10 +102,9 @@ def model(folder: Path, name: str, nbytes: int, tensors: int = _FEW) -> dict[str
 # -- (a) -----------------------------------------------------------------------------------------------------------
 
 
-def open_resident(rig: Rig) -> list[Line]:
+def open_resident(rig: Rig) -> Iterator[Line]:
     """Opening a model that lies on the device, by each way to share it."""
     sizes = rig.sizes
-    lines: list[Line] = []
     with rig.scratch() as folder:
         models = [
             model(folder, "few", sizes.small_bytes, _FEW),
@@ -113,14 +113,13 @@ def open_resident(rig: Rig) -> list[Line]:
         ]
         for driver in ("vmm", "ipc"):
             if driver not in rig.drivers():
-                lines.append(not_taken(f"{driver}: all", None, f"{rig.device.name} has no {driver}"))
+                yield not_taken(f"{driver}: all", None, f"{rig.device.name} has no {driver}")
                 continue
             room = 2 * sizes.small_bytes + sizes.large_bytes
             with gpu_daemon(rig, folder / driver, 2 * room, driver) as daemon:
                 for each in models:
                     daemon.load(daemon.register(each), place=_PLACE)
-                lines += _opens(rig, daemon, driver)
-    return lines
+                yield from _opens(rig, daemon, driver)
 
 
 def _opens(rig: Rig, daemon: DaemonProcess, driver: str) -> list[Line]:
