@@ -219,8 +219,16 @@ def _all() -> list[Any]:
 
 
 def _uuid(device: Any) -> str:
-    raw = bytes(_call("cuDeviceGetUuid", device).bytes)
-    return f"GPU-{uuids.UUID(bytes=raw)}"
+    # Before CUDA 13 the name without a version gives the UUID of the whole GPU.
+    ask = "cuDeviceGetUuid_v2" if hasattr(_driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    raw = bytes(_call(ask, device).bytes)
+    # The UUID is the same 16 bytes for both kinds; only the product's name tells a part of a partitioned GPU.
+    kind = "MIG" if " MIG " in _name(device) else "GPU"
+    return f"{kind}-{uuids.UUID(bytes=raw)}"
+
+
+def _name(device: Any) -> str:
+    return bytes(_call("cuDeviceGetName", 96, device)).split(b"\0")[0].decode()
 
 
 def _peers(device: Any) -> tuple[str, ...]:
@@ -235,10 +243,9 @@ def _describe(device: Any, peers: tuple[str, ...]) -> Device:
     def has(name: str) -> bool:
         return bool(_call("cuDeviceGetAttribute", getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device))
 
-    name = bytes(_call("cuDeviceGetName", 96, device)).split(b"\0")[0].decode()
     return Device(
         uuid=_uuid(device),
-        name=name,
+        name=_name(device),
         total_bytes=int(_call("cuDeviceTotalMem", device)),
         vmm=has("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED") and has("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"),
         ipc=has("IPC_EVENT_SUPPORTED"),
