@@ -5,11 +5,12 @@ Calls release the interpreter lock as the package does. Not covered: which way o
 
 from __future__ import annotations
 
+import ctypes
 import uuid as uuids
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CapacityError, CudaError, DeviceLostError, NotSupportedError, TrimsError
-from trims.memory.cuda.api import Device
+from trims.memory.cuda.api import IPC_HANDLE_BYTES, Device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,12 +96,13 @@ class Driver:
 
     def ipc_export(self, address: int) -> bytes:
         """cuIpcGetMemHandle."""
-        return bytes(_call("cuIpcGetMemHandle", address).reserved)
+        # By its address: the package's 13.5 shows no fields of it.
+        return ctypes.string_at(_call("cuIpcGetMemHandle", address).getPtr(), IPC_HANDLE_BYTES)
 
     def ipc_open(self, handle: bytes) -> int:
         """cuIpcOpenMemHandle."""
         made = _driver.CUipcMemHandle()
-        made.reserved = handle
+        ctypes.memmove(made.getPtr(), handle, IPC_HANDLE_BYTES)
         try:
             return int(_call("cuIpcOpenMemHandle", made, _LAZY_PEER_ACCESS))
         except NotSupportedError as error:
