@@ -135,8 +135,7 @@ class AttachDoor:
                     os.eventfd_read(fd)
                 elif fd in self._gone:
                     self._process_ended(fd)
-            while self._works:
-                self._works.popleft()()
+            self._do_works()
             self._send_answers()
             self._end_slow()
         for session in list(self._sessions.values()):
@@ -146,6 +145,13 @@ class AttachDoor:
         self._epoll.close()
         self._listener.close()
         self._path.unlink(missing_ok=True)
+
+    def _do_works(self) -> None:
+        while self._works:
+            try:
+                self._works.popleft()()
+            except Exception:
+                log.exception("what was to be done in the door's thread failed")  # the door stays open
 
     def _next_events(self) -> list[tuple[int, int]]:
         until_s = time.perf_counter() + _LINGER_S
