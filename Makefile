@@ -42,15 +42,26 @@ format: env ## let ruff rewrite what it can
 bench: env mxnet-env ## the figures of docs/benchmarks.md; raw results go to bench/results
 	$(BIN)/trims bench all --out bench/results
 
-# On a bare machine with a GPU: its own Python, which has torch, cupy, cuda-bindings, grpcio, numpy and pytest. Small
-# packages it lacks come as wheels from the folder GPU_WHEELS, if there is one.
+# On a bare machine with a GPU: its own Python, which has torch. What else it lacks comes as wheels, which
+# `make gpu-wheels` fetches where the internet is; what is missing still is named before anything runs.
+# GPU_ARGS: `--only 1,3,a`, `--limit-s 300`, `--most-bytes N`; `--cuda fake:FOLDER --tiny` to try it without a GPU.
 GPU_PYTHON ?= python3
 GPU_WHEELS ?= .whl
+GPU_OUT ?= bench/results/gpu.json
+GPU_ARGS ?=
+GPU_SITE := $(CURDIR)/.gpu-site
 .PHONY: gpu-check
-gpu-check: ## what a GPU says of the GPU tier: tests marked gpu and experiments, into bench/results/gpu.json
-	@if compgen -G "$(GPU_WHEELS)/*.whl" >/dev/null; then \
-	  $(GPU_PYTHON) -m pip install --quiet --no-index --no-deps --no-compile --upgrade --target .gpu-site $(GPU_WHEELS)/*.whl; fi
-	PYTHONPATH=.gpu-site:.:client:predictors:bench $(GPU_PYTHON) -m trims_bench.gpu_check --out bench/results/gpu.json
+gpu-check: ## what a GPU says of the GPU tier: tests marked gpu, experiments and figures, into bench/results/gpu.json
+	$(GPU_PYTHON) bench/trims_bench/gpu/needs.py bring $(GPU_WHEELS) $(GPU_SITE)
+	PYTHONPATH=$(GPU_SITE):$(CURDIR):$(CURDIR)/client:$(CURDIR)/predictors:$(CURDIR)/bench \
+	  $(GPU_PYTHON) -m trims_bench.gpu_check --out $(GPU_OUT) $(GPU_ARGS)
+
+# For the Python of that machine: `make gpu-wheels GPU_VERSION=3.12 GPU_MACHINE=x86_64`.
+GPU_VERSION ?= 3.12
+GPU_MACHINE ?= x86_64
+.PHONY: gpu-wheels
+gpu-wheels: ## fetch the small packages that a bare machine with a GPU lacks, into .whl
+	$(if $(PYTHON),$(PYTHON),python3) bench/trims_bench/gpu/needs.py fetch $(GPU_WHEELS) --python $(GPU_VERSION) --machine $(GPU_MACHINE)
 
 .PHONY: proto
 proto: env ## generate the control door's code anew
@@ -63,7 +74,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "trims needs Python 3.10, 3.11 or 3.12 with venv; none was found" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]' --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,gpu]' --group dev
 	@touch $@
 
 .PHONY: mxnet-env
@@ -83,4 +94,4 @@ $(MXNET_READY): pyproject.toml
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(MXNET_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(MXNET_VENV) .gpu-site .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -11,7 +11,7 @@ from trims.core.errors import CapacityError, CudaError, DeviceLostError, LostPee
 from trims.memory.cuda.api import Device, connect
 from trims.memory.cuda.drivers import device_memory
 from trims.testing.device_borrower import Borrower
-from trims.testing.device_memory import CONTENT, DeviceMemoryContract, Owner
+from trims.testing.device_memory import CONTENT, DeviceMemoryContract, KeptMemoryContract, Owner
 from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, lose_device, make_devices
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class FakeContract(DeviceMemoryContract):
         return Owner(self.kind, self.driver)
 
 
-class TestVmmOnTheFake(FakeContract):
+class TestVmmOnTheFake(FakeContract, KeptMemoryContract):
     driver = "vmm"
 
     def test_it_works_between_pid_namespaces(self, kind: str) -> None:
@@ -88,24 +88,25 @@ class TestIpcOnTheFake(FakeContract):
         owner.end()
 
 
-@pytest.mark.gpu
-class TestVmmOnTheDevice(DeviceMemoryContract):
+class DeviceContract(DeviceMemoryContract):
+    driver: str
+
+    @pytest.fixture(autouse=True)
+    def _machine(self, real_device: str) -> None:
+        self.kind = real_device
+
     def make(self) -> Owner:
-        return Owner(real(), "vmm")
+        return Owner(self.kind, self.driver)
 
 
 @pytest.mark.gpu
-class TestIpcOnTheDevice(DeviceMemoryContract):
-    def make(self) -> Owner:
-        return Owner(real(), "ipc")
+class TestVmmOnTheDevice(DeviceContract, KeptMemoryContract):
+    driver = "vmm"
 
 
-def real() -> str:
-    try:
-        connect("driver").devices()
-    except NotSupportedError as error:
-        pytest.skip(str(error))
-    return "driver"
+@pytest.mark.gpu
+class TestIpcOnTheDevice(DeviceContract):
+    driver = "ipc"
 
 
 def own_process_ids() -> tuple[str, ...]:

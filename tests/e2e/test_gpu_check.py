@@ -1,52 +1,285 @@
-"""The experiments of `make gpu-check`, on the fake: they must work on the day when there is a device."""
+"""`make gpu-check` on the fake: it must work on the day when there is a device. No time is held against anything."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from trims_bench.gpu_check import EXPERIMENTS, main
+import pytest
+from trims_bench.gpu import needs
+from trims_bench.gpu.needs import Need
 
 from trims.memory.cuda.api import Device
 from trims.testing.fake_cuda import CONTEXT_BYTES, make_devices
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
-    import pytest
-
+ROOT = Path(__file__).parents[2]
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
+EXPERIMENTS = {"1", "2", "3", "4", "5", "6", "7", "8", "9"}
+FIGURES = {"a", "b", "c", "d", "e", "f"}
+MIB = 1 << 20
 
 
-def check(folder: Path, most_bytes: int = 8 << 20) -> dict[str, dict[str, object]]:
-    kind = make_devices(folder, [Device(UUID, "Fake", 256 << 20)])
-    out = folder / "results" / "gpu.json"
-    assert main(["--out", str(out), "--cuda", kind, "--most-bytes", str(most_bytes), "--no-tests"]) == 0
-    experiments: dict[str, dict[str, object]] = json.loads(out.read_text())["experiments"]
-    return experiments
+def command(folder: Path, kind: str, *words: str) -> list[str]:
+    return [sys.executable, "-m", "trims_bench.gpu_check", "--out", str(folder / "gpu.json"), "--cuda", kind,
+            "--work", str(folder), "--tiny", *words]  # fmt: skip
 
 
-def test_every_experiment_gives_a_result(folder: Path) -> None:
-    found = check(folder)
-    assert set(found) == {run.__name__ for run in EXPERIMENTS}
-    assert not [result for result in found.values() if "error" in result]
-    assert {name.partition(" ")[0] for name in found["open_cost"] if name != "seconds"} == {"vmm", "ipc"}
-    assert found["parked_descriptor"]["bytes_intact"] is True
-    assert found["context_cost"]["bytes"] == 2 * CONTEXT_BYTES + (2 << 20)
-    assert set(found["host_to_device"]["bytes_per_s"]) == {"staged", "registered", "pinned copy"}  # type: ignore[call-overload]
+def check(folder: Path, *words: str, **device: bool) -> tuple[int, str, dict[str, Any]]:
+    """Status, what it printed, and the file."""
+    (folder / "cuda").mkdir()
+    kind = make_devices(folder / "cuda", [Device(UUID, "Fake", 1 << 30, **device)])
+    done = subprocess.run(command(folder, kind, *words), capture_output=True, text=True, check=False)
+    assert not done.stderr.count("Traceback"), done.stderr
+    return done.returncode, done.stdout, json.loads((folder / "gpu.json").read_text())
 
 
-def test_the_offender_and_everybody_elses_bytes_are_told_apart(folder: Path) -> None:
-    found = check(folder)["write_to_read_only"]
-    assert found["vmm"] == {"offender": "the borrower ended with status -11", "bytes_intact": True}
-    assert found["ipc"] == {"offender": "it was not stopped", "bytes_intact": False}
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, dict[str, Any]]:
+    """One run of everything but the tests."""
+    return check(tmp_path_factory.mktemp("gpu"), "--no-tests")
 
 
-def test_an_experiment_that_fails_is_named_and_the_others_are_kept(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kind = make_devices(folder, [Device(UUID, "Fake", 256 << 20, vmm=False)])
+@pytest.fixture(scope="module")
+def record(whole: tuple[int, str, dict[str, Any]]) -> dict[str, Any]:
+    return whole[2]
+
+
+def by_number(parts: dict[str, Any]) -> dict[str, Any]:
+    return {name.partition(" ")[0]: part for name, part in parts.items()}
+
+
+def test_every_part_has_a_result_or_says_why_it_has_none(record: dict[str, Any]) -> None:
+    experiments, figures = by_number(record["experiments"]), by_number(record["figures"])
+    assert (set(experiments), set(figures)) == (EXPERIMENTS, FIGURES)
+    parts = {**experiments, **figures}
+    assert {name: part["error"] for name, part in parts.items() if "error" in part} == {}
+    assert {name for name, part in parts.items() if "unavailable" in part} == {"6", "7"}
+    assert all("real device" in parts[name]["unavailable"] for name in ("6", "7"))
+    assert record["finished"] is True
+    assert {"machine", "versions", "commit", "date", "doctor", "missing", "nvidia_smi"} <= record.keys()
+
+
+def test_a_handle_stands_for_the_whole_allocation(record: dict[str, Any]) -> None:
+    found = by_number(record["experiments"])["1"]
+    assert found["raw"]["opens_at_the_beginning"] is True
+    assert "unavailable" in found["torch"]
+    assert "unavailable" in found["cupy"]
+
+
+def test_the_death_of_an_exporter_is_told_for_both_ways(record: dict[str, Any]) -> None:
+    found = by_number(record["experiments"])["2"]
+    assert found["vmm"]["importer_reads_on"] is True
+    assert (found["vmm"]["charged_bytes"], found["ipc"]["charged_bytes"]) == (8 * MIB, 0)
+    assert "exporter has freed it or is dead" in found["ipc"]["opens_after_its_death"]
+
+
+def test_opening_is_timed_apart_from_the_context(record: dict[str, Any]) -> None:
+    found = by_number(record["experiments"])["3"]
+    for driver in ("vmm", "ipc"):
+        (taken,) = found[driver].values()
+        assert taken.keys() == {"first_ns", "again_ns", "context_ns"}
+        assert len(taken["again_ns"]) == 4
+
+
+def test_the_offender_and_everybody_elses_bytes_are_told_apart(record: dict[str, Any]) -> None:
+    found = by_number(record["experiments"])["4"]
+    assert found["vmm"]["offender"] == "the borrower ended with status -11"
+    assert (found["vmm"]["other_reads"], found["vmm"]["owner_intact"]) == (True, True)
+    assert found["ipc"]["offender"] == "it was not stopped"
+    assert found["ipc"]["owner_intact"] is False
+
+
+def test_a_parked_descriptor_keeps_the_bytes_and_the_charge(record: dict[str, Any]) -> None:
+    found = by_number(record["experiments"])["5"]
+    assert found["bytes_intact"] is True
+    assert (found["charged_while_parked_bytes"], found["charged_after_bytes"]) == (4 * MIB, 0)
+
+
+def test_every_way_to_the_device_has_a_rate(record: dict[str, Any]) -> None:
+    found = by_number(record["experiments"])["8"]["bytes_per_s"]
+    assert found.keys() == {"staged", "registered", "unregistered", "O_DIRECT into a pinned pool", "pinned copy"}
+    assert all(rates for rates in found.values())
+
+
+def test_process_id_namespaces_are_told_for_both_ways(record: dict[str, Any]) -> None:
+    found = by_number(record["experiments"])["9"]
+    assert (found["vmm"]["opens"], found["ipc"]["opens"]) == (True, False)
+
+
+def lines(record: dict[str, Any], figure: str) -> dict[str, dict[str, Any]]:
+    return {line["what"]: line for line in by_number(record["figures"])[figure]["lines"]}
+
+
+def test_every_line_has_its_bar_beside_it_and_whether_it_is_met(record: dict[str, Any]) -> None:
+    every = [line for figure in FIGURES for line in lines(record, figure).values()]
+    assert {line["met"] for line in every} <= {True, False, None, "unavailable"}
+    for line in every:
+        assert (line["met"] is None) == (line["bar"] is None) or line["met"] == "unavailable"
+        assert line["raw"] if line["met"] != "unavailable" else line["unavailable"]
+    bars = {line["bar"] for line in every}
+    assert {"<= 1.5", "<= 0.2", "<= 1.2", ">= 0.9", "<= 1.05", ">= 24", ">= 210", "<= 0"} <= bars
+
+
+def test_opens_are_timed_by_each_way_to_share(record: dict[str, Any]) -> None:
+    found = lines(record, "a")
+    for driver in ("vmm", "ipc"):
+        assert found[f"{driver}: 1346 layers / 30 layers"]["value"] > 0
+    assert len(found) == 10
+
+
+def test_the_weights_of_all_predictors_are_one_copy(record: dict[str, Any]) -> None:
+    found = lines(record, "d")
+    assert found["2 processes, 4194304 bytes: weights / one copy"]["met"] is True
+    assert found["context of a process"]["value"] == CONTEXT_BYTES
+
+
+def test_a_keeper_takes_nothing_but_weights_while_it_rests(record: dict[str, Any]) -> None:
+    found = {what: line["value"] for what, line in lines(record, "f").items()}
+    assert found == {
+        "keeper without weights": 0,
+        "keeper with its context, at work": CONTEXT_BYTES,
+        "keeper at rest, beyond its weights": 0,
+    }
+
+
+def test_what_needs_a_framework_on_the_device_is_unavailable_and_not_left_out(record: dict[str, Any]) -> None:
+    assert [line["met"] for line in lines(record, "e").values()] == ["unavailable"] * 4
+    found = lines(record, "c")
+    assert found["faster than safetensors"]["met"] == "unavailable"
+    assert found["disk image to the device, p50"]["value"] > 0
+
+
+def test_the_end_of_the_run_says_what_was_missed(whole: tuple[int, str, dict[str, Any]]) -> None:
+    status, out, record = whole
+    missed = [line for figure in FIGURES for line in lines(record, figure).values() if line["met"] is False]
+    assert status == (3 if missed else 0)
+    assert out.count("MISSED") == len(missed)
+    assert f"13 of 15 parts have results, {len(missed)} bars missed" in out
+
+
+def test_a_device_without_descriptors_is_examined_by_what_it_has(folder: Path) -> None:
+    status, out, record = check(folder, "--no-tests", "--only", "3,5", vmm=False)
+    assert status == 0
+    assert "unavailable" in record["experiments"]["3 open cost"]["vmm"]
+    assert "5 parked descriptor: unavailable: Fake cannot share memory as descriptors" in out
+
+
+def test_without_a_device_every_part_and_the_tests_say_so(folder: Path) -> None:
     out = folder / "gpu.json"
-    assert main(["--out", str(out), "--cuda", kind, "--most-bytes", str(4 << 20), "--no-tests"]) == 1
-    assert "parked_descriptor: NotSupportedError: Fake" in capsys.readouterr().out
-    assert set(json.loads(out.read_text())["experiments"]) == {run.__name__ for run in EXPERIMENTS}
+    words = command(folder, "fake:/nowhere", "--only", "1,f")
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    )
+    record = json.loads(out.read_text())
+    assert done.returncode == 1
+    assert "/nowhere holds no fake devices" in record["experiments"]["1 interior pointer"]["unavailable"]
+    assert "/nowhere holds no fake devices" in record["figures"]["f the keeper itself"]["unavailable"]
+    assert record["tests"]["failures"] > 0, "tests marked gpu fail without a device, they are not skipped"
+    assert record["tests"]["skipped"] == 0
+
+
+def test_a_part_that_takes_too_long_is_named_and_the_others_go_on(folder: Path) -> None:
+    status, out, record = check(folder, "--no-tests", "--only", "3,5", "--part-s", "0.01")
+    assert status == 1
+    assert record["experiments"].keys() == {"3 open cost", "5 parked descriptor"}
+    assert all("it took longer than" in part["error"] for part in record["experiments"].values())
+    assert "3 open cost: failed: it took longer than 0.01 s" in out
+
+
+def test_a_run_that_is_out_of_time_leaves_the_rest_out_and_says_so(folder: Path) -> None:
+    status, _, record = check(folder, "--no-tests", "--only", "3,f", "--limit-s", "0")
+    assert status == 0
+    assert "no time was left" in record["figures"]["f the keeper itself"]["unavailable"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_leaves_what_it_has(folder: Path, number: int) -> None:
+    (folder / "cuda").mkdir()
+    kind = make_devices(folder / "cuda", [Device(UUID, "Fake", 1 << 30)])
+    words = command(folder, kind, "--no-tests")
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() != "5 parked descriptor ...\n":
+            assert process.poll() is None
+        process.send_signal(number)
+        process.stdout.read()
+    assert process.returncode == 1
+    record = json.loads((folder / "gpu.json").read_text())
+    assert record["interrupted"] is True
+    assert record["finished"] is False
+    assert "vmm" in record["experiments"]["3 open cost"]
+
+
+# -- what it needs -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_named_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = [
+        Need("pytest"), Need("numpy", "99"), Need("no-such-wheel"), Need("no-such-framework", "", "figure z", False),
+    ]  # fmt: skip
+    monkeypatch.setattr(needs, "needs", lambda: wanted)
+    assert needs.say_missing() is False
+    told = capsys.readouterr().err
+    assert "no-such-wheel is not installed, and nothing works without it; bring it: make gpu-wheels" in told
+    assert ", 99 is needed" in told
+    assert "no-such-framework is not installed; left out: figure z" in told
+    assert "pytest" not in told
+    monkeypatch.setattr(needs, "needs", lambda: [wanted[0], wanted[3]])
+    assert needs.say_missing() is True
+
+
+def test_what_trims_itself_needs_is_taken_from_its_project_file() -> None:
+    found = {need.name: need for need in needs.needs()}
+    assert found["blake3"].carried
+    assert not found["numpy"].carried
+    assert found["cuda-bindings"].driver
+    assert found["torch"].why
+
+
+@pytest.fixture
+def wheel(folder: Path) -> Callable[..., Path]:
+    def make(name: str, files: dict[str, str]) -> Path:
+        path = folder / f"{name}-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            for file, text in files.items():
+                archive.writestr(file, text)
+        return path
+
+    return make
+
+
+def test_only_wheels_of_what_is_missing_are_unpacked_and_plugins_are_found(
+    folder: Path, wheel: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel("no_such_wheel", {"no_such/x.py": "1", "no_such_wheel-1.0.data/purelib/more/y.py": "2",
+                            "no_such_wheel-1.0.data/scripts/z": "3"})  # fmt: skip
+    wheel("pytest", {"pytest/older.py": "1"})
+    monkeypatch.setattr(needs, "needs", lambda: [Need("no-such-wheel"), Need("pytest")])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    site = folder / "site"
+    needs.bring(folder, site)
+    found = {str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()}
+    assert {name for name in found if not name.startswith("trims-")} == {"no_such/x.py", "more/y.py"}
+    code = "import importlib.metadata as m; print(m.version('trims'), len(m.entry_points(group='trims.policies')))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PYTHONPATH": str(site)})  # fmt: skip
+    assert told.stdout == "0.1.0 4\n"
+
+
+def test_other_pythons_are_refused_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(needs.sys, "version_info", (3, 14, 0))
+    assert needs.bring(folder, folder / "site") is False
+    assert "trims needs Python 3.10 to 3.12" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.cli.control import control
-from trims.cli.output import as_json, note, say, say_json, table
+from trims.cli.output import as_json, note, say, say_devices, say_json, table
 from trims.core.units import format_bytes, format_seconds
 from trims.wire import trims_pb2 as pb
 
@@ -99,6 +99,9 @@ def _status(options: argparse.Namespace) -> None:
         for tier in stats.tiers
     ]
     table("", ("tier", "used>", "capacity>", "full>", "replicas>", "policy"), rows, empty="no tiers")
+    say_devices(stats.devices)
+    if stats.gpu_off:
+        say(f"no gpu tier: {stats.gpu_off}")
 
 
 def _check(options: argparse.Namespace) -> int:

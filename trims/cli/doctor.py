@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import sys
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from trims.cli.finding import Finding
 from trims.core.errors import DaemonAwayError, TrimsError
 from trims.core.units import format_bytes
 from trims.memory.available import available_bytes
@@ -22,19 +22,6 @@ _FEW_DESCRIPTORS = 1024
 _FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "safetensors", "numpy", "ml_dtypes")
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One examined thing: verdict `ok`, `note` or `bad`."""
-
-    verdict: str
-    what: str
-    advice: str = ""
-
-    def as_json(self) -> dict[str, str]:
-        """JSON values."""
-        return asdict(self)
-
-
 def examine(runtime_dir: str | None) -> list[Finding]:
     """Run every examination; one that fails is a finding itself."""
     examinations: tuple[Callable[[], Iterator[Finding]], ...] = (
@@ -44,7 +31,7 @@ def examine(runtime_dir: str | None) -> list[Finding]:
         _folders,
         lambda: _daemon(runtime_dir),
         _frameworks,
-        _gpu,
+        lambda: _gpu(runtime_dir),
     )
     found: list[Finding] = []
     for examination in examinations:
@@ -149,30 +136,8 @@ def _frameworks() -> Iterator[Finding]:
             yield Finding("note", f"{name} is not installed here", f"pip install {name}, if you use it")
 
 
-def _gpu() -> Iterator[Finding]:
-    from trims.core.errors import NotSupportedError
+def _gpu(runtime_dir: str | None) -> Iterator[Finding]:
+    from trims.cli.doctor_gpu import gpu_findings
     from trims.daemon.config import build_config
-    from trims.memory.cuda.api import connect
-    from trims.memory.cuda.survey import survey
 
-    config = build_config({})
-    if config.gpus == "none":
-        yield Finding("note", "the GPU tier is off: gpus is none", "trims serve --gpus auto")
-        return
-    try:
-        found = survey(config.cuda)
-        seen = {device.uuid: device for device in connect(config.cuda).devices()}
-    except NotSupportedError as error:
-        yield Finding("note", f"the GPU tier is off: {error}", "models open at cpu")
-        return
-    for device in found:
-        what = (
-            f"{device.name} {device.uuid}: {format_bytes(device.free_bytes)} free of {format_bytes(device.total_bytes)}"
-        )
-        if device.uuid not in seen:
-            visible = ", ".join(seen) or "none"
-            advice = f"CUDA sees {visible} here: look at CUDA_VISIBLE_DEVICES, MIG and the container's devices"
-            yield Finding("bad", f"{what}, and CUDA does not see it", advice)
-            continue
-        way = "vmm" if seen[device.uuid].vmm else "ipc" if seen[device.uuid].ipc else ""
-        yield Finding("ok" if way else "bad", f"{what}, shared by {way or 'nothing: it can do neither vmm nor ipc'}")
+    yield from gpu_findings(build_config({}), runtime_dir)

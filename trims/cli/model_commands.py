@@ -15,6 +15,7 @@ from trims.cli.output import (
     note,
     replica_row,
     say,
+    say_devices,
     say_json,
     say_json_line,
     table,
@@ -136,6 +137,7 @@ def _ps(options: argparse.Namespace) -> None:
         say_json(as_json(resident)["replicas"])
         return
     table("", REPLICA_COLUMNS, map(replica_row, resident.replicas), empty="nothing is resident")
+    say_devices(resident.devices)
 
 
 def _show(options: argparse.Namespace) -> None:

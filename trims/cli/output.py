@@ -113,6 +113,19 @@ def shown_name(replica: pb.Replica) -> str:
     return ", ".join(registered) or next(iter(replica.names), replica.key[:16])
 
 
+def say_devices(devices: Iterable[pb.Device]) -> None:
+    """Which device each place is, what its keeper holds and what else is free: lines, so that no UUID is broken."""
+    for device in devices:
+        keeper = f"process {device.keeper_pid}, {'with' if device.keeper_awake else 'without'} a context"
+        known = device.HasField("free_bytes")
+        there = f"{format_bytes(device.free_bytes)} of {format_bytes(device.total_bytes)}" if known else "not known"
+        say("")
+        say(f"{device.place} is {device.name} {device.uuid}, shared by {device.driver or 'nothing'}")
+        say(f"  weights: {format_bytes(device.weights_bytes)} of {format_bytes(device.capacity_bytes)}, "
+            f"{device.leases} leases; free on the device: {there}")  # fmt: skip
+        say(f"  keeper: {device.trouble or keeper}")
+
+
 REPLICA_COLUMNS = ("model", "place", "state", "size>", "leases>", "held by", "until")
 
 

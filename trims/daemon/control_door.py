@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from trims.core.manifest import Manifest
     from trims.daemon.attach_door import AttachDoor
+    from trims.daemon.devices import Devices
     from trims.registry.base import Registry
     from trims.store.asks import Pending
     from trims.store.store import Store
@@ -81,6 +82,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         registry: Manifests.
         attach: To say who holds what.
         path: The Unix socket.
+        devices: Told by Stats and Resident.
         boot: Identifies this life of the daemon.
         version: Of the package.
         state_dir: Told by Health.
@@ -94,6 +96,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         attach: AttachDoor,
         path: Path,
         *,
+        devices: Devices,
         boot: str,
         version: str,
         state_dir: Path,
@@ -103,6 +106,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         self._registry = registry
         self._attach = attach
         self._path = path
+        self._devices = devices
         self._about = {"boot": boot, "version": version, "state_dir": str(state_dir)}
         self._on_shutdown = on_shutdown
         self._started_at_s = time.monotonic()
@@ -210,14 +214,15 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
 
     @_guarded
     def Resident(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ReplicaList:
-        """Everything in the books."""
-        return pb.ReplicaList(replicas=views.all_replicas(self._store, self._attach.sessions()))
+        """Everything in the books, and the devices."""
+        replicas = views.all_replicas(self._store, self._attach.sessions())
+        return pb.ReplicaList(replicas=replicas, devices=self._devices.look(self._store))
 
     @_guarded
     def Stats(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.StatsReply:
-        """Counters and tiers."""
+        """Counters, tiers and devices."""
         uptime_s = time.monotonic() - self._started_at_s
-        return views.stats(self._store, len(self._attach.sessions()), uptime_s)
+        return views.stats(self._store, len(self._attach.sessions()), uptime_s, self._devices)
 
     @_guarded
     def Watch(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.Change]:

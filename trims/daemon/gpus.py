@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def gpu_tiers(config: Config) -> list[GpuTier]:
-    """The tiers `config.gpus` asks for, each with a keeper that serves.
+def gpu_tiers(config: Config) -> tuple[list[GpuTier], str]:
+    """The tiers `config.gpus` asks for, each with a keeper that serves; and why there is none, empty if there is one.
 
     `auto` takes what there is, none included, and logs why; devices that are named must be there.
 
@@ -29,7 +29,7 @@ def gpu_tiers(config: Config) -> list[GpuTier]:
         ConfigError: A named device cannot be had; the message says why.
     """
     if config.gpus == "none":
-        return []
+        return [], "gpus is none"
     named = () if config.gpus == "auto" else tuple(part.strip() for part in config.gpus.split(",") if part.strip())
     tiers: list[GpuTier] = []
     try:
@@ -41,8 +41,8 @@ def gpu_tiers(config: Config) -> list[GpuTier]:
         if named:
             raise ConfigError(f"gpus is {config.gpus}: {error}") from error
         log.warning("there is no gpu tier: %s", error)
-        return []
-    return tiers
+        return [], str(error)
+    return tiers, "" if tiers else "the driver knows no device that CUDA can use"
 
 
 def _chosen(found: list[Surveyed], named: tuple[str, ...]) -> list[Surveyed]:

@@ -21,6 +21,7 @@ from trims.core.place import CPU, DISK
 from trims.core.policy import Policy
 from trims.daemon.attach_door import AttachDoor
 from trims.daemon.control_door import ControlDoor
+from trims.daemon.devices import Devices
 from trims.daemon.gpus import gpu_tiers
 from trims.formats.base import Limits
 from trims.formats.scratch import sweep_scratch
@@ -99,7 +100,7 @@ class Daemon:
             undo.pop_all()
         self.store.start()
         for gpu in self.gpus:
-            gpu.watch(lambda place: self.attach.run(lambda: self.store.devices.lost(place)))
+            gpu.watch(lambda place: self.attach.run(lambda: self.store.device_leases.lost(place)))
         self.attach.start()
         self.control.start()
         log.info("serving at %s with %d bytes of cpu capacity", config.runtime_dir, config.cpu_capacity_bytes)
@@ -117,7 +118,7 @@ class Daemon:
             DiskTier(config.state_dir / "images", config.disk_capacity_bytes),
         ]
         policies = {CPU: load_policy(config.cpu_policy), DISK: load_policy(config.disk_policy)}
-        self.gpus = gpu_tiers(config)
+        self.gpus, gpu_off = gpu_tiers(config)
         for gpu in self.gpus:
             undo.callback(gpu.close)
             tiers.append(gpu)
@@ -142,6 +143,7 @@ class Daemon:
             self.registry,
             self.attach,
             config.runtime_dir / CONTROL_SOCKET,
+            devices=Devices(self.gpus, config.cuda, gpu_off),
             boot=self.boot,
             version=importlib.metadata.version("trims"),
             state_dir=config.state_dir,

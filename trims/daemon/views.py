@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.replica import Replica
     from trims.daemon.clients import Session
+    from trims.daemon.devices import Devices
     from trims.store.store import Store
+    from trims.tiers.base import Extent
 
 
 def replica(store: Store, sessions: Sequence[Session], found: Replica, *, story: bool = False) -> pb.Replica:
@@ -40,15 +42,23 @@ def replica(store: Store, sessions: Sequence[Session], found: Replica, *, story:
             uses=found.uses,
             idle_s=0.0 if found.held or not found.last_used_s else now - found.last_used_s,
             digest=extent.digest if extent else "",
-            location=extent.label if extent else "",
+            location=_location(extent) if extent else "",
             generation=found.generation,
             holders=_holders(store, sessions, found),
             story=list(found.story) if story else [],
         )
+        if extent is not None and extent.export is not None:
+            message.device = extent.export.device
         if found.keep_until_s is not None:
             message.keep_left_s = max(0.0, found.keep_until_s - now)
     message.names.extend(_names(store, found.key))
     return message
+
+
+def _location(extent: Extent) -> str:
+    if extent.export is None:
+        return extent.label
+    return f"image {extent.label} of the keeper of {extent.export.device}, shared by {extent.export.driver}"
 
 
 def _names(store: Store, key: str) -> list[str]:
@@ -89,8 +99,9 @@ def all_replicas(store: Store, sessions: Sequence[Session]) -> list[pb.Replica]:
     return [replica(store, sessions, each) for each in found]
 
 
-def stats(store: Store, sessions: int, uptime_s: float) -> pb.StatsReply:
-    """Counters and tiers at one moment."""
+def stats(store: Store, sessions: int, uptime_s: float, devices: Devices | None = None) -> pb.StatsReply:
+    """Counters and tiers at one moment, and the devices, if they are asked for, at the next."""
+    looked = devices.look(store) if devices is not None else []
     with store.locked():
         residency = store.residency
         held = Counter(place for _, place in residency.replicas)
@@ -110,6 +121,8 @@ def stats(store: Store, sessions: int, uptime_s: float) -> pb.StatsReply:
             sessions=sessions,
             leases=len(residency.leases.by_number),
             uptime_s=uptime_s,
+            devices=looked,
+            gpu_off=devices.off if devices is not None else "",
         )
 
 

@@ -100,6 +100,7 @@ class Shell:
         self._sessions: set[int] = set()
         self._asks: dict[int, Ask] = {}
         self._images: dict[str, Resolved] = {}
+        self._most_images = _REMEMBERED_IMAGES
         self._bindings: dict[type[Instruction], Callable[..., Callable[[], None] | None]] = {
             Grant: self._bind_grant,
             Ready: self._bind_ready,
@@ -216,10 +217,12 @@ class Shell:
         """Keep what a fill may need; of images that are neither resident nor asked for, only the latest."""
         with self.lock:
             self._images[resolved.key] = resolved
-            if len(self._images) > _REMEMBERED_IMAGES:
+            if len(self._images) > self._most_images:
                 wanted = {key for key, _ in self._residency.replicas} | {resolved.key}
                 wanted.update(ask.resolved.key for ask in self._asks.values() if ask.resolved)
                 self._images = {key: image for key, image in self._images.items() if key in wanted}
+                # Twice what is wanted, so that looking for what is not costs nothing by the request.
+                self._most_images = max(_REMEMBERED_IMAGES, 2 * len(self._images))
 
     def image(self, key: str) -> Resolved | None:
         """What is remembered of an image, or None."""

@@ -5,6 +5,7 @@ Run as `python -m trims.testing.device_borrower KIND UUID DRIVER FD`; commands a
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -56,6 +57,10 @@ class Borrower:
         export.close()
         return int(self._answer()["taken_ns"])
 
+    def context_ns(self) -> int:
+        """Nanoseconds it took him to reach the driver and make a context, before anything was opened."""
+        return int(self._ask({"op": "context"})["taken_ns"])
+
     def read(self, offset: int, nbytes: int) -> bytes:
         """Bytes of what is open."""
         return bytes.fromhex(self._ask({"op": "read", "offset": offset, "nbytes": nbytes})["bytes"])
@@ -83,7 +88,8 @@ class Borrower:
         self.process.wait()
 
     def _ask(self, message: Message) -> Message:
-        self._sock.sendall(encode(message))
+        with contextlib.suppress(BrokenPipeError):  # then the answer is that he is gone
+            self._sock.sendall(encode(message))
         return self._answer()
 
     def _answer(self) -> Message:
@@ -103,9 +109,11 @@ class _Memory:
     """The process, from inside."""
 
     def __init__(self, kind: str, uuid: str, driver: str) -> None:
+        began = time.perf_counter_ns()
         self._cuda = connect(kind)
-        self._uuid = uuid
-        self._driver = device_memory(driver, self._cuda, self._cuda.use(uuid))
+        device = self._cuda.use(uuid)
+        self._context_ns = time.perf_counter_ns() - began
+        self._driver = device_memory(driver, self._cuda, device)
         self._stream = self._cuda.stream()
         self._opened: Opened | None = None
 
@@ -119,6 +127,8 @@ class _Memory:
             taken_ns = time.perf_counter_ns() - began
             export.close()
             return {"taken_ns": taken_ns}
+        if message["op"] == "context":
+            return {"taken_ns": self._context_ns}
         assert self._opened is not None, "open comes first"
         if message["op"] == "close":
             self._driver.close(self._opened)

@@ -146,9 +146,12 @@ class FakeCuda:
         os.close(fd)
 
     def ipc_export(self, address: int) -> bytes:
-        """Names the process, as the driver's handles do."""
+        """Names the process, as the driver's handles do, and the whole allocation that the address lies in."""
         self._ready()
-        number = int(self._names[address].name.rsplit(".", 1)[1])
+        begin = next((each for each in self._names if each <= address < each + self._sizes[each]), None)
+        if begin is None:
+            raise CudaError("ipc_export: CUDA_ERROR_INVALID_VALUE")
+        number = int(self._names[begin].name.rsplit(".", 1)[1])
         return _HANDLE.pack(_MAGIC, os.getpid(), number, _process_ids())
 
     def ipc_open(self, handle: bytes) -> int:

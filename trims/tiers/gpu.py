@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from trims.keeper.client import KeeperState
+
 log = logging.getLogger(__name__)
 _TRIES = 20
 _TRY_AGAIN_S = 0.25
@@ -129,6 +131,11 @@ class GpuTier:
         with self._connect() as connection:
             for kept in connection.hello().images:
                 yield self._hold(connection, kept.image, kept.key, kept.digest, kept.nbytes)
+
+    def describe(self) -> KeeperState:
+        """What the keeper says of itself now. Raises DeviceLostError if it has ended."""
+        with self._connect() as connection:
+            return connection.hello()
 
     def watch(self, lost: Callable[[Place], None]) -> None:
         """Have the keeper's end noticed: `lost` is called, from a thread of ours, and another keeper is started."""

@@ -77,7 +77,7 @@ class PinRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ...) -> None: ...
 
 class Replica(_message.Message):
-    __slots__ = ("key", "place", "state", "nbytes", "leases", "waiters", "pinned", "keep_left_s", "cost_s", "uses", "idle_s", "digest", "location", "generation", "names", "holders", "story")
+    __slots__ = ("key", "place", "state", "nbytes", "leases", "waiters", "pinned", "keep_left_s", "cost_s", "uses", "idle_s", "digest", "location", "generation", "names", "holders", "story", "device")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class Replica(_message.Message):
     NAMES_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     STORY_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
     key: str
     place: str
     state: str
@@ -112,7 +113,8 @@ class Replica(_message.Message):
     names: _containers.RepeatedScalarFieldContainer[str]
     holders: _containers.RepeatedCompositeFieldContainer[Holder]
     story: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, key: _Optional[str] = ..., place: _Optional[str] = ..., state: _Optional[str] = ..., nbytes: _Optional[int] = ..., leases: _Optional[int] = ..., waiters: _Optional[int] = ..., pinned: _Optional[bool] = ..., keep_left_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., uses: _Optional[int] = ..., idle_s: _Optional[float] = ..., digest: _Optional[str] = ..., location: _Optional[str] = ..., generation: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., story: _Optional[_Iterable[str]] = ...) -> None: ...
+    device: str
+    def __init__(self, key: _Optional[str] = ..., place: _Optional[str] = ..., state: _Optional[str] = ..., nbytes: _Optional[int] = ..., leases: _Optional[int] = ..., waiters: _Optional[int] = ..., pinned: _Optional[bool] = ..., keep_left_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., uses: _Optional[int] = ..., idle_s: _Optional[float] = ..., digest: _Optional[str] = ..., location: _Optional[str] = ..., generation: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., story: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Holder(_message.Message):
     __slots__ = ("session", "pid", "uid", "agent", "leases")
@@ -159,10 +161,12 @@ class ModelList(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[Model, _Mapping]]] = ...) -> None: ...
 
 class ReplicaList(_message.Message):
-    __slots__ = ("replicas",)
+    __slots__ = ("replicas", "devices")
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
-    def __init__(self, replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ...) -> None: ...
+    devices: _containers.RepeatedCompositeFieldContainer[Device]
+    def __init__(self, replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ...) -> None: ...
 
 class TierStats(_message.Message):
     __slots__ = ("place", "capacity_bytes", "charged_bytes", "replicas", "policy")
@@ -178,8 +182,36 @@ class TierStats(_message.Message):
     policy: str
     def __init__(self, place: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., charged_bytes: _Optional[int] = ..., replicas: _Optional[int] = ..., policy: _Optional[str] = ...) -> None: ...
 
+class Device(_message.Message):
+    __slots__ = ("place", "uuid", "name", "driver", "keeper_pid", "keeper_awake", "weights_bytes", "capacity_bytes", "free_bytes", "total_bytes", "leases", "trouble")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_FIELD_NUMBER: _ClassVar[int]
+    KEEPER_PID_FIELD_NUMBER: _ClassVar[int]
+    KEEPER_AWAKE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    place: str
+    uuid: str
+    name: str
+    driver: str
+    keeper_pid: int
+    keeper_awake: bool
+    weights_bytes: int
+    capacity_bytes: int
+    free_bytes: int
+    total_bytes: int
+    leases: int
+    trouble: str
+    def __init__(self, place: _Optional[str] = ..., uuid: _Optional[str] = ..., name: _Optional[str] = ..., driver: _Optional[str] = ..., keeper_pid: _Optional[int] = ..., keeper_awake: _Optional[bool] = ..., weights_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
+
 class StatsReply(_message.Message):
-    __slots__ = ("counters", "tiers", "sessions", "leases", "uptime_s")
+    __slots__ = ("counters", "tiers", "sessions", "leases", "uptime_s", "devices", "gpu_off")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -192,12 +224,16 @@ class StatsReply(_message.Message):
     SESSIONS_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    GPU_OFF_FIELD_NUMBER: _ClassVar[int]
     counters: _containers.ScalarMap[str, int]
     tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
     sessions: int
     leases: int
     uptime_s: float
-    def __init__(self, counters: _Optional[_Mapping[str, int]] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., uptime_s: _Optional[float] = ...) -> None: ...
+    devices: _containers.RepeatedCompositeFieldContainer[Device]
+    gpu_off: str
+    def __init__(self, counters: _Optional[_Mapping[str, int]] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., uptime_s: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., gpu_off: _Optional[str] = ...) -> None: ...
 
 class Change(_message.Message):
     __slots__ = ("key", "place", "old", "new", "why", "generation", "names")

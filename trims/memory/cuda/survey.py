@@ -5,10 +5,15 @@ The daemon's own process uses this and nothing else of CUDA.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import NotSupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,18 +21,35 @@ class Surveyed:
     """One device, as the driver's management library sees it.
 
     Attributes:
-        uuid: As nvidia-smi prints it.
+        uuid: As nvidia-smi prints it: `GPU-` and 36 characters, `MIG-` for a part of a partitioned GPU.
         free_bytes: Of its memory, whoever uses the rest.
+        parent: UUID of the GPU that it is a part of; empty for a whole one.
+        partitioned: MIG mode is on: CUDA sees its parts, never itself.
     """
 
     uuid: str
     name: str
     free_bytes: int
     total_bytes: int
+    parent: str = ""
+    partitioned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Of the driver.
+
+    Attributes:
+        driver: As nvidia-smi prints it, such as `580.65.06`.
+        cuda: Major version of CUDA that it knows; 0 if it does not say.
+    """
+
+    driver: str
+    cuda: int
 
 
 def survey(kind: str = "driver") -> list[Surveyed]:
-    """All devices of the machine, in NVML's order.
+    """All devices of the machine that CUDA can use, in NVML's order; of a partitioned GPU, its parts.
 
     Args:
         kind: As for `trims.memory.cuda.api.connect`.
@@ -35,14 +57,28 @@ def survey(kind: str = "driver") -> list[Surveyed]:
     Raises:
         NotSupportedError: There is no driver, or nvidia-ml-py is missing; the message says which.
     """
+    return [device for device in survey_all(kind) if not device.partitioned]
+
+
+def survey_all(kind: str = "driver") -> list[Surveyed]:
+    """The same with partitioned GPUs themselves, each before its parts."""
     kind, _, folder = kind.partition(":")
     if kind == "fake":
         fake = importlib.import_module("trims.testing.fake_cuda").FakeCuda(folder)
         return [Surveyed(d.uuid, d.name, fake.free_bytes(d), d.total_bytes) for d in fake.devices()]
-    return _nvml()
+    with _nvml() as nvml:
+        return [device for number in range(nvml.nvmlDeviceGetCount()) for device in _look(nvml, number)]
 
 
-def _nvml() -> list[Surveyed]:
+def driver_versions() -> Versions:
+    """Of the driver and of the newest CUDA it knows. Raises NotSupportedError as `survey` does."""
+    with _nvml() as nvml:
+        return Versions(str(nvml.nvmlSystemGetDriverVersion()), int(nvml.nvmlSystemGetCudaDriverVersion()) // 1000)
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """The library, begun, and ended after the block. What it refuses becomes NotSupportedError."""
     try:
         import pynvml
     except ImportError:
@@ -52,16 +88,35 @@ def _nvml() -> list[Surveyed]:
     except pynvml.NVMLError as error:
         raise NotSupportedError(f"there is no NVIDIA driver here: {error}") from error
     try:
-        return [_look(pynvml, number) for number in range(pynvml.nvmlDeviceGetCount())]
+        yield pynvml
     except pynvml.NVMLError as error:
         raise NotSupportedError(f"the NVIDIA driver cannot be asked: {error}") from error
     finally:
         pynvml.nvmlShutdown()
 
 
-def _look(pynvml: object, number: int) -> Surveyed:
-    ask = pynvml
-    handle = ask.nvmlDeviceGetHandleByIndex(number)  # type: ignore[attr-defined]
-    memory = ask.nvmlDeviceGetMemoryInfo(handle)  # type: ignore[attr-defined]
-    uuid, name = ask.nvmlDeviceGetUUID(handle), ask.nvmlDeviceGetName(handle)  # type: ignore[attr-defined]
-    return Surveyed(uuid, name, int(memory.free), int(memory.total))
+def _look(nvml: Any, number: int) -> Iterator[Surveyed]:
+    """One GPU and its parts."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(number)
+    partitioned = _partitioned(nvml, handle)
+    whole = _surveyed(nvml, handle, partitioned=partitioned)
+    yield whole
+    for part in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) if partitioned else ():
+        try:
+            found = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, part)
+        except nvml.NVMLError_NotFound:  # the numbers have gaps
+            continue
+        yield _surveyed(nvml, found, parent=whole.uuid)
+
+
+def _partitioned(nvml: Any, handle: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except nvml.NVMLError_NotSupported:  # as most GPUs say
+        return False
+
+
+def _surveyed(nvml: Any, handle: Any, *, parent: str = "", partitioned: bool = False) -> Surveyed:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    uuid, name = nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)
+    return Surveyed(uuid, name, int(memory.free), int(memory.total), parent, partitioned)

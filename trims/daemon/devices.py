@@ -1,0 +1,67 @@
+"""What the daemon knows of its GPUs, as messages of the control door: the device, its keeper, and why there is no tier.
+
+Asking a keeper or the driver may take milliseconds: no lock of the store is held meanwhile.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trims.core.errors import NotSupportedError, TrimsError
+from trims.memory.cuda.survey import survey
+from trims.wire import trims_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trims.core.place import Place
+    from trims.keeper.client import KeeperState
+    from trims.memory.cuda.survey import Surveyed
+    from trims.store.store import Store
+    from trims.tiers.gpu import GpuTier
+
+
+class Devices:
+    """The GPUs of one daemon.
+
+    Args:
+        tiers: One for each.
+        cuda: What they are reached by; see `trims.memory.cuda.api.connect`.
+        off: Why there is no tier; empty if there is one.
+    """
+
+    def __init__(self, tiers: Sequence[GpuTier], cuda: str, off: str) -> None:
+        self._tiers = tiers
+        self._cuda = cuda
+        self.off = off
+        #: By place, so that a device whose keeper is gone still has a name.
+        self._known: dict[Place, KeeperState] = {}
+
+    def look(self, store: Store) -> list[pb.Device]:
+        """Every device, as it is now."""
+        surveyed = self._surveyed() if self._tiers else {}
+        return [self._one(store, tier, surveyed) for tier in self._tiers]
+
+    def _one(self, store: Store, tier: GpuTier, surveyed: dict[str, Surveyed]) -> pb.Device:
+        message = pb.Device(place=str(tier.place), capacity_bytes=tier.capacity_bytes)
+        try:
+            state = self._known[tier.place] = tier.describe()
+            message.keeper_pid, message.keeper_awake = state.pid, state.awake
+        except TrimsError as error:
+            message.trouble = str(error)
+        if (known := self._known.get(tier.place)) is not None:
+            message.uuid, message.driver = known.device, known.driver
+        if (seen := surveyed.get(message.uuid)) is not None:
+            message.name = seen.name
+            message.free_bytes, message.total_bytes = seen.free_bytes, seen.total_bytes
+        with store.locked():
+            message.weights_bytes = store.residency.room.charged[tier.place]
+            held = [found for found in store.residency.replicas.values() if found.place == tier.place]
+            message.leases = sum(len(found.leases) for found in held)
+        return message
+
+    def _surveyed(self) -> dict[str, Surveyed]:
+        try:
+            return {device.uuid: device for device in survey(self._cuda)}
+        except NotSupportedError:  # a driver that is being replaced, say: what is free is not known then
+            return {}
