@@ -4,7 +4,8 @@ Users say `import trims`; `trims_client.frameworks` turns weights into PyTorch m
 MXNet blocks.
 """
 
-from trims_client.session import Session, connect, open_file
+from trims_client.session import Session, connect
+from trims_client.shared import open_file
 from trims_client.weights import Weights
 
 __all__ = ["Session", "Weights", "connect", "open_file"]

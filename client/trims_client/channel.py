@@ -55,6 +55,8 @@ class Channel:
         self._sock = _connect(path)
         self._decoder = Decoder()
         self._fds: deque[int] = deque()
+        #: What the daemon said on its own, for whoever takes it out; filled by who reads, in the order it came.
+        self.events: deque[Message] = deque()
         self._slots: dict[int, _Slot] = {}
         self._numbers = itertools.count(1)
         self._turn = threading.Condition()
@@ -93,6 +95,21 @@ class Channel:
                     continue
                 self._reading = True
             self._lead(None, None)
+
+    def read_arrived(self) -> None:
+        """Read what has come, if nobody reads: an event comes when nobody has asked for anything. Waits for nothing."""
+        with self._turn:
+            if self._reading or self._broken is not None:
+                return
+            self._reading = True
+        try:
+            self._read(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except (OSError, BadMessageError) as error:
+            self._lost(error)
+        finally:
+            self._hand_over()
 
     def request(self, message: Message, timeout_s: float | None = None) -> tuple[Message, int]:
         """Ask and wait for the answer.
@@ -182,9 +199,13 @@ class Channel:
         except (OSError, BadMessageError) as error:
             self._lost(error)
         finally:
-            with self._turn:
-                self._reading = False
-                self._turn.notify_all()
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Let others read."""
+        with self._turn:
+            self._reading = False
+            self._turn.notify_all()
 
     def _read_soon(self) -> bool:
         """Read what comes within the time of a warm answer, without going to sleep for it; False if nothing came."""
@@ -238,6 +259,9 @@ class Channel:
                 return  # the lease ends with the connection; what was read after its grant is dispatched yet
 
     def _about_the_session(self, message: Message) -> None:
+        if "event" in message:  # those that this client does not know are for later ones
+            self.events.append(message)
+            return
         if "protocol" in message:
             self.boot = str(message.get("boot", ""))
             return

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from trims_client.device import DeviceRegion
 
 
+#: So many losses of leases that this client does not know are remembered.
+_EARLY = 64
+
+
 class Mapping:
     """One mapped image and the leases that keep it.
 
@@ -33,9 +37,11 @@ class Mapping:
         leases: Numbers held for it; the last one stays until the memory is unmapped.
         borrows: A token for each `Borrow` that is open; lease numbers would not do, as each daemon counts from 1.
         region: The device's memory, if the replica lies on one.
+        names: What it was opened as.
+        lost: Why its owner has it no more; None while he has.
     """
 
-    __slots__ = ("attachment", "borrows", "identity", "key", "leases", "place", "region")
+    __slots__ = ("attachment", "borrows", "identity", "key", "leases", "lost", "names", "place", "region")
 
     def __init__(self, key: str, place: str, identity: tuple[int, int], attachment: Attachment) -> None:
         self.key = key
@@ -45,13 +51,15 @@ class Mapping:
         self.leases: set[int] = set()
         self.borrows: set[object] = set()
         self.region: DeviceRegion | None = None
+        self.names: set[str] = set()
+        self.lost: str | None = None
 
-    def open_device(self, export: Export) -> None:
+    def open_device(self, export: Callable[[], Export]) -> None:
         """Open what the head describes. Raises NotSupportedError if this process cannot reach the device."""
         from trims_client.device import DeviceRegion
 
         try:
-            self.region = DeviceRegion(export, self.attachment.data)
+            self.region = DeviceRegion(export(), self.attachment.data)
         except BaseException:
             self.attachment.close()
             raise
@@ -75,17 +83,28 @@ class Mappings:
         self._lingering: set[Mapping] = set()
         #: Leases to give back; appended from finalisers, where no lock may be taken.
         self.given_up: deque[int] = deque()
+        #: Mappings that were lost, and nobody was told yet.
+        self.untold: deque[Mapping] = deque()
+        #: Leases that were lost before their grant was mapped here, with the reason.
+        self._lost_early: dict[int, str] = {}
         #: Lets go of devices' memory that other libraries have given back; None before one was opened.
         self.collect: Callable[[], object] | None = None
 
     def borrow(
-        self, answer: Message, fd: int, *, void: bool = False, export: Callable[[int], Export] | None = None
+        self,
+        answer: Message,
+        fd: int,
+        name: str = "",
+        *,
+        void: bool = False,
+        export: Callable[[int], Export] | None = None,
     ) -> Borrow:
         """Map what was granted, or use the mapping there is. Takes the descriptor over.
 
         Args:
             answer: The grant.
             fd: What came with it.
+            name: What was asked for.
             void: The lease has ended with its connection: the memory is mapped, the number not remembered.
             export: Gets what opens a device's memory, by the lease's number; asked once for each mapping.
 
@@ -106,12 +125,16 @@ class Mappings:
                 if mapping is None:
                     mapping = self._map(image, fd, int(answer["nbytes"]))
                     if "device" in answer and export is not None:
-                        mapping.open_device(export(lease))
+                        mapping.open_device(lambda: export(lease))
                         self.collect = _collector()
                     self._by_image[image] = mapping
+                mapping.names.add(name)
                 if not void:
                     mapping.leases.add(lease)
-                return Borrow(self, image, mapping, lease)
+                borrow = Borrow(self, image, mapping, lease)
+                if not void and lease in self._lost_early:
+                    self.lose(lease, self._lost_early.pop(lease))
+                return borrow
         except (OSError, ValueError, KeyError, TypeError) as error:
             given_up.append(lease)
             raise ImageError(f"the granted segment cannot be mapped: {error}") from error
@@ -144,14 +167,37 @@ class Mappings:
                     mapping.leases.discard(lease)
                     self.given_up.append(lease)
                 return
-            del self._by_image[image]
-            self._lingering.add(mapping)
+            if self._by_image.get(image) is mapping:
+                del self._by_image[image]
+                self._lingering.add(mapping)
         mapping.close()
+
+    def lose(self, lease: int, reason: str) -> None:
+        """A lease has ended at the daemon, which has lost the memory: its number means nothing any more.
+
+        What is mapped stays mapped, and is not given to anybody who opens from now on.
+        """
+        with self._lock:
+            mapping = next((each for each in self.held() if lease in each.leases), None)
+            if mapping is None:
+                if lease not in self.given_up:  # told once more that it is over, the daemon says so; else its grant
+                    self._lost_early[lease] = reason  # is on its way to be mapped
+                    while len(self._lost_early) > _EARLY:
+                        del self._lost_early[next(iter(self._lost_early))]
+                return
+            mapping.leases.discard(lease)
+            if mapping.lost is None:
+                mapping.lost = reason
+                self.untold.append(mapping)
+            for image in [image for image, each in self._by_image.items() if each is mapping]:
+                del self._by_image[image]
+                self._lingering.add(mapping)
 
     def lose_leases(self) -> list[Mapping]:
         """The daemon that granted them is gone: forget all numbers; returns what is still mapped."""
         with self._lock:
             self.given_up.clear()
+            self._lost_early.clear()
             for mapping in self.held():
                 mapping.leases.clear()
             return self.held()
@@ -197,6 +243,12 @@ class Borrow:
     def region(self) -> DeviceRegion | None:
         """The device's memory; None on the host."""
         return self._open().region
+
+    @property
+    def lost(self) -> str | None:
+        """See `Mapping.lost`; None once this share is given back."""
+        mapping = self._mapping
+        return None if mapping is None else mapping.lost
 
     def close(self) -> None:
         """Give this share back. Idempotent."""

@@ -16,10 +16,13 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import (
     CallerError,
+    CapacityError,
     ClosedError,
     DaemonAwayError,
     DeadlineError,
+    DeviceLostError,
     LostPeerError,
+    NotSupportedError,
     TrimsError,
 )
 from trims.wire.address import ATTACH_SOCKET, default_runtime_dir
@@ -29,6 +32,7 @@ from trims_client.weights import Weights
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -39,8 +43,8 @@ if TYPE_CHECKING:
 
 #: How much later than the daemon a client decides that a deadline has passed.
 _GRACE_S = 5.0
-_FIRST_RETRY_S = 0.05
-_LONGEST_RETRY_S = 1.0
+#: For these the next place in order of preference is tried: it cannot serve, whoever asks, or not now.
+_CANNOT_SERVE = (NotSupportedError, CapacityError, DeviceLostError)
 _FALLBACKS = (None, "load")
 
 
@@ -52,6 +56,9 @@ class Session:
         fallback: `"load"` loads privately in this process when no daemon answers, and says so (`Weights.shared` is
             False and a warning is logged). None, the default, raises DaemonAwayError.
         agent: How this client calls itself in `trims ps`.
+        on_lost: Called with a message, the model's name and its image key when the memory of an open model was lost at
+            its owner: see `Weights.lost`. Once for each name, in whichever thread hears of it: the session's own
+            within about a second, or one that asks for something. What it raises is logged.
     """
 
     def __init__(
@@ -60,6 +67,7 @@ class Session:
         *,
         fallback: str | None = None,
         agent: str = "",
+        on_lost: Callable[[str, str, str], None] | None = None,
     ) -> None:
         if fallback not in _FALLBACKS:
             raise CallerError(f"fallback is {fallback!r}; it must be None or 'load'")
@@ -67,6 +75,7 @@ class Session:
         self._path = f"{folder}/{ATTACH_SOCKET}"
         self._agent = agent or f"python {os.path.basename(sys.argv[0]) or '-'}"
         self._fallback = fallback
+        self._on_lost = on_lost
         self._lock = threading.RLock()
         self._mappings = Mappings(self._lock)
         self._pid = os.getpid()
@@ -85,7 +94,7 @@ class Session:
         self,
         name: str,
         *,
-        place: str | None = None,
+        place: str | Sequence[str] | None = None,
         deadline_s: float | None = None,
         fallback: str | None = None,
     ) -> Weights:
@@ -93,16 +102,20 @@ class Session:
 
         Args:
             name: As registered.
-            place: `cpu`, or None for what the manifest says.
-            deadline_s: Seconds to wait for the load and for room. None waits for a load as long as it takes, but
-                not for other people's leases to end.
+            place: `cpu`, `gpu`, `gpu:N`, or None for what the manifest says. Several are tried in this order: the
+                next one if the daemon or this process cannot serve it there (NotSupportedError, CapacityError,
+                DeviceLostError). `Weights.fell_back` has the reason then, and a warning is logged. With one place
+                nothing falls back.
+            deadline_s: Seconds to wait for the load and for room, at all places together. None waits for a load as
+                long as it takes, but not for other people's leases to end.
             fallback: As for the session, for this call.
 
         Returns:
             The weights; close them, or use them in a `with` block.
 
         Raises:
-            ModelNotFoundError, CapacityError, DeadlineError, BrokenWeightsError, DaemonAwayError.
+            ModelNotFoundError, CapacityError, DeadlineError, BrokenWeightsError, DaemonAwayError; of several places
+            what the last one raised.
         """
         return self._open({"op": "open", "model": name}, name, place, deadline_s, fallback)
 
@@ -110,7 +123,7 @@ class Session:
         self,
         path: str | os.PathLike[str],
         *,
-        place: str | None = None,
+        place: str | Sequence[str] | None = None,
         deadline_s: float | None = None,
         fallback: str | None = None,
     ) -> Weights:
@@ -133,10 +146,40 @@ class Session:
         self._request(message, None)
 
     def _open(
-        self, message: Message, name: str, place: str | None, deadline_s: float | None, fallback: str | None
+        self,
+        message: Message,
+        name: str,
+        place: str | Sequence[str] | None,
+        deadline_s: float | None,
+        fallback: str | None,
     ) -> Weights:
         if fallback not in _FALLBACKS:
             raise CallerError(f"fallback is {fallback!r}; it must be None or 'load'")
+        if place is None or isinstance(place, str):
+            return self._open_at(message, name, place, deadline_s, fallback)
+        if not place:
+            raise CallerError("an empty list of places; name one, or None for what the manifest says")
+        until_s = None if deadline_s is None else time.monotonic() + deadline_s
+        refused: list[str] = []
+        for wanted in place:
+            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            try:
+                weights = self._open_at(message, name, wanted, left_s, fallback)
+            except _CANNOT_SERVE as error:
+                if len(refused) + 1 == len(place):
+                    raise
+                # As text: a log that keeps the error would keep what it was raised over.
+                _log().warning("%s is not opened at %s but at the next place: %s", name, wanted, str(error))
+                refused.append(f"{wanted}: {error}")
+                message = {**message, "instead_of": wanted}
+            else:
+                break
+        weights.fell_back = "; ".join(refused) or None
+        return weights
+
+    def _open_at(
+        self, message: Message, name: str, place: str | None, deadline_s: float | None, fallback: str | None
+    ) -> Weights:
         if place is not None:
             message["place"] = place
         if deadline_s is not None:
@@ -147,23 +190,27 @@ class Session:
             if (fallback or self._fallback) is None:
                 raise
             return self._load_here(name, error)
+        borrow = self._borrow(channel, answer, fd, name)
         weights = Weights(
             name,
-            self._borrow(channel, answer, fd),
+            borrow,
             place=str(answer["place"]),
             warm=bool(answer.get("warm")),
             trusted=self._trusted,
             on_close=self._settle,
+            on_report=None if borrow.region is None else lambda nbytes: self._report_working(borrow, nbytes),
         )
         self._watch()
         return weights
 
-    def _borrow(self, channel: Channel, answer: Message, fd: int) -> Borrow:
+    def _borrow(self, channel: Channel, answer: Message, fd: int, name: str) -> Borrow:
         """Map what was granted on this channel; if the daemon has restarted since, take its lease up again."""
         with self._lock:
             current = self._channel
             void = channel is not current
-            borrowed = self._mappings.borrow(answer, fd, void=void, export=lambda lease: self._export(channel, lease))
+            borrowed = self._mappings.borrow(
+                answer, fd, name, void=void, export=lambda lease: self._export(channel, lease)
+            )
             if void and current is not None and not borrowed.mapping.leases:
                 try:
                     self._resume(current, borrowed.mapping)
@@ -176,6 +223,13 @@ class Session:
 
         answer, fd = channel.request({"op": "attach", "lease": lease}, _GRACE_S)
         return export_of(answer, fd)
+
+    def _report_working(self, borrow: Borrow, nbytes: int) -> None:
+        channel = self._connected()
+        lease = next(iter(borrow.mapping.leases), None)
+        if lease is None:
+            raise LostPeerError(f"these weights have no lease any more: {borrow.lost or 'the daemon has restarted'}")
+        channel.request({"op": "working", "lease": lease, "nbytes": nbytes}, _GRACE_S)
 
     def _request(self, message: Message, deadline_s: float | None) -> tuple[Channel, tuple[Message, int]]:
         """Ask; if the daemon has restarted since, connect again and ask once more. Tells which channel answered."""
@@ -217,8 +271,13 @@ class Session:
         channel = Channel(self._path, self._agent)
         if self._channel is not None:
             self._channel.close()
+            if self._channel.events:
+                from trims_client import losses
+
+                losses.hear(self._channel, self._mappings)  # its numbers mean nothing to the next
         for mapping in self._mappings.lose_leases():
-            self._resume(channel, mapping)
+            if mapping.lost is None:
+                self._resume(channel, mapping)
         return channel
 
     def _resume(self, channel: Channel, mapping: Mapping) -> None:
@@ -257,7 +316,16 @@ class Session:
                 _thread.start_new_thread(_start, (watcher,))
 
     def _flush(self) -> None:
-        """Give back the leases that were given up meanwhile, without waiting for an answer. Never raises."""
+        """Give back the leases that were given up meanwhile, without waiting for an answer. Never raises.
+
+        And hear what the daemon has said meanwhile: this is called before each request and every second.
+        """
+        if ((heard := self._channel) is not None and heard.events) or self._mappings.untold:
+            from trims_client import losses
+
+            if heard is not None:
+                losses.hear(heard, self._mappings)
+            losses.tell(self._mappings, self._on_lost)
         given_up, collect = self._mappings.given_up, self._mappings.collect
         if collect is not None:
             collect()
@@ -326,61 +394,17 @@ def _start(watcher: threading.Thread) -> None:
 
 
 def _watch_connection(reference: weakref.ref[Session]) -> None:
-    """Wait for the connection to end, then connect again for as long as the session lives."""
-    retry_s = _FIRST_RETRY_S
-    while True:
-        session = reference()
-        if session is None or session.closed:
-            return
-        channel = session._channel
-        if channel is not None and not channel.broken:
-            session._flush()
-            del session
-            _wait_for_end(channel)
-            retry_s = _FIRST_RETRY_S
-            continue
-        try:
-            session._connected()
-        except (LostPeerError, ClosedError):
-            del session
-            time.sleep(retry_s)
-            retry_s = min(_LONGEST_RETRY_S, retry_s * 2)
+    from trims_client.watch import watch
 
-
-def _wait_for_end(channel: Channel) -> None:
-    """Until the peer hangs up or we close; wakes now and then to let a forgotten session go."""
-    import select
-
-    poller = select.poll()
-    try:
-        poller.register(channel.fileno(), select.POLLRDHUP)
-        if poller.poll(1000):
-            channel.read_to_end()
-    except (OSError, ValueError):  # closed here meanwhile
-        return
+    watch(reference)
 
 
 def connect(
-    runtime_dir: str | os.PathLike[str] | None = None, *, fallback: str | None = None, agent: str = ""
+    runtime_dir: str | os.PathLike[str] | None = None,
+    *,
+    fallback: str | None = None,
+    agent: str = "",
+    on_lost: Callable[[str, str, str], None] | None = None,
 ) -> Session:
     """Connect to the daemon of this machine; see `Session`."""
-    return Session(runtime_dir, fallback=fallback, agent=agent)
-
-
-_shared: Session | None = None
-_shared_lock = threading.Lock()
-
-
-def shared_session(fallback: str | None = None) -> Session:
-    """One session for the whole process, for `trims.open_file`; made anew after a fork."""
-    global _shared  # noqa: PLW0603 - one a process is the point
-    with _shared_lock:
-        if _shared is None or _shared.closed or _shared._pid != os.getpid():
-            _shared = Session(fallback=fallback)
-            _shared._fallback = None  # who may do without a daemon is said call by call
-        return _shared
-
-
-def open_file(path: str | os.PathLike[str], *, deadline_s: float | None = None, fallback: str | None = None) -> Weights:
-    """Share any checkpoint by its path: `Session.open_file` on a session of the process."""
-    return shared_session(fallback).open_file(path, deadline_s=deadline_s, fallback=fallback)
+    return Session(runtime_dir, fallback=fallback, agent=agent, on_lost=on_lost)

@@ -53,6 +53,11 @@ class Attached(Protocol):
         """The device's memory; None on the host."""
         ...
 
+    @property
+    def lost(self) -> str | None:
+        """Why its owner has it no more; None while he has."""
+        ...
+
     def close(self) -> None:
         """Give them back. Idempotent."""
         ...
@@ -84,7 +89,6 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         trusted: bool = False,
         on_close: Callable[[], None] | None = None,
         on_report: Callable[[int], None] | None = None,
-        fell_back: str | None = None,
     ) -> None:
         self.name = name
         self.place = place
@@ -94,7 +98,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         self._attachment = attachment
         self._on_close = on_close
         self._on_report = on_report
-        self.fell_back = fell_back
+        self.fell_back: str | None = None
         try:
             self._view: ImageView | None = ImageView(attachment.data)
         except BaseException:
@@ -171,6 +175,17 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         if region is None:
             raise NotSupportedError(f"{self.name!r} lies at {self.place}; open it with place='gpu'")
         return DeviceTensor(region, spec, self.view.data_start)
+
+    @property
+    def lost(self) -> str | None:
+        """Why the memory behind these weights has no owner any more; None while it has one, and after `close`.
+
+        The process that kept a device's memory has died, and the lease has ended with it. Shared by `vmm` the bytes
+        stay readable for as long as these weights and their tensors live; shared by `ipc`, reading them is undefined:
+        CUDA says nothing about memory whose owner is dead. Open the model again, it lies elsewhere then. Known within
+        about a second, also to who asks for nothing.
+        """
+        return self._attachment.lost
 
     def report_working(self, nbytes: int) -> None:
         """Tell the daemon how much of the device this process needs beside the weights: it keeps that much free.

@@ -135,7 +135,7 @@ def nowhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A runtime folder without a daemon; state in the folder."""
     monkeypatch.setenv("TRIMS_STATE_DIR", str(folder / "state"))
     monkeypatch.setenv("TRIMS_RUNTIME_DIR", str(folder / "nowhere"))
-    monkeypatch.setattr("trims_client.session._shared", None)
+    monkeypatch.setattr("trims_client.shared._shared", None)
     return folder / "nowhere"
 
 

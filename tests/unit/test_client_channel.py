@@ -12,7 +12,7 @@ import pytest
 from raw_door import WAIT_S, Door, Peer, grant, last_words
 from trims_client import connect
 from trims_client.channel import Channel, _Slot
-from trims_client.session import _wait_for_end
+from trims_client.watch import wait_for_end
 
 from trims.core.errors import (
     BadMessageError,
@@ -174,7 +174,7 @@ def test_what_was_said_before_a_hang_up_is_read_by_the_watcher_if_nobody_reads(
     made._slots[1] = slot
     made.tell({"op": "open", "model": "m", "id": 1})
     while not made.broken:
-        _wait_for_end(made)
+        wait_for_end(made)
     assert slot.answer is not None
     assert slot.answer["lease"] == 3
     os.close(slot.fd)
@@ -199,7 +199,7 @@ def test_a_hang_up_seen_by_the_watcher_does_not_overtake_an_answer_that_is_being
 
     monkeypatch.setattr(made, "_read_soon", read_when_the_watcher_has_seen_it)
     monkeypatch.setattr(made._turn, "wait", wait_and_tell)
-    watcher = threading.Thread(target=lambda: reading.wait(WAIT_S) and _wait_for_end(made))
+    watcher = threading.Thread(target=lambda: reading.wait(WAIT_S) and wait_for_end(made))
     watcher.start()
     answer, fd = made.request({"op": "open", "model": "m"})
     os.close(fd)

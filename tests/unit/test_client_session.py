@@ -137,10 +137,10 @@ def test_a_grant_whose_daemon_is_replaced_before_it_is_mapped_is_taken_up_with_t
     with connect(folder) as session:
         borrow = session._borrow
 
-        def borrow_late(channel: Channel, answer: Message, received: int) -> Any:
+        def borrow_late(channel: Channel, answer: Message, received: int, name: str) -> Any:
             channel.read_to_end()
             session._connected()
-            return borrow(channel, answer, received)
+            return borrow(channel, answer, received, name)
 
         monkeypatch.setattr(session, "_borrow", borrow_late)
         with session.open("m") as weights:

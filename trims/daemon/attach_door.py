@@ -291,6 +291,8 @@ class AttachDoor:
             return
         name = request.model if request.model is not None else file_name(session.peer, request.path or "")
         place = Place.parse(request.place) if request.place is not None else None
+        if request.instead_of is not None:
+            self._store.counters["fallbacks"] += 1
         if request.prefetch:
             session.pending -= 1
             self._send(session, {"id": request.id, "accepted": True})

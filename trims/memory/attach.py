@@ -75,6 +75,11 @@ class Attachment:
         """Nothing of it lies on a device."""
         return
 
+    @property
+    def lost(self) -> None:
+        """A mapped file stays whole whoever dies."""
+        return
+
     def close(self) -> None:
         """Give the mappings up. Views that are still alive stay readable and delay the release. Idempotent."""
         with self._lock:

@@ -35,6 +35,7 @@ class Open:
         place: Where to have it; None leaves it to the manifest.
         deadline_s: Seconds to wait for a load and for room; None waits for a load but not for room.
         prefetch: True if only the load is wanted: the answer comes at once and there is no lease.
+        instead_of: The place that was preferred to this one and could not serve; None if this is the first choice.
     """
 
     id: int
@@ -43,6 +44,7 @@ class Open:
     place: str | None
     deadline_s: float | None
     prefetch: bool
+    instead_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +109,12 @@ def parse_request(message: Message) -> Request:
 
 
 def _parse_open(message: Message, *, prefetch: bool) -> Open:
-    _only(message, "id", "model", "path", "place", "deadline_s")
+    _only(message, "id", "model", "path", "place", "deadline_s", "instead_of")
     model, path = _text(message, "model"), _text(message, "path")
     if (model is None) == (path is None):
         raise BadMessageError("an open needs exactly one of 'model' and 'path'")
-    return Open(_number(message, "id"), model, path, _text(message, "place"), _deadline(message), prefetch)
+    place, instead_of = _text(message, "place"), _text(message, "instead_of")
+    return Open(_number(message, "id"), model, path, place, _deadline(message), prefetch, instead_of)
 
 
 def _only(message: Message, *fields: str) -> None:
