@@ -4,7 +4,8 @@ What was lent stays open until the borrowing library calls the deleter: when its
 thread, at any moment, in the middle of another error or of the interpreter's end. Python code must not run there: an
 error on its way would be lost, and after the interpreter's end it would be a crash. So the deleter is a C function
 that only notes it down: `time` of the C library, which writes the time over the first eight bytes of what it is
-given. `collect` finds the notes and lets go: with each lending, each close, each request and every second.
+given. `collect` finds the notes and lets go: with each lending, each close and request of a session, and every second
+in a thread of its own, which is there for as long as something is lent.
 
 Not covered: reading capsules of others.
 """
@@ -12,6 +13,7 @@ Not covered: reading capsules of others.
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 from dataclasses import dataclass
@@ -111,7 +113,39 @@ class _Loan:
 
 #: By the structure's address. It lies in memory of the C library, which is there when this module is gone.
 _loans: dict[int, _Loan] = {}
-_collecting = threading.RLock()
+_EVERY_S = 1.0
+
+
+class _Collecting:
+    """The books' lock, and the thread that looks into them; made anew after a fork, which both do not survive."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.none_left = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Under the lock."""
+        if self.thread is None:
+            self.none_left.clear()
+            self.thread = threading.Thread(target=self._run, name="trims-collect", daemon=True)
+            try:
+                self.thread.start()
+            except RuntimeError:  # the interpreter is ending, and everything with it
+                return
+
+    def _run(self) -> None:
+        while True:
+            self.none_left.wait(_EVERY_S)
+            collect()
+            with self.lock:
+                if not _loans:
+                    self.thread = None
+                    return
+
+
+_collecting = _Collecting()
+os.register_at_fork(after_in_child=_collecting.__init__)  # type: ignore[misc]
 
 
 def lend(
@@ -153,14 +187,16 @@ def lend(
         (made.major, made.minor), made.flags = _VERSION, _READ_ONLY
     first = ctypes.c_uint64.from_address(block)
     capsule = _new_capsule(block, block + name_at, None)
-    _loans[block] = _Loan(owner, capsule, block + name_at, first, first.value)
+    with _collecting.lock:
+        _loans[block] = _Loan(owner, capsule, block + name_at, first, first.value)
+        _collecting.start()
     return capsule
 
 
 def collect() -> int:
     """Let go of what was given back; how many loans there still are. From any thread."""
     owners = []
-    with _collecting:
+    with _collecting.lock:
         for block, loan in list(_loans.items()):
             # Looked up again: an owner's finaliser may have come here in between.
             if block in _loans and loan.given_back():
@@ -168,6 +204,8 @@ def collect() -> int:
                 owners.append(loan.owner)
                 loan.capsule = None
                 _free(block)
+        if not _loans:
+            _collecting.none_left.set()
     return len(_loans)  # the owners end here, outside the lock
 
 

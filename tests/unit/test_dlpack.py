@@ -133,6 +133,16 @@ def test_what_is_asked_for_and_cannot_be_lent_is_refused_as_the_protocol_says(ma
     del capsule
 
 
+def test_what_nobody_asks_about_is_let_go_all_the_same(machine: Machine) -> None:
+    """The session may be closed by then, so nothing of it looks any more."""
+    borrowing = Borrowing(machine.tensor().__dlpack__())
+    (region,) = machine.regions
+    closed = threading.Event()
+    weakref.finalize(region(), closed.set)
+    borrowing.end()
+    assert closed.wait(20)
+
+
 @pytest.mark.parametrize("versioned", [True, False])
 def test_the_memory_lives_until_the_borrower_is_done(machine: Machine, versioned: bool) -> None:
     borrowing = Borrowing(machine.tensor().__dlpack__(max_version=(1, 0) if versioned else None))

@@ -63,7 +63,8 @@ def state_dict(weights: Weights, *, writable: bool = False) -> dict[str, torch.T
         for what happens to those who write into a view that is not writable.
     """
     if weights.device is not None:
-        return _device().state_dict(weights, writable=writable)
+        on_device: dict[str, torch.Tensor] = _device().state_dict(weights, writable=writable)
+        return on_device
     data = weights.data(private=writable)
     found: dict[str, torch.Tensor] = {}
     owners: dict[tuple[int, str, tuple[int, ...]], torch.Tensor] = {}
