@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -188,6 +190,63 @@ def serve(folder: Path) -> Iterator[Callable[..., Daemon]]:
 def daemon(serve: Callable[..., Daemon]) -> Daemon:
     """A daemon with small tiers that checks its books after every event."""
     return serve()
+
+
+@pytest.fixture
+def cuda(folder: Path) -> Iterator[str]:
+    """A fake device; what to call its driver."""
+    from on_device import TOTAL_BYTES, UUID
+    from trims_client.device import leave_devices
+
+    from trims.memory.cuda.api import Device
+    from trims.testing.fake_cuda import make_devices
+
+    devices = folder / "cuda"
+    devices.mkdir()
+    yield make_devices(devices, [Device(UUID, "Fake", TOTAL_BYTES)])
+    leave_devices()
+
+
+@pytest.fixture
+def serve_gpu(serve: Callable[..., Daemon], cuda: str) -> Callable[..., Daemon]:
+    """The same with a GPU tier on that device."""
+
+    def start(**settings: object) -> Daemon:
+        values = {"gpus": "auto", "cuda": cuda, "gpu_share": 1.0, "gpu_reserve_bytes": "48MiB", **settings}
+        return serve(**values)
+
+    return start
+
+
+@pytest.fixture
+def start_process(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start a daemon in a process of its own and wait until it answers; it kills itself at the moment named, if any."""
+    from trims_client import connect
+
+    from trims.core.errors import LostPeerError
+
+    running: list[subprocess.Popen[bytes]] = []
+    script = Path(__file__).parent / "fault" / "dying_daemon.py"
+
+    def start(moment: str = "", *settings: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(script), moment, str(folder / "run"), str(folder / "state"), *settings]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        running.append(process)
+        until = time.monotonic() + 30
+        while True:
+            try:
+                connect(folder / "run").close()
+            except LostPeerError:
+                assert process.poll() is None, "the daemon did not come up"
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            else:
+                return process
+
+    yield start
+    for process in running:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture

@@ -2,113 +2,33 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from looking import states, wait_until
+from on_device import OTHER_UUID, TOTAL_BYTES, UUID, client, read, say
 from trims_client import connect
-from trims_client.device import DeviceTensor, leave_devices
+from trims_client.device import leave_devices
 
 from trims.core.errors import CapacityError, ConfigError, InUseError, NotSupportedError
 from trims.core.place import CPU, GPU, Place
 from trims.daemon.check import check_store
 from trims.keeper.client import KeeperConnection
 from trims.memory.cuda.api import Device
-from trims.testing.fake_cuda import FakeCuda, lose_device, make_devices
+from trims.testing.fake_cuda import FakeCuda, make_devices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from trims.daemon.main import Daemon
 
-UUID = "GPU-00000000-0000-0000-0000-000000000001"
-TOTAL = 256 << 20
-CLIENT = """
-import sys
-from trims_client import connect
-with connect(sys.argv[1]) as session:
-    weights = session.open(sys.argv[2], place="gpu")
-    print("open", flush=True)
-    sys.stdin.readline()
-    if sys.argv[3] == "close":
-        weights.close()
-        print("closed", flush=True)
-        sys.stdin.readline()
-print("session closed", flush=True)
-sys.stdin.readline()
-"""
-
-
-@pytest.fixture
-def kind(folder: Path) -> Iterator[str]:
-    devices = folder / "cuda"
-    devices.mkdir()
-    yield make_devices(devices, [Device(UUID, "Fake", TOTAL)])
-    leave_devices()
-
-
-@pytest.fixture
-def start(serve: Callable[..., Daemon], kind: str) -> Callable[..., Daemon]:
-    def make(**settings: object) -> Daemon:
-        values = {"gpus": "auto", "cuda": kind, "gpu_share": 1.0, "gpu_reserve_bytes": "48MiB", **settings}
-        return serve(**values)
-
-    return make
-
 
 @pytest.fixture(params=["vmm", "ipc"])
-def gpu_daemon(request: pytest.FixtureRequest, start: Callable[..., Daemon]) -> Daemon:
-    return start(gpu_driver=request.param)
-
-
-def read(tensor: DeviceTensor) -> bytes:
-    """On the fake, device memory is this process's own."""
-    return bytes((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.address)) if tensor.nbytes else b""
-
-
-def states(daemon: Daemon) -> dict[str, str]:
-    with daemon.store.locked():
-        return {str(replica.place): replica.state.value for replica in daemon.store.residency.replicas.values()}
-
-
-def until(true: Callable[[], bool], what: str = "it never came") -> None:
-    end_s = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.01)
-
-
-@contextmanager
-def client(daemon: Daemon, path: Path, how: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that has opened a file's weights on the device."""
-    command = [
-        sys.executable,
-        "-c",
-        CLIENT.replace("session.open(", "session.open_file("),
-        str(daemon.config.runtime_dir),
-    ]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([*command, str(path), how], text=True, **pipes) as process:  # type: ignore[call-overload]
-        assert process.stdout.readline() == "open\n"
-        yield process
-        process.kill()
-
-
-def say(process: subprocess.Popen[str], answer: str) -> None:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == f"{answer}\n"
+def gpu_daemon(request: pytest.FixtureRequest, serve_gpu: Callable[..., Daemon]) -> Daemon:
+    return serve_gpu(gpu_driver=request.param)
 
 
 def test_a_model_opened_on_a_device_has_the_bytes_of_its_file(
@@ -146,9 +66,9 @@ def test_what_lies_on_a_device_is_not_read_as_if_it_lay_on_the_host(
 
 
 def test_tensors_outlive_their_weights_and_keep_the_lease(
-    start: Callable[..., Daemon], checkpoint: Callable[..., Path]
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
-    daemon, path = start(), checkpoint("m")
+    daemon, path = serve_gpu(), checkpoint("m")
     with connect(daemon.config.runtime_dir) as session:
         weights = session.open_file(path, place="gpu")
         tensor = weights.on_device("step")
@@ -163,14 +83,14 @@ def test_tensors_outlive_their_weights_and_keep_the_lease(
 
 
 def test_a_restarted_daemon_finds_the_keeper_and_what_it_holds(
-    start: Callable[..., Daemon], checkpoint: Callable[..., Path]
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
-    path, first = checkpoint("m"), start()
+    path, first = checkpoint("m"), serve_gpu()
     with connect(first.config.runtime_dir) as session:
         session.open_file(path, place="gpu").close()
     first.ask_to_end()
     first.stop()
-    second = start()
+    second = serve_gpu()
     assert states(second)["gpu:0"] == "sealed"
     assert second.store.counters["adopted"] == 2
     with connect(second.config.runtime_dir) as session, session.open_file(path, place="gpu") as weights:
@@ -178,29 +98,10 @@ def test_a_restarted_daemon_finds_the_keeper_and_what_it_holds(
         assert read(weights.on_device("step"))
 
 
-def test_a_killed_keeper_costs_its_replicas_and_nothing_else(
-    start: Callable[..., Daemon], checkpoint: Callable[..., Path]
-) -> None:
-    daemon, path = start(), checkpoint("m")
-    with connect(daemon.config.runtime_dir) as session:
-        before = session.open_file(path, place="gpu")
-        content = read(before.on_device("weight"))
-        with KeeperConnection(daemon.config.runtime_dir / f"{UUID}.sock") as keeper:
-            os.kill(keeper.hello().pid, signal.SIGKILL)
-        until(lambda: states(daemon).get("gpu:0") == "draining", "its end was not noticed")
-        assert read(before.on_device("weight")) == content, "a descriptor keeps the memory"
-        before.close()
-        until(lambda: "gpu:0" not in states(daemon))
-        with session.open_file(path, place="gpu") as after:
-            assert not after.warm
-            assert read(after.on_device("weight")) == content
-    assert not check_store(daemon.store, verify=True).findings
-
-
 def test_a_model_that_must_leave_the_device_stays_in_shared_memory(
-    start: Callable[..., Daemon], checkpoint: Callable[..., Path]
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
-    daemon = start()
+    daemon = serve_gpu()
     large = [checkpoint(name, nbytes=80 << 20) for name in ("a", "b")]
     with connect(daemon.config.runtime_dir) as session:
         for path in large:
@@ -214,9 +115,9 @@ def test_a_model_that_must_leave_the_device_stays_in_shared_memory(
 
 
 def test_a_full_device_is_a_capacity_error_with_the_numbers(
-    start: Callable[..., Daemon], checkpoint: Callable[..., Path]
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
-    daemon = start()
+    daemon = serve_gpu()
     held, other = checkpoint("a", nbytes=120 << 20), checkpoint("b", nbytes=120 << 20)
     with connect(daemon.config.runtime_dir) as session, session.open_file(held, place="gpu"):
         with pytest.raises(CapacityError, match=r"no room at gpu:0: .* leased"):
@@ -226,10 +127,10 @@ def test_a_full_device_is_a_capacity_error_with_the_numbers(
 
 
 def test_eight_processes_read_one_copy(
-    start: Callable[..., Daemon], checkpoint: Callable[..., Path], kind: str
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], cuda: str
 ) -> None:
-    daemon, path = start(), checkpoint("m", nbytes=64 << 20)
-    watcher = FakeCuda(kind.partition(":")[2])
+    daemon, path = serve_gpu(), checkpoint("m", nbytes=64 << 20)
+    watcher = FakeCuda(cuda.partition(":")[2])
     (device,) = watcher.devices()
     with client(daemon, path, "hold"):
         one = watcher.free_bytes(device)
@@ -240,10 +141,10 @@ def test_eight_processes_read_one_copy(
 
 @pytest.mark.parametrize("how", ["close", "vanish"])
 def test_with_handles_memory_is_freed_only_when_the_process_is_gone(
-    start: Callable[..., Daemon], checkpoint: Callable[..., Path], how: str
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], how: str
 ) -> None:
     """`ipc`: freeing under a borrower is undefined, and nothing but his end proves that he is none any more."""
-    daemon, path = start(gpu_driver="ipc"), checkpoint("m")
+    daemon, path = serve_gpu(gpu_driver="ipc"), checkpoint("m")
     with client(daemon, path, how) as process:
         say(process, "closed" if how == "close" else "session closed")
         if how == "close":
@@ -253,16 +154,28 @@ def test_with_handles_memory_is_freed_only_when_the_process_is_gone(
             daemon.store.evict(f"file:{path}", GPU)
         process.kill()
         process.wait()
-        until(lambda: not daemon.store.residency.leases.by_number)
+        wait_until(lambda: not daemon.store.residency.leases.by_number, "its lease stays")
     daemon.store.evict(f"file:{path}", GPU)
     assert "gpu:0" not in states(daemon)
 
 
 def test_a_device_that_is_named_and_not_there_stops_the_daemon_and_says_which_there_are(
-    start: Callable[..., Daemon],
+    serve_gpu: Callable[..., Daemon],
 ) -> None:
     with pytest.raises(ConfigError, match=f"no GPU GPU-x; there are {UUID}"):
-        start(gpus="GPU-x")
+        serve_gpu(gpus="GPU-x")
+
+
+def test_a_daemon_that_cannot_have_its_second_device_lets_go_of_the_first(
+    serve_gpu: Callable[..., Daemon], folder: Path
+) -> None:
+    devices = [Device(UUID, "Fake", TOTAL_BYTES), Device(OTHER_UUID, "Small", 32 << 20)]
+    make_devices(folder / "cuda", devices)
+    with pytest.raises(ConfigError, match=f"{OTHER_UUID}.*lower gpu_reserve_bytes"):
+        serve_gpu(gpus=f"{UUID},{OTHER_UUID}")
+    for uuid in (UUID, OTHER_UUID):
+        with KeeperConnection(folder / "run" / f"{uuid}.sock") as keeper:
+            keeper.end()
 
 
 def test_without_devices_a_place_on_one_is_refused_by_name(
@@ -275,9 +188,9 @@ def test_without_devices_a_place_on_one_is_refused_by_name(
 
 
 def test_a_process_that_cannot_reach_the_device_says_so_and_holds_nothing(
-    start: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path
 ) -> None:
-    daemon, path = start(), checkpoint("m")
+    daemon, path = serve_gpu(), checkpoint("m")
     with connect(daemon.config.runtime_dir) as session:
         session.prefetch  # noqa: B018 - connected
         lose = json.loads((folder / "cuda" / "devices.json").read_text())
@@ -288,24 +201,33 @@ def test_a_process_that_cannot_reach_the_device_says_so_and_holds_nothing(
         with pytest.raises(NotSupportedError, match="cannot be opened here"):
             session.open_file(path, place="gpu")
         (folder / "cuda" / "devices.json").write_text(json.dumps(lose))
-    until(lambda: not daemon.store.residency.leases.by_number)
+    wait_until(lambda: not daemon.store.residency.leases.by_number, "its lease stays")
 
 
-def test_a_lost_device_is_an_error_that_names_it(
-    start: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path
+@pytest.mark.parametrize("driver", ["vmm", "ipc"])
+@pytest.mark.parametrize("peers", [True, False])
+def test_a_model_comes_from_the_other_device_directly_if_that_is_a_peer_and_through_the_host_if_not(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path, driver: str, *, peers: bool
 ) -> None:
-    from trims.core.errors import DeviceLostError
-
-    daemon = start()
-    lose_device(folder / "cuda", UUID)
+    devices = [
+        Device(UUID, "Fake", TOTAL_BYTES),
+        Device(OTHER_UUID, "Fake", TOTAL_BYTES, peers=(UUID,) if peers else ()),
+    ]
+    make_devices(folder / "cuda", devices)
+    daemon, path = serve_gpu(gpu_driver=driver), checkpoint("m", nbytes=20 << 20)
+    name = f"file:{path}"
     with connect(daemon.config.runtime_dir) as session:
-        with pytest.raises(DeviceLostError, match=UUID):
-            session.open_file(checkpoint("m"), place="gpu")
-        with session.open_file(checkpoint("m")) as weights:
-            assert weights.place == "cpu"
-    (folder / "cuda" / f"lost.{UUID}").unlink()
+        session.open_file(path, place="gpu:0").close()
+        daemon.store.evict(name, CPU)
+        with session.open_file(path, place="gpu:1") as weights, session.open_file(path) as on_host:
+            assert weights.device == OTHER_UUID
+            assert read(weights.on_device("weight")) == bytes(on_host.raw("weight"))
+    copies = {span.name for span in daemon.tracer.spans if span.name.startswith("copy.")}
+    assert ("copy.gpu:0-gpu:1" in copies) is peers
+    assert ("copy.cpu-gpu:1" in copies) is not peers
+    assert not check_store(daemon.store, verify=True).findings
 
 
-def test_places_are_numbered_and_named(start: Callable[..., Daemon]) -> None:
-    daemon = start()
+def test_places_are_numbered_and_named(serve_gpu: Callable[..., Daemon]) -> None:
+    daemon = serve_gpu()
     assert [place for place in daemon.store.tiers if place.tier is GPU.tier] == [Place.parse("gpu:0")]

@@ -29,11 +29,22 @@ MOMENTS: dict[str, tuple[str, str, bool]] = {
     "before the disk image is named": ("trims.tiers.disk:os", "rename", False),
     "when the disk image is named": ("trims.tiers.disk:DiskTier", "seal", True),
 }
+#: The same, for a daemon with a device.
+DEVICE_MOMENTS: dict[str, tuple[str, str, bool]] = {
+    "before device memory is given": ("trims.tiers.gpu:GpuTier", "create", False),
+    "when device memory is given": ("trims.tiers.gpu:GpuTier", "create", True),
+    "when the device has the bytes": ("trims.tiers.gpu:GpuTier", "copy_in", True),
+    "when sealed on the device, nobody told": ("trims.tiers.gpu:GpuTier", "seal", True),
+    "before freeing on the device": ("trims.tiers.gpu:GpuTier", "free", False),
+    "when freed on the device, nobody told": ("trims.tiers.gpu:GpuTier", "free", True),
+    "before a copy down from the device": ("trims.tiers.gpu:GpuTier", "copy_out", False),
+    "when copied down, not sealed": ("trims.tiers.gpu:GpuTier", "copy_out", True),
+}
 
 
 def die_at(moment: str) -> None:
     """Replace one function by one that ends this process the hard way."""
-    where, name, after = MOMENTS[moment]
+    where, name, after = {**MOMENTS, **DEVICE_MOMENTS}[moment]
     module, _, attribute = where.partition(":")
     owner = getattr(importlib.import_module(module), attribute)
     real = getattr(owner, name)
@@ -57,7 +68,7 @@ def main() -> None:
     if moment:
         die_at(moment)
     settings = {"runtime_dir": runtime_dir, "state_dir": state_dir, "cpu_capacity_bytes": 1 << 20, "verify": "1",
-                "disk_capacity_bytes": 10 << 20, **dict(each.split("=") for each in more)}  # fmt: skip
+                "gpus": "none", "disk_capacity_bytes": 10 << 20, **dict(each.split("=") for each in more)}  # fmt: skip
     serve(build_config(settings, environment={}))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,44 +14,17 @@ import pytest
 from dying_daemon import MOMENTS
 from trims_client import connect
 
-from trims.core.errors import ConfigError, LostPeerError, TrimsError
+from trims.core.errors import ConfigError, TrimsError
 from trims.core.place import CPU, DISK
 from trims.daemon.check import check_store
 from trims.daemon.main import shm_prefix
 from trims.formats.scratch import Scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import subprocess
+    from collections.abc import Callable
 
     from trims.daemon.main import Daemon
-
-SCRIPT = Path(__file__).with_name("dying_daemon.py")
-
-
-@pytest.fixture
-def start_process(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Start a daemon in a process of its own and wait until it answers."""
-    running: list[subprocess.Popen[bytes]] = []
-
-    def start(moment: str = "", *settings: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(SCRIPT), moment, str(folder / "run"), str(folder / "state"), *settings]
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-        running.append(process)
-        until = time.monotonic() + 30
-        while True:
-            try:
-                connect(folder / "run").close()
-            except LostPeerError:
-                assert process.poll() is None, "the daemon did not come up"
-                assert time.monotonic() < until
-                time.sleep(0.01)
-            else:
-                return process
-
-    yield start
-    for process in running:
-        process.kill()
-        process.wait()
 
 
 def segments(folder: Path) -> set[str]:

@@ -193,3 +193,12 @@ def until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < end_s, "it never came"
         time.sleep(0.01)
+
+
+def test_a_keeper_that_nobody_can_reach_any_more_ends(path: Path) -> None:
+    """Its daemon was killed and the folder removed: it must not hold the device's memory for ever."""
+    with KeeperConnection(path) as keeper:
+        pid = keeper.hello().pid
+        path.unlink()
+        assert keeper.hello().pid == pid, "it serves who is connected"
+    await_end(pid)

@@ -25,9 +25,11 @@ from trims.core.events import (
     Free,
     Freed,
     Grant,
+    Lost,
     Measure,
     Measured,
     PinChanged,
+    PlaceLost,
     Ready,
     Refuse,
     ReplicaBroken,
@@ -35,14 +37,17 @@ from trims.core.events import (
     SessionEnded,
     Tick,
     WaiterLeft,
+    WorkingKnown,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, GPU, Place
+from trims.core.place import CPU, DISK, GPU, Place, Tier
 from trims.core.policy import FirstInFirstOut, GreedyDualSizeFrequency, LeastFrequentlyUsed, LeastRecentlyUsed
 from trims.core.residency import Residency
 
 SIZES = {"a": 10, "b": 30, "c": 50, "d": 60, "e": 101}
-CAPACITIES = {CPU: 100, DISK: 120, GPU: 90}
+OTHER_GPU = Place(Tier.GPU, 1)
+CAPACITIES = {CPU: 100, DISK: 120, GPU: 90, OTHER_GPU: 70}
+RESERVE = 12
 KEYS = st.sampled_from(sorted(SIZES))
 PLACES = st.sampled_from(sorted(CAPACITIES, key=str))
 SESSIONS = st.integers(1, 4)
@@ -63,11 +68,19 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.measuring: dict[tuple[str, Place], int] = {}
         self.freeing: dict[tuple[str, Place], int] = {}
         self.sealed: set[tuple[str, Place]] = set()
+        self.peers: set[tuple[Place, Place]] = set()
+        self.work = dict.fromkeys(SIZES, 0)
 
     @precondition(lambda self: self.residency is None)
-    @rule(policy=st.sampled_from(POLICIES))
-    def start(self, policy: type) -> None:
-        self.residency = Residency(CAPACITIES, {place: policy() for place in CAPACITIES})
+    @rule(policy=st.sampled_from(POLICIES), peers=st.sets(st.sampled_from([(GPU, OTHER_GPU), (OTHER_GPU, GPU)])))
+    def start(self, policy: type, peers: set[tuple[Place, Place]]) -> None:
+        self.peers = peers
+        self.residency = Residency(
+            CAPACITIES,
+            {place: policy() for place in CAPACITIES},
+            reserves={GPU: RESERVE, OTHER_GPU: RESERVE},
+            peers=peers,
+        )
 
     def feed(self, event_class: type[Event], **fields: object) -> None:
         assert self.residency is not None
@@ -97,6 +110,8 @@ class ResidencyMachine(RuleBasedStateMachine):
             self.fill(it)
         elif isinstance(it, Free):
             self.free(it)
+        elif isinstance(it, Lost):
+            assert self.leases.pop(it.lease.number)[:2] == (it.lease.key, it.lease.place)
         else:
             assert isinstance(it, Changed)
 
@@ -108,8 +123,10 @@ class ResidencyMachine(RuleBasedStateMachine):
         where = (it.key, it.place)
         assert where not in self.memory, "two fills of one replica, or one over live memory"
         assert it.nbytes == SIZES[it.key]
-        if it.place == GPU:
+        if it.place.tier is Tier.GPU:
             assert it.source is not None, "nothing is converted on a device"
+            from_device = it.source.tier is Tier.GPU
+            assert not from_device or (it.place, it.source) in self.peers, "a copy between devices that are no peers"
         if it.source is not None:
             assert (it.key, it.source) in self.sealed, "reads from what is not sealed"
         self.memory[where] = (it.generation, it.nbytes)
@@ -117,6 +134,10 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.measuring.pop(where, None)
         held = sum(size for (_, place), (_, size) in self.memory.items() if place == it.place)
         assert held <= CAPACITIES[it.place], "more memory given than there is"
+        if it.place.tier is Tier.GPU:
+            readers = {(key, session) for key, place, session, _ in self.leases.values() if place == it.place}
+            work = sum(self.work[key] for key, _ in readers)
+            assert held + max(0, work - RESERVE) <= CAPACITIES[it.place], "took what readers need for their work"
 
     def free(self, it: Free) -> None:
         where = (it.key, it.place)
@@ -137,7 +158,8 @@ class ResidencyMachine(RuleBasedStateMachine):
         waiter = Waiter(self.ticket, session if lease else None, lease, deadline)
         self.unanswered[self.ticket] = waiter.session
         self.deadlines[self.ticket] = deadline
-        self.feed(Requested, key=key, place=place, waiter=waiter, keep_alive_s=keep)
+        work = self.work[key]
+        self.feed(Requested, key=key, place=place, waiter=waiter, keep_alive_s=keep, working_bytes=work)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -173,6 +195,12 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(key=KEYS, place=PLACES, pinned=st.booleans())
     def pin(self, key: str, place: Place, pinned: bool) -> None:
         self.feed(PinChanged, key=key, place=place, pinned=pinned)
+
+    @precondition(lambda self: self.residency is not None)
+    @rule(key=KEYS, nbytes=st.sampled_from([0, 5, 11, 30]))
+    def work_is_known(self, key: str, nbytes: int) -> None:
+        self.work[key] = nbytes
+        self.feed(WorkingKnown, key=key, nbytes=nbytes)
 
     @precondition(lambda self: self.residency is not None)
     @rule(passed_s=st.integers(0, 60))
@@ -229,6 +257,12 @@ class ResidencyMachine(RuleBasedStateMachine):
     def breaks(self, data: st.DataObject) -> None:
         key, place = data.draw(st.sampled_from(sorted(self.sealed, key=str)))
         self.feed(ReplicaBroken, key=key, place=place, generation=self.memory[key, place][0], reason="bit flip")
+
+    @precondition(lambda self: any(place.tier is Tier.GPU for _, place in self.sealed))
+    @rule(place=st.sampled_from([GPU, OTHER_GPU]))
+    def a_device_is_lost(self, place: Place) -> None:
+        self.feed(PlaceLost, place=place, reason="its keeper has ended")
+        assert not any(lease[1] == place for lease in self.leases.values()), "a lease for nothing"
 
     @precondition(lambda self: self.residency is not None)
     @rule(key=KEYS, place=PLACES)

@@ -338,6 +338,8 @@ def describe(monkeypatch: pytest.MonkeyPatch, name: bytes) -> Device:
     monkeypatch.delitem(sys.modules, "trims.memory.cuda.bindings", raising=False)
     from trims.memory.cuda.api import connect
 
-    (device,) = connect("driver").devices()
-    monkeypatch.delitem(sys.modules, "trims.memory.cuda.bindings")
+    try:
+        (device,) = connect("driver").devices()
+    finally:
+        sys.modules.pop("trims.memory.cuda.bindings")  # it has bound the stub
     return device

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import blake3
 import pytest
 
-from trims.core.errors import CallerError, CapacityError, ImageError
+from trims.core.errors import CallerError, CapacityError, ImageError, NotSupportedError
 from trims.image.plan import SourceTensor, plan_image
 from trims.image.program import Program
 from trims.image.reader import ImageView
@@ -254,3 +254,56 @@ def test_without_registration_everything_is_staged(folder: Path, image: Callable
     mover.close()
     cuda.free(target)
     cuda.leave()
+
+
+# -- two devices -------------------------------------------------------------------------------------------------------
+
+OTHER = "GPU-00000000-0000-0000-0000-000000000002"
+
+
+@pytest.fixture
+def two(folder: Path, driver: str) -> Iterator[Callable[..., tuple[Keeper, Keeper]]]:
+    """Keepers of two devices: the first can reach the second or not."""
+    made: list[Keeper] = []
+
+    def make(*, peers: bool) -> tuple[Keeper, Keeper]:
+        devices = [Device(UUID, "Fake", TOTAL, peers=(OTHER,) if peers else ()), Device(OTHER, "Fake", TOTAL)]
+        make_devices(folder, devices)
+        made.extend(Keeper(FakeCuda(str(folder)), uuid, driver, idle_s=0.0) for uuid in (UUID, OTHER))
+        return made[0], made[1]
+
+    yield make
+    for keeper in made:
+        keeper.close()
+
+
+@pytest.mark.parametrize("driver", ["vmm"], indirect=True)  # a process cannot open handles of its own
+def test_an_image_is_copied_from_a_peer_with_its_head(
+    two: Callable[..., tuple[Keeper, Keeper]], image: Callable[..., tuple[int, bytes]]
+) -> None:
+    here, there = two(peers=True)
+    fd, data = image()
+    exported, head_fd = there.export(put(there, fd, len(data)))
+    number, told = here.create(len(data)).number, list[int]()
+    here.copy(number, exported, head_fd, told.append)
+    exported.close()
+    here.seal(number, KEY, DIGEST)
+    assert told[-1] == len(data)
+    assert here.digest(number) == blake3.blake3(data).hexdigest()
+    copied, copied_head = here.export(number)
+    copied.close()
+    assert os.pread(copied_head, 4096, 0) == os.pread(head_fd, 4096, 0)
+
+
+def test_a_device_that_is_no_peer_is_refused_and_nothing_is_filled(
+    two: Callable[..., tuple[Keeper, Keeper]], image: Callable[..., tuple[int, bytes]]
+) -> None:
+    here, there = two(peers=False)
+    fd, data = image()
+    exported, head_fd = there.export(put(there, fd, len(data)))
+    number = here.create(len(data)).number
+    with pytest.raises(NotSupportedError, match=f"{OTHER}, this process uses {UUID}"):
+        here.copy(number, exported, head_fd)
+    exported.close()
+    with pytest.raises(CallerError, match="not filled"):
+        here.seal(number, KEY, DIGEST)

@@ -12,6 +12,8 @@ import blake3
 import pytest
 
 from trims.core.errors import ConversionError, ImageError
+from trims.memory import reading
+from trims.testing.tiers import an_image
 from trims.tiers import transfer
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ def test_every_byte_arrives(
     source, target, data = files(nbytes)
     if direct:
         os.fsync(source)
-        monkeypatch.setattr(transfer, "_is_cached", lambda fd, nbytes: False)
+        monkeypatch.setattr(reading, "_is_cached", lambda fd, nbytes: False)
     transfer.copy(source, target, nbytes)
     assert os.pread(target, nbytes + 1, 0) == data
     assert transfer.digest_of(target, nbytes) == blake3.blake3(data).hexdigest()
@@ -152,7 +154,7 @@ def test_progress_only_rises_and_ends_at_the_total(nbytes: int, files: Callable[
 
 def ways(took_s: dict[bool, float], chunks: int = 12) -> list[bool]:
     """Which chunks are read around the cache, when each way takes so long."""
-    source = transfer._Source(fd=3, direct_fd=4)
+    source = reading.Source(fd=3, direct_fd=4)
     chosen = []
     for chunk in range(chunks):
         direct = source.use_direct(chunk)
@@ -167,7 +169,7 @@ def test_the_first_chunks_try_both_ways_and_the_faster_reads_the_rest() -> None:
 
 
 def test_without_a_second_descriptor_there_is_one_way() -> None:
-    assert not any(transfer._Source(fd=3).use_direct(chunk) for chunk in range(20))
+    assert not any(reading.Source(fd=3).use_direct(chunk) for chunk in range(20))
 
 
 def test_what_is_cached_or_small_is_never_read_around_the_cache(
@@ -175,16 +177,37 @@ def test_what_is_cached_or_small_is_never_read_around_the_cache(
 ) -> None:
     source, _, data = files(8 * 64 * KIB)
     os.pread(source, len(data), 0)
-    assert transfer._open_direct(source, len(data)) == -1
+    assert reading._open_direct(source, len(data), 64 * KIB) == -1
     small, _, data = files(3 * 64 * KIB)
-    assert transfer._open_direct(small, len(data)) == -1
+    assert reading._open_direct(small, len(data), 64 * KIB) == -1
+
+
+@pytest.mark.parametrize("code", [errno.EFAULT, errno.EINVAL])
+def test_memory_that_cannot_be_read_into_around_the_cache_is_read_into_through_it(
+    code: int, files: Callable[[int], tuple[int, int, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source_fd, _, data = files(8 * 64 * KIB)
+    source = reading.Source(source_fd, os.dup(source_fd))
+    real = os.preadv
+
+    def refuses(fd: int, rooms: list[memoryview], offset: int) -> int:
+        if fd == source.direct_fd:
+            raise OSError(code, os.strerror(code))
+        return real(fd, rooms, offset)
+
+    monkeypatch.setattr(os, "preadv", refuses)
+    room = bytearray(64 * KIB)
+    source.read(memoryview(room), 64 * KIB, direct=True)
+    assert bytes(room) == data[64 * KIB : 128 * KIB]
+    assert not any(source.use_direct(chunk) for chunk in range(20)), "once is enough"
+    source.close()
 
 
 def test_a_file_system_without_such_reads_is_read_the_plain_way(
     files: Callable[[int], tuple[int, int, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target, data = files(8 * 64 * KIB)
-    monkeypatch.setattr(transfer, "_is_cached", lambda fd, nbytes: False)
+    monkeypatch.setattr(reading, "_is_cached", lambda fd, nbytes: False)
     real = os.open
 
     def refuses(path: str, flags: int, *more: int) -> int:
@@ -196,3 +219,16 @@ def test_a_file_system_without_such_reads_is_read_the_plain_way(
         patched.setattr(os, "open", refuses)
         transfer.copy(source, target, len(data))
     assert os.pread(target, len(data), 0) == data
+
+
+def test_a_file_that_is_no_image_is_told_as_such_though_views_of_it_are_alive(folder: Path) -> None:
+    """What is wrong is found with views in hand, whose error must not be that the mapping cannot be closed."""
+    data = bytearray(an_image(1000))
+    data[-1:] = b""
+    (folder / "short").write_bytes(data)
+    fd = os.open(folder / "short", os.O_RDONLY)
+    try:
+        with pytest.raises(ImageError):
+            transfer.check_bytes(fd, len(data))
+    finally:
+        os.close(fd)

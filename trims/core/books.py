@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from trims.core.place import Place
     from trims.core.residency import Residency
+    from trims.core.room import Room
 
 
 def usage(replica: Replica) -> Usage:
@@ -31,27 +32,30 @@ def usage(replica: Replica) -> Usage:
     )
 
 
-def too_large(replica: Replica, capacity: int) -> TooLargeError:
+def too_large(room: Room, replica: Replica) -> TooLargeError:
     """The image exceeds the whole tier."""
+    capacity, beside = room.capacities[replica.place], room.least_need_of(replica) - replica.nbytes
+    work = f", and {format_bytes(beside)} more than the reserve for whoever reads it" if beside else ""
     return TooLargeError(
-        f"the image takes {format_bytes(replica.nbytes)} ({replica.nbytes} bytes), the {replica.place} tier has a "
-        f"capacity of {format_bytes(capacity)} in all; raise the tier's capacity"
+        f"the image takes {format_bytes(replica.nbytes)} ({replica.nbytes} bytes){work}; the {replica.place} tier has "
+        f"a capacity of {format_bytes(capacity)} in all; raise the tier's capacity"
     )
 
 
-def capacity_error(
-    replica: Replica, replicas: Iterable[Replica], pins: set[tuple[str, Place]], capacity: int
-) -> CapacityError:
+def capacity_error(room: Room, replica: Replica, replicas: Iterable[Replica]) -> CapacityError:
     """No room, with the numbers that explain why."""
-    here = [other for other in replicas if other.place == replica.place and other.state in CHARGED]
+    place = replica.place
+    here = [other for other in replicas if other.place == place and other.state in CHARGED]
     leased = sum(other.nbytes for other in here if other.held)
-    pinned = sum(other.nbytes for other in here if (other.key, other.place) in pins and not other.held)
+    pinned = sum(other.nbytes for other in here if (other.key, other.place) in room.pins and not other.held)
     filling = sum(other.nbytes for other in here if other.state is State.FILLING)
-    free = capacity - sum(other.nbytes for other in here)
+    free, capacity = room.free_bytes(place), room.capacities[place]
+    working = room.working_over(place)
+    work = f", {working} kept for the work of those who read" if working else ""
     return CapacityError(
-        f"no room at {replica.place}: {replica.nbytes} bytes needed, {free} free of {capacity}; {leased} leased, "
-        f"{pinned} pinned, {filling} being filled. Nothing was evicted. Close readers, unpin, raise the capacity, or "
-        f"set a deadline to wait for room"
+        f"no room at {place}: {room.need_of(replica)} bytes needed, {free} free of {capacity}; {leased} leased, "
+        f"{pinned} pinned, {filling} being filled{work}. Nothing was evicted. Close readers, unpin, raise the "
+        f"capacity, or set a deadline to wait for room"
     )
 
 
@@ -139,6 +143,15 @@ def _validate_capacity(residency: Residency) -> None:
             raise InvariantError(f"{place}: {residency.room.charged[place]} bytes charged, the replicas have {total}")
         if total > capacity:
             raise InvariantError(f"{place}: {total} bytes charged, the capacity is {capacity}")
+        working = sum(replica.working_bytes * _readers(residency, replica) for replica in here)
+        if working != residency.room.working[place]:
+            raise InvariantError(
+                f"{place}: {residency.room.working[place]} bytes kept for work, the readers need {working}"
+            )
+
+
+def _readers(residency: Residency, replica: Replica) -> int:
+    return len({residency.leases.by_number[number].session for number in replica.leases})
 
 
 def _validate_people(residency: Residency) -> None:

@@ -25,12 +25,17 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested(Event):
-    """A waiter wants a replica: to lease it (open) or just to have it there (prefetch, pin, write-back)."""
+    """A waiter wants a replica: to lease it (open) or just to have it there (prefetch, pin, write-back).
+
+    Attributes:
+        working_bytes: What each session that reads it on a device needs there beside it; None if nobody knows.
+    """
 
     key: str
     place: Place
     waiter: Waiter
     keep_alive_s: float | None = None
+    working_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +116,22 @@ class ReplicaBroken(Event):
     place: Place
     generation: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceLost(Event):
+    """Whatever kept a place's memory has ended: its sealed replicas are gone under whoever reads them."""
+
+    place: Place
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkingKnown(Event):
+    """Somebody found out how much of a device an image's readers need beside its bytes, each of them."""
+
+    key: str
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +234,14 @@ class Free(Instruction):
     place: Place
     generation: int
     evicted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost(Instruction):
+    """Tell a session that a lease of its has ended: the memory is the store's no longer."""
+
+    lease: Lease
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

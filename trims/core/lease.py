@@ -75,6 +75,10 @@ class Leases:
         """What a session holds, oldest first."""
         return [self.by_number[number] for number in sorted(self._by_session.get(session, ()))]
 
+    def holds(self, session: int, replica: Replica) -> bool:
+        """True if a session has a lease on the replica."""
+        return not self._by_session.get(session, frozenset()).isdisjoint(replica.leases)
+
     def sessions(self) -> dict[int, frozenset[int]]:
         """Numbers by session, for checking."""
         return {session: frozenset(numbers) for session, numbers in self._by_session.items()}

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trims.core.errors import CallerError, ManifestError
+from trims.core.errors import CallerError, ConfigError, ManifestError
 from trims.core.place import CPU, Place
+from trims.core.units import parse_bytes
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,126}[a-z0-9])?\Z")
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?\Z")
@@ -71,12 +72,14 @@ class Keep:
         pin: Never evict it from there.
         keep_alive_s: Seconds an idle replica stays: None until the room is needed, 0 not at all.
         persist: Whether a disk image is kept: `auto` when the artifact had to be converted.
+        working_bytes: What each process that reads it on a GPU needs there beside it; None until somebody measured it.
     """
 
     place: Place = CPU
     pin: bool = False
     keep_alive_s: float | None = None
     persist: str = "auto"
+    working_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +200,7 @@ def _keep(raw: object, name: str) -> Keep:
         pin=fields.flag("pin"),
         keep_alive_s=fields.seconds("keep_alive_s"),
         persist=fields.choice("persist", PERSIST, "auto"),
+        working_bytes=fields.size("working_bytes"),
     )
     fields.done()
     return keep
@@ -253,6 +257,15 @@ class _Fields:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
             raise ManifestError(f"{self.where}: {key!r} must be a number of seconds from 0 up, not {value!r}")
         return float(value)
+
+    def size(self, key: str) -> int | None:
+        value = self._left.pop(key, None)
+        if value is None:
+            return None
+        try:
+            return parse_bytes(value)
+        except ConfigError as error:
+            raise ManifestError(f"{self.where}: {key!r}: {error}") from error
 
     def mapping(self, key: str) -> dict[str, Any]:
         value = self._left.pop(key, None)

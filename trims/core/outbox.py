@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trims.core.events import Abandon, Changed, Fill, Free, Grant, Instruction, Measure, Ready, Refuse
+from trims.core.events import Abandon, Changed, Fill, Free, Grant, Instruction, Lost, Measure, Ready, Refuse
 
 if TYPE_CHECKING:
     from trims.core.errors import TrimsError
@@ -58,6 +58,10 @@ class Outbox:
         """The replica's memory goes back; `evicted` if it was chosen to make room."""
         free = Free(key=replica.key, place=replica.place, generation=replica.generation, evicted=evicted)
         self.instructions.append(free)
+
+    def lost(self, lease: Lease, reason: str) -> None:
+        """What the lease was for is gone."""
+        self.instructions.append(Lost(lease=lease, reason=reason))
 
     def changed(self, replica: Replica, old: State, at_s: float, why: str) -> None:
         """The replica went from the state `old` to the one it is in."""

@@ -66,6 +66,7 @@ class Replica:
         borrowers: Fills that read from it, as (place, generation): the internal lease of a promotion.
         waiters: By ticket, in order of arrival.
         source: Where a running fill reads from; None for the artifact.
+        working_bytes: What each session that reads it needs on its device beside it: activations, libraries' own.
         uses: Opens granted, including those of earlier incarnations that are still remembered.
         filled_at_s: Clock time of sealing.
         last_used_s: Clock time of the last grant or close.
@@ -85,6 +86,7 @@ class Replica:
     borrowers: set[tuple[Place, int]] = field(default_factory=set)
     waiters: dict[int, Waiter] = field(default_factory=dict)
     source: Place | None = None
+    working_bytes: int = 0
     uses: int = 0
     filled_at_s: float = 0.0
     last_used_s: float = 0.0

@@ -21,21 +21,48 @@ if TYPE_CHECKING:
 class Room:
     """Capacity, charges, pins and policies of all places.
 
+    Args:
+        capacities: Bytes each place may hold.
+        policies: One for each place.
+        reserves: Bytes that are left free at a place beside its capacity, for the work of those who read there.
+
     Attributes:
         capacities: Bytes each place may hold; a place that is not listed does not exist.
         charged: Bytes each place holds now, memory that is on its way back included.
         pins: Images that are never chosen to go from a place.
+        working: Bytes that those who read at a place need beside what they read. What exceeds the reserve is not
+            given to images.
     """
 
-    def __init__(self, capacities: Mapping[Place, int], policies: Mapping[Place, Policy]) -> None:
+    def __init__(
+        self,
+        capacities: Mapping[Place, int],
+        policies: Mapping[Place, Policy],
+        reserves: Mapping[Place, int] | None = None,
+    ) -> None:
         self.capacities = dict(capacities)
         self.charged = dict.fromkeys(capacities, 0)
+        self.working = dict.fromkeys(capacities, 0)
+        self._reserves = {**dict.fromkeys(capacities, 0), **(reserves or {})}
         self.pins: set[tuple[str, Place]] = set()
         self._policies = dict(policies)
 
     def free_bytes(self, place: Place) -> int:
-        """Bytes not charged."""
-        return self.capacities[place] - self.charged[place]
+        """Bytes images may still take; below 0 if those who read need more than is left."""
+        return self.capacities[place] - self.charged[place] - self.working_over(place)
+
+    def working_over(self, place: Place, more_bytes: int = 0) -> int:
+        """By how much the work of those who read exceeds the reserve, if it were so much more."""
+        return max(0, self.working[place] + more_bytes - self._reserves[place])
+
+    def need_of(self, replica: Replica) -> int:
+        """Bytes that must be free for a replica and the work of one who reads it."""
+        more = self.working_over(replica.place, replica.working_bytes) - self.working_over(replica.place)
+        return replica.nbytes + more
+
+    def least_need_of(self, replica: Replica) -> int:
+        """The same, if nobody else read there."""
+        return replica.nbytes + max(0, replica.working_bytes - self._reserves[replica.place])
 
     def pin(self, key: str, place: Place, *, pinned: bool) -> None:
         """Pin or unpin an image at a place. Idempotent."""
@@ -88,7 +115,7 @@ class Room:
 
     def refusal(self, replica: Replica, replicas: Collection[Replica]) -> CapacityError:
         """No room, with the numbers that explain why."""
-        return books.capacity_error(replica, replicas, self.pins, self.capacities[replica.place])
+        return books.capacity_error(self, replica, replicas)
 
 
 def _freeing_bytes(place: Place, replicas: Collection[Replica]) -> int:

@@ -9,9 +9,12 @@ import itertools
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from trims.core.place import Tier
 from trims.core.replica import Replica, State
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from trims.core.place import Place
 
 #: Opens of images that are not resident any more are remembered for so many images, so that frequency outlives
@@ -22,13 +25,17 @@ REMEMBERED_IMAGES = 4096
 class Shelf:
     """All replicas.
 
+    Args:
+        peers: Devices that copy from each other directly, as (target, source).
+
     Attributes:
         replicas: By image key and place.
         by_key: The same, by image key, then by place. An image lies at a few places at most and is looked for by every
             cold open; walking all replicas for it would take milliseconds where there are thousands.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, peers: Collection[tuple[Place, Place]] = ()) -> None:
+        self._peers = frozenset(peers)
         self.replicas: dict[tuple[str, Place], Replica] = {}
         self.by_key: dict[str, dict[Place, Replica]] = {}
         self._past_uses: OrderedDict[str, int] = OrderedDict()
@@ -63,9 +70,21 @@ class Shelf:
         return sorted(found.values(), key=lambda replica: (replica.place.tier.rank, replica.place.device))
 
     def source_of(self, replica: Replica) -> Replica | None:
-        """The fastest sealed replica of the same image elsewhere, or None."""
-        others = (other for other in self.places_of(replica.key) if other is not replica)
-        return next((other for other in others if other.state is State.SEALED), None)
+        """The best sealed replica of the same image to copy from, or None.
+
+        A device copies from another one if the two are peers; if not, its image comes through the host. Shared memory
+        is the best source of a disk image: nothing has to cross to the host for it.
+        """
+        others = [other for other in self.places_of(replica.key) if self._can_copy(other, replica)]
+        if replica.place.tier is not Tier.GPU:
+            others.sort(key=lambda other: other.place.tier is not Tier.CPU)
+        return others[0] if others else None
+
+    def _can_copy(self, source: Replica, target: Replica) -> bool:
+        if source is target or source.state is not State.SEALED:
+            return False
+        between_devices = source.place.tier is target.place.tier is Tier.GPU
+        return not between_devices or (target.place, source.place) in self._peers
 
     def next_due_s(self) -> float | None:
         """Clock time at which the next deadline or keep-alive is due, or None."""

@@ -16,29 +16,29 @@ import struct
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims.core.errors import (
     BadMessageError,
-    CallerError,
+    DeviceLostError,
     InternalError,
     NotSupportedError,
     PermissionDeniedError,
     TrimsError,
 )
 from trims.core.place import Place
+from trims.daemon.clients import Peer, Session, file_name, grant_message
 from trims.memory.cuda.drivers import export_message
 from trims.store.asks import Granted, Outcome
-from trims.store.resolve import FILE_PREFIX
 from trims.wire.answers import PROTOCOL_VERSION, error_message
-from trims.wire.frames import Decoder, Message, encode
-from trims.wire.messages import Attach, Close, Hello, Open, Request, Resume, parse_request
+from trims.wire.frames import Message, encode
+from trims.wire.messages import Attach, Close, Hello, Open, Request, Resume, Working, parse_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from trims.core.lease import Lease
     from trims.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -53,38 +53,6 @@ FRAME_TIMEOUT_S = 10.0
 MAX_UNREAD = 256
 MAX_PENDING = 256
 _UCRED = struct.Struct("3i")
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end, as the kernel tells it (SO_PEERCRED)."""
-
-    pid: int
-    uid: int
-    gid: int
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """One connected client.
-
-    Attributes:
-        process_fd: Of the process (pidfd), if it was granted memory that counts as read until the process is gone.
-    """
-
-    number: int
-    sock: socket.socket
-    peer: Peer
-    agent: str = ""
-    greeted: bool = False
-    decoder: Decoder = field(default_factory=Decoder)
-    unsent: deque[tuple[bytes, int]] = field(default_factory=deque)
-    pending: int = 0
-    partial_since_s: float = 0.0
-    writing: bool = False
-    process_fd: int = -1
-    began_at_s: float = field(default_factory=time.time)
-    over: bool = False
 
 
 class AttachDoor:
@@ -112,10 +80,12 @@ class AttachDoor:
         self._gone: dict[int, Session] = {}
         self._partial: set[Session] = set()
         self._answers: deque[tuple[Session, int, Outcome]] = deque()
+        self._works: deque[Callable[[], None]] = deque()
         self._stopping = False
         self._wake_fd = -1
         self._waking = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="trims-attach-door", daemon=True)
+        store.devices.tell_losses_to(self._lost)
 
     def start(self) -> None:
         """Bind and begin to serve."""
@@ -140,6 +110,14 @@ class AttachDoor:
             os.close(self._wake_fd)
             self._wake_fd = -1
 
+    def run(self, work: Callable[[], None]) -> None:
+        """Do something in the door's own thread, soon.
+
+        Whatever ends a lease belongs there: so none ends between its grant and the moment its descriptor has left.
+        """
+        self._works.append(work)
+        self._wake()
+
     def sessions(self) -> list[Session]:
         """Who is connected now."""
         return list(self._sessions.values())
@@ -157,6 +135,8 @@ class AttachDoor:
                     os.eventfd_read(fd)
                 elif fd in self._gone:
                     self._process_ended(fd)
+            while self._works:
+                self._works.popleft()()
             self._send_answers()
             self._end_slow()
         for session in list(self._sessions.values()):
@@ -250,6 +230,8 @@ class AttachDoor:
                 self._send(session, {"id": request.id, "closed": request.lease})
         elif isinstance(request, Attach):
             self._export(session, request)
+        elif isinstance(request, Working):
+            self._report_working(session, request)
         else:
             self._ask(session, request)
 
@@ -267,11 +249,23 @@ class AttachDoor:
 
     def _export(self, session: Session, request: Attach) -> None:
         try:
-            export = self._store.export_of(session.number, request.lease)
+            export = self._store.devices.export_of(session.number, request.lease)
         except TrimsError as error:
             self._send(session, error_message(error, request.id))
             return
         self._send(session, {"id": request.id, "descriptor": export.fd >= 0, **export_message(export)}, export.fd)
+
+    def _report_working(self, session: Session, request: Working) -> None:
+        try:
+            if session.peer.uid not in (0, os.geteuid()):
+                raise PermissionDeniedError(
+                    f"user {session.peer.uid} may not tell this daemon what models need; it runs as user {os.geteuid()}"
+                )
+            counted = self._store.devices.report_working(session.number, request.lease, request.nbytes)
+        except TrimsError as error:
+            self._send(session, error_message(error, request.id))
+        else:
+            self._send(session, {"id": request.id, "working_bytes": counted})
 
     def _ask(self, session: Session, request: Open | Resume) -> None:
         if session.pending >= MAX_PENDING:
@@ -289,7 +283,7 @@ class AttachDoor:
         if isinstance(request, Resume):
             self._store.resume(session.number, request.key, Place.parse(request.place), answer)
             return
-        name = request.model if request.model is not None else _file_name(session.peer, request.path or "")
+        name = request.model if request.model is not None else file_name(session.peer, request.path or "")
         place = Place.parse(request.place) if request.place is not None else None
         if request.prefetch:
             session.pending -= 1
@@ -315,9 +309,26 @@ class AttachDoor:
             if isinstance(outcome, TrimsError):
                 self._send(session, error_message(outcome, request_id))
             elif isinstance(outcome, Granted):
-                if self._store.must_outlive(outcome.place):
+                if outcome.export is not None and not self._store.devices.has(session.number, outcome.lease):
+                    lost = DeviceLostError(f"the memory at {outcome.place} was lost at this moment; open again")
+                    self._send(session, error_message(lost, request_id))
+                    continue
+                if self._store.devices.must_outlive(outcome.place):
                     self._watch_process(session)
-                self._send(session, _grant_message(request_id, outcome), outcome.fd)
+                self._send(session, grant_message(request_id, outcome), outcome.fd)
+
+    def _lost(self, lease: Lease, reason: str) -> None:
+        """A lease has ended under its session."""
+        if threading.current_thread() is not self._thread:
+            self.run(lambda: self._lost(lease, reason))
+            return
+        session = self._sessions.get(lease.session)
+        if session is None:
+            return
+        if any(fd >= 0 for _, fd in session.unsent):  # perhaps of what is gone: it must not be sent any more
+            self._end(session, f"it did not read its answers, and {reason}")
+        else:
+            self._send(session, {"event": "lost", "lease": lease.number, "message": reason})
 
     def _send(self, session: Session, message: Message, fd: int = -1) -> None:
         session.unsent.append((encode(message), fd))
@@ -394,32 +405,6 @@ class AttachDoor:
         with self._waking:
             if self._wake_fd >= 0:  # an answer may come after the end; its descriptor may be another's by then
                 os.eventfd_write(self._wake_fd, 1)
-
-
-def _grant_message(request_id: int, granted: Granted) -> Message:
-    return {
-        "id": request_id,
-        "lease": granted.lease,
-        "key": granted.key,
-        "place": str(granted.place),
-        "generation": granted.generation,
-        "nbytes": granted.nbytes,
-        "digest": granted.digest,
-        "warm": granted.warm,
-        **({"device": granted.export.device} if granted.export else {}),
-    }
-
-
-def _file_name(peer: Peer, path: str) -> str:
-    """The store's name for a file. Others' files are not opened on somebody's word: the daemon may see more than he."""
-    if not os.path.isabs(path):
-        raise CallerError(f"{path!r} is not absolute; the daemon does not know your working folder")
-    if peer.uid not in (0, os.geteuid()):
-        raise PermissionDeniedError(
-            f"user {peer.uid} may open registered models of this daemon, but no files by path; it runs as user "
-            f"{os.geteuid()}"
-        )
-    return FILE_PREFIX + os.path.normpath(path)
 
 
 def _log_prefetch(name: str) -> Callable[[Outcome], None]:

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trims.core.errors import InvariantError
+from trims.core.errors import InvariantError, TrimsError
 from trims.core.replica import State
 from trims.store.runner import Job
 from trims.tiers.base import DeviceTier
@@ -39,7 +39,7 @@ def check_store(store: Store, *, verify: bool) -> Report:
         report.replicas += 1
         try:
             reason = _examine(store, job, nbytes, verify=verify)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TrimsError) as error:
             reason = f"it cannot be examined: {error}"
         if reason is None:
             report.verified_bytes += nbytes if verify else 0

@@ -31,13 +31,16 @@ def gpu_tiers(config: Config) -> tuple[list[GpuTier], str]:
     if config.gpus == "none":
         return [], "gpus is none"
     named = () if config.gpus == "auto" else tuple(part.strip() for part in config.gpus.split(",") if part.strip())
+    tiers: list[GpuTier] = []
     try:
-        found = survey(config.cuda)
-        tiers = [_tier(config, number, device) for number, device in enumerate(_chosen(found, named))]
-    except NotSupportedError as error:
+        for number, device in enumerate(_chosen(survey(config.cuda), named)):
+            tiers.append(_tier(config, number, device))
+    except (NotSupportedError, ConfigError) as error:
+        for tier in tiers:
+            tier.close()
         if named:
-            raise ConfigError(f"gpus {config.gpus}: {error}") from error
-        log.info("there is no gpu tier: %s", error)
+            raise ConfigError(f"gpus is {config.gpus}: {error}") from error
+        log.warning("there is no gpu tier: %s", error)
         return [], str(error)
     return tiers, "" if tiers else "the driver knows no device that CUDA can use"
 
@@ -64,4 +67,4 @@ def _tier(config: Config, number: int, device: Surveyed) -> GpuTier:
             f"{config.gpu_reserve_bytes} leave nothing for weights; lower gpu_reserve_bytes"
         )
     log.info("gpu:%d is %s (%s), %d bytes for weights", number, device.name, device.uuid, capacity)
-    return GpuTier(number, find, capacity)
+    return GpuTier(number, find, capacity, config.gpu_reserve_bytes)

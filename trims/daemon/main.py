@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import hashlib
@@ -87,29 +88,30 @@ class Daemon:
     def start(self) -> None:
         """Lock the folders, adopt what is there, open the doors. Raises ConfigError; nothing is left half open."""
         config = self.config
-        self._locks = [FolderLock(config.runtime_dir, "the runtime folder")]
-        try:
+        with contextlib.ExitStack() as undo:
+            self._locks = [FolderLock(config.runtime_dir, "the runtime folder")]
+            undo.callback(self._locks[0].release)
             # Others may pass through to the attach socket if it is open to them; the control socket never is.
             config.runtime_dir.chmod(0o711 if config.socket_mode & 0o077 else 0o700)
             self._locks.append(FolderLock(config.state_dir, "the state folder"))
+            undo.callback(self._locks[1].release)
             sweep_scratch()
-            self._build()
-        except BaseException:
-            for lock in self._locks:
-                lock.release()
-            raise
+            self._build(undo)
+            undo.pop_all()
         self.store.start()
         for gpu in self.gpus:
-            gpu.watch(self.store.place_lost)
+            gpu.watch(lambda place: self.attach.run(lambda: self.store.devices.lost(place)))
         self.attach.start()
         self.control.start()
         log.info("serving at %s with %d bytes of cpu capacity", config.runtime_dir, config.cpu_capacity_bytes)
 
-    def _build(self) -> None:
+    def _build(self, undo: contextlib.ExitStack) -> None:
         config = self.config
         limits = Limits(memory_bytes=config.converter_memory_bytes, time_s=config.converter_time_s)
         self.registry = SqliteRegistry(config.state_dir / "registry.db")
+        undo.callback(self.registry.close)
         self.catalog = Catalog(config.state_dir / "catalog.db")
+        undo.callback(self.catalog.close)
         resolver = Resolver(self.registry, self.catalog, config.environments, config.state_dir / "artifacts", limits)
         tiers: list[Tier] = [
             CpuTier(segment_driver(config), config.cpu_capacity_bytes, large_pages=config.large_pages),
@@ -118,6 +120,7 @@ class Daemon:
         policies = {CPU: load_policy(config.cpu_policy), DISK: load_policy(config.disk_policy)}
         self.gpus, gpu_off = gpu_tiers(config)
         for gpu in self.gpus:
+            undo.callback(gpu.close)
             tiers.append(gpu)
             policies[gpu.place] = load_policy(config.gpu_policy)
         self.store = Store(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trims.core.manifest import Manifest
     from trims.core.place import Place
     from trims.core.replica import Replica
-    from trims.daemon.attach_door import Session
+    from trims.daemon.clients import Session
     from trims.daemon.devices import Devices
     from trims.store.store import Store
     from trims.tiers.base import Extent

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.core.errors import DaemonAwayError, DeviceLostError
-from trims.memory.cuda.drivers import export_of
+from trims.memory.cuda.drivers import export_message, export_of
 from trims.wire.answers import raise_if_error
 from trims.wire.frames import Decoder, Message, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -42,13 +42,14 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class KeeperState:
-    """What a keeper says of itself."""
+    """What a keeper says of itself. `peers` are UUIDs of the devices it can copy from."""
 
     pid: int
     device: str
     driver: str
     read_only: bool
     awake: bool
+    peers: frozenset[str]
     images: list[Kept]
 
 
@@ -75,7 +76,10 @@ class KeeperConnection:
         """Who it is and what it holds."""
         first = self._order({"op": "hello"})
         images = [Kept(**self._next()) for _ in range(first["images"])]
-        return KeeperState(first["pid"], first["device"], first["driver"], first["read_only"], first["awake"], images)
+        peers = frozenset(first["peers"])
+        return KeeperState(
+            first["pid"], first["device"], first["driver"], first["read_only"], first["awake"], peers, images
+        )
 
     def room(self) -> tuple[int, int]:
         """Bytes free on the device and in all."""
@@ -88,7 +92,13 @@ class KeeperConnection:
 
     def fill(self, image: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         """Have it copied from a file."""
-        self._until("filled", {"op": "fill", "image": image}, fd, on_progress)
+        self._until("filled", {"op": "fill", "image": image}, [fd], on_progress)
+
+    def copy(self, image: int, source: Export, head_fd: int, on_progress: Callable[[int], None] | None = None) -> None:
+        """Have it copied from another device's, whose export and head stay the caller's."""
+        fds = [head_fd] if source.fd < 0 else [head_fd, source.fd]
+        order = {"op": "copy", "image": image, **export_message(source)}
+        self._until("filled", order, fds, on_progress)
 
     def seal(self, image: int, key: str, digest: str) -> None:
         """Make it permanent."""
@@ -102,7 +112,7 @@ class KeeperConnection:
 
     def read(self, image: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         """Have it copied into a file."""
-        self._until("read", {"op": "read", "image": image}, fd, on_progress)
+        self._until("read", {"op": "read", "image": image}, [fd], on_progress)
 
     def digest(self, image: int) -> str:
         """blake3 of what lies on the device, hex."""
@@ -137,16 +147,16 @@ class KeeperConnection:
     ) -> None:
         self.close()
 
-    def _until(self, last: str, order: Message, fd: int, on_progress: Callable[[int], None] | None) -> None:
-        answer = self._order(order, fd)
+    def _until(self, last: str, order: Message, fds: Sequence[int], on_progress: Callable[[int], None] | None) -> None:
+        answer = self._order(order, fds)
         while last not in answer:
             if on_progress is not None:
                 on_progress(answer["done_bytes"])
             answer = self._next()
 
-    def _order(self, message: Message, fd: int = -1) -> Message:
+    def _order(self, message: Message, fds: Sequence[int] = ()) -> Message:
         try:
-            socket.send_fds(self._sock, [encode(message)], [fd] if fd >= 0 else [])
+            socket.send_fds(self._sock, [encode(message)], fds)
         except OSError as error:
             raise self._lost(error) from error
         return self._next()

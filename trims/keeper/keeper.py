@@ -107,6 +107,35 @@ class Keeper:
             os.close(held.head_fd)
         held.head_fd, held.filled = head, True
 
+    def copy(self, number: int, export: Export, head_fd: int, on_progress: Callable[[int], None] | None = None) -> None:
+        """Copy a sealed image of another keeper, whose device must be a peer of ours.
+
+        Args:
+            number: What to fill.
+            export: Of the other's memory.
+            head_fd: Its head, which serves for the copy as well.
+            on_progress: Called with the bytes done so far.
+
+        Raises:
+            NotSupportedError: The devices cannot reach each other.
+        """
+        held = self._find(number)
+        if held.key:
+            raise CallerError(f"image {number} is sealed")
+        _check_length(head_fd, held.nbytes)
+        if export.size_bytes < held.nbytes:
+            raise ImageError(f"the export has {export.size_bytes} bytes, the image {held.nbytes}")
+        with self._working():
+            theirs = device_memory(export.driver, self._cuda, self.device)
+            opened = theirs.open(export, peer=True)
+            try:
+                self._mover.copy_across(opened.address, held.nbytes, held.allocation.address, on_progress)
+            finally:
+                theirs.close(opened)
+        if held.head_fd >= 0:
+            os.close(held.head_fd)
+        held.head_fd, held.filled = os.dup(head_fd), True
+
     def seal(self, number: int, key: str, digest: str) -> None:
         """From now on it can be exported, and nobody writes it."""
         held = self._find(number)

@@ -1,9 +1,10 @@
-"""Moving an image between a file and device memory, as fast as the machine lets one.
+"""Moving an image between a file and device memory, or between devices, as fast as the machine lets one.
 
-Two ways in, chosen by measurement: *staged*, where threads read chunks into pinned buffers and queue their copies, so
-that reading the next chunk overlaps the copy of the last; and *registered*, where the file's own pages are pinned and
-copied from. Registering costs time for each page, staging a second copy through memory: which is less depends on the
-size of the pages and on the processor, so the first large images are moved both ways.
+Two ways in, chosen by measurement: *staged*, where threads read chunks into pinned buffers, around the page cache
+where that is faster, and queue their copies, so that reading the next chunk overlaps the copy of the last; and
+*registered*, where the file's own pages are pinned and copied from. Registering costs time for each page, staging a
+second copy through memory: which is less depends on the size of the pages and on the processor, so the first large
+images are moved both ways.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import blake3
 from trims.core.errors import ImageError, NotSupportedError
 from trims.core.units import align_up
 from trims.memory.mapping import FileMapping
+from trims.memory.reading import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,6 +35,8 @@ CHUNK_BYTES = 8 << 20
 #: Smaller images say nothing about speed.
 _TELLING_BYTES = 64 << 20
 _MOST_LANES = 8
+#: Large enough that waiting for each costs nothing, small enough to tell how far it is.
+_ACROSS_BYTES = 256 << 20
 
 
 class _Lane:
@@ -101,7 +105,7 @@ class Mover:
             if way == "registered":
                 way = self._registered(fd, nbytes, target, on_progress)
             else:
-                self._in_chunks(nbytes, lambda lane, begin, end: self._stage(fd, lane, begin, end, target), on_progress)
+                self._staged(fd, nbytes, target, on_progress)
             if nbytes >= _TELLING_BYTES:
                 self.pace_s[way] = (time.perf_counter() - began) / nbytes
 
@@ -117,6 +121,19 @@ class Mover:
 
         with self._using:
             self._in_chunks(nbytes, move, on_progress)
+
+    def copy_across(
+        self, source: int, nbytes: int, target: int, on_progress: Callable[[int], None] | None = None
+    ) -> None:
+        """From memory of another device that is mapped here; when it returns, this device has every byte."""
+        with self._using:
+            stream = self._ready_lanes()[0].stream
+            for begin in range(0, nbytes, _ACROSS_BYTES):
+                count = min(_ACROSS_BYTES, nbytes - begin)
+                self._cuda.copy_device(target + begin, source + begin, count, stream)
+                self._cuda.synchronize(stream)
+                if on_progress is not None:
+                    on_progress(begin + count)
 
     def digest(self, source: int, nbytes: int) -> str:
         """blake3 of device memory, hex."""
@@ -145,16 +162,19 @@ class Mover:
         untried = [way for way in self.ways if way not in self.pace_s]
         return untried[0] if untried else min(self.pace_s, key=self.pace_s.__getitem__)
 
-    def _stage(self, fd: int, lane: _Lane, begin: int, end: int, target: int) -> None:
-        self._cuda.synchronize(lane.stream)  # the buffer's last copy
-        done = 0
-        while done < end - begin:
-            with lane.buffer[done : end - begin] as part:
-                got = os.preadv(fd, [part], begin + done)
-            if got == 0:
-                raise ImageError(f"the source ends at {begin + done} bytes, more were expected: truncated?")
-            done += got
-        self._cuda.copy_in(target + begin, lane.address, end - begin, lane.stream)
+    def _staged(self, fd: int, nbytes: int, target: int, on_progress: Callable[[int], None] | None) -> None:
+        with contextlib.closing(Source.open(fd, nbytes, CHUNK_BYTES)) as source:
+
+            def move(lane: _Lane, begin: int, end: int) -> None:
+                self._cuda.synchronize(lane.stream)  # the buffer's last copy
+                direct = end - begin == CHUNK_BYTES and source.use_direct(begin // CHUNK_BYTES)
+                began = time.perf_counter()
+                with lane.buffer[: end - begin] as part:
+                    source.read(part, begin, direct=direct)
+                source.record(direct, time.perf_counter() - began)
+                self._cuda.copy_in(target + begin, lane.address, end - begin, lane.stream)
+
+            self._in_chunks(nbytes, move, on_progress)
 
     def _registered(self, fd: int, nbytes: int, target: int, on_progress: Callable[[int], None] | None) -> str:
         """Returns the way it went: what cannot be registered is staged, from then on."""
@@ -167,7 +187,7 @@ class Mover:
                 self._cuda.host_register(address, length)
             except NotSupportedError:
                 self._can_register = False
-                self._in_chunks(nbytes, lambda lane, begin, end: self._stage(fd, lane, begin, end, target), on_progress)
+                self._staged(fd, nbytes, target, on_progress)
                 return "staged"
             try:
                 self._in_chunks(

@@ -1,5 +1,7 @@
 """A keeper's door: a Unix socket on which the daemon gives orders, frame by frame, a thread for each connection.
 
+A device that is lost ends the keeper, which shows the daemon what is gone; the next one finds out whether it is back.
+
 An image that was not sealed goes with the connection that made it: a daemon that dies in the middle of a fill leaves
 nothing. Sealed ones stay, for the next daemon to find with `list`.
 """
@@ -15,8 +17,15 @@ import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import BadMessageError, CallerError, InternalError, PermissionDeniedError, TrimsError
-from trims.memory.cuda.drivers import export_message
+from trims.core.errors import (
+    BadMessageError,
+    CallerError,
+    DeviceLostError,
+    InternalError,
+    PermissionDeniedError,
+    TrimsError,
+)
+from trims.memory.cuda.drivers import export_message, export_of
 from trims.wire.answers import error_message
 from trims.wire.frames import Decoder, Message, encode
 
@@ -46,6 +55,8 @@ class KeeperServer:
         self._keeper = keeper
         self._path = path
         self._ending = threading.Event()
+        self._lost = False
+        self._connections: set[socket.socket] = set()
         self._lock_fd = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,29 +65,49 @@ class KeeperServer:
             raise CallerError(f"another keeper serves at {path}") from None
 
     def serve(self) -> None:
-        """Until `end`. Frees everything then."""
+        """Until `end`, or until the device is lost. Frees everything then."""
         self._path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(self._path))
             self._path.chmod(0o600)
             listener.listen()
             listener.settimeout(_TICK_S)
+            inode = self._path.stat().st_ino
             while not self._ending.is_set():
                 with contextlib.suppress(TimeoutError):
                     sock, _ = listener.accept()
+                    self._connections.add(sock)
                     threading.Thread(target=self._serve_one, args=(sock,), daemon=True).start()
                 self._keeper.rest()
-        self._path.unlink(missing_ok=True)
-        self._keeper.close()
+                if not self._connections and not self._is_there(inode):
+                    log.warning("%s is gone: nobody can ever reach this keeper, so it ends", self._path)
+                    break
+        if self._is_there(inode):
+            self._path.unlink(missing_ok=True)
+        if not self._lost:  # else there is nothing to free, and every call would fail
+            self._keeper.close()
         os.close(self._lock_fd)
+
+    def _is_there(self, inode: int) -> bool:
+        """True while the path leads to our socket, and not to nothing or to a later keeper's."""
+        try:
+            return self._path.stat().st_ino == inode
+        except FileNotFoundError:
+            return False
 
     def end(self) -> None:
         """Stop serving within a second."""
         self._ending.set()
 
+    def device_lost(self) -> None:
+        """Stop serving: a context that was lost never works again in its process, and what it held is gone."""
+        log.error("the device %s is lost, and this keeper ends", self._keeper.device.uuid)
+        self._lost = True
+        self.end()
+
     def _serve_one(self, sock: socket.socket) -> None:
         sock.settimeout(None)
-        connection = _Connection(self._keeper, sock, self.end)
+        connection = _Connection(self._keeper, sock, self)
         try:
             connection.serve()
         except (OSError, BadMessageError) as error:
@@ -84,21 +115,23 @@ class KeeperServer:
         finally:
             sock.close()
             connection.drop_drafts()
+            self._connections.discard(sock)
 
 
 class _Connection:
     """One connection and the images it has begun."""
 
-    def __init__(self, keeper: Keeper, sock: socket.socket, end: Callable[[], None]) -> None:
+    def __init__(self, keeper: Keeper, sock: socket.socket, server: KeeperServer) -> None:
         self._keeper = keeper
         self._sock = sock
-        self._end = end
+        self._server = server
         self._drafts: set[int] = set()
         self._orders: dict[str, Callable[[Message, list[int]], None]] = {
             "hello": self._hello,
             "room": self._room,
             "create": self._create,
             "fill": self._fill,
+            "copy": self._copy,
             "seal": self._seal,
             "export": self._export,
             "read": self._read,
@@ -137,6 +170,9 @@ class _Connection:
             if work is None:
                 raise BadMessageError(f"unknown order {order.get('op')!r}"[:200])
             work(order, fds)
+        except DeviceLostError as error:
+            self._say(error_message(error, None))
+            self._server.device_lost()
         except TrimsError as error:
             self._say(error_message(error, None))
         except Exception as error:
@@ -157,7 +193,7 @@ class _Connection:
         ]
         first: dict[str, Any] = {"protocol": PROTOCOL, "pid": os.getpid(), "device": keeper.device.uuid}
         driver = {"driver": keeper.memory.name, "read_only": keeper.memory.read_only, "awake": keeper.awake}
-        self._say({**first, **driver, "images": len(images)})
+        self._say({**first, **driver, "peers": keeper.device.peers, "images": len(images)})
         for image in images:  # one a frame: a frame is bounded, their number is not
             self._say(image)
 
@@ -172,6 +208,13 @@ class _Connection:
 
     def _fill(self, order: Message, fds: list[int]) -> None:
         self._keeper.fill(_number(order, "image"), _one(fds), lambda done: self._say({"done_bytes": done}))
+        self._say({"filled": True})
+
+    def _copy(self, order: Message, fds: list[int]) -> None:
+        if len(fds) not in (1, 2):
+            raise BadMessageError(f"the order needs a head and perhaps the memory's descriptor, {len(fds)} came")
+        export = export_of(order, fds[1] if len(fds) == 2 else -1)
+        self._keeper.copy(_number(order, "image"), export, fds[0], lambda done: self._say({"done_bytes": done}))
         self._say({"filled": True})
 
     def _seal(self, order: Message, _fds: list[int]) -> None:
@@ -200,7 +243,7 @@ class _Connection:
 
     def _end_all(self, _order: Message, _fds: list[int]) -> None:
         self._say({})
-        self._end()
+        self._server.end()
 
 
 def _number(order: Message, name: str) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Raised when the tables change; a catalog of another version is emptied and found out again.
 _VERSION = 2
-_TABLES = ("digests", "images", "names", "pins")
+_TABLES = ("digests", "images", "names", "pins", "working")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS digests (
     path TEXT PRIMARY KEY, identity TEXT NOT NULL, blake3 TEXT NOT NULL, sha256 TEXT
@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS images (
     nbytes INTEGER NOT NULL, cost_s REAL NOT NULL, made_at REAL NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, key TEXT NOT NULL, manifest TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS working (key TEXT PRIMARY KEY, nbytes INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS pins (name TEXT NOT NULL, place TEXT NOT NULL, PRIMARY KEY (name, place)) STRICT;
 """
 
@@ -99,6 +100,15 @@ class Catalog:
         """Keep that the image was made."""
         made = (record.key, record.name, json.dumps(record.recipe), record.nbytes, record.cost_s, time.time())
         self._remember("INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?, ?)", made)
+
+    def working(self) -> dict[str, int]:
+        """Bytes of a device that readers of each image were seen to need beside it."""
+        with self._lock:
+            return dict(self._db.execute("SELECT key, nbytes FROM working"))
+
+    def remember_working(self, key: str, nbytes: int) -> None:
+        """Keep what an image's readers need."""
+        self._remember("INSERT OR REPLACE INTO working VALUES (?, ?)", (key, nbytes))
 
     def key_of(self, name: str) -> str | None:
         """The key a name stood for last time."""

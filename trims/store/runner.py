@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING
 from trims.core.errors import ConversionError, ImageError, InternalError, LostPeerError, TrimsError
 from trims.core.events import Event, Filled, FillFailed, Freed, Measured, ReplicaBroken
 from trims.formats.conversion import Conversion, start_conversion
-from trims.image.reader import ImageView
-from trims.memory.mapping import FileMapping
 from trims.tiers.base import DeviceTier
-from trims.tiers.transfer import copy, default_threads, digest_of
+from trims.tiers.transfer import check_bytes, copy, default_threads, digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from trims.core.place import Place
     from trims.formats.base import Limits
@@ -257,7 +255,7 @@ class Runner:
             conversion.write(draft.fd, lambda done: self._tell(job, done, draft.nbytes))
         finally:
             self._drop_conversion(job)
-        _check_converted(draft)
+        check_bytes(draft.fd, draft.nbytes)  # a converter child is not trusted
         return digest_of(draft.fd, draft.nbytes)
 
     def _copy(self, job: Job, draft: Draft, source: Job) -> str:
@@ -281,9 +279,10 @@ class Runner:
         target_tier, source_tier = self._tiers[job.place], self._tiers[source.place]
         if isinstance(target_tier, DeviceTier):
             if isinstance(source_tier, DeviceTier):
-                raise InternalError(f"residency had {source.place} copied to {job.place}")
-            self._check_source(source, source.fd)  # before: it cannot be read back cheaply
-            target_tier.copy_in(draft, source, lambda done: self._tell_or_stop(job, done, draft.nbytes))
+                target_tier.copy_across(draft, source, lambda done: self._tell_or_stop(job, done, draft.nbytes))
+                return source.digest
+            with self._checking(source):
+                target_tier.copy_in(draft, source, lambda done: self._tell_or_stop(job, done, draft.nbytes))
         elif isinstance(source_tier, DeviceTier):
             source_tier.copy_out(source, draft, lambda done: self._tell_or_stop(job, done, draft.nbytes))
             self._check_source(source, draft.fd)
@@ -303,9 +302,20 @@ class Runner:
             pages=draft.pages,
         )
 
+    @contextlib.contextmanager
+    def _checking(self, source: Extent) -> Iterator[None]:
+        """Hash the source while the block copies it: what lies on a device cannot be read back cheaply."""
+        if _is_known(source):
+            yield
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="trims-check") as pool:
+            checked = pool.submit(self._check_source, source, source.fd)
+            yield
+            checked.result()
+
     def _check_source(self, source: Extent, fd: int) -> None:
         """Hash its bytes, which `fd` has, unless they are known to be as they were sealed."""
-        if source.fresh and not _touched(source):
+        if _is_known(source):
             return
         found = digest_of(fd, source.nbytes)
         if found != source.digest:
@@ -339,17 +349,11 @@ def _step_back() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
 
 
-def _check_converted(draft: Draft) -> None:
-    """A converter child is not trusted: what it wrote must be an image in every respect."""
-    with contextlib.closing(FileMapping(draft.fd, draft.nbytes)) as mapping:
-        ImageView(mapping.view()).validate()
-
-
 def _identity(fd: int) -> tuple[int, int, int]:
     status = os.fstat(fd)
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-def _touched(extent: Extent) -> bool:
-    """True if somebody changed the file since its bytes were last known to be right."""
-    return extent.identity is not None and extent.identity != _identity(extent.fd)
+def _is_known(extent: Extent) -> bool:
+    """True if its bytes were seen to be right in this life, and nobody has touched the file since."""
+    return extent.fresh and extent.identity in (None, _identity(extent.fd))

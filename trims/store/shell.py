@@ -30,6 +30,7 @@ from trims.core.events import (
     Free,
     Grant,
     Instruction,
+    Lost,
     Measure,
     Ready,
     Refuse,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
+    from trims.core.lease import Lease
     from trims.core.place import Place
     from trims.core.replica import Replica
     from trims.core.residency import Residency
@@ -71,6 +73,7 @@ class Shell:
 
     Attributes:
         lock: Guards the books; hold it to read several of them at one moment.
+        lost: Takes every lease that ended because its memory is gone, and why; called without the lock.
     """
 
     def __init__(
@@ -92,10 +95,12 @@ class Shell:
         self._again = again
         self._filled = filled
         self._verify = verify
+        self.lost: Callable[[Lease, str], None] = _tell_nobody
         self._session_numbers = itertools.count(1)
         self._sessions: set[int] = set()
         self._asks: dict[int, Ask] = {}
         self._images: dict[str, Resolved] = {}
+        self._most_images = _REMEMBERED_IMAGES
         self._bindings: dict[type[Instruction], Callable[..., Callable[[], None] | None]] = {
             Grant: self._bind_grant,
             Ready: self._bind_ready,
@@ -104,6 +109,7 @@ class Shell:
             Fill: self._bind_fill,
             Abandon: lambda it: lambda: runner.abandon(Job(it.key, it.place, it.generation)),
             Free: self._bind_free,
+            Lost: self._bind_lost,
             Changed: watchers.tell,
         }
 
@@ -125,10 +131,19 @@ class Shell:
         if isinstance(event, Filled):
             self._filled(event)
 
-    def ask(self, ask: Ask, key: str, place: Place, keep_alive_s: float | None) -> bool:
+    def ask(
+        self, ask: Ask, key: str, place: Place, keep_alive_s: float | None, working_bytes: int | None = None
+    ) -> bool:
         """Let somebody ask for an image at a place; he is answered now or later. True if he waits."""
         waiter = Waiter(ask.ticket, ask.session, ask.wants_lease, ask.deadline_at_s)
-        event = Requested(at_s=time.monotonic(), key=key, place=place, waiter=waiter, keep_alive_s=keep_alive_s)
+        event = Requested(
+            at_s=time.monotonic(),
+            key=key,
+            place=place,
+            waiter=waiter,
+            keep_alive_s=keep_alive_s,
+            working_bytes=working_bytes,
+        )
         waits = False
         with self.lock:
             gone = ask.session is not None and ask.session not in self._sessions
@@ -202,10 +217,12 @@ class Shell:
         """Keep what a fill may need; of images that are neither resident nor asked for, only the latest."""
         with self.lock:
             self._images[resolved.key] = resolved
-            if len(self._images) > _REMEMBERED_IMAGES:
+            if len(self._images) > self._most_images:
                 wanted = {key for key, _ in self._residency.replicas} | {resolved.key}
                 wanted.update(ask.resolved.key for ask in self._asks.values() if ask.resolved)
                 self._images = {key: image for key, image in self._images.items() if key in wanted}
+                # Twice what is wanted, so that looking for what is not costs nothing by the request.
+                self._most_images = max(_REMEMBERED_IMAGES, 2 * len(self._images))
 
     def image(self, key: str) -> Resolved | None:
         """What is remembered of an image, or None."""
@@ -281,6 +298,14 @@ class Shell:
             source = Job(it.key, it.source, replica.generation)
         return lambda: self._runner.fill(job, it.nbytes, source)
 
+    def _bind_lost(self, it: Lost) -> Callable[[], None]:
+        self._counters["leases_lost"] += 1
+        return lambda: self.lost(it.lease, it.reason)
+
     def _bind_free(self, it: Free) -> Callable[[], None]:
         self._counters[f"evictions.{it.place}" if it.evicted else f"frees.{it.place}"] += 1
         return lambda: self._runner.free(Job(it.key, it.place, it.generation))
+
+
+def _tell_nobody(lease: Lease, reason: str) -> None:
+    log.warning("session %d has lost its lease %d, and nobody tells it: %s", lease.session, lease.number, reason)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CallerError, CapacityError, LostPeerError, ModelNotFoundError, TrimsError
+from trims.core.errors import CapacityError, LostPeerError, ModelNotFoundError, TrimsError
 from trims.core.events import (
     Closed,
     DrainRequested,
@@ -25,16 +25,17 @@ from trims.core.events import (
     WaiterLeft,
 )
 from trims.core.place import DISK, Place
-from trims.core.replica import State
 from trims.core.residency import Residency
 from trims.store.adoption import adoptable
 from trims.store.asks import Ask, Outcome, Pending
 from trims.store.catalog import ImageRecord
+from trims.store.devices import Devices
 from trims.store.lookups import Lookups
 from trims.store.runner import Job, Progress, Runner
 from trims.store.shell import Shell
 from trims.store.ticker import Ticker
 from trims.store.watchers import Watchers
+from trims.store.working import WorkingMemory
 from trims.tiers.base import DeviceTier
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
     from trims.core.policy import Policy
     from trims.formats.base import Limits
-    from trims.memory.cuda.drivers import Export
     from trims.store.catalog import Catalog
     from trims.store.resolve import Resolved, Resolver
     from trims.tiers.base import Tier
@@ -86,7 +86,13 @@ class Store:
         self.resolver = resolver
         self.catalog = catalog
         self.counters: Counter[str] = Counter()
-        self.residency = Residency({place: tier.capacity_bytes for place, tier in self.tiers.items()}, policies)
+        devices = [tier for tier in tiers if isinstance(tier, DeviceTier)]
+        self.residency = Residency(
+            {place: tier.capacity_bytes for place, tier in self.tiers.items()},
+            policies,
+            reserves={tier.place: tier.reserve_bytes for tier in devices},
+            peers=[(one.place, other.place) for one in devices for other in devices if other.uuid in one.peers],
+        )
         self.watchers = Watchers(self.counters)
         self.runner = Runner(self.tiers, limits, tracer, self._feed, workers=workers, converters=converters)
         self._shell = Shell(
@@ -98,10 +104,11 @@ class Store:
             filled=self._after_fill,
             verify=verify,
         )
+        self._working = WorkingMemory(catalog)
         self._keep_alive_s = keep_alive_s
-        self._until_session_ends = {
-            tier.place for tier in tiers if isinstance(tier, DeviceTier) and tier.ends_with_session
-        }
+        self.devices = Devices(
+            devices, self._shell, self.residency, self._working, counters=self.counters, have=self._have
+        )
         self._tickets = itertools.count(1)
         self._lookups = Lookups(resolver, self._found)
         self._ticker = Ticker(self._next_due_s, self._tick)
@@ -212,23 +219,10 @@ class Store:
 
         Where nothing but the session's end shows that a borrower is gone, the lease stays until then.
         """
-        if self._until_session_ends and self._shell.place_of(session, lease) in self._until_session_ends:
+        if self.devices.keeps(session, lease):
             self.counters["leases_kept"] += 1
             return
         self._feed(Closed(at_s=time.monotonic(), lease=lease, session=session))
-
-    def export_of(self, session: int, lease: int) -> Export:
-        """What opens the device's memory that a lease is for; valid while the lease is. Raises CallerError."""
-        extent = self._shell.extent_of(session, lease)
-        if extent is None:
-            raise CallerError(f"session {session} has no lease {lease}")
-        if extent.export is None:
-            raise CallerError(f"lease {lease} is for memory at {extent.place}: its descriptor came with the grant")
-        return extent.export
-
-    def must_outlive(self, place: Place) -> bool:
-        """True if a session that was granted something there counts until its process is gone."""
-        return place in self._until_session_ends
 
     def _found(self, ask: Ask, result: Resolved | TrimsError) -> None:
         """A name has been looked into."""
@@ -246,7 +240,7 @@ class Store:
         keep_alive_s = self._keep_alive_for(place, keep.keep_alive_s)
         if keep.pin and (resolved.key, place) not in self.residency.room.pins:
             self._pin_as_stated(resolved, place)
-        self._ask(ask, resolved.key, place, keep_alive_s)
+        self._ask(ask, resolved.key, place, keep_alive_s, self._working.of(resolved))
 
     def _pin_as_stated(self, resolved: Resolved, place: Place) -> None:
         try:
@@ -261,8 +255,10 @@ class Store:
             return None
         return stated_s if stated_s is not None else self._keep_alive_s
 
-    def _ask(self, ask: Ask, key: str, place: Place, keep_alive_s: float | None) -> None:
-        waits = self._shell.ask(ask, key, place, keep_alive_s)
+    def _ask(
+        self, ask: Ask, key: str, place: Place, keep_alive_s: float | None, working_bytes: int | None = None
+    ) -> None:
+        waits = self._shell.ask(ask, key, place, keep_alive_s, working_bytes)
         if waits and ask.deadline_at_s is not None:
             self._ticker.look_again(ask.deadline_at_s)
 
@@ -279,8 +275,12 @@ class Store:
         persist = resolved.manifest.residency.persist
         wanted = persist == "always" or (persist == "auto" and resolved.converted)
         if wanted and event.place != DISK and DISK in self.tiers and self.residency.find(event.key, DISK) is None:
-            ask = Ask(next(self._tickets), resolved.name, None, DISK, None, False, _log_outcome(resolved.name))
-            self._ask(ask, event.key, DISK, None)
+            self._have(event.key, DISK, None, f"{resolved.name} is not kept on disk")
+
+    def _have(self, key: str, place: Place, keep_alive_s: float | None, otherwise: str) -> None:
+        """Have an image somewhere for our own sake; `otherwise` is logged if that cannot be."""
+        ask = Ask(next(self._tickets), f"key:{key[:16]}", None, place, None, False, _log_failure(otherwise))
+        self._ask(ask, key, place, keep_alive_s)
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -335,14 +335,6 @@ class Store:
         """A replica's bytes turned out wrong."""
         self._feed(ReplicaBroken(at_s=time.monotonic(), key=key, place=place, generation=generation, reason=reason))
 
-    def place_lost(self, place: Place) -> None:
-        """Whatever kept a place's memory has ended: nobody gets what lay there any more."""
-        with self._shell.lock:
-            here = [replica for replica in self.residency.replicas.values() if replica.place == place]
-            gone = [(replica.key, replica.generation) for replica in here if replica.state is State.SEALED]
-        for key, generation in gone:
-            self.report_broken(key, place, generation, "its keeper has ended")
-
     # -- questions -------------------------------------------------------------------------------------------------
 
     def key_of(self, name: str) -> str:
@@ -375,9 +367,9 @@ class Store:
         self._feed(Tick(at_s=now_s))
 
 
-def _log_outcome(name: str) -> Callable[[Outcome], None]:
+def _log_failure(what: str) -> Callable[[Outcome], None]:
     def tell(outcome: Outcome) -> None:
         if isinstance(outcome, TrimsError):
-            log.warning("%s is not kept on disk: %s", name, outcome)
+            log.warning("%s: %s", what, outcome)
 
     return tell

@@ -3,7 +3,8 @@
 It keeps the driver's promises that trims relies on, and breaks where the driver breaks: memory runs out; what has a
 descriptor lives until its last holder is gone, dead holders included; legacy allocations die with their owner, and
 freeing one under a borrower takes the pages away from him (SIGBUS); a write to a read-only mapping ends the writer
-(SIGSEGV); copies happen later, in another thread; threads must be bound; a lost device fails every call.
+(SIGSEGV); memory of another device can be mapped only by a peer; copies happen later, in another thread; threads must
+be bound; a lost device fails every call.
 
 Holders are counted by the kernel: everybody who keeps memory alive has a shared lock on its file.
 """
@@ -81,7 +82,8 @@ class FakeCuda:
 
     def devices(self) -> Sequence[Device]:
         """As `make_devices` was told."""
-        return [Device(**given) for given in json.loads((self._folder / _DEVICES).read_text())]
+        told = json.loads((self._folder / _DEVICES).read_text())
+        return [Device(**{**given, "peers": tuple(given["peers"])}) for given in told]
 
     def use(self, uuid: str) -> Device:
         """Make a context, which takes memory."""
@@ -161,6 +163,7 @@ class FakeCuda:
         path = next(self._folder.glob(f"*.raw.{process}.{number}"), None)
         if path is None or not _held(path):
             raise CudaError("ipc_open: CUDA_ERROR_INVALID_HANDLE: the exporter has freed it or is dead")
+        self._check_reach(path.name)
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             size = os.fstat(fd).st_size
@@ -214,6 +217,7 @@ class FakeCuda:
     def vmm_map(self, handle: int, nbytes: int, *, writable: bool) -> int:
         """The mapping is a holder, too."""
         self._ready()
+        self._check_reach(os.path.basename(os.readlink(f"/proc/self/fd/{self._files[handle]}")))
         address = _map(self._files[handle], nbytes, writable=writable)
         self._files[address] = os.dup(self._files[handle])
         return address
@@ -299,6 +303,12 @@ class FakeCuda:
         if (self._folder / f"lost.{self._device.uuid}").exists():
             raise DeviceLostError(f"{self._device.uuid} is lost (CUDA_ERROR_DEVICE_UNAVAILABLE)")
         return self._device
+
+    def _check_reach(self, name: str) -> None:
+        """Memory of another device can be mapped here if that is a peer."""
+        device, owner = self._ready(), name.split(".")[1:2]
+        if owner and owner[0] not in (device.uuid, *device.peers):
+            raise NotSupportedError(f"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: {device.uuid} cannot reach {owner[0]}")
 
     def _handle(self, fd: int) -> int:
         number = next(_numbers)

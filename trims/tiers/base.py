@@ -109,7 +109,17 @@ class Tier(Protocol):
 
 @runtime_checkable
 class DeviceTier(Tier, Protocol):
-    """A tier whose memory the daemon cannot reach: copies are its own affair. Its drafts have no descriptor."""
+    """A tier whose memory the daemon cannot reach: copies are its own affair. Its drafts have no descriptor.
+
+    Attributes:
+        uuid: Of the device.
+        peers: UUIDs of the devices it can copy from directly.
+        reserve_bytes: Left free beside the capacity, for the work of those who read there.
+    """
+
+    uuid: str
+    peers: frozenset[str]
+    reserve_bytes: int
 
     @property
     def ends_with_session(self) -> bool:
@@ -118,6 +128,10 @@ class DeviceTier(Tier, Protocol):
 
     def copy_in(self, draft: Draft, source: Extent, on_progress: Callable[[int], None] | None = None) -> None:
         """Fill a draft of this tier from a replica on the host. Raises ImageError if that is not an image."""
+        ...
+
+    def copy_across(self, draft: Draft, source: Extent, on_progress: Callable[[int], None] | None = None) -> None:
+        """Fill a draft of this tier from a replica on another device, which must be a peer."""
         ...
 
     def copy_out(self, extent: Extent, draft: Draft, on_progress: Callable[[int], None] | None = None) -> None:

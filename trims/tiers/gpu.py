@@ -12,7 +12,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from trims.core.errors import DaemonAwayError, DeviceLostError, ImageError, TrimsError
+from trims.core.errors import DaemonAwayError, DeviceLostError, ImageError, InternalError, TrimsError
 from trims.core.place import Place, Tier
 from trims.keeper.client import KeeperConnection
 from trims.tiers.base import Draft, Extent
@@ -35,15 +35,18 @@ class GpuTier:
         number: Of the place: `gpu:0` is number 0 of this daemon, whatever CUDA calls it.
         find: The socket of the device's keeper; starts one if none serves.
         capacity_bytes: What residency may put here.
+        reserve_bytes: See `DeviceTier.reserve_bytes`.
     """
 
-    def __init__(self, number: int, find: Callable[[], Path], capacity_bytes: int) -> None:
+    def __init__(self, number: int, find: Callable[[], Path], capacity_bytes: int, reserve_bytes: int = 0) -> None:
         self.place = Place(Tier.GPU, number)
         self.capacity_bytes = capacity_bytes
+        self.reserve_bytes = reserve_bytes
         self._find = find
         self._keeper = find()
         self._lifeline = KeeperConnection(self._keeper)
-        self._read_only = self._lifeline.hello().read_only
+        keeper = self._lifeline.hello()
+        self.uuid, self.peers, self._read_only = keeper.device, keeper.peers, keeper.read_only
         self._unwatched = threading.Event()
         self._watcher: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -71,6 +74,12 @@ class GpuTier:
     def copy_in(self, draft: Draft, source: Extent, on_progress: Callable[[int], None] | None = None) -> None:
         """Have the keeper copy a replica of the host into the draft. Raises ImageError if it is not intact."""
         self._drafts[draft.label].fill(int(draft.label), source.fd, on_progress)
+
+    def copy_across(self, draft: Draft, source: Extent, on_progress: Callable[[int], None] | None = None) -> None:
+        """See `DeviceTier.copy_across`: this device's keeper opens the other's memory."""
+        if source.export is None:
+            raise InternalError(f"{source.key[:16]} at {source.place} lies on no device")
+        self._drafts[draft.label].copy(int(draft.label), source.export, source.fd, on_progress)
 
     def copy_out(self, extent: Extent, draft: Draft, on_progress: Callable[[int], None] | None = None) -> None:
         """Have the keeper copy a replica of the device into a draft of the host."""

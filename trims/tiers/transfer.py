@@ -2,9 +2,7 @@
 
 A target whose memory is reserved in large pages is read into directly. Any other is written through the file, so that
 a full one is an error and never a SIGBUS: inside the kernel, one system call a chunk, because whoever answers clients
-needs the interpreter lock. Whether the source is read with O_DIRECT is decided by measurement: pages that are cached
-already are never read around the cache; otherwise the first chunks are read both ways and the faster way reads the
-rest.
+needs the interpreter lock. Whether the source is read around the page cache is decided by measurement (`reading`).
 """
 
 from __future__ import annotations
@@ -15,13 +13,14 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import blake3
 
 from trims.core.errors import ConversionError, ImageError
+from trims.image.reader import ImageView
 from trims.memory.mapping import FileMapping
+from trims.memory.reading import Source, read_all, read_some
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 8 << 20
 #: For reads around the page cache; stays in a second-level cache on its way out.
 BUFFER_BYTES = 256 << 10
-_PROBE_CHUNKS = 4
-_BLOCK_BYTES = 4096
 
 
 def default_threads() -> int:
@@ -46,26 +43,10 @@ def digest_of(fd: int, nbytes: int) -> str:
         return blake3.blake3(data, max_threads=default_threads()).hexdigest()
 
 
-@dataclass(slots=True)
-class _Source:
-    """A file to read, with a second descriptor that goes around the page cache where that is possible and wise."""
-
-    fd: int
-    direct_fd: int = -1
-    spent_s: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
-    read_chunks: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
-
-    def use_direct(self, chunk: int) -> bool:
-        """Which way to read this chunk: alternate while probing, then whichever took less."""
-        if self.direct_fd < 0:
-            return False
-        if min(self.read_chunks.values()) < _PROBE_CHUNKS // 2:
-            return bool(chunk % 2)
-        return self.spent_s[True] / self.read_chunks[True] < self.spent_s[False] / self.read_chunks[False]
-
-    def record(self, direct: bool, seconds: float) -> None:
-        self.spent_s[direct] += seconds
-        self.read_chunks[direct] += 1
+def check_bytes(fd: int, nbytes: int) -> None:
+    """Check that a file is an image in every respect. Raises ImageError naming the first thing that is wrong."""
+    with contextlib.closing(FileMapping(fd, nbytes)) as mapping:  # views of what was wrong may outlive the block
+        ImageView(mapping.view()).validate()
 
 
 def copy(
@@ -93,7 +74,7 @@ def copy(
     Raises:
         OSError: With ENOSPC when the target is full.
     """
-    source = _Source(source_fd, _open_direct(source_fd, nbytes))
+    source = Source.open(source_fd, nbytes, CHUNK_BYTES)
     done, lock = [0], threading.Lock()
 
     def copy_chunk(chunk: int) -> None:
@@ -105,7 +86,7 @@ def copy(
         room = None if pages is None else pages.reserve(begin, end)
         if room is not None:
             with room:
-                _read_all(source.direct_fd if direct else source_fd, room, begin)
+                source.read(room, begin, direct=direct)
         elif direct:
             _copy_around_the_cache(source.direct_fd, target_fd, begin, end)
         else:
@@ -124,8 +105,7 @@ def copy(
             with ThreadPoolExecutor(default_threads(), thread_name_prefix="trims-copy") as own:
                 _each(copy_chunk, chunks, own)
     finally:
-        if source.direct_fd >= 0:
-            os.close(source.direct_fd)
+        source.close()
 
 
 def _each(work: Callable[[int], None], count: int, pool: ThreadPoolExecutor) -> None:
@@ -159,7 +139,7 @@ def _send(target_fd: int, source_fd: int, position: int, count: int) -> int:
     try:
         return os.sendfile(target_fd, source_fd, position, count)
     except OSError:
-        _read(source_fd, memoryview(bytearray(1)), position)  # raises ImageError if it is the source's fault
+        read_some(source_fd, memoryview(bytearray(1)), position)  # raises ImageError if it is the source's fault
         raise
 
 
@@ -172,59 +152,11 @@ def _copy_around_the_cache(source_fd: int, target_fd: int, begin: int, end: int)
 def _copy_range(source_fd: int, target_fd: int, begin: int, end: int, buffer: memoryview) -> None:
     for position in range(begin, end, len(buffer)):
         with buffer[: min(len(buffer), end - position)] as part:
-            _read_all(source_fd, part, position)
+            read_all(source_fd, part, position)
             _write_all(target_fd, part, position)
-
-
-def _read_all(fd: int, room: memoryview, offset: int) -> None:
-    done = 0
-    while done < len(room):
-        with room[done:] as part:
-            got = _read(fd, part, offset + done)
-        if got == 0:
-            end = offset + len(room)
-            raise ImageError(f"the source ends at {offset + done} bytes, {end} were expected: truncated?")
-        done += got
-
-
-def _read(fd: int, part: memoryview, position: int) -> int:
-    try:
-        return os.preadv(fd, [part], position)
-    except OSError as error:  # told apart from a failing target, which is not the source's fault
-        raise ImageError(f"the source cannot be read at {position} bytes: {error}") from error
 
 
 def _write_all(fd: int, data: memoryview, offset: int) -> None:
     while len(data):
         written = os.pwrite(fd, data, offset)
         data, offset = data[written:], offset + written
-
-
-def _open_direct(fd: int, nbytes: int) -> int:
-    """A second descriptor with O_DIRECT, or -1 where it would not help: cached already, small, or not supported."""
-    if nbytes < _PROBE_CHUNKS * CHUNK_BYTES or _is_cached(fd, nbytes):
-        return -1
-    try:
-        direct_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-    except OSError:  # tmpfs before 6.6, network file systems: buffered reading is the only way
-        return -1
-    try:
-        with mmap.mmap(-1, _BLOCK_BYTES) as room:
-            os.preadv(direct_fd, [room], 0)
-    except OSError:
-        os.close(direct_fd)
-        return -1
-    return direct_fd
-
-
-def _is_cached(fd: int, nbytes: int) -> bool:
-    """True if pages spread over the file are all in the page cache; a file system that cannot tell counts as cached."""
-    buffer = bytearray(1)
-    for part in range(8):
-        try:
-            os.preadv(fd, [buffer], part * (nbytes - 1) // 7, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
-    return True

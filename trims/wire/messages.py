@@ -70,7 +70,16 @@ class Attach:
     lease: int
 
 
-Request = Hello | Open | Resume | Close | Attach
+@dataclass(frozen=True, slots=True)
+class Working:
+    """Tell how much of the device this process was seen to need beside the weights that one of its leases is for."""
+
+    id: int
+    lease: int
+    nbytes: int
+
+
+Request = Hello | Open | Resume | Close | Attach | Working
 
 
 def parse_request(message: Message) -> Request:
@@ -84,13 +93,17 @@ def parse_request(message: Message) -> Request:
     if operation == "attach":
         _only(message, "id", "lease")
         return Attach(_number(message, "id"), _number(message, "lease"))
+    if operation == "working":
+        _only(message, "id", "lease", "nbytes")
+        return Working(_number(message, "id"), _number(message, "lease"), _number(message, "nbytes"))
     if operation == "hello":
         _only(message, "protocol", "agent")
         return Hello(_number(message, "protocol"), _text(message, "agent") or "")
     if operation == "resume":
         _only(message, "id", "key", "place")
         return Resume(_number(message, "id"), _text(message, "key") or "", _text(message, "place") or "")
-    raise BadMessageError(f"unknown op {operation!r}; open, prefetch, close, resume, attach and hello are known"[:200])
+    known = "open, prefetch, close, resume, attach, working and hello"
+    raise BadMessageError(f"unknown op {operation!r}; {known} are known"[:200])
 
 
 def _parse_open(message: Message, *, prefetch: bool) -> Open:

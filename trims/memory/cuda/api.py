@@ -28,6 +28,7 @@ class Device:
         vmm: It can share memory as POSIX descriptors.
         ipc: It can share memory by legacy IPC handles.
         read_only_registration: Host memory that is mapped read-only can be registered with it.
+        peers: UUIDs of devices whose memory it can read directly.
     """
 
     uuid: str
@@ -36,6 +37,7 @@ class Device:
     vmm: bool = True
     ipc: bool = True
     read_only_registration: bool = True
+    peers: tuple[str, ...] = ()
 
 
 class Cuda(Protocol):

@@ -54,17 +54,15 @@ class Driver:
 
     def devices(self) -> Sequence[Device]:
         """All devices this process can see."""
-        return [_describe(_call("cuDeviceGet", number)) for number in range(_call("cuDeviceGetCount"))]
+        return [_describe(device, _peers(device)) for device in _all()]
 
     def use(self, uuid: str) -> Device:
         """Take its primary context."""
-        for number in range(_call("cuDeviceGetCount")):
-            device = _call("cuDeviceGet", number)
-            found = _describe(device)
-            if found.uuid == uuid:
+        for device in _all():
+            if _uuid(device) == uuid:
                 self._context, self._device = _call("cuDevicePrimaryCtxRetain", device), device
                 self.bind()
-                return found
+                return _describe(device, _peers(device))
         seen = ", ".join(device.uuid for device in self.devices()) or "none"
         raise NotSupportedError(f"the device {uuid} is not visible to this process, which sees {seen}")
 
@@ -216,25 +214,42 @@ def _posix() -> Any:
     return _driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
-def _describe(device: Any) -> Device:
+def _all() -> list[Any]:
+    return [_call("cuDeviceGet", number) for number in range(_call("cuDeviceGetCount"))]
+
+
+def _uuid(device: Any) -> str:
+    # Before CUDA 13 the name without a version gives the UUID of the whole GPU.
+    ask = "cuDeviceGetUuid_v2" if hasattr(_driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    # The same 16 bytes for both kinds: only the product's name tells a part of a partitioned GPU.
+    kind = "MIG" if " MIG " in _name(device) else "GPU"
+    return f"{kind}-{uuids.UUID(bytes=bytes(_call(ask, device).bytes))}"
+
+
+def _name(device: Any) -> str:
+    return bytes(_call("cuDeviceGetName", 96, device)).split(b"\0")[0].decode()
+
+
+def _peers(device: Any) -> tuple[str, ...]:
+    """Those whose memory it can read directly, over NVLink or PCIe."""
+    others = (other for other in _all() if int(other) != int(device))
+    return tuple(_uuid(other) for other in others if _call("cuDeviceCanAccessPeer", device, other))
+
+
+def _describe(device: Any, peers: tuple[str, ...]) -> Device:
     attribute = _driver.CUdevice_attribute
 
     def has(name: str) -> bool:
         return bool(_call("cuDeviceGetAttribute", getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device))
 
-    name = bytes(_call("cuDeviceGetName", 96, device)).split(b"\0")[0].decode()
-    # Before CUDA 13 the name without a version gives the UUID of the whole GPU.
-    ask = "cuDeviceGetUuid_v2" if hasattr(_driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
-    raw = bytes(_call(ask, device).bytes)
-    # The UUID is the same 16 bytes for both kinds; only the product's name tells a part of a partitioned GPU.
-    kind = "MIG" if " MIG " in name else "GPU"
     return Device(
-        uuid=f"{kind}-{uuids.UUID(bytes=raw)}",
-        name=name,
+        uuid=_uuid(device),
+        name=_name(device),
         total_bytes=int(_call("cuDeviceTotalMem", device)),
         vmm=has("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED") and has("HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"),
         ipc=has("IPC_EVENT_SUPPORTED"),
         read_only_registration=has("READ_ONLY_HOST_REGISTER_SUPPORTED"),
+        peers=peers,
     )
 
 

@@ -105,8 +105,8 @@ class DeviceMemory(Protocol):
         """Give it up. Every borrower of an `ipc` allocation must have closed it or be dead."""
         ...
 
-    def open(self, export: Export) -> Opened:
-        """Map somebody's allocation; the export may be closed then."""
+    def open(self, export: Export, *, peer: bool = False) -> Opened:
+        """Map somebody's allocation; the export may be closed then. With `peer`, another device's if it is one."""
         ...
 
     def close(self, opened: Opened) -> None:
@@ -158,9 +158,9 @@ class VmmMemory:
         self.seal(allocation)
         self._cuda.vmm_release(allocation.handle)
 
-    def open(self, export: Export) -> Opened:
+    def open(self, export: Export, *, peer: bool = False) -> Opened:
         """See `DeviceMemory.open`."""
-        _check(export, self.name, self._device)
+        _check(export, self.name, self._device, peer=peer)
         handle = self._cuda.vmm_import(export.fd)
         try:
             return Opened(self._cuda.vmm_map(handle, export.size_bytes, writable=False), export.size_bytes)
@@ -205,9 +205,9 @@ class IpcMemory:
         """See `DeviceMemory.free`."""
         self._cuda.free(allocation.address)
 
-    def open(self, export: Export) -> Opened:
+    def open(self, export: Export, *, peer: bool = False) -> Opened:
         """See `DeviceMemory.open`."""
-        _check(export, self.name, self._device)
+        _check(export, self.name, self._device, peer=peer)
         if len(export.handle) != IPC_HANDLE_BYTES:
             raise CallerError(f"an IPC handle has {IPC_HANDLE_BYTES} bytes, not {len(export.handle)}")
         return Opened(self._cuda.ipc_open(export.handle), export.size_bytes)
@@ -228,10 +228,10 @@ def device_memory(name: str, cuda: Cuda, device: Device) -> DeviceMemory:
     return drivers[name](cuda, device)
 
 
-def _check(export: Export, driver: str, device: Device) -> None:
+def _check(export: Export, driver: str, device: Device, *, peer: bool) -> None:
     if export.driver != driver:
         raise CallerError(f"an export of {export.driver} was given to {driver}")
-    if export.device != device.uuid:
+    if export.device != device.uuid and not (peer and export.device in device.peers):
         raise NotSupportedError(f"the memory lies on {export.device}, this process uses {device.uuid}")
 
 

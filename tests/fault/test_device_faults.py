@@ -1,0 +1,435 @@
+"""Bad days of a device: keepers killed, devices full or lost, readers that are told, and what remains."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from dying_daemon import DEVICE_MOMENTS
+from looking import leases, states, wait_until
+from on_device import OTHER_UUID, TOTAL_BYTES, UUID, client, kill_keeper, read
+from trims_client import connect
+
+from trims.core.errors import CallerError, CapacityError, DeviceLostError, InUseError, TrimsError
+from trims.core.place import GPU
+from trims.daemon.check import check_store
+from trims.keeper.client import KeeperConnection
+from trims.memory.cuda.api import Device
+from trims.testing.fake_cuda import FakeCuda, lose_device, make_devices
+from trims.wire.frames import Decoder, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from trims.daemon.main import Daemon
+
+
+class Raw:
+    """A client of the attach door that shows every message, and takes the descriptors that come."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(30)
+        self.sock.connect(str(daemon.config.runtime_dir / "attach.sock"))
+        self._decoder = Decoder()
+        self._inbox: list[dict[str, Any]] = []
+        self.ask({"op": "hello", "protocol": 1, "agent": "test"})
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Say something and take the next message."""
+        self.sock.sendall(encode(message))
+        return self.next()
+
+    def next(self) -> dict[str, Any]:
+        """The next message; descriptors are closed."""
+        while not self._inbox:
+            data, fds, _, _ = socket.recv_fds(self.sock, 65536, 8)
+            for fd in fds:
+                os.close(fd)
+            assert data, "the session ended"
+            self._inbox += self._decoder.feed(data)
+        return self._inbox.pop(0)
+
+
+@pytest.fixture
+def raw() -> Iterator[Callable[[Daemon], Raw]]:
+    made: list[Raw] = []
+
+    def connected(daemon: Daemon) -> Raw:
+        made.append(Raw(daemon))
+        return made[-1]
+
+    yield connected
+    for client_ in made:
+        client_.sock.close()
+
+
+# -- a keeper that is killed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("driver", ["vmm", "ipc"])
+def test_who_reads_what_a_killed_keeper_kept_is_told_and_it_is_loaded_again(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], raw: Callable[[Daemon], Raw], driver: str
+) -> None:
+    daemon, path = serve_gpu(gpu_driver=driver), checkpoint("m")
+    reader, idler = raw(daemon), raw(daemon)
+    grant = reader.ask({"op": "open", "id": 1, "path": str(path), "place": "gpu"})
+    kill_keeper(daemon)
+    told = reader.next()
+    assert told == {"event": "lost", "lease": grant["lease"], "message": told["message"]}
+    assert "keeper of gpu:0 has ended" in told["message"]
+    wait_until(lambda: states(daemon).get("gpu:0") == "sealed" and not leases(daemon), "it is not back")
+    assert daemon.store.counters["refills"] == daemon.store.counters["leases_lost"] == 1
+    again = reader.ask({"op": "open", "id": 2, "path": str(path), "place": "gpu"})
+    assert again["warm"]
+    assert again["generation"] > grant["generation"]
+    assert idler.ask({"op": "close", "id": 1, "lease": 99}) == {"id": 1, "closed": 99}, "he heard of nothing"
+    assert not check_store(daemon.store, verify=True).findings
+
+
+def test_with_descriptors_a_reader_reads_on_after_his_keeper(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    daemon, path = serve_gpu(), checkpoint("m")
+    with connect(daemon.config.runtime_dir) as session:
+        before = session.open_file(path, place="gpu")
+        content = read(before.on_device("weight"))
+        kill_keeper(daemon)
+        wait_until(lambda: daemon.store.counters["leases_lost"] == 1, "its end was not noticed")
+        assert read(before.on_device("weight")) == content
+        with session.open_file(path, place="gpu", deadline_s=60) as after:
+            assert read(after.on_device("weight")) == content
+            assert after.on_device("weight").address != before.on_device("weight").address, "memory of its own"
+        before.close()
+    assert not check_store(daemon.store, verify=True).findings
+
+
+def test_what_nobody_read_is_loaded_when_it_is_asked_for(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    daemon, read_one, idle, pinned = serve_gpu(), checkpoint("r"), checkpoint("i"), checkpoint("p")
+    with connect(daemon.config.runtime_dir) as session:
+        for path in (idle, pinned):
+            session.open_file(path, place="gpu").close()
+        with session.open_file(read_one, place="gpu"):
+            daemon.store.pin(f"file:{pinned}", GPU, pinned=True)
+            kill_keeper(daemon)
+            wait_until(lambda: daemon.store.counters["fills.gpu:0"] == 5, "the read one and the pinned one come back")
+            wait_until(lambda: daemon.store.counters["refills"] == 2, "not counted")
+        with session.open_file(idle, place="gpu") as weights:
+            assert not weights.warm
+    daemon.store.pin(f"file:{pinned}", GPU, pinned=False)
+
+
+def test_a_keeper_that_is_killed_during_a_copy_fails_that_open_only(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, path = serve_gpu(), checkpoint("m", nbytes=64 << 20)
+    (tier,) = daemon.gpus
+    held_up, copy_in = threading.Event(), tier.copy_in
+
+    def killed_in_the_middle(*args: Any) -> None:
+        if not held_up.is_set():
+            held_up.set()
+            kill_keeper(daemon)
+        copy_in(*args)
+
+    monkeypatch.setattr(tier, "copy_in", killed_in_the_middle)
+    with connect(daemon.config.runtime_dir) as session:
+        with pytest.raises(DeviceLostError, match="keeper"):
+            session.open_file(path, place="gpu")
+        wait_until(lambda: _opens(session, path), "no open works any more")
+    assert not check_store(daemon.store, verify=True).findings
+
+
+def _opens(session: Any, path: Path) -> bool:
+    try:
+        session.open_file(path, place="gpu").close()
+    except DeviceLostError:
+        return False
+    return True
+
+
+def test_who_does_not_read_his_answers_is_not_sent_what_is_gone(
+    serve_gpu: Callable[..., Daemon],
+    checkpoint: Callable[..., Path],
+    raw: Callable[[Daemon], Raw],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A grant that waits in the door holds a descriptor by number, which may be another file's by then."""
+    caplog.set_level(logging.DEBUG, "trims.daemon.attach_door")
+    daemon, path = serve_gpu(), checkpoint("m")
+    deaf = raw(daemon)
+    (his,) = daemon.attach.sessions()
+    number = 0
+    while not his.writing:  # until the socket is full
+        number += 1
+        deaf.sock.sendall(encode({"op": "open", "id": number, "path": str(path), "place": "gpu"}))
+        wait_until(lambda: leases(daemon) == number, "it was not granted")  # noqa: B023 - called at once
+    assert his.unsent[0][1] >= 0
+    kill_keeper(daemon)
+    wait_until(lambda: his.over, "it is still connected")
+    assert "it did not read its answers" in caplog.text
+    with connect(daemon.config.runtime_dir) as session:
+        wait_until(lambda: _opens(session, path), "no open works any more")
+
+
+# -- a device that is full or lost -------------------------------------------------------------------------------------
+
+
+def test_a_device_that_others_have_filled_is_a_capacity_error_and_costs_nothing(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], cuda: str
+) -> None:
+    """The books have room, the device has not: somebody else uses it."""
+    daemon, path = serve_gpu(), checkpoint("m", nbytes=100 << 20)
+    stranger = FakeCuda(cuda.partition(":")[2])
+    stranger.use(UUID)
+    taken = stranger.allocate(stranger.memory()[0] - (40 << 20))
+    with connect(daemon.config.runtime_dir) as session:
+        with pytest.raises(CapacityError, match="no memory left"):
+            session.open_file(path, place="gpu")
+        assert states(daemon) == {"cpu": "sealed"}
+        stranger.free(taken)
+        with session.open_file(path, place="gpu") as weights:
+            assert weights.place == "gpu:0"
+    stranger.leave()
+    assert not check_store(daemon.store, verify=True).findings
+
+
+def test_a_lost_device_is_an_error_that_names_it(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    daemon = serve_gpu()
+    lose_device(folder / "cuda", UUID)
+    with connect(daemon.config.runtime_dir) as session:
+        with pytest.raises(DeviceLostError, match=UUID):
+            session.open_file(checkpoint("m"), place="gpu")
+        with session.open_file(checkpoint("m")) as weights:
+            assert weights.place == "cpu"
+    (folder / "cuda" / f"lost.{UUID}").unlink()
+
+
+def test_a_device_that_is_lost_takes_its_replicas_with_it_and_may_come_back(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], raw: Callable[[Daemon], Raw], folder: Path
+) -> None:
+    daemon, path = serve_gpu(), checkpoint("m")
+    reader = raw(daemon)
+    grant = reader.ask({"op": "open", "id": 1, "path": str(path), "place": "gpu"})
+    lose_device(folder / "cuda", UUID)
+    with connect(daemon.config.runtime_dir) as session:
+        with pytest.raises(DeviceLostError, match=UUID):
+            session.open_file(checkpoint("other"), place="gpu")
+        told = reader.next()
+        assert (told["event"], told["lease"]) == ("lost", grant["lease"])
+        wait_until(lambda: not leases(daemon), "a lease for nothing")
+        (folder / "cuda" / f"lost.{UUID}").unlink()
+        wait_until(lambda: _opens(session, path), "it does not come back")
+    assert not check_store(daemon.store, verify=True).findings
+
+
+def test_a_check_of_a_lost_device_says_so(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    daemon, path = serve_gpu(), checkpoint("m")
+    with connect(daemon.config.runtime_dir) as session:
+        session.open_file(path, place="gpu").close()
+    lose_device(folder / "cuda", UUID)
+    (finding,) = check_store(daemon.store, verify=True).findings
+    assert f"at gpu:0: it cannot be examined: {UUID} is lost" in finding
+    (folder / "cuda" / f"lost.{UUID}").unlink()
+
+
+def test_a_borrower_that_writes_where_nothing_stops_him_is_found_out_by_a_check(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    daemon, path = serve_gpu(gpu_driver="ipc"), checkpoint("m")
+    with connect(daemon.config.runtime_dir) as session, session.open_file(path, place="gpu") as weights:
+        tensor = weights.on_device("weight")
+        ctypes.memset(tensor.address, 0xFF, 8)
+        (finding,) = check_store(daemon.store, verify=True).findings
+        assert "at gpu:0: its bytes hash to" in finding
+        assert states(daemon)["gpu:0"] == "draining", "nobody else gets it"
+
+
+def test_a_borrower_that_writes_where_he_must_not_dies_and_changes_nothing(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    daemon, path = serve_gpu(), checkpoint("m")
+    script = f"""
+import ctypes
+from trims_client import connect
+session = connect({str(daemon.config.runtime_dir)!r})
+weights = session.open_file({str(path)!r}, place="gpu")
+ctypes.memset(weights.on_device("weight").address, 0xFF, 8)
+"""
+    with connect(daemon.config.runtime_dir) as session, session.open_file(path, place="gpu") as weights:
+        content = read(weights.on_device("weight"))
+        offender = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+        assert offender.returncode == -signal.SIGSEGV
+        assert read(weights.on_device("weight")) == content
+        wait_until(lambda: leases(daemon) == 1, "the dead one holds a lease")
+    assert not check_store(daemon.store, verify=True).findings
+
+
+def test_losing_one_device_leaves_the_other_alone(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    make_devices(folder / "cuda", [Device(UUID, "Fake", TOTAL_BYTES), Device(OTHER_UUID, "Fake", TOTAL_BYTES)])
+    daemon, path = serve_gpu(), checkpoint("m")
+    with connect(daemon.config.runtime_dir) as session, session.open_file(path, place="gpu:1") as weights:
+        session.open_file(path, place="gpu:0").close()
+        kill_keeper(daemon, UUID)
+        wait_until(lambda: states(daemon).get("gpu:0") is None, "its end was not noticed")
+        assert leases(daemon) == 1
+        assert read(weights.on_device("weight"))
+
+
+# -- a daemon that is killed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", list(DEVICE_MOMENTS))
+def test_whatever_the_moment_the_next_daemon_has_true_bytes_on_the_device_and_nothing_more(
+    moment: str,
+    folder: Path,
+    cuda: str,
+    serve_gpu: Callable[..., Daemon],
+    start_process: Callable[..., subprocess.Popen[bytes]],
+    checkpoint: Callable[..., Path],
+) -> None:
+    path = checkpoint("m", nbytes=200_000)
+    process = start_process(moment, "gpus=auto", f"cuda={cuda}", "gpu_share=1.0", "gpu_reserve_bytes=0")
+    with contextlib.suppress(TrimsError), connect(folder / "run") as session:
+        session.open_file(path, place="gpu").close()
+        _order(folder, f"file:{path}", evict="cpu")
+        session.open_file(path).close()  # down again
+        _order(folder, f"file:{path}", evict="gpu")
+    assert process.wait(30) == -signal.SIGKILL, "the moment never came"
+    daemon = serve_gpu()
+    with KeeperConnection(daemon.config.runtime_dir / f"{UUID}.sock") as keeper:
+        kept = {image.key for image in keeper.hello().images}
+    adopted = {replica.key for replica in daemon.store.residency.replicas.values() if replica.place == GPU}
+    assert kept == adopted, "memory nobody knows of"
+    with connect(folder / "run") as session, session.open_file(path, place="gpu") as weights:
+        expected = np.random.default_rng(ord("m")).random(25_000)
+        assert read(weights.on_device("weight")) == expected.tobytes()
+    assert not check_store(daemon.store, verify=True).findings
+
+
+def _order(folder: Path, name: str, evict: str) -> None:
+    import grpc
+
+    from trims.wire import trims_pb2 as pb
+    from trims.wire import trims_pb2_grpc
+
+    with contextlib.suppress(grpc.RpcError), grpc.insecure_channel(f"unix:{folder}/run/control.sock") as channel:
+        trims_pb2_grpc.ControlStub(channel).Evict(pb.EvictRequest(name=name, place=evict), timeout=20)
+
+
+def test_readers_of_a_device_do_not_notice_that_the_daemon_was_killed(
+    folder: Path,
+    cuda: str,
+    serve_gpu: Callable[..., Daemon],
+    start_process: Callable[..., subprocess.Popen[bytes]],
+    checkpoint: Callable[..., Path],
+) -> None:
+    process = start_process("", "gpus=auto", f"cuda={cuda}", "gpu_share=1.0", "gpu_reserve_bytes=0")
+    with connect(folder / "run") as session, session.open_file(checkpoint("m"), place="gpu") as weights:
+        content = read(weights.on_device("weight"))
+        process.kill()
+        process.wait()
+        assert read(weights.on_device("weight")) == content
+        daemon = serve_gpu()
+        wait_until(lambda: leases(daemon) == 1, "the lease was not taken up again")
+        assert states(daemon)["gpu:0"] == "sealed"
+        with pytest.raises(InUseError):
+            daemon.store.evict(f"file:{folder / 'm.safetensors'}", GPU)
+        with session.open_file(checkpoint("m"), place="gpu") as again:
+            assert again.warm
+            assert again.on_device("weight").address == weights.on_device("weight").address, "the same memory"
+
+
+# -- a predictor that is killed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("driver", ["vmm", "ipc"])
+def test_a_reader_that_is_killed_leaves_its_replica_to_the_others(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], driver: str
+) -> None:
+    daemon, path = serve_gpu(gpu_driver=driver), checkpoint("m")
+    with client(daemon, path, "hold") as other, client(daemon, path, "hold") as killed:
+        assert leases(daemon) == 2
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        wait_until(lambda: leases(daemon) == 1, "a dead process holds a lease")
+        assert other.poll() is None
+        with connect(daemon.config.runtime_dir) as session, session.open_file(path, place="gpu") as weights:
+            assert weights.warm
+            assert read(weights.on_device("weight"))
+
+
+# -- the work of those who read ----------------------------------------------------------------------------------------
+
+
+def test_what_a_reader_needs_beside_is_kept_free_and_remembered(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], raw: Callable[[Daemon], Raw]
+) -> None:
+    daemon, path = serve_gpu(), checkpoint("m")
+    reader = raw(daemon)
+    lease = reader.ask({"op": "open", "id": 1, "path": str(path), "place": "gpu"})["lease"]
+    before = daemon.store.residency.room.free_bytes(GPU)
+    said = reader.ask({"op": "working", "id": 2, "lease": lease, "nbytes": 60 << 20})
+    assert said == {"id": 2, "working_bytes": 60 << 20}
+    assert reader.ask({"op": "working", "id": 3, "lease": lease, "nbytes": 50 << 20})["working_bytes"] == 60 << 20
+    assert before - daemon.store.residency.room.free_bytes(GPU) == (60 - 48) << 20, "48 MiB are reserved anyway"
+    daemon.ask_to_end()
+    daemon.stop()
+    second = serve_gpu()
+    with connect(second.config.runtime_dir) as session, session.open_file(path, place="gpu"):
+        assert second.store.residency.room.working[GPU] == 60 << 20
+
+
+@pytest.mark.parametrize(
+    ("lease", "nbytes", "message"),
+    [(99, 1, "has no lease 99"), (None, 1 << 40, "do not fit beside anything"), ("cpu", 1, "on a device")],
+)
+def test_a_report_that_cannot_be_true_changes_nothing(
+    serve_gpu: Callable[..., Daemon],
+    checkpoint: Callable[..., Path],
+    raw: Callable[[Daemon], Raw],
+    lease: int | str | None,
+    nbytes: int,
+    message: str,
+) -> None:
+    daemon, path = serve_gpu(), checkpoint("m")
+    reader = raw(daemon)
+    place = "cpu" if lease == "cpu" else "gpu"
+    granted = reader.ask({"op": "open", "id": 1, "path": str(path), "place": place})["lease"]
+    number = lease if isinstance(lease, int) else granted
+    error = reader.ask({"op": "working", "id": 2, "lease": number, "nbytes": nbytes})["error"]
+    assert error["code"] == CallerError.code
+    assert message in json.dumps(error)
+    assert not daemon.store.residency.room.working[GPU]
+
+
+def test_what_the_manifest_states_counts_whatever_readers_measure(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], raw: Callable[[Daemon], Raw]
+) -> None:
+    daemon = serve_gpu()
+    manifest = {"name": "m", "artifact": {"path": str(checkpoint("m"))}, "residency": {"working_bytes": "52MiB"}}
+    daemon.registry.put(manifest, "")
+    reader = raw(daemon)
+    lease = reader.ask({"op": "open", "id": 1, "model": "m", "place": "gpu"})["lease"]
+    assert daemon.store.residency.room.working[GPU] == 52 << 20
+    assert reader.ask({"op": "working", "id": 2, "lease": lease, "nbytes": 1})["working_bytes"] == 52 << 20

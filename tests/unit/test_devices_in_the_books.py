@@ -1,0 +1,244 @@
+"""Devices in the books: several of them, the work of those who read there, and what happens when one is lost."""
+
+from __future__ import annotations
+
+import pytest
+from test_residency import Bench, error_of, kinds
+
+from trims.core.errors import CapacityError, DeviceLostError, TooLargeError
+from trims.core.events import (
+    Closed,
+    Event,
+    EvictRequested,
+    Fill,
+    FillFailed,
+    Free,
+    Grant,
+    Instruction,
+    Lost,
+    PinChanged,
+    PlaceLost,
+    Requested,
+    SessionEnded,
+    WorkingKnown,
+)
+from trims.core.lease import Waiter
+from trims.core.place import CPU, DISK, GPU, Place, Tier
+from trims.core.policy import LeastRecentlyUsed
+from trims.core.replica import State
+from trims.core.residency import Residency
+
+OTHER = Place(Tier.GPU, 1)
+
+
+class Devices(Bench):
+    """Two devices with a reserve of 10 bytes each."""
+
+    def __init__(self, *, peers: bool = False, cpu_bytes: int = 1000) -> None:
+        super().__init__()
+        places = {CPU: cpu_bytes, DISK: 1000, GPU: 100, OTHER: 100}
+        pairs = [(GPU, OTHER), (OTHER, GPU)] if peers else []
+        policies = {place: LeastRecentlyUsed() for place in places}
+        self.residency = Residency(places, policies, reserves={GPU: 10, OTHER: 10}, peers=pairs)
+
+    def want(self, key: str, working_bytes: int, *, session: int = 1, place: Place = GPU) -> list[Instruction]:
+        """Open a model whose readers need that much beside it."""
+        self.ticket += 1
+        waiter = Waiter(self.ticket, session, wants_lease=True, deadline_at_s=None)
+        return self.feed(Requested, key=key, place=place, waiter=waiter, working_bytes=working_bytes)
+
+
+def only(kind: type[Event | Instruction], out: list[Instruction]) -> list[Instruction]:
+    return [each for each in out if isinstance(each, kind)]
+
+
+# -- several devices ---------------------------------------------------------------------------------------------------
+
+
+def test_a_device_copies_from_its_peer() -> None:
+    bench = Devices(peers=True)
+    bench.resident("a", 40, OTHER)
+    bench.resident("a", 40)
+    (fill,) = bench.ask("a", place=GPU)
+    assert isinstance(fill, Fill)
+    assert fill.source == OTHER
+
+
+def test_devices_that_are_no_peers_copy_through_the_host() -> None:
+    bench = Devices()
+    bench.resident("a", 40, OTHER)
+    (down,) = bench.ask("a", place=GPU)
+    assert isinstance(down, Fill)
+    assert (down.place, down.source) == (CPU, OTHER)
+    (up,) = bench.filled("a")
+    assert isinstance(up, Fill)
+    assert (up.place, up.source) == (GPU, CPU)
+    assert kinds(bench.filled("a", GPU)) == [Grant]
+
+
+def test_one_of_two_peers_may_be_one_sided() -> None:
+    residency = Residency(
+        {GPU: 100, OTHER: 100, CPU: 100},
+        {place: LeastRecentlyUsed() for place in (GPU, OTHER, CPU)},
+        peers=[(GPU, OTHER)],
+    )
+    bench = Bench()
+    bench.residency = residency
+    bench.resident("a", 40, GPU)
+    bench.resident("b", 40, OTHER)
+    (through,) = only(Fill, bench.ask("a", place=OTHER))
+    (direct,) = only(Fill, bench.ask("b", place=GPU))
+    assert isinstance(through, Fill)
+    assert isinstance(direct, Fill)
+    assert (through.place, direct.place, direct.source) == (CPU, GPU, OTHER)
+
+
+def test_an_image_for_the_disk_is_taken_from_memory_rather_than_from_a_device() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU)
+    bench.resident("a", 40)
+    (fill,) = bench.ask("a", place=DISK)
+    assert isinstance(fill, Fill)
+    assert fill.source == CPU
+
+
+# -- the work of those who read ----------------------------------------------------------------------------------------
+
+
+def test_room_is_left_for_the_work_of_everybody_who_reads() -> None:
+    bench = Devices()
+    for key in ("a", "b"):
+        bench.resident(key, 40, DISK)
+    bench.want("a", 30)
+    bench.filled("a", GPU)
+    assert bench.residency.room.free_bytes(GPU) == 100 - 40 - (30 - 10), "10 of 30 lie in the reserve"
+    error = error_of(bench.want("b", 30, session=2))
+    assert isinstance(error, CapacityError)
+    assert "20 kept for the work of those who read" in str(error)
+
+
+def test_the_reserve_is_used_before_the_room_for_images() -> None:
+    bench = Devices()
+    bench.resident("a", 95, DISK)
+    bench.want("a", 10)
+    assert kinds(bench.filled("a", GPU)) == [Grant]
+    assert bench.residency.room.free_bytes(GPU) == 5
+
+
+def test_a_session_needs_its_working_memory_once_however_often_it_opens() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU)
+    grants = [bench.want("a", 20, session=session)[0] for session in (1, 1, 2)]
+    assert bench.residency.room.working[GPU] == 40
+    for grant, left in zip(grants, (40, 20, 0), strict=True):
+        assert isinstance(grant, Grant)
+        bench.feed(Closed, lease=grant.lease.number, session=grant.lease.session)
+        assert bench.residency.room.working[GPU] == left
+
+
+def test_who_ends_gives_the_room_for_his_work_back_to_who_waits() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU)
+    bench.resident("b", 60, DISK)
+    bench.want("a", 30)
+    assert bench.ask("b", session=2, place=GPU, deadline_in_s=60) == []
+    (fill,) = bench.feed(SessionEnded, session=1)
+    assert isinstance(fill, Fill)
+    assert fill.key == "b"
+
+
+def test_an_idle_image_makes_way_for_the_work_of_one_who_reads_another() -> None:
+    bench = Devices()
+    bench.resident("idle", 40, GPU)
+    bench.resident("idle", 40)
+    bench.resident("a", 50, GPU)
+    grant, free = bench.want("a", 30)
+    assert isinstance(grant, Grant)
+    assert isinstance(free, Free)
+    assert (free.key, free.evicted) == ("idle", True)
+
+
+def test_what_is_found_out_while_somebody_reads_counts_from_then_on() -> None:
+    bench = Devices()
+    bench.resident("idle", 40, GPU)
+    bench.resident("idle", 40)
+    bench.resident("a", 50, GPU)
+    assert kinds(bench.want("a", 0)) == [Grant]
+    (free,) = bench.feed(WorkingKnown, key="a", nbytes=25)
+    assert isinstance(free, Free)
+    assert bench.residency.room.working == {CPU: 0, DISK: 0, GPU: 25, OTHER: 0}
+
+
+def test_an_image_that_leaves_no_room_for_one_reader_is_too_large() -> None:
+    bench = Devices()
+    bench.resident("a", 80, DISK)
+    error = error_of(bench.want("a", 31))
+    assert isinstance(error, TooLargeError)
+    assert "21 B more than the reserve for whoever reads it" in str(error)
+    assert kinds(bench.want("a", 30)) == [Fill]
+
+
+def test_work_is_a_matter_of_devices_only() -> None:
+    bench = Devices()
+    bench.resident("a", 40)
+    assert kinds(bench.want("a", 10_000, place=CPU)) == [Grant]
+
+
+# -- a device that is lost ---------------------------------------------------------------------------------------------
+
+
+def test_who_reads_on_a_lost_device_is_told_and_holds_nothing_up() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU)
+    bench.resident("a", 40)
+    (grant,) = bench.ask("a", place=GPU)
+    assert isinstance(grant, Grant)
+    lost, free = bench.feed(PlaceLost, place=GPU, reason="its keeper has ended")
+    assert isinstance(lost, Lost)
+    assert (lost.lease, lost.reason) == (grant.lease, "its keeper has ended")
+    assert isinstance(free, Free)
+    assert bench.state("a", CPU) is State.SEALED
+    assert bench.ask("a", session=2, place=GPU) == [], "parked until the memory is given back"
+    (fill,) = bench.freed("a", GPU)
+    assert isinstance(fill, Fill)
+    assert (fill.place, fill.source) == (GPU, CPU)
+    assert bench.feed(Closed, lease=grant.lease.number, session=1) == [], "closing it late changes nothing"
+
+
+def test_what_was_draining_on_a_lost_device_goes_too() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU)
+    bench.ask("a", place=GPU)
+    bench.feed(EvictRequested, key="a", place=GPU, drain=True)
+    assert bench.state("a", GPU) is State.DRAINING
+    assert kinds(bench.feed(PlaceLost, place=GPU, reason="gone")) == [Lost, Free]
+
+
+def test_a_copy_from_a_lost_device_ends_by_its_own_report() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU)
+    bench.ask("a")
+    assert bench.feed(PlaceLost, place=GPU, reason="gone") == []
+    assert bench.state("a", GPU) is State.DRAINING
+    error = DeviceLostError("gone")
+    out = bench.feed(FillFailed, key="a", place=CPU, generation=bench.generation("a"), error=error)
+    assert error_of(out) is error
+    assert len(only(Free, out)) == 1
+
+
+def test_a_pin_survives_the_device() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU)
+    bench.feed(PinChanged, key="a", place=GPU, pinned=True)
+    assert kinds(bench.feed(PlaceLost, place=GPU, reason="gone")) == [Free]
+    bench.freed("a", GPU)
+    assert ("a", GPU) in bench.residency.room.pins
+
+
+@pytest.mark.parametrize("elsewhere", [CPU, DISK, OTHER])
+def test_other_places_do_not_notice(elsewhere: Place) -> None:
+    bench = Devices()
+    bench.resident("a", 40, elsewhere)
+    bench.ask("a", place=elsewhere)
+    assert bench.feed(PlaceLost, place=GPU, reason="gone") == []
+    assert bench.state("a", elsewhere) is State.SEALED

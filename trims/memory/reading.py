@@ -1,0 +1,125 @@
+"""Reading a file in chunks: through the page cache, or around it where that is measured to be faster.
+
+Pages that are cached already are never read around the cache; otherwise the first chunks are read both ways and the
+faster way reads the rest.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from dataclasses import dataclass, field
+
+from trims.core.errors import ImageError
+
+_PROBE_CHUNKS = 4
+_BLOCK_BYTES = 4096
+
+
+@dataclass(slots=True)
+class Source:
+    """A file to read, with a second descriptor that goes around the page cache where that is possible and wise."""
+
+    fd: int
+    direct_fd: int = -1
+    refused: bool = False
+    spent_s: dict[bool, float] = field(default_factory=lambda: {False: 0.0, True: 0.0})
+    read_chunks: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+
+    @classmethod
+    def open(cls, fd: int, nbytes: int, chunk_bytes: int) -> Source:
+        """For the first `nbytes` bytes of a file, to be read in chunks of that size. `close` it."""
+        return cls(fd, _open_direct(fd, nbytes, chunk_bytes))
+
+    def use_direct(self, chunk: int) -> bool:
+        """Which way to read this chunk: alternate while probing, then whichever took less."""
+        if self.direct_fd < 0 or self.refused:
+            return False
+        if min(self.read_chunks.values()) < _PROBE_CHUNKS // 2:
+            return bool(chunk % 2)
+        return self.spent_s[True] / self.read_chunks[True] < self.spent_s[False] / self.read_chunks[False]
+
+    def record(self, direct: bool, seconds: float) -> None:
+        """A chunk took so long."""
+        self.spent_s[direct] += seconds
+        self.read_chunks[direct] += 1
+
+    def read(self, room: memoryview, offset: int, *, direct: bool = False) -> None:
+        """Fill `room` with what lies at the offset; for `direct`, everything is a multiple of the block.
+
+        Raises ImageError if the file ends before, or its disk cannot read it.
+        """
+        if direct and self._around(room, offset):
+            return
+        read_all(self.fd, room, offset)
+
+    def _around(self, room: memoryview, offset: int) -> bool:
+        """False if the kernel does not read so into this memory, which may be pinned; it is not asked again."""
+        try:
+            done = os.preadv(self.direct_fd, [room], offset)
+        except OSError as error:
+            if error.errno not in (errno.EFAULT, errno.EINVAL):
+                raise ImageError(f"the source cannot be read at {offset} bytes: {error}") from error
+            self.refused = True
+            return False
+        if done < len(room):
+            with room[done:] as rest:
+                read_all(self.fd, rest, offset + done)
+        return True
+
+    def close(self) -> None:
+        """Close the second descriptor; the first is the caller's."""
+        if self.direct_fd >= 0:
+            os.close(self.direct_fd)
+            self.direct_fd = -1
+
+
+def read_all(fd: int, room: memoryview, offset: int) -> None:
+    """Fill `room`. Raises ImageError if the file ends before, or its disk cannot read it."""
+    done = 0
+    while done < len(room):
+        with room[done:] as part:
+            got = read_some(fd, part, offset + done)
+        if got == 0:
+            end = offset + len(room)
+            raise ImageError(f"the source ends at {offset + done} bytes, {end} were expected: truncated?")
+        done += got
+
+
+def read_some(fd: int, part: memoryview, position: int) -> int:
+    """What comes at once. Raises ImageError, which tells a failing source from a failing target."""
+    try:
+        return os.preadv(fd, [part], position)
+    except OSError as error:
+        raise ImageError(f"the source cannot be read at {position} bytes: {error}") from error
+
+
+def _open_direct(fd: int, nbytes: int, chunk_bytes: int) -> int:
+    """A second descriptor with O_DIRECT, or -1 where it would not help: cached already, small, or not supported."""
+    if nbytes < _PROBE_CHUNKS * chunk_bytes or _is_cached(fd, nbytes):
+        return -1
+    try:
+        direct_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:  # tmpfs before 6.6, network file systems: buffered reading is the only way
+        return -1
+    try:
+        with mmap.mmap(-1, _BLOCK_BYTES) as room:  # page-aligned, which O_DIRECT asks for
+            os.preadv(direct_fd, [room], 0)
+    except OSError:
+        os.close(direct_fd)
+        return -1
+    return direct_fd
+
+
+def _is_cached(fd: int, nbytes: int) -> bool:
+    """True if pages spread over the file are all in the page cache; a file system that cannot tell counts as cached."""
+    buffer = bytearray(1)
+    for part in range(8):
+        try:
+            os.preadv(fd, [buffer], part * (nbytes - 1) // 7, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+    return True

@@ -1,0 +1,108 @@
+"""What a store does about devices: what opens their memory, who may still read it, and what their loss means.
+
+Not covered: copies to and from them (`runner`), keepers (`trims.keeper`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from trims.core.errors import CallerError
+from trims.core.events import PlaceLost, WorkingKnown
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Iterable
+
+    from trims.core.lease import Lease
+    from trims.core.place import Place
+    from trims.core.residency import Residency
+    from trims.memory.cuda.drivers import Export
+    from trims.store.shell import Shell
+    from trims.store.working import WorkingMemory
+    from trims.tiers.base import DeviceTier
+
+
+class Devices:
+    """The device tiers of a store, as its sessions meet them.
+
+    Args:
+        tiers: One for each device.
+        shell: Knows leases and memory.
+        residency: The books; read under the shell's lock.
+        working: What models need beside their bytes.
+        counters: What is counted for operators.
+        have: Has an image brought to a place for the store's own sake: key, place, keep-alive, and what to log if
+            that cannot be.
+    """
+
+    def __init__(
+        self,
+        tiers: Iterable[DeviceTier],
+        shell: Shell,
+        residency: Residency,
+        working: WorkingMemory,
+        *,
+        counters: Counter[str],
+        have: Callable[[str, Place, float | None, str], None],
+    ) -> None:
+        self._tiers = {tier.place: tier for tier in tiers}
+        self._shell = shell
+        self._residency = residency
+        self._working = working
+        self._counters = counters
+        self._have = have
+
+    def must_outlive(self, place: Place) -> bool:
+        """True if a session that was granted something there counts until its process is gone."""
+        return place in self._tiers and self._tiers[place].ends_with_session
+
+    def keeps(self, session: int, lease: int) -> bool:
+        """True if a lease stays when the client gives it back: nothing but the session's end shows that he is gone."""
+        place = self._shell.place_of(session, lease) if self._tiers else None
+        return place is not None and self.must_outlive(place)
+
+    def has(self, session: int, lease: int) -> bool:
+        """True if the session has this lease."""
+        return self._shell.place_of(session, lease) is not None
+
+    def export_of(self, session: int, lease: int) -> Export:
+        """What opens the device's memory that a lease is for; valid while the lease is. Raises CallerError."""
+        extent = self._shell.extent_of(session, lease)
+        if extent is None:
+            raise CallerError(f"session {session} has no lease {lease}")
+        if extent.export is None:
+            raise CallerError(f"lease {lease} is for memory at {extent.place}: its descriptor came with the grant")
+        return extent.export
+
+    def report_working(self, session: int, lease: int, nbytes: int) -> int:
+        """A reader has needed so much of the device beside the weights; returns what is counted from now on.
+
+        Raises CallerError if the session has no such lease on a device, or the device is smaller than that.
+        """
+        extent = self._shell.extent_of(session, lease)
+        if extent is None or extent.export is None:
+            raise CallerError(f"session {session} has no lease {lease} on a device")
+        tier = self._tiers[extent.place]
+        if nbytes > tier.capacity_bytes + tier.reserve_bytes:
+            raise CallerError(f"{nbytes} bytes of work do not fit beside anything at {tier.place}; nothing is changed")
+        counted = self._working.measured(extent.key, nbytes, self._shell.image(extent.key))
+        self._shell.feed(WorkingKnown(at_s=time.monotonic(), key=extent.key, nbytes=counted))
+        return counted
+
+    def tell_losses_to(self, tell: Callable[[Lease, str], None]) -> None:
+        """Have `tell` called with each lease that ends because its memory is gone, and why."""
+        self._shell.lost = tell
+
+    def lost(self, place: Place) -> None:
+        """Whatever kept a device's memory has ended: who read there is told, and what was read is loaded again."""
+        with self._shell.lock:
+            here = [replica for replica in self._residency.replicas.values() if replica.place == place]
+            pins = self._residency.room.pins
+            wanted = [(each.key, each.keep_alive_s) for each in here if each.leases or (each.key, place) in pins]
+        reason = f"the keeper of {place} has ended, and with it the memory it kept"
+        self._shell.feed(PlaceLost(at_s=time.monotonic(), place=place, reason=reason))
+        for key, keep_alive_s in wanted:
+            self._counters["refills"] += 1
+            self._have(key, place, keep_alive_s, f"{key[:16]} is not back at {place}")
