@@ -45,7 +45,10 @@ def check(folder: Path, *words: str, **device: bool) -> tuple[int, str, dict[str
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, dict[str, Any]]:
     """One run of everything but the tests."""
-    return check(tmp_path_factory.mktemp("gpu"), "--no-tests")
+    out = tmp_path_factory.mktemp("gpu") / "gpu.json"
+    words = [sys.executable, "-m", "trims_bench.gpu_check", "--out", str(out), "--fake", "--no-tests"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, json.loads(out.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +166,7 @@ def test_the_end_of_the_run_says_what_was_missed(whole: tuple[int, str, dict[str
     missed = [line for figure in FIGURES for line in lines(record, figure).values() if line["met"] is False]
     assert status == (3 if missed else 0)
     assert out.count("MISSED") == len(missed)
-    assert f"13 of 15 parts have results, {len(missed)} bars missed" in out
+    assert f"12 of 15 parts have results, {len(missed)} bars missed" in out
 
 
 def test_a_device_without_descriptors_is_examined_by_what_it_has(folder: Path) -> None:
