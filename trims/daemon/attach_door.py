@@ -85,7 +85,7 @@ class AttachDoor:
         self._wake_fd = -1
         self._waking = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="trims-attach-door", daemon=True)
-        store.devices.tell_losses_to(self._lost)
+        store.device_leases.tell_losses_to(self._lost)
 
     def start(self) -> None:
         """Bind and begin to serve."""
@@ -135,8 +135,7 @@ class AttachDoor:
                     os.eventfd_read(fd)
                 elif fd in self._gone:
                     self._process_ended(fd)
-            while self._works:
-                self._works.popleft()()
+            self._do_works()
             self._send_answers()
             self._end_slow()
         for session in list(self._sessions.values()):
@@ -146,6 +145,13 @@ class AttachDoor:
         self._epoll.close()
         self._listener.close()
         self._path.unlink(missing_ok=True)
+
+    def _do_works(self) -> None:
+        while self._works:
+            try:
+                self._works.popleft()()
+            except Exception:
+                log.exception("what was to be done in the door's thread failed")  # the door stays open
 
     def _next_events(self) -> list[tuple[int, int]]:
         until_s = time.perf_counter() + _LINGER_S
@@ -249,7 +255,7 @@ class AttachDoor:
 
     def _export(self, session: Session, request: Attach) -> None:
         try:
-            export = self._store.devices.export_of(session.number, request.lease)
+            export = self._store.device_leases.export_of(session.number, request.lease)
         except TrimsError as error:
             self._send(session, error_message(error, request.id))
             return
@@ -261,7 +267,7 @@ class AttachDoor:
                 raise PermissionDeniedError(
                     f"user {session.peer.uid} may not tell this daemon what models need; it runs as user {os.geteuid()}"
                 )
-            counted = self._store.devices.report_working(session.number, request.lease, request.nbytes)
+            counted = self._store.device_leases.report_working(session.number, request.lease, request.nbytes)
         except TrimsError as error:
             self._send(session, error_message(error, request.id))
         else:
@@ -309,11 +315,11 @@ class AttachDoor:
             if isinstance(outcome, TrimsError):
                 self._send(session, error_message(outcome, request_id))
             elif isinstance(outcome, Granted):
-                if outcome.export is not None and not self._store.devices.has(session.number, outcome.lease):
+                if outcome.export is not None and not self._store.device_leases.has(session.number, outcome.lease):
                     lost = DeviceLostError(f"the memory at {outcome.place} was lost at this moment; open again")
                     self._send(session, error_message(lost, request_id))
                     continue
-                if self._store.devices.must_outlive(outcome.place):
+                if self._store.device_leases.must_outlive(outcome.place):
                     self._watch_process(session)
                 self._send(session, grant_message(request_id, outcome), outcome.fd)
 

@@ -222,10 +222,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Stats(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.StatsReply:
         """Counters, tiers and devices."""
         uptime_s = time.monotonic() - self._started_at_s
-        reply = views.stats(self._store, len(self._attach.sessions()), uptime_s)
-        reply.devices.extend(self._devices.look(self._store))
-        reply.gpu_off = self._devices.off
-        return reply
+        return views.stats(self._store, len(self._attach.sessions()), uptime_s, self._devices)
 
     @_guarded
     def Watch(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.Change]:

@@ -100,7 +100,7 @@ class Daemon:
             undo.pop_all()
         self.store.start()
         for gpu in self.gpus:
-            gpu.watch(lambda place: self.attach.run(lambda: self.store.devices.lost(place)))
+            gpu.watch(lambda place: self.attach.run(lambda: self.store.device_leases.lost(place)))
         self.attach.start()
         self.control.start()
         log.info("serving at %s with %d bytes of cpu capacity", config.runtime_dir, config.cpu_capacity_bytes)

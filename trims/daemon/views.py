@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.replica import Replica
     from trims.daemon.clients import Session
+    from trims.daemon.devices import Devices
     from trims.store.store import Store
     from trims.tiers.base import Extent
 
@@ -98,8 +99,9 @@ def all_replicas(store: Store, sessions: Sequence[Session]) -> list[pb.Replica]:
     return [replica(store, sessions, each) for each in found]
 
 
-def stats(store: Store, sessions: int, uptime_s: float) -> pb.StatsReply:
-    """Counters and tiers at one moment."""
+def stats(store: Store, sessions: int, uptime_s: float, devices: Devices | None = None) -> pb.StatsReply:
+    """Counters and tiers at one moment, and the devices, if they are asked for, at the next."""
+    looked = devices.look(store) if devices is not None else []
     with store.locked():
         residency = store.residency
         held = Counter(place for _, place in residency.replicas)
@@ -119,6 +121,8 @@ def stats(store: Store, sessions: int, uptime_s: float) -> pb.StatsReply:
             sessions=sessions,
             leases=len(residency.leases.by_number),
             uptime_s=uptime_s,
+            devices=looked,
+            gpu_off=devices.off if devices is not None else "",
         )
 
 

@@ -29,7 +29,7 @@ from trims.core.residency import Residency
 from trims.store.adoption import adoptable
 from trims.store.asks import Ask, Outcome, Pending
 from trims.store.catalog import ImageRecord
-from trims.store.devices import Devices
+from trims.store.device_leases import DeviceLeases
 from trims.store.lookups import Lookups
 from trims.store.runner import Job, Progress, Runner
 from trims.store.shell import Shell
@@ -106,7 +106,7 @@ class Store:
         )
         self._working = WorkingMemory(catalog)
         self._keep_alive_s = keep_alive_s
-        self.devices = Devices(
+        self.device_leases = DeviceLeases(
             devices, self._shell, self.residency, self._working, counters=self.counters, have=self._have
         )
         self._tickets = itertools.count(1)
@@ -219,7 +219,7 @@ class Store:
 
         Where nothing but the session's end shows that a borrower is gone, the lease stays until then.
         """
-        if self.devices.keeps(session, lease):
+        if self.device_leases.keeps(session, lease):
             self.counters["leases_kept"] += 1
             return
         self._feed(Closed(at_s=time.monotonic(), lease=lease, session=session))

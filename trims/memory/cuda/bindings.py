@@ -5,11 +5,12 @@ Calls release the interpreter lock as the package does. Not covered: which way o
 
 from __future__ import annotations
 
+import ctypes
 import uuid as uuids
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CapacityError, CudaError, DeviceLostError, NotSupportedError, TrimsError
-from trims.memory.cuda.api import Device
+from trims.memory.cuda.api import IPC_HANDLE_BYTES, Device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,12 +96,13 @@ class Driver:
 
     def ipc_export(self, address: int) -> bytes:
         """cuIpcGetMemHandle."""
-        return bytes(_call("cuIpcGetMemHandle", address).reserved)
+        # By its address: the package's 13.5 shows no fields of it.
+        return ctypes.string_at(_call("cuIpcGetMemHandle", address).getPtr(), IPC_HANDLE_BYTES)
 
     def ipc_open(self, handle: bytes) -> int:
         """cuIpcOpenMemHandle."""
         made = _driver.CUipcMemHandle()
-        made.reserved = handle
+        ctypes.memmove(made.getPtr(), handle, IPC_HANDLE_BYTES)
         try:
             return int(_call("cuIpcOpenMemHandle", made, _LAZY_PEER_ACCESS))
         except NotSupportedError as error:
@@ -221,9 +223,10 @@ def _all() -> list[Any]:
 def _uuid(device: Any) -> str:
     # Before CUDA 13 the name without a version gives the UUID of the whole GPU.
     ask = "cuDeviceGetUuid_v2" if hasattr(_driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
-    # The same 16 bytes for both kinds: only the product's name tells a part of a partitioned GPU.
+    raw = bytes(_call(ask, device).bytes)
+    # The UUID is the same 16 bytes for both kinds; only the product's name tells a part of a partitioned GPU.
     kind = "MIG" if " MIG " in _name(device) else "GPU"
-    return f"{kind}-{uuids.UUID(bytes=bytes(_call(ask, device).bytes))}"
+    return f"{kind}-{uuids.UUID(bytes=raw)}"
 
 
 def _name(device: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a store does about devices: what opens their memory, who may still read it, and what their loss means.
+"""Leases on devices: what opens their memory, who may still read it, and what the loss of a device means for them.
 
 Not covered: copies to and from them (`runner`), keepers (`trims.keeper`).
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from trims.tiers.base import DeviceTier
 
 
-class Devices:
-    """The device tiers of a store, as its sessions meet them.
+class DeviceLeases:
+    """The leases a store has granted on devices.
 
     Args:
         tiers: One for each device.

@@ -1,0 +1,88 @@
+"""The tests that need a device, run on a stand-in for the driver's C libraries: through NVIDIA's own Python packages.
+
+No GPU is claimed by this: it shows that what we hand to those packages arrives in the driver as it should.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.cc
+
+
+@pytest.fixture
+def machine(folder: Path) -> dict[str, str]:
+    """The environment of a process that finds the stand-in where it looks for the driver."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler here")
+    libraries, memory = folder / "lib", folder / "memory"
+    libraries.mkdir()
+    memory.mkdir()
+    built = libraries / "libcuda.so.1"
+    source = ROOT / "tests" / "stub_driver" / "driver.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", built, source, "-lpthread"], check=True)
+    shutil.copy(built, libraries / "libnvidia-ml.so.1")
+    return {**os.environ, "LD_LIBRARY_PATH": str(libraries), "TRIMS_STUB_DRIVER": str(memory)}
+
+
+def test_the_tests_for_a_device_pass_through_nvidias_packages(machine: dict[str, str], folder: Path) -> None:
+    report = folder / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-m", "gpu and not kernels", "-q", f"--junitxml={report}", "tests"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**machine, "TRIMS_REQUIRE": "gpu"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    suite = ET.parse(report).getroot().find("testsuite")
+    assert suite is not None
+    assert int(suite.get("tests", 0)) > 20
+    assert int(suite.get("skipped", 0)) == 0
+    _assert_nobody_holds(folder / "memory")
+
+
+def _assert_nobody_holds(memory: Path) -> None:
+    """What a dead process has left is cleared away when somebody next looks; nothing may be in use."""
+    for path in memory.iterdir():
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if somebody holds it
+
+
+def test_the_stand_in_knows_every_call_the_bindings_make() -> None:
+    """Else a call that was added would be told as missing by the package, and not looked into."""
+    bindings = (ROOT / "trims" / "memory" / "cuda" / "bindings.py").read_text()
+    calls = set(re.findall(r'"(cu[A-Z]\w+?)(?:_v2)?"', bindings))
+    known = set(re.findall(r"CALL\((\w+),", (ROOT / "tests" / "stub_driver" / "driver.c").read_text()))
+    assert len(calls) > 30
+    assert calls - known == set()
+
+
+def test_the_check_of_a_device_runs_through_nvidias_packages(machine: dict[str, str], folder: Path) -> None:
+    """Experiments and figures that need no framework; no time is held against anything."""
+    out = folder / "gpu.json"
+    command = [sys.executable, "-m", "trims_bench.gpu_check", "--out", str(out), "--tiny", "--no-tests"]
+    command += ["--only", "2,3,4,5,8,9,b,d,f"]
+    done = subprocess.run(command, cwd=ROOT, env=machine, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode in (0, 3), done.stdout + done.stderr
+    record = json.loads(out.read_text())
+    parts = {**record["experiments"], **record["figures"]}
+    assert len(parts) == 9
+    assert {name: part for name, part in parts.items() if {"error", "unavailable"} & part.keys()} == {}
+    assert record["cuda"] == "driver"
+    _assert_nobody_holds(folder / "memory")
