@@ -160,7 +160,8 @@ def _run(rig: Rig, record: Record, options: argparse.Namespace) -> None:
         print("tests ...", flush=True)
         tests = record.values["tests"] = _tests()
         record.write()
-        print(f"  {tests.get('tests', 'no')} tests, {tests['failures']} failed; their output is in the file")
+        told = f"{tests['failures']} failed, {tests.get('skipped', 0)} skipped; their output is in the file"
+        print(f"  {tests.get('tests', 'no')} tests, {told}")
     for group, parts in (("experiments", EXPERIMENTS), ("figures", FIGURES)):
         found = record.values.setdefault(group, {})
         for name, run in parts:
