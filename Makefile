@@ -44,7 +44,7 @@ bench: env mxnet-env ## the figures of docs/benchmarks.md; raw results go to ben
 
 # On a bare machine with a GPU: its own Python, which has torch. What else it lacks comes as wheels, which
 # `make gpu-wheels` fetches where the internet is; what is missing still is named before anything runs.
-# GPU_ARGS: `--only 1,3,a`, `--limit-s 300`, `--most-bytes N`; `--cuda fake:FOLDER --tiny` to try it without a GPU.
+# GPU_ARGS: `--only 1,3,a`, `--limit-s 300`, `--most-bytes N`; `--fake --no-tests` to try it without a GPU.
 GPU_PYTHON ?= python3
 GPU_WHEELS ?= .whl
 GPU_OUT ?= bench/results/gpu.json

@@ -421,3 +421,13 @@ def test_a_reader_that_has_enough_ends_the_command_quietly(trims: Command, words
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_the_runtime_folder_may_be_said_before_the_command_or_after_it(
+    daemon: Daemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRIMS_RUNTIME_DIR", raising=False)
+    folder = str(daemon.config.runtime_dir)
+    for arguments in (["--runtime-dir", folder, "status"], ["status", "--runtime-dir", folder]):
+        assert main(arguments) == 0
+        assert capsys.readouterr().out.startswith("serving: process")

@@ -6,6 +6,7 @@ No GPU is claimed by this: it shows that what we hand to those packages arrives 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -70,3 +71,18 @@ def test_the_stand_in_knows_every_call_the_bindings_make() -> None:
     known = set(re.findall(r"CALL\((\w+),", (ROOT / "tests" / "stub_driver" / "driver.c").read_text()))
     assert len(calls) > 30
     assert calls - known == set()
+
+
+def test_the_check_of_a_device_runs_through_nvidias_packages(machine: dict[str, str], folder: Path) -> None:
+    """Experiments and figures that need no framework; no time is held against anything."""
+    out = folder / "gpu.json"
+    command = [sys.executable, "-m", "trims_bench.gpu_check", "--out", str(out), "--tiny", "--no-tests"]
+    command += ["--only", "2,3,4,5,8,9,b,d,f"]
+    done = subprocess.run(command, cwd=ROOT, env=machine, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode in (0, 3), done.stdout + done.stderr
+    record = json.loads(out.read_text())
+    parts = {**record["experiments"], **record["figures"]}
+    assert len(parts) == 9
+    assert {name: part for name, part in parts.items() if {"error", "unavailable"} & part.keys()} == {}
+    assert record["cuda"] == "driver"
+    _assert_nobody_holds(folder / "memory")

@@ -51,6 +51,30 @@ def resnet50_image(resnet50_file: Path) -> Path:
     return path
 
 
+def test_vgg16_of_torch_has_the_published_number_of_parameters() -> None:
+    torch = pytest.importorskip("torch")
+    from trims_bench.builders import vgg16_torch
+
+    with torch.device("meta"):
+        made = vgg16_torch.build_module()
+        assert sum(parameter.numel() for parameter in made.parameters()) == 138_357_544
+        assert made(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
+
+
+def test_a_stack_of_linear_layers_is_as_large_as_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    from trims_bench.builders import linears_torch
+
+    state = torch.load(tmp_path / linears_torch.build(tmp_path, layers=3, nbytes=1 << 16), weights_only=True)
+    assert sum(tensor.nbytes for tensor in state.values()) == 3 << 16
+    monkeypatch.setenv(linears_torch.VARIABLE, f"3x{1 << 16}")
+    made = linears_torch.build_module()
+    made.load_state_dict(state)
+    assert made(torch.ones(1, 128)).shape == (1, 128)
+
+
 def test_resnet50_has_the_published_number_of_parameters() -> None:
     state = resnet50.state(1)
     parameters = {name: array for name, array in state.items() if name.rpartition(".")[2] in ("weight", "bias")}

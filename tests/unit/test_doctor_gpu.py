@@ -112,8 +112,17 @@ def test_without_cupy_the_wheel_for_the_drivers_cuda_is_named_and_it_is_only_a_n
     assert fault.advice == "pip install cupy-cuda13x, if you use it"
 
 
+def test_a_runtime_that_is_newer_than_the_driver_is_named_with_the_wheel_that_fits() -> None:
+    older = replace(WELL, versions=Versions("570.10", 12), packages={**PACKAGES, "cuda-bindings": "12.9.1"})
+    fault = the_only_fault(older)
+    assert fault.what == "cupy-cuda13x is for CUDA 13, which is newer than the driver's CUDA 12"
+    assert "pip install cupy-cuda12x" in fault.advice
+
+
 def test_bindings_that_are_newer_than_the_driver_are_named_with_those_that_fit() -> None:
-    fault = the_only_fault(replace(WELL, versions=Versions("570.10", 12)))
+    packages = {**PACKAGES, "cupy-cuda12x": "14.2.0"}
+    del packages["cupy-cuda13x"]
+    fault = the_only_fault(replace(WELL, versions=Versions("570.10", 12), packages=packages))
     assert fault.what == "cuda-bindings 13.0.1 are newer than driver 570.10, which knows CUDA 12"
     assert "pip install 'cuda-bindings<13'" in fault.advice
 
@@ -338,6 +347,8 @@ def describe(monkeypatch: pytest.MonkeyPatch, name: bytes) -> Device:
     monkeypatch.delitem(sys.modules, "trims.memory.cuda.bindings", raising=False)
     from trims.memory.cuda.api import connect
 
-    (device,) = connect("driver").devices()
-    del sys.modules["trims.memory.cuda.bindings"]  # not by the patch, which would bring it back
+    try:
+        (device,) = connect("driver").devices()
+    finally:
+        sys.modules.pop("trims.memory.cuda.bindings")  # it has bound the stub
     return device

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import os
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from trims.cli.finding import Finding
-from trims.core.errors import DaemonAwayError, TrimsError
+from trims.core.errors import TrimsError
 from trims.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def running(runtime_dir: str | None) -> Running | None:
     try:
         with control(runtime_dir) as door:
             stats = door.Stats(pb.Empty())
-    except DaemonAwayError:
+    except TrimsError:  # another examination says why it does not answer
         return None
     troubles = [f"{device.place}: {device.trouble}" for device in stats.devices if device.trouble]
     return Running([device.uuid for device in stats.devices], troubles, stats.gpu_off)
@@ -294,8 +295,15 @@ def _unknown(facts: Facts) -> Iterator[Finding]:
 
 
 def _arrays(facts: Facts) -> Iterator[Finding]:
-    if not any(name.startswith(_CUPY) for name in facts.packages):
-        wheel = f"cupy-cuda{facts.versions.cuda}x" if facts.versions and facts.versions.cuda else _CUPY
+    known = facts.versions.cuda if facts.versions else 0
+    wheel = f"{_CUPY}-cuda{known}x" if known else _CUPY
+    wheels = [name for name in facts.packages if name.startswith(_CUPY)]
+    for name in wheels:
+        made_for = re.fullmatch(r"cupy-cuda(\d+)x", name)
+        if made_for and known and int(made_for[1]) > known:
+            what = f"{name} is for CUDA {made_for[1]}, which is newer than the driver's CUDA {known}"
+            yield Finding("bad", what, f"update the driver, or pip install {wheel} instead")
+    if not wheels:
         what = "cupy is not installed here; only those need it who want its arrays over weights on a device"
         yield Finding("note", what, f"pip install {wheel}, if you use it")
 

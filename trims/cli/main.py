@@ -26,6 +26,9 @@ def build_parser() -> argparse.ArgumentParser:
     model_commands.register(commands)
     tools.register(commands)
     _register_plugins(commands)
+    for command in set(commands.choices.values()):  # a command may be there under two names
+        if not any("--runtime-dir" in action.option_strings for action in command._actions):
+            command.add_argument("--runtime-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
 

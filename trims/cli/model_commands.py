@@ -75,7 +75,7 @@ def _add(
 def _model(parser: argparse.ArgumentParser, *, place: bool = False) -> argparse.ArgumentParser:
     parser.add_argument("name", help="a registered model")
     if place:
-        parser.add_argument("--place", default="", help="cpu or disk (default: what the manifest says)")
+        parser.add_argument("--place", default="", help="cpu, disk or gpu:0 (default: what the manifest says)")
     return parser
 
 

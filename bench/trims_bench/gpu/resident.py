@@ -310,32 +310,40 @@ def keeper_itself(rig: Rig) -> list[Line]:
     """Memory of the device that a keeper takes beyond weights: idle, at work, and at rest with an image."""
     nbytes = _BLOCK_BYTES
     before = rig.free_bytes()
-    with tempfile.TemporaryDirectory(prefix="trims-run-") as made:  # short: it holds a socket
-        folder = Path(made)
-        socket = find_keeper(folder, rig.device.uuid, cuda=rig.kind, idle_s=0.1)
-        with KeeperConnection(socket) as keeper:
-            state = keeper.hello()
-            idle = before - rig.free_bytes()
-            number = _put(keeper, nbytes, folder)
-            awake = before - rig.free_bytes() - nbytes
-            _await_rest(keeper)
-            resting = before - rig.free_bytes() - nbytes
-            keeper.free(number)
-            keeper.end()
-        await_end(state.pid)
+    with _keeper(rig) as (keeper, folder):
+        driver = keeper.hello().driver
+        idle = before - rig.free_bytes()
+        _put(keeper, nbytes, folder)
+        awake = before - rig.free_bytes() - nbytes
+        _await_rest(keeper)
+        resting = before - rig.free_bytes() - nbytes
     bar = Bar("<=", 0.0)
     lines = [_bytes("without weights", idle, bar), _bytes("with its context, at work", awake, None)]
-    if state.driver == "vmm":
+    if driver == "vmm":
         return [*lines, _bytes("at rest, beyond its weights", resting, bar)]
     return [*lines, not_taken("at rest, beyond its weights", bar, "ipc memory lives in the context, so it stays")]
+
+
+@contextlib.contextmanager
+def _keeper(rig: Rig) -> Iterator[tuple[KeeperConnection, Path]]:
+    """A keeper without a daemon, and its folder; it has ended after the block, however that ends."""
+    with tempfile.TemporaryDirectory(prefix="trims-run-") as made:  # short: it holds a socket
+        path = find_keeper(Path(made), rig.device.uuid, cuda=rig.kind, idle_s=0.1)
+        with KeeperConnection(path) as keeper:
+            pid = keeper.hello().pid
+            try:
+                yield keeper, Path(made)
+            finally:
+                keeper.end()
+                await_end(pid)
 
 
 def _bytes(what: str, nbytes: int, bar: Bar | None) -> Line:
     return taken(Comparison(f"keeper {what}", float(nbytes), "bytes", bar, (Samples(what, [nbytes], "bytes"),)))
 
 
-def _put(keeper: KeeperConnection, nbytes: int, folder: Path) -> int:
-    """An image of so many bytes, sealed. Returns its number."""
+def _put(keeper: KeeperConnection, nbytes: int, folder: Path) -> None:
+    """A sealed image that takes so many bytes of the device."""
     from trims.testing.tiers import an_image
 
     path = folder / "image"
@@ -345,7 +353,6 @@ def _put(keeper: KeeperConnection, nbytes: int, folder: Path) -> int:
         number = keeper.create(path.stat().st_size)
         keeper.fill(number, file.fileno())
     keeper.seal(number, "0" * 64, "0" * 64)
-    return number
 
 
 def _await_rest(keeper: KeeperConnection) -> None:

@@ -5,6 +5,7 @@ Each returns a plain dictionary; what one way of sharing cannot do here is said 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,9 @@ from trims_bench.child import ChildError, call
 from trims_bench.gpu.rig import UnavailableError, ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from trims.memory.cuda.drivers import Allocation
     from trims.testing.device_borrower import Borrower
     from trims_bench.gpu.rig import Rig
 
@@ -39,6 +41,8 @@ def interior_pointer(rig: Rig) -> dict[str, Any]:
                 rig.require_torch()
             elif rig.kind != "driver":
                 raise UnavailableError("cupy needs a real device")
+            elif importlib.util.find_spec("cupy") is None:
+                raise UnavailableError("cupy is not installed")
             found[library] = call(measure_neighbours, {"kind": rig.kind, "library": library})
         except (ChildError, UnavailableError) as error:
             found[library] = {"unavailable": str(error)}
@@ -53,23 +57,30 @@ def measure_interior(kind: str) -> dict[str, Any]:
     stream = owner.cuda.stream()
     owner.cuda.copy_device(made.address + 3 * _MIB, inside.address, 16, stream)
     owner.cuda.synchronize(stream)
-    handles = [owner.cuda.ipc_export(made.address + offset) for offset in (0, 3 * _MIB)]
-    seen = []
-    for handle in handles:
-        with owner.borrower() as borrower:
-            borrower.open(Export("ipc", owner.device.uuid, made.size_bytes, handle, cuda=kind))
-            seen.append([borrower.read(offset, 1)[0] for offset in (0, 3 * _MIB)])
-            borrower.close()
-    owner.cuda.end_stream(stream)
-    owner.memory.free(inside)
-    owner.memory.free(made)
-    owner.end()
-    return {
-        "handles_equal": handles[0] == handles[1],
-        "opens_at_the_beginning": seen[1] == seen[0] == [0, 3],
-        "offset_arithmetic": "the opened address + (pointer - beginning) is the pointer's byte" if seen[1][1] == 3 else
-        f"bytes at 0 and 3 MiB are {seen[1]}",
-    }  # fmt: skip
+    try:
+        handles = [owner.cuda.ipc_export(made.address + offset) for offset in (0, 3 * _MIB)]
+        seen = [_bytes_at(owner, made, handle, (0, 3 * _MIB)) for handle in handles]
+        return {
+            "handles_equal": handles[0] == handles[1],
+            "opens_at_the_beginning": seen[0] == seen[1] == [0, 3],
+            "bytes_at_0_and_3_MiB": seen,
+        }
+    except TrimsError as error:
+        return {"refused": str(error)}
+    finally:
+        owner.cuda.end_stream(stream)
+        owner.memory.free(inside)
+        owner.memory.free(made)
+        owner.end()
+
+
+def _bytes_at(owner: Owner, made: Allocation, handle: bytes, offsets: Sequence[int]) -> list[int]:
+    """What another process reads at these offsets from where the handle opens."""
+    with owner.borrower() as borrower:
+        borrower.open(Export("ipc", owner.device.uuid, made.size_bytes, handle, cuda=owner.kind))
+        found = [borrower.read(offset, 1)[0] for offset in offsets]
+        borrower.close()
+    return found
 
 
 def measure_neighbours(kind: str, library: str) -> dict[str, Any]:
@@ -80,7 +91,10 @@ def measure_neighbours(kind: str, library: str) -> dict[str, Any]:
     first, second, keep = _pooled(library)
     cuda = connect(kind)
     device = cuda.use(cuda.devices()[0].uuid)
-    handles = [cuda.ipc_export(address) for address in (first, second)]
+    try:
+        handles = [cuda.ipc_export(address) for address in (first, second)]
+    except TrimsError as error:
+        return {"refused": str(error), "distance_bytes": second - first}
     with Borrower(kind, device.uuid, "ipc") as borrower:
         borrower.open(Export("ipc", device.uuid, 2 * _POOLED_BYTES, handles[1], cuda=kind))
         begins_with = borrower.read(0, 1)[0]
