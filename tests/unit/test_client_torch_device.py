@@ -112,6 +112,16 @@ def test_modules_give_the_frameworks_own_outputs(loaded: Any, build: str, given:
         assert parameter.requires_grad is own.get_parameter(name).requires_grad
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this torch knows CUDA")
+def test_a_torch_without_cuda_is_refused_with_the_way_out(
+    shelf: DeviceShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = shelf.open(image_file(tmp_path, state()))
+    monkeypatch.setattr(weights._attachment.region, "dlpack_device", (dlpack.CUDA, 0))
+    with pytest.raises(NotSupportedError, match="finds no CUDA device here; install a build for CUDA"):
+        trims_torch.state_dict(weights)
+
+
 def test_tied_weights_are_one_parameter(loaded: Any) -> None:
     _, ours, _ = loaded(torch_modules.tied_model)
     assert ours.out.weight is ours.embedding.weight

@@ -29,11 +29,17 @@ class Block:
     """A model's data block on its device, as one tensor.
 
     Args:
-        weights: On a device.
+        weights: On a device. Raises NotSupportedError if this torch cannot reach it.
     """
 
     def __init__(self, weights: Weights) -> None:
-        self._bytes = torch.from_dlpack(weights.device_data())
+        data = weights.device_data()
+        if data.__dlpack_device__()[0] == CUDA and not torch.cuda.is_available():
+            raise NotSupportedError(
+                f"{weights.name!r} lies at {weights.place}, and torch {torch.__version__} finds no CUDA device here; "
+                "install a build for CUDA, or open the model with place='cpu'"
+            )
+        self._bytes = torch.from_dlpack(data)
         self.device = self._bytes.device
         self._typed: dict[torch.dtype, torch.Tensor] = {}
 

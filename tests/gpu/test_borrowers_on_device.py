@@ -1,0 +1,157 @@
+"""PyTorch, cupy and ONNX Runtime over a model on a device: on the fake, and the same on a real one (`make gpu-check`).
+
+Borrowers are processes of their own: they alone make contexts. What a machine lacks (a framework built for CUDA) is a
+skip that says so.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from trims.memory.cuda import api
+from trims.testing.fake_cuda import make_devices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trims.daemon.main import Daemon
+
+UUID = "GPU-00000000-0000-0000-0000-000000000001"
+HEAD = """
+import sys
+from trims.core.errors import NotSupportedError
+from trims_client import connect
+kind, runtime_dir, path = sys.argv[1:]
+try:
+    with connect(runtime_dir) as session:
+        opened = session.open(path) if path == "m" else session.open_file(path, place="gpu")
+        with opened as weights:
+            borrow(kind, weights, path)
+except (ImportError, NotSupportedError) as error:
+    print("skip:", error)
+else:
+    print("done")
+"""
+TORCH = """
+def borrow(kind, weights, path):
+    import torch
+    from safetensors.torch import load_file
+    from trims_client.frameworks import torch as trims_torch
+    found, own = trims_torch.state_dict(weights), load_file(path)
+    device = "cpu" if kind.startswith("fake") else "cuda"
+    for name, tensor in own.items():
+        assert found[name].device.type == device
+        assert found[name].data_ptr() == weights.on_device(name).address
+        assert torch.equal(found[name].cpu(), tensor), name
+    linear = torch.nn.Linear(64, 32, device="meta")
+    trims_torch.load_into(linear, weights, strict=False)
+    given = torch.linspace(-1, 1, 64, device=device).repeat(3, 1)
+    again = torch.nn.Linear(64, 32)
+    again.load_state_dict({name: own[name] for name in ("weight", "bias")})
+    assert torch.equal(linear(given), again.to(device)(given))
+    assert torch.equal(found["half"].float().cpu(), own["half"].float())
+    if device == "cuda":
+        with trims_torch.measured_working(weights):
+            linear(given.repeat(1000, 1))
+"""
+CUPY = """
+def borrow(kind, weights, path):
+    import numpy
+    from safetensors.numpy import load_file
+    from trims_client.frameworks import cupy as trims_cupy
+    if kind.startswith("fake"):
+        raise NotSupportedError("cupy computes on CUDA devices only")
+    found = trims_cupy.arrays(weights)
+    for name in ("weight", "bias"):
+        assert found[name].data.ptr == weights.on_device(name).address
+        numpy.testing.assert_array_equal(found[name].get(), load_file(path)[name])
+"""
+ONNXRUNTIME = """
+def borrow(kind, weights, path):
+    import ctypes
+    import numpy
+    import onnxruntime
+    from trims.memory.cuda import api
+    from trims.testing.in_place import reads_in_place
+    from trims_client.frameworks import onnxruntime as trims_ort
+    cuda = api.connect(kind)
+    cuda.use(weights.device)
+    runtime = trims_ort.session(weights)
+    given = {"x": numpy.ones((1, 4096), numpy.float32)}
+    answer = lambda: runtime.run(None, given)[0].tobytes()
+    wanted = numpy.arange(4096, dtype=numpy.float32) + 1
+    numpy.testing.assert_array_equal(runtime.run(None, given)[0][0], wanted)
+    assert runtime.host_copies == (), runtime.host_copies
+    assert reads_in_place(cuda, weights.on_device("w").address, numpy.float32(7).tobytes(), answer)
+"""
+
+
+@pytest.fixture(params=["fake", pytest.param("driver", marks=pytest.mark.gpu)])
+def kind(request: pytest.FixtureRequest, folder: Path) -> str:
+    if request.param == "driver":
+        return str(request.getfixturevalue("real_device"))
+    (folder / "cuda").mkdir()
+    return make_devices(folder / "cuda", [api.Device(UUID, "Fake", 512 << 20)])
+
+
+@pytest.fixture
+def start(serve: Callable[..., Daemon], kind: str) -> Callable[..., Daemon]:
+    device = api.connect(kind).devices()[0]
+
+    def make(driver: str) -> Daemon:
+        if not getattr(device, driver):
+            pytest.skip(f"{device.name} cannot share memory by {driver}")
+        return serve(gpus=device.uuid, cuda=kind, gpu_driver=driver, gpu_reserve_bytes="64MiB")
+
+    return make
+
+
+def run(script: str, kind: str, daemon: Daemon, path: Path | str) -> None:
+    """In a process of its own; what it lacks is a skip."""
+    command = [sys.executable, "-c", script + HEAD, kind, str(daemon.config.runtime_dir), str(path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ORT_DISABLE_TELEMETRY": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    if last.startswith("skip:"):
+        pytest.skip(last.removeprefix("skip: "))
+    assert last == "done"
+
+
+def checkpoint(folder: Path) -> Path:
+    torch = pytest.importorskip("torch")
+    save = pytest.importorskip("safetensors.torch").save_file
+    linear = torch.nn.Linear(64, 32)
+    half = torch.linspace(-4, 4, 1 << 16).to(torch.bfloat16)
+    save({**linear.state_dict(), "half": half}, folder / "m.safetensors")
+    return folder / "m.safetensors"
+
+
+@pytest.mark.parametrize("driver", ["vmm", "ipc"])
+@pytest.mark.parametrize("script", [TORCH, CUPY], ids=["torch", "cupy"])
+def test_tensors_are_the_shared_bytes_and_compute_as_the_frameworks_own(
+    start: Callable[..., Daemon], kind: str, folder: Path, script: str, driver: str
+) -> None:
+    run(script, kind, start(driver), checkpoint(folder))
+
+
+def test_onnxruntime_computes_on_the_shared_bytes(start: Callable[..., Daemon], kind: str, folder: Path) -> None:
+    """`ipc`, whose memory a borrower can write: the answer follows a changed byte."""
+    onnx = pytest.importorskip("onnx")
+    shape = [1, 4096]
+    ends = [[onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)] for name in ("x", "y")]
+    weight = onnx.numpy_helper.from_array(np.arange(4096, dtype=np.float32).reshape(shape), "w")
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["x", "w"], ["y"])], "g", *ends, [weight])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, folder / "m.onnx")
+    daemon = start("ipc")
+    artifact = {"path": str(folder / "m.onnx"), "options": {"optimize": "basic"}}
+    daemon.registry.put({"name": "m", "artifact": artifact, "residency": {"place": "gpu"}}, "")
+    run(ONNXRUNTIME, kind, daemon, "m")
