@@ -93,7 +93,7 @@ def borrow(kind, weights, path):
 """
 
 
-@pytest.fixture(params=["fake", pytest.param("driver", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["fake", pytest.param("driver", marks=[pytest.mark.gpu, pytest.mark.kernels])])
 def kind(request: pytest.FixtureRequest, folder: Path) -> str:
     if request.param == "driver":
         return str(request.getfixturevalue("real_device"))

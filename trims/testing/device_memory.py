@@ -112,6 +112,11 @@ class DeviceMemoryContract:
             second.close()
         owner.memory.free(made)
 
+    def test_dlpacks_number_is_the_devices_own_in_this_process(self, owner: Owner) -> None:
+        kind, number = owner.cuda.dlpack_device()
+        assert kind in (1, 2), "kDLCPU for the fake, kDLCUDA"
+        assert owner.cuda.devices()[number].uuid == owner.device.uuid
+
     def test_the_owner_reads_what_he_sealed(self, owner: Owner) -> None:
         made = owner.sealed()
         assert owner.read(made) == CONTENT
