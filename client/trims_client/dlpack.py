@@ -169,28 +169,32 @@ def lend(
     """
     collect()
     kind = _ManagedVersioned if versioned else _Managed
-    name = b"dltensor_versioned\0" if versioned else b"dltensor\0"
-    rank = len(shape)
-    shape_at = ctypes.sizeof(kind)
-    name_at = shape_at + 16 * rank
-    block = int(_allocate(name_at + len(name)))
+    block, name_at = _allocated(ctypes.sizeof(kind), shape, b"dltensor_versioned\0" if versioned else b"dltensor\0")
     made = kind.from_address(block)
-    ctypes.memset(block, 0, shape_at)
-    (ctypes.c_int64 * (2 * rank)).from_address(block + shape_at)[:] = [*shape, *_strides(shape)]
-    ctypes.memmove(block + name_at, name, len(name))
-    tensor = made.tensor
-    tensor.data, tensor.device, tensor.ndim = address, _DLDevice(*device), rank
+    tensor, shape_at = made.tensor, block + ctypes.sizeof(kind)
+    tensor.data, tensor.device, tensor.ndim = address, _DLDevice(*device), len(shape)
     tensor.dtype = _DLDataType(*_CODES[dtype], 1)
-    tensor.shape, tensor.strides = block + shape_at, block + shape_at + 8 * rank
+    tensor.shape, tensor.strides = shape_at, shape_at + 8 * len(shape)
     made.deleter = _NOTE_DOWN
     if isinstance(made, _ManagedVersioned):
         (made.major, made.minor), made.flags = _VERSION, _READ_ONLY
     first = ctypes.c_uint64.from_address(block)
-    capsule = _new_capsule(block, block + name_at, None)
+    capsule = _new_capsule(block, name_at, None)
     with _collecting.lock:
-        _loans[block] = _Loan(owner, capsule, block + name_at, first, first.value)
+        _loans[block] = _Loan(owner, capsule, name_at, first, first.value)
         _collecting.start()
     return capsule
+
+
+def _allocated(head_bytes: int, shape: tuple[int, ...], name: bytes) -> tuple[int, int]:
+    """Memory for a structure, zeroed, with shape, strides and the capsule's name behind it; and the name's address."""
+    rank = len(shape)
+    block = int(_allocate(head_bytes + 16 * rank + len(name)))
+    name_at = block + head_bytes + 16 * rank
+    ctypes.memset(block, 0, head_bytes)
+    (ctypes.c_int64 * (2 * rank)).from_address(block + head_bytes)[:] = [*shape, *_strides(shape)]
+    ctypes.memmove(name_at, name, len(name))
+    return block, name_at
 
 
 def collect() -> int:

@@ -129,11 +129,9 @@ class Mappings:
                         self.collect = _collector()
                     self._by_image[image] = mapping
                 mapping.names.add(name)
-                if not void:
-                    mapping.leases.add(lease)
                 borrow = Borrow(self, image, mapping, lease)
-                if not void and lease in self._lost_early:
-                    self.lose(lease, self._lost_early.pop(lease))
+                if not void:
+                    self._hold(mapping, lease)
                 return borrow
         except (OSError, ValueError, KeyError, TypeError) as error:
             given_up.append(lease)
@@ -144,6 +142,11 @@ class Mappings:
         finally:
             if fd >= 0:
                 os.close(fd)
+
+    def _hold(self, mapping: Mapping, lease: int) -> None:
+        mapping.leases.add(lease)
+        if lease in self._lost_early:
+            self.lose(lease, self._lost_early.pop(lease))
 
     def _map(self, image: tuple[str, str, int, int], fd: int, nbytes: int) -> Mapping:
         held: list[Mapping] = []

@@ -10,6 +10,7 @@ it as it finds it; `ORT_DISABLE_TELEMETRY=1` in the environment stops it and mak
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import onnxruntime
@@ -80,22 +81,30 @@ def session(
     on_device = weights.device is not None
     chosen = _providers_on_device(weights, program, providers) if on_device else _checked_providers(providers)
 
-    def make(given: onnxruntime.SessionOptions | None, values: Mapping[str, onnxruntime.OrtValue]) -> SharedSession:
-        options = _complete(given, weights.name, program.attributes)
-        for name, value in values.items():
-            options.add_initializer(name, value)
-        made = SharedSession(program.body, options, providers=chosen)
-        made.program = program
-        # ONNX Runtime borrows both: the values by pointer, the bytes through the values.
-        made._weights = (values, weights.view)
-        return made
-
+    make = functools.partial(_make, weights, program, chosen)
     if on_device:
         from trims_client.frameworks import _onnxruntime_device
 
         found: SharedSession = _onnxruntime_device.build(weights, make, session_options)
         return found
     return make(session_options, {name: _ort_value(weights, name) for name in weights})
+
+
+def _make(
+    weights: Weights,
+    program: Program,
+    providers: Sequence[Any],
+    given: onnxruntime.SessionOptions | None,
+    values: Mapping[str, onnxruntime.OrtValue],
+) -> SharedSession:
+    options = _complete(given, weights.name, program.attributes)
+    for name, value in values.items():
+        options.add_initializer(name, value)
+    made = SharedSession(program.body, options, providers=list(providers))
+    made.program = program
+    # ONNX Runtime borrows both: the values by pointer, the bytes through the values.
+    made._weights = (values, weights.view)
+    return made
 
 
 def _providers_on_device(weights: Weights, program: Program, providers: Sequence[Any] | None) -> list[Any]:
