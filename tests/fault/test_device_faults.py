@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import logging
 import os
 import signal
 import socket
@@ -160,30 +159,6 @@ def _opens(session: Any, path: Path) -> bool:
     except DeviceLostError:
         return False
     return True
-
-
-def test_who_does_not_read_his_answers_is_not_sent_what_is_gone(
-    serve_gpu: Callable[..., Daemon],
-    checkpoint: Callable[..., Path],
-    raw: Callable[[Daemon], Raw],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A grant that waits in the door holds a descriptor by number, which may be another file's by then."""
-    caplog.set_level(logging.DEBUG, "trims.daemon.attach_door")
-    daemon, path = serve_gpu(), checkpoint("m")
-    deaf = raw(daemon)
-    (his,) = daemon.attach.sessions()
-    number = 0
-    while not his.writing:  # until the socket is full
-        number += 1
-        deaf.sock.sendall(encode({"op": "open", "id": number, "path": str(path), "place": "gpu"}))
-        wait_until(lambda: leases(daemon) == number, "it was not granted")  # noqa: B023 - called at once
-    assert his.unsent[0][1] >= 0
-    kill_keeper(daemon)
-    wait_until(lambda: his.over, "it is still connected")
-    assert "it did not read its answers" in caplog.text
-    with connect(daemon.config.runtime_dir) as session:
-        wait_until(lambda: _opens(session, path), "no open works any more")
 
 
 # -- a device that is full or lost -------------------------------------------------------------------------------------

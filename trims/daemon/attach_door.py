@@ -27,7 +27,7 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.core.place import Place
-from trims.daemon.clients import Peer, Session, file_name, grant_message
+from trims.daemon.clients import Peer, Session, Unsent, file_name, grant_message
 from trims.memory.cuda.drivers import export_message
 from trims.store.asks import Granted, Outcome
 from trims.wire.answers import PROTOCOL_VERSION, error_message
@@ -314,52 +314,62 @@ class AttachDoor:
             if session.over:
                 continue  # its leases have been closed with it
             session.pending -= 1
-            if isinstance(outcome, TrimsError):
-                self._send(session, error_message(outcome, request_id))
-            elif isinstance(outcome, Granted):
-                if outcome.export is not None and not self._store.device_leases.has(session.number, outcome.lease):
-                    lost = DeviceLostError(f"the memory at {outcome.place} was lost at this moment; open again")
-                    self._send(session, error_message(lost, request_id))
-                    continue
-                if self._store.device_leases.must_outlive(outcome.place):
-                    self._watch_process(session)
-                self._send(session, grant_message(request_id, outcome), outcome.fd)
+            try:
+                if isinstance(outcome, TrimsError):
+                    raise outcome
+                if isinstance(outcome, Granted):
+                    if outcome.export is not None:
+                        self._check_device_grant(session, outcome)
+                    self._send(session, grant_message(request_id, outcome), outcome.fd)
+            except TrimsError as error:
+                self._send(session, error_message(error, request_id))
+
+    def _check_device_grant(self, session: Session, granted: Granted) -> None:
+        """Raises if what was granted is gone already, or cannot be granted to this process after all."""
+        leases = self._store.device_leases
+        if not leases.has(session.number, granted.lease):
+            raise DeviceLostError(f"the memory at {granted.place} was lost at this moment; open again")
+        if leases.must_outlive(granted.place) and not self._watch_process(session):
+            leases.take_back(session.number, granted.lease)
+            raise NotSupportedError(
+                f"process {session.peer.pid} cannot be seen from here, and memory at {granted.place} must not be freed "
+                "before it has ended: share process ids (containers: --pid=host), or have the daemon use vmm"
+            )
 
     def _lost(self, lease: Lease, reason: str) -> None:
         """A lease has ended under its session."""
         if threading.current_thread() is not self._thread:
             self.run(lambda: self._lost(lease, reason))
             return
-        session = self._sessions.get(lease.session)
-        if session is None:
-            return
-        if any(fd >= 0 for _, fd in session.unsent):  # perhaps of what is gone: it must not be sent any more
-            self._end(session, f"it did not read its answers, and {reason}")
-        else:
+        if session := self._sessions.get(lease.session):
             self._send(session, {"event": "lost", "lease": lease.number, "message": reason})
 
     def _send(self, session: Session, message: Message, fd: int = -1) -> None:
-        session.unsent.append((encode(message), fd))
+        unsent = Unsent(encode(message), fd)
+        session.unsent.append(unsent)
         if len(session.unsent) > MAX_UNREAD:
             self._end(session, f"more than {MAX_UNREAD} answers unread")
-        elif len(session.unsent) == 1:
-            try:
+            return
+        try:
+            if len(session.unsent) == 1:
                 self._flush(session)
-            except OSError as error:
-                self._end(session, str(error))
+            unsent.keep()
+        except OSError as error:
+            self._end(session, str(error))
 
     def _flush(self, session: Session) -> None:
         while session.unsent:
-            data, fd = session.unsent[0]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
+            first = session.unsent[0]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [first.fd]))] if first.fd >= 0 else []
             try:
-                sent = session.sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
+                sent = session.sock.sendmsg([first.data], rights, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 self._want_write(session, wanted=True)
                 return
-            session.unsent.popleft()
-            if sent < len(data):
-                session.unsent.appendleft((data[sent:], -1))  # the descriptor left with the first byte
+            first.let_go()  # it left with the first byte
+            first.data = first.data[sent:]
+            if not first.data:
+                session.unsent.popleft()
         self._want_write(session, wanted=False)
 
     def _want_write(self, session: Session, *, wanted: bool) -> None:
@@ -381,6 +391,8 @@ class AttachDoor:
         session.over = True
         del self._sessions[session.number]
         self._partial.discard(session)
+        while session.unsent:
+            session.unsent.popleft().let_go()
         del self._by_fd[session.sock.fileno()]
         self._epoll.unregister(session.sock.fileno())
         session.sock.close()
@@ -391,13 +403,17 @@ class AttachDoor:
         else:
             self._forget(session)
 
-    def _watch_process(self, session: Session) -> None:
-        """From now on the session counts until its process is gone: closing the socket does not close its mappings."""
+    def _watch_process(self, session: Session) -> bool:
+        """From now on the session counts until its process is gone: closing the socket does not close its mappings.
+
+        False if the process cannot be watched: it is in another namespace (and shows as 0), or has ended.
+        """
         if session.process_fd < 0:
             try:
                 session.process_fd = os.pidfd_open(session.peer.pid)
-            except ProcessLookupError:
-                log.debug("process %d ended before its grant", session.peer.pid)
+            except OSError as error:
+                log.warning("process %d cannot be watched: %s", session.peer.pid, error)
+        return session.process_fd >= 0
 
     def _process_ended(self, process_fd: int) -> None:
         self._epoll.unregister(process_fd)

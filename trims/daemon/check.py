@@ -10,7 +10,7 @@ from trims.core.errors import InvariantError, TrimsError
 from trims.core.replica import State
 from trims.store.runner import Job
 from trims.tiers.base import DeviceTier
-from trims.tiers.transfer import digest_of
+from trims.tiers.transfer import digest_by_reading
 
 if TYPE_CHECKING:
     from trims.store.store import Store
@@ -67,7 +67,7 @@ def _examine(store: Store, job: Job, nbytes: int, *, verify: bool) -> str | None
         return f"somebody removed {extent.label}"
     if verify:
         tier = store.tiers[job.place]
-        found = tier.digest(extent) if isinstance(tier, DeviceTier) else digest_of(extent.fd, nbytes)
+        found = tier.digest(extent) if isinstance(tier, DeviceTier) else digest_by_reading(extent.fd, nbytes)
         if found != extent.digest:
             return f"its bytes hash to {found[:16]}..., {extent.digest[:16]}... was sealed"
     return None

@@ -28,6 +28,31 @@ class Peer:
 
 
 @dataclass(slots=True, eq=False)
+class Unsent:
+    """What is left of a message, and the descriptor that goes with its first byte.
+
+    Attributes:
+        fd: The store's, unless `own`; -1 if there is none.
+        own: It was duplicated: the store's may be closed by then, and its number be another file's.
+    """
+
+    data: bytes
+    fd: int = -1
+    own: bool = False
+
+    def keep(self) -> None:
+        """It has to wait. Raises OSError if this process has no descriptor left."""
+        if self.fd >= 0 and not self.own:
+            self.fd, self.own = os.dup(self.fd), True
+
+    def let_go(self) -> None:
+        """The descriptor has left, or never will. Idempotent."""
+        if self.own:
+            os.close(self.fd)
+        self.fd, self.own = -1, False
+
+
+@dataclass(slots=True, eq=False)
 class Session:
     """One connected client.
 
@@ -41,7 +66,7 @@ class Session:
     agent: str = ""
     greeted: bool = False
     decoder: Decoder = field(default_factory=Decoder)
-    unsent: deque[tuple[bytes, int]] = field(default_factory=deque)
+    unsent: deque[Unsent] = field(default_factory=deque)
     pending: int = 0
     partial_since_s: float = 0.0
     writing: bool = False

@@ -97,8 +97,9 @@ class Daemon:
             undo.callback(self._locks[1].release)
             sweep_scratch()
             self._build(undo)
+            undo.callback(self.store.stop)
+            self.store.start()
             undo.pop_all()
-        self.store.start()
         for gpu in self.gpus:
             gpu.watch(lambda place: self.attach.run(lambda: self.store.device_leases.lost(place)))
         self.attach.start()

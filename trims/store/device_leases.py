@@ -9,7 +9,8 @@ import time
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError
-from trims.core.events import PlaceLost, WorkingKnown
+from trims.core.events import Closed, PlaceLost, WorkingKnown
+from trims.core.replica import State
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -19,9 +20,13 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.residency import Residency
     from trims.memory.cuda.drivers import Export
+    from trims.store.asks import Outcome
     from trims.store.shell import Shell
     from trims.store.working import WorkingMemory
     from trims.tiers.base import DeviceTier
+
+#: Seconds; clients look for a new daemon at least every second.
+GUARD_S = 30.0
 
 
 class DeviceLeases:
@@ -35,6 +40,7 @@ class DeviceLeases:
         counters: What is counted for operators.
         have: Has an image brought to a place for the store's own sake: key, place, keep-alive, and what to log if
             that cannot be.
+        lease: Leases exactly one image for a session: session, key, place, who is answered.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class DeviceLeases:
         *,
         counters: Counter[str],
         have: Callable[[str, Place, float | None, str], None],
+        lease: Callable[[int, str, Place, Callable[[Outcome], None]], None],
     ) -> None:
         self._tiers = {tier.place: tier for tier in tiers}
         self._shell = shell
@@ -53,6 +60,30 @@ class DeviceLeases:
         self._working = working
         self._counters = counters
         self._have = have
+        self._lease = lease
+        self._guard = 0
+        #: When the guard of what was adopted ends, on the monotonic clock.
+        self.due_s: float | None = None
+
+    def guard_adopted(self, now_s: float) -> None:
+        """Hold for a while what an earlier daemon left and whose readers nothing but their end shows to be gone.
+
+        They take their leases up again as soon as they notice this daemon. Until then nothing here knows of them, and
+        freeing under them is undefined.
+        """
+        with self._shell.lock:
+            found = [it for it in self._residency.replicas.values() if self.must_outlive(it.place)]
+            adopted = [(it.key, it.place) for it in found if it.state is State.SEALED]
+        if adopted:
+            self._guard, self.due_s = self._shell.begin_session(), now_s + GUARD_S
+            for key, place in adopted:
+                self._lease(self._guard, key, place, lambda _: None)
+
+    def expire(self, now_s: float) -> None:
+        """Let go of it when the while is over."""
+        if self.due_s is not None and self.due_s <= now_s:
+            self.due_s = None
+            self._shell.end_session(self._guard)
 
     def must_outlive(self, place: Place) -> bool:
         """True if a session that was granted something there counts until its process is gone."""
@@ -66,6 +97,10 @@ class DeviceLeases:
     def has(self, session: int, lease: int) -> bool:
         """True if the session has this lease."""
         return self._shell.place_of(session, lease) is not None
+
+    def take_back(self, session: int, lease: int) -> None:
+        """End a lease whose grant never left, whatever the place says of its end."""
+        self._shell.feed(Closed(at_s=time.monotonic(), lease=lease, session=session))
 
     def export_of(self, session: int, lease: int) -> Export:
         """What opens the device's memory that a lease is for; valid while the lease is. Raises CallerError."""
@@ -100,7 +135,8 @@ class DeviceLeases:
         with self._shell.lock:
             here = [replica for replica in self._residency.replicas.values() if replica.place == place]
             pins = self._residency.room.pins
-            wanted = [(each.key, each.keep_alive_s) for each in here if each.leases or (each.key, place) in pins]
+            kept = [replica for replica in here if replica.state is State.SEALED]  # no eviction is taken back
+            wanted = [(each.key, each.keep_alive_s) for each in kept if each.leases or (each.key, place) in pins]
         reason = f"the keeper of {place} has ended, and with it the memory it kept"
         self._shell.feed(PlaceLost(at_s=time.monotonic(), place=place, reason=reason))
         for key, keep_alive_s in wanted:

@@ -20,7 +20,7 @@ from trims.core.errors import ConversionError, ImageError, InternalError, LostPe
 from trims.core.events import Event, Filled, FillFailed, Freed, Measured, ReplicaBroken
 from trims.formats.conversion import Conversion, start_conversion
 from trims.tiers.base import DeviceTier
-from trims.tiers.transfer import check_bytes, copy, default_threads, digest_of
+from trims.tiers.transfer import check_bytes, copy, default_threads, digest_by_reading, digest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -81,6 +81,15 @@ class Runner:
         self._fillers = ThreadPoolExecutor(workers, thread_name_prefix="trims-fill")
         self._planners = ThreadPoolExecutor(converters, thread_name_prefix="trims-plan")
         self._freers = ThreadPoolExecutor(1, thread_name_prefix="trims-free")
+        #: A device that does not answer must hold up nobody but those who wait for it: (copies, frees) of each.
+        self._of_devices = {
+            place: (
+                ThreadPoolExecutor(workers, thread_name_prefix=f"trims-fill-{place}"),
+                ThreadPoolExecutor(1, thread_name_prefix=f"trims-free-{place}"),
+            )
+            for place, tier in tiers.items()
+            if isinstance(tier, DeviceTier)
+        }
         #: Shared by all fills: more copies at once than there are processors only slow whoever answers clients.
         self._readers = ThreadPoolExecutor(default_threads(), thread_name_prefix="trims-copy", initializer=_step_back)
         self._slots = threading.Semaphore(converters)
@@ -136,11 +145,14 @@ class Runner:
         """
         if source is not None:
             self.abandon(job)  # while it was measured, the image came to lie somewhere
-        self._submit(self._fillers, job, lambda: self._fill(job, nbytes, source))
+        device = next((it for it in (job, source) if it is not None and it.place in self._of_devices), None)
+        fillers = self._fillers if device is None else self._of_devices[device.place][0]
+        self._submit(fillers, job, lambda: self._fill(job, nbytes, source))
 
     def free(self, job: Job) -> None:
         """Give the memory back; ends in Freed."""
-        self._freers.submit(self._guard, job, lambda: self._free(job))
+        freers = self._of_devices[job.place][1] if job.place in self._of_devices else self._freers
+        freers.submit(self._guard, job, lambda: self._free(job))
 
     def finish(self) -> None:
         """Cancel what is being planned and filled, and wait for its end. From now on only freeing is done."""
@@ -149,13 +161,15 @@ class Runner:
             conversions = list(self._conversions.values())
         for conversion in conversions:
             conversion.cancel()
-        for pool in (self._planners, self._fillers, self._readers):
+        copiers = [copier for copier, _ in self._of_devices.values()]
+        for pool in (self._planners, self._fillers, *copiers, self._readers):
             pool.shutdown(wait=True)
 
     def stop(self) -> None:
         """Finish, and close the tiers. Sealed replicas stay."""
         self.finish()
-        self._freers.shutdown(wait=True)
+        for pool in (self._freers, *(freer for _, freer in self._of_devices.values())):
+            pool.shutdown(wait=True)
         for job in list(self._conversions):
             self._drop_conversion(job)
         for tier in self._tiers.values():
@@ -309,15 +323,15 @@ class Runner:
             yield
             return
         with ThreadPoolExecutor(1, thread_name_prefix="trims-check") as pool:
-            checked = pool.submit(self._check_source, source, source.fd)
+            checked = pool.submit(self._check_source, source, source.fd, digest_by_reading)
             yield
             checked.result()
 
-    def _check_source(self, source: Extent, fd: int) -> None:
+    def _check_source(self, source: Extent, fd: int, digest: Callable[[int, int], str] = digest_of) -> None:
         """Hash its bytes, which `fd` has, unless they are known to be as they were sealed."""
         if _is_known(source):
             return
-        found = digest_of(fd, source.nbytes)
+        found = digest(fd, source.nbytes)
         if found != source.digest:
             raise ImageError(
                 f"the replica at {source.place} ({source.label}) hashes to {found[:16]}..., "

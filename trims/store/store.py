@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -107,7 +108,13 @@ class Store:
         self._working = WorkingMemory(catalog)
         self._keep_alive_s = keep_alive_s
         self.device_leases = DeviceLeases(
-            devices, self._shell, self.residency, self._working, counters=self.counters, have=self._have
+            devices,
+            self._shell,
+            self.residency,
+            self._working,
+            counters=self.counters,
+            have=self._have,
+            lease=self.resume,
         )
         self._tickets = itertools.count(1)
         self._lookups = Lookups(resolver, self._found)
@@ -129,6 +136,7 @@ class Store:
                 assert replica is not None, "it was adopted a moment ago"
                 self.runner.adopt(Job(event.key, event.place, replica.generation), extent)
                 self.counters["adopted"] += 1
+        self.device_leases.guard_adopted(time.monotonic())
         for name, place in self.catalog.pins():
             key = self.catalog.key_of(name)
             if key is not None:
@@ -143,6 +151,7 @@ class Store:
         """End: whoever waits is told, workers finish. Replicas stay for the next daemon unless `purge`."""
         self.drain()
         self._ticker.stop()
+        self.device_leases.expire(math.inf)
         for ask in self._lookups.stop() + self._shell.take_asks():
             self._feed(WaiterLeft(at_s=time.monotonic(), ticket=ask.ticket))
             ask.answer(LostPeerError("the daemon is shutting down"))
@@ -240,7 +249,8 @@ class Store:
         keep_alive_s = self._keep_alive_for(place, keep.keep_alive_s)
         if keep.pin and (resolved.key, place) not in self.residency.room.pins:
             self._pin_as_stated(resolved, place)
-        self._ask(ask, resolved.key, place, keep_alive_s, self._working.of(resolved))
+        self._working.stated(resolved)
+        self._ask(ask, resolved.key, place, keep_alive_s)
 
     def _pin_as_stated(self, resolved: Resolved, place: Place) -> None:
         try:
@@ -255,10 +265,8 @@ class Store:
             return None
         return stated_s if stated_s is not None else self._keep_alive_s
 
-    def _ask(
-        self, ask: Ask, key: str, place: Place, keep_alive_s: float | None, working_bytes: int | None = None
-    ) -> None:
-        waits = self._shell.ask(ask, key, place, keep_alive_s, working_bytes)
+    def _ask(self, ask: Ask, key: str, place: Place, keep_alive_s: float | None) -> None:
+        waits = self._shell.ask(ask, key, place, keep_alive_s, self._working.of(key))
         if waits and ask.deadline_at_s is not None:
             self._ticker.look_again(ask.deadline_at_s)
 
@@ -359,11 +367,12 @@ class Store:
 
     def _next_due_s(self) -> float | None:
         with self._shell.lock:
-            due = (self.residency.next_due_s(), self._lookups.next_due_s())
+            due = (self.residency.next_due_s(), self._lookups.next_due_s(), self.device_leases.due_s)
         return min((moment for moment in due if moment is not None), default=None)
 
     def _tick(self, now_s: float) -> None:
         self._lookups.expire(now_s)
+        self.device_leases.expire(now_s)
         self._feed(Tick(at_s=now_s))
 
 

@@ -1,7 +1,7 @@
 """Working memory: what a model's readers need on a device beside its bytes, as manifests state or readers measured.
 
-What was measured is the most any reader has reported, and is remembered in the catalog. Not covered: what is done about
-it (`trims.core.room`).
+What a manifest states counts; else the most any reader has reported. Either is remembered in the catalog, so that it
+counts from the first lease of a next daemon's life. Not covered: what is done about it (`trims.core.room`).
 """
 
 from __future__ import annotations
@@ -24,19 +24,26 @@ class WorkingMemory:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._lock = threading.Lock()
-        self._measured = catalog.working()
+        self._known = catalog.working()
 
-    def of(self, resolved: Resolved) -> int | None:
-        """Bytes for each session that reads it; None if nobody knows. What a manifest states counts."""
-        stated = resolved.manifest.residency.working_bytes
-        return stated if stated is not None else self._measured.get(resolved.key)
+    def of(self, key: str) -> int | None:
+        """Bytes for each session that reads it; None if nobody knows."""
+        return self._known.get(key)
+
+    def stated(self, resolved: Resolved) -> None:
+        """Take note of what a manifest says, if it says anything."""
+        nbytes = resolved.manifest.residency.working_bytes
+        if nbytes is not None and nbytes != self._known.get(resolved.key):
+            self._know(resolved.key, nbytes)
 
     def measured(self, key: str, nbytes: int, resolved: Resolved | None) -> int:
-        """A reader has needed so much; returns what counts: what a manifest states, or the most that any needed."""
+        """A reader has needed so much; returns what counts from now on."""
+        stated = None if resolved is None else resolved.manifest.residency.working_bytes
+        if stated is None and nbytes > self._known.get(key, -1):
+            self._know(key, nbytes)
+        return self._known.get(key, 0)
+
+    def _know(self, key: str, nbytes: int) -> None:
         with self._lock:
-            most = max(nbytes, self._measured.get(key, 0))
-            if most != self._measured.get(key):
-                self._measured[key] = most
-                self._catalog.remember_working(key, most)
-        stated = self.of(resolved) if resolved is not None else None
-        return most if stated is None else stated
+            self._known[key] = nbytes
+            self._catalog.remember_working(key, nbytes)
