@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import blake3
 import pytest
 
-from trims.core.errors import CallerError, CapacityError, ImageError, NotSupportedError
+from trims.core.errors import CallerError, CapacityError, CudaError, ImageError, NotSupportedError
 from trims.image.plan import SourceTensor, plan_image
 from trims.image.program import Program
 from trims.image.reader import ImageView
@@ -212,6 +212,48 @@ def test_the_context_is_given_back_when_nothing_needs_it(
         keeper.rest()
         assert watcher.memory()[0] == alone
     watcher.leave()
+
+
+def test_what_is_sealed_is_lent_and_given_back_beside_a_device_that_others_have_filled(
+    folder: Path, cuda: FakeCuda, image: Callable[..., tuple[int, bytes]]
+) -> None:
+    """The keeper rests, and a context takes memory, of which there is none."""
+    keeper = Keeper(cuda, UUID, "vmm", idle_s=0.0)
+    fd, data = image()
+    number = put(keeper, fd, len(data))
+    keeper.rest()
+    stranger = FakeCuda(str(folder))
+    stranger.use(UUID)
+    taken = stranger.allocate(stranger.memory()[0])
+    with pytest.raises(CapacityError):
+        keeper.room()
+    exported, _ = keeper.export(number)
+    exported.close()
+    keeper.free(number)
+    assert keeper.held() == []
+    assert stranger.memory()[0] >= len(data)
+    assert not keeper.awake
+    stranger.free(taken)
+    stranger.leave()
+
+
+def test_an_image_that_the_driver_does_not_take_back_stays_in_the_books(
+    keeper: Keeper, image: Callable[..., tuple[int, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fd, data = image()
+    number = put(keeper, fd, len(data))
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper.memory, "free", _refuse)
+        with pytest.raises(CudaError, match="refused"):
+            keeper.free(number)
+    assert [held.number for held in keeper.held()] == [number]
+    assert keeper.digest(number) == blake3.blake3(data).hexdigest()
+    keeper.free(number)
+    assert keeper.held() == []
+
+
+def _refuse(*_: object) -> None:
+    raise CudaError("refused")
 
 
 def test_a_context_that_was_used_a_moment_ago_is_kept(cuda: FakeCuda, driver: str) -> None:

@@ -11,8 +11,8 @@ import os
 import secrets
 import threading
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError, ImageError
@@ -22,6 +22,7 @@ from trims.memory.cuda.drivers import device_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from trims.memory.cuda.api import Cuda
     from trims.memory.cuda.drivers import Allocation, Export
@@ -38,6 +39,8 @@ class Held:
         digest: blake3 of all bytes; empty until sealed.
         head_fd: Its head, -1 until it was filled.
         filled: Every byte is there.
+        freeing: Held while its memory is given back, so that this is done once.
+        going: It is being given back, and nothing else may use it.
     """
 
     number: int
@@ -47,6 +50,8 @@ class Held:
     digest: str = ""
     head_fd: int = -1
     filled: bool = False
+    freeing: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    going: bool = False
 
 
 class Keeper:
@@ -82,9 +87,9 @@ class Keeper:
             raise CallerError(f"an image of {nbytes} bytes cannot be held")
         with self._working():
             allocation = self.memory.allocate(nbytes)
-        with self._lock:
-            held = Held(next(self._numbers), nbytes, allocation)
-            self._held[held.number] = held
+            with self._lock:  # while we are busy: what nobody knows of would not keep the context from its rest
+                held = Held(next(self._numbers), nbytes, allocation)
+                self._held[held.number] = held
         return held
 
     def fill(self, number: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
@@ -148,7 +153,7 @@ class Keeper:
     def export(self, number: int) -> tuple[Export, int]:
         """What a borrower needs: the memory, whose descriptor is the caller's, and the head, which stays ours."""
         held = self._sealed(number)
-        with self._working():
+        with self._reaching(held):
             return self.memory.export(held.allocation), held.head_fd
 
     def read(self, number: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
@@ -165,15 +170,28 @@ class Keeper:
             return self._mover.digest(address, held.nbytes)
 
     def free(self, number: int) -> None:
-        """Give it up. Idempotent. For `ipc`, no borrower may have it open: the caller knows, not we."""
+        """Give it up. Idempotent. For `ipc`, no borrower may have it open: the caller knows, not we.
+
+        If the driver refuses, the image stays in the books: free it again.
+        """
         with self._lock:
-            held = self._held.pop(number, None)
+            held = self._held.get(number)
         if held is None:
             return
-        with self._working():
-            self.memory.free(held.allocation)
-        if held.head_fd >= 0:
-            os.close(held.head_fd)
+        with held.freeing:
+            if number not in self._held:  # somebody else has done it meanwhile
+                return
+            held.going = True
+            try:
+                with self._reaching(held):
+                    self.memory.free(held.allocation)
+            except BaseException:
+                held.going = False
+                raise
+            with self._lock:
+                del self._held[number]
+            if held.head_fd >= 0:
+                os.close(held.head_fd)
 
     def held(self) -> list[Held]:
         """All images, sealed or not."""
@@ -236,6 +254,10 @@ class Keeper:
                 self._busy -= 1
                 self._idle_since_s = time.monotonic()
 
+    def _reaching(self, held: Held) -> AbstractContextManager[None]:
+        """The context, if there is no other way: it takes memory, of which a full device has none to give any back."""
+        return self._working() if self.memory.sealed_needs_context or not held.key else nullcontext()
+
     @contextmanager
     def _reading(self, held: Held) -> Iterator[int]:
         with self._working():
@@ -248,7 +270,7 @@ class Keeper:
     def _find(self, number: int) -> Held:
         with self._lock:
             held = self._held.get(number)
-        if held is None:
+        if held is None or held.going:
             raise CallerError(f"this keeper holds no image {number}")
         return held
 
