@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import blake3
 import pytest
 
-from trims.core.errors import CallerError, CapacityError, CudaError, ImageError, NotSupportedError
+from trims.core.errors import CallerError, CapacityError, CudaError, DrainingError, ImageError, NotSupportedError
 from trims.image.plan import SourceTensor, plan_image
 from trims.image.program import Program
 from trims.image.reader import ImageView
@@ -160,6 +160,28 @@ def test_only_sealed_images_are_exported_and_sealed_ones_are_not_filled_again(
         keeper.fill(number, fd)
     with pytest.raises(CallerError, match="no image 999"):
         keeper.export(999)
+
+
+def test_memory_is_not_taken_away_under_a_copy_that_runs(
+    keeper: Keeper, cuda: FakeCuda, image: Callable[..., tuple[int, bytes]]
+) -> None:
+    fd, data = image()
+    number = keeper.create(len(data)).number
+    begun = threading.Event()
+    cuda.may_copy.clear()
+    filling = threading.Thread(target=keeper.fill, args=(number, fd, lambda _: begun.set()))
+    filling.start()
+    assert begun.wait(30)
+    assert not keeper.close(wait_s=0.0)
+    assert [held.number for held in keeper.held()] == [number]
+    closing = threading.Thread(target=keeper.close)
+    closing.start()
+    cuda.may_copy.set()
+    for thread in (filling, closing):
+        thread.join()
+    assert keeper.held() == []
+    with pytest.raises(DrainingError, match="is ending"):
+        keeper.create(1)
 
 
 @pytest.mark.parametrize("wrong", ["short", "no image"])

@@ -7,6 +7,7 @@ nothing has for a while: sealed `vmm` images need none. Methods may be called fr
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import secrets
 import threading
@@ -15,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CallerError, ImageError
+from trims.core.errors import CallerError, DrainingError, ImageError
 from trims.keeper.head import make_head
 from trims.keeper.mover import Mover
 from trims.memory.cuda.drivers import device_memory
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from trims.memory.cuda.api import Cuda
     from trims.memory.cuda.drivers import Allocation, Export
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +74,8 @@ class Keeper:
         self._context = threading.Condition()
         self._awake = False
         self._busy = 0
+        #: The thread that frees everything; from then on nobody else may begin anything.
+        self._closer: int | None = None
         self._idle_since_s = 0.0
         self._held: dict[int, Held] = {}
         # Of no keeper before this one: an order meant for its images must not meet ours.
@@ -219,12 +224,21 @@ class Keeper:
                 self._cuda.leave()
                 self._awake = False
 
-    def close(self) -> None:
-        """Free everything."""
+    def close(self, wait_s: float = 30.0) -> bool:
+        """Free everything, once the orders that run are done: a copy must not lose the memory it writes to.
+
+        Returns False, and frees nothing, if they are not done in time. No order begins after it returned True.
+        """
+        with self._context:
+            if not self._context.wait_for(lambda: not self._busy, wait_s):
+                log.error("%d orders still run after %.0f s: nothing is freed", self._busy, wait_s)
+                return False
+            self._closer = threading.get_ident()
         for held in self.held():
             self.free(held.number)
         self._idle_s = 0.0
         self.rest()
+        return True
 
     def _needed(self) -> bool:
         """Legacy allocations live in the context; so does what is being filled."""
@@ -238,6 +252,8 @@ class Keeper:
     def _working(self) -> Iterator[None]:
         """The context is there, and current in this thread, for the length of the block."""
         with self._context:
+            if self._closer not in (None, threading.get_ident()):
+                raise DrainingError(f"the keeper of {self.device.uuid} is ending")
             self._busy += 1
             try:
                 if not self._awake:
@@ -253,6 +269,7 @@ class Keeper:
             with self._context:
                 self._busy -= 1
                 self._idle_since_s = time.monotonic()
+                self._context.notify_all()
 
     def _reaching(self, held: Held) -> AbstractContextManager[None]:
         """The context, if there is no other way: it takes memory, of which a full device has none to give any back."""
