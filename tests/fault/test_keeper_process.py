@@ -187,6 +187,19 @@ def test_bytes_that_are_no_frame_end_their_connection_only(path: Path) -> None:
         assert keeper.hello().device == UUID
 
 
+@pytest.mark.parametrize("order", ["hello", "room", "create", "export", "free", "fill"])
+def test_a_keeper_that_does_not_answer_is_a_lost_device(folder: Path, image: tuple[int, bytes], order: str) -> None:
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(folder / "deaf.sock"))
+        deaf.listen()
+        given = {"create": (4096,), "export": (1,), "free": (1,), "fill": (1, image[0])}.get(order, ())
+        with KeeperConnection(folder / "deaf.sock", answer_s=0.05, progress_s=0.05) as keeper:
+            with pytest.raises(DeviceLostError, match=r"does not answer within 0\.05 s"):
+                getattr(keeper, order)(*given)
+            with pytest.raises(DeviceLostError, match="is gone"):
+                keeper.hello()
+
+
 def until(true: Callable[[], bool]) -> None:
     """Wait for another process, which says nothing when it is done."""
     end_s = time.monotonic() + 20

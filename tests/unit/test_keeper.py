@@ -306,6 +306,31 @@ def test_both_ways_in_are_tried_and_the_faster_one_is_kept(
     cuda.leave()
 
 
+@pytest.mark.parametrize("error", [CudaError("INVALID_VALUE"), CapacityError("OUT_OF_MEMORY")])
+def test_where_the_driver_refuses_to_register_everything_is_staged_from_then_on(
+    cuda: FakeCuda, image: Callable[..., tuple[int, bytes]], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    mover = Mover(cuda, cuda.use(UUID))
+    asked: list[int] = []
+
+    def refuse(address: int, _nbytes: int) -> None:
+        asked.append(address)
+        raise error
+
+    monkeypatch.setattr(cuda, "host_register", refuse)
+    fd, data = image(80 << 20)
+    target = cuda.allocate(len(data))
+    mover.pace_s.update(staged=1.0, registered=1e-12)
+    for _ in range(2):
+        mover.copy_in(fd, len(data), target)
+        assert mover.digest(target, len(data)) == blake3.blake3(data).hexdigest()
+    assert len(asked) == 1
+    assert mover.ways == ("staged",)
+    mover.close()
+    cuda.free(target)
+    cuda.leave()
+
+
 def test_without_registration_everything_is_staged(folder: Path, image: Callable[..., tuple[int, bytes]]) -> None:
     make_devices(folder, [Device(UUID, "Fake", TOTAL, read_only_registration=False)])
     cuda = FakeCuda(str(folder))
