@@ -13,6 +13,7 @@ from trims.core.errors import CallerError, CapacityError, CudaError, DrainingErr
 from trims.image.plan import SourceTensor, plan_image
 from trims.image.program import Program
 from trims.image.reader import ImageView
+from trims.keeper.head import make_head
 from trims.keeper.keeper import Keeper
 from trims.keeper.mover import CHUNK_BYTES, Mover
 from trims.memory.cuda.api import Device
@@ -111,6 +112,16 @@ def test_the_head_describes_the_image_and_takes_hardly_any_memory(
     for change in (lambda: os.pwrite(head_fd, b"x", 0), lambda: os.truncate(f"/proc/self/fd/{head_fd}", 0)):
         with pytest.raises(OSError, match=r"Bad file descriptor|not permitted"):
             change()
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, 4096])
+def test_a_file_that_shrinks_while_its_head_is_made_is_an_error_and_no_signal(
+    image: Callable[..., tuple[int, bytes]], keep: int
+) -> None:
+    fd, data = image(1 << 16)
+    os.truncate(f"/proc/self/fd/{fd}", keep)
+    with pytest.raises(ImageError, match="truncated"):
+        make_head(fd, len(data))
 
 
 def test_what_lies_on_the_device_can_be_read_back_and_hashed(
