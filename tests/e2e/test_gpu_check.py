@@ -151,6 +151,7 @@ def test_a_keeper_takes_nothing_but_weights_while_it_rests(record: dict[str, Any
         "keeper without weights": 0,
         "keeper with its context, at work": CONTEXT_BYTES,
         "keeper at rest, beyond its weights": 0,
+        "bytes_intact_across_rest": 1,
     }
 
 

@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -135,20 +134,26 @@ def test_what_nobody_read_is_loaded_when_it_is_asked_for(
 def test_a_keeper_that_is_killed_during_a_copy_fails_that_open_only(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon, path = serve_gpu(), checkpoint("m", nbytes=64 << 20)
+    daemon, path = serve_gpu(), checkpoint("m", nbytes=96 << 20)
     (tier,) = daemon.gpus
-    held_up, copy_in = threading.Event(), tier.copy_in
+    killed_at: list[int] = []
+    copy_in = tier.copy_in
 
-    def killed_in_the_middle(*args: Any) -> None:
-        if not held_up.is_set():
-            held_up.set()
-            kill_keeper(daemon)
-        copy_in(*args)
+    def killed_in_the_middle(draft: Any, source: Any, on_progress: Any = None) -> None:
+        def progress(done: int) -> None:
+            if not killed_at:
+                killed_at.append(done)
+                kill_keeper(daemon)
+            if on_progress is not None:
+                on_progress(done)
+
+        copy_in(draft, source, progress)
 
     monkeypatch.setattr(tier, "copy_in", killed_in_the_middle)
     with connect(daemon.config.runtime_dir) as session:
         with pytest.raises(DeviceLostError, match="keeper"):
             session.open_file(path, place="gpu")
+        assert 0 < killed_at[0] < 96 << 20, "it was not in the middle"
         wait_until(lambda: _opens(session, path), "no open works any more")
     assert not check_store(daemon.store, verify=True).findings
 

@@ -7,18 +7,31 @@ import os
 import select
 import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import blake3
 import pytest
 
-from trims.core.errors import BadMessageError, CallerError, DaemonAwayError, DeviceLostError, NotSupportedError
+from trims.core.errors import (
+    BadMessageError,
+    CallerError,
+    CudaError,
+    DaemonAwayError,
+    DeviceLostError,
+    NotSupportedError,
+)
+from trims.keeper import server
 from trims.keeper.client import KeeperConnection, Kept
+from trims.keeper.keeper import Keeper
 from trims.keeper.launch import find_keeper
+from trims.keeper.server import KeeperServer
 from trims.memory.cuda.api import Device
 from trims.testing.device_borrower import Borrower
-from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, make_devices
+from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, lose_device, make_devices
 from trims.testing.tiers import an_image
 from trims.wire.answers import raise_if_error
 from trims.wire.frames import Decoder, encode
@@ -185,6 +198,131 @@ def test_bytes_that_are_no_frame_end_their_connection_only(path: Path) -> None:
         assert sock.recv(65536) == b""
     with KeeperConnection(path) as keeper:
         assert keeper.hello().device == UUID
+
+
+@pytest.mark.parametrize("order", ["hello", "room", "create", "export", "free", "fill"])
+def test_a_keeper_that_does_not_answer_is_a_lost_device(folder: Path, image: tuple[int, bytes], order: str) -> None:
+    with socket.socket(socket.AF_UNIX) as deaf:
+        deaf.bind(str(folder / "deaf.sock"))
+        deaf.listen()
+        given = {"create": (4096,), "export": (1,), "free": (1,), "fill": (1, image[0])}.get(order, ())
+        with KeeperConnection(folder / "deaf.sock", answer_s=0.05, progress_s=0.05) as keeper:
+            with pytest.raises(DeviceLostError, match=r"does not answer within 0\.05 s"):
+                getattr(keeper, order)(*given)
+            with pytest.raises(DeviceLostError, match="is gone"):
+                keeper.hello()
+
+
+_HANGING = """
+import sys
+from trims.keeper.main import main
+from trims.testing.fake_cuda import FakeCuda
+
+made, copy = FakeCuda.__init__, FakeCuda._copy
+
+def hang(self, *given):
+    made(self, *given)
+    self.may_copy.clear()
+
+def tell(self, *given):
+    copy(self, *given)
+    print("copying", flush=True)
+
+FakeCuda.__init__, FakeCuda._copy = hang, tell
+sys.exit(main(["--socket", sys.argv[1], "--device", sys.argv[2], "--cuda", sys.argv[3]]))
+"""
+
+
+def test_a_keeper_whose_device_is_lost_while_a_copy_hangs_ends_and_everybody_hears_of_it(
+    folder: Path, kind: str, image: tuple[int, bytes]
+) -> None:
+    path, ended = folder / "hanging.sock", threading.Event()
+    command = [sys.executable, "-c", _HANGING, str(path), UUID, kind]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        until(lambda: _accepts(path))
+        with KeeperConnection(path) as lifeline, KeeperConnection(path) as filler, KeeperConnection(path) as other:
+            number = filler.create(len(image[1]))
+
+            def fill() -> None:
+                with pytest.raises(DeviceLostError):
+                    filler.fill(number, image[0])
+                ended.set()
+
+            filling = threading.Thread(target=fill)
+            filling.start()
+            assert process.stdout.readline() == b"copying\n"
+            lose_device(folder, UUID)
+            with pytest.raises(DeviceLostError, match=f"{UUID} is lost"):
+                other.room()
+            lifeline.wait_for_end()
+            filling.join()
+            assert ended.is_set()
+        assert process.wait(30) == 1
+    (folder / f"lost.{UUID}").unlink()
+
+
+def _accepts(path: Path) -> bool:
+    try:
+        KeeperConnection(path).close()
+    except DaemonAwayError:
+        return False
+    return True
+
+
+def test_what_fails_at_the_door_or_at_rest_does_not_end_the_keeper(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No descriptor for another connection, a driver that refuses, a path that cannot be looked at: all that passes."""
+    monkeypatch.setattr(server, "_TICK_S", 0.01)
+    keeper, path = Keeper(FakeCuda(kind.partition(":")[2]), UUID, "vmm", idle_s=0.0), folder / "here.sock"
+    serving = KeeperServer(keeper, path)
+    accept, rest, stat = socket.socket.accept, keeper.rest, type(path).stat
+    failed: set[str] = set()
+
+    def once(name: str, error: Exception, method: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        if name not in failed:
+            failed.add(name)
+            raise error
+        return method(*given, **named)
+
+    monkeypatch.setattr(
+        socket.socket, "accept", lambda self: once("accept", OSError(24, "Too many open files"), accept, self)
+    )
+    monkeypatch.setattr(keeper, "rest", lambda: once("rest", CudaError("refused"), rest))
+    thread = threading.Thread(target=serving.serve)
+    thread.start()
+    until(lambda: _accepts(path))
+    monkeypatch.setattr(
+        type(path), "stat", lambda self, **named: once("stat", PermissionError(13, "no"), stat, self, **named)
+    )
+    until(lambda: failed == {"accept", "rest", "stat"})
+    with KeeperConnection(path) as connection:
+        assert connection.hello().device == UUID
+    serving.end()
+    thread.join()
+    for said in ("Too many open files", "refused", "cannot be looked at"):
+        assert said in caplog.text
+
+
+def test_a_draft_that_cannot_be_freed_because_its_device_is_lost_ends_the_keeper(
+    folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(FakeCuda(kind.partition(":")[2]), UUID, "vmm", idle_s=0.0)
+    serving, path = KeeperServer(keeper, folder / "here.sock"), folder / "here.sock"
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(serving.serve()))
+    thread.start()
+    until(lambda: _accepts(path))
+    draft = KeeperConnection(path)
+    number = draft.create(4096)
+    lose_device(folder, UUID)
+    draft.close()  # the draft is freed, and nobody is there to be told what came of it
+    thread.join(20)
+    assert found == [False]
+    (folder / f"lost.{UUID}").unlink()
+    assert [held.number for held in keeper.held()] == [number]
+    keeper.close()
 
 
 def until(true: Callable[[], bool]) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import blake3
 import pytest
 
-from trims.core.errors import CallerError, CapacityError, ImageError, NotSupportedError
+from trims.core.errors import CallerError, CapacityError, CudaError, DrainingError, ImageError, NotSupportedError
 from trims.image.plan import SourceTensor, plan_image
 from trims.image.program import Program
 from trims.image.reader import ImageView
+from trims.keeper.head import make_head
 from trims.keeper.keeper import Keeper
 from trims.keeper.mover import CHUNK_BYTES, Mover
 from trims.memory.cuda.api import Device
@@ -113,6 +114,16 @@ def test_the_head_describes_the_image_and_takes_hardly_any_memory(
             change()
 
 
+@pytest.mark.parametrize("keep", [0, 7, 100, 4096])
+def test_a_file_that_shrinks_while_its_head_is_made_is_an_error_and_no_signal(
+    image: Callable[..., tuple[int, bytes]], keep: int
+) -> None:
+    fd, data = image(1 << 16)
+    os.truncate(f"/proc/self/fd/{fd}", keep)
+    with pytest.raises(ImageError, match="truncated"):
+        make_head(fd, len(data))
+
+
 def test_what_lies_on_the_device_can_be_read_back_and_hashed(
     keeper: Keeper, image: Callable[..., tuple[int, bytes]]
 ) -> None:
@@ -160,6 +171,28 @@ def test_only_sealed_images_are_exported_and_sealed_ones_are_not_filled_again(
         keeper.fill(number, fd)
     with pytest.raises(CallerError, match="no image 999"):
         keeper.export(999)
+
+
+def test_memory_is_not_taken_away_under_a_copy_that_runs(
+    keeper: Keeper, cuda: FakeCuda, image: Callable[..., tuple[int, bytes]]
+) -> None:
+    fd, data = image()
+    number = keeper.create(len(data)).number
+    begun = threading.Event()
+    cuda.may_copy.clear()
+    filling = threading.Thread(target=keeper.fill, args=(number, fd, lambda _: begun.set()))
+    filling.start()
+    assert begun.wait(30)
+    assert not keeper.close(wait_s=0.0)
+    assert [held.number for held in keeper.held()] == [number]
+    closing = threading.Thread(target=keeper.close)
+    closing.start()
+    cuda.may_copy.set()
+    for thread in (filling, closing):
+        thread.join()
+    assert keeper.held() == []
+    with pytest.raises(DrainingError, match="is ending"):
+        keeper.create(1)
 
 
 @pytest.mark.parametrize("wrong", ["short", "no image"])
@@ -214,6 +247,48 @@ def test_the_context_is_given_back_when_nothing_needs_it(
     watcher.leave()
 
 
+def test_what_is_sealed_is_lent_and_given_back_beside_a_device_that_others_have_filled(
+    folder: Path, cuda: FakeCuda, image: Callable[..., tuple[int, bytes]]
+) -> None:
+    """The keeper rests, and a context takes memory, of which there is none."""
+    keeper = Keeper(cuda, UUID, "vmm", idle_s=0.0)
+    fd, data = image()
+    number = put(keeper, fd, len(data))
+    keeper.rest()
+    stranger = FakeCuda(str(folder))
+    stranger.use(UUID)
+    taken = stranger.allocate(stranger.memory()[0])
+    with pytest.raises(CapacityError):
+        keeper.room()
+    exported, _ = keeper.export(number)
+    exported.close()
+    keeper.free(number)
+    assert keeper.held() == []
+    assert stranger.memory()[0] >= len(data)
+    assert not keeper.awake
+    stranger.free(taken)
+    stranger.leave()
+
+
+def test_an_image_that_the_driver_does_not_take_back_stays_in_the_books(
+    keeper: Keeper, image: Callable[..., tuple[int, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fd, data = image()
+    number = put(keeper, fd, len(data))
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper.memory, "free", _refuse)
+        with pytest.raises(CudaError, match="refused"):
+            keeper.free(number)
+    assert [held.number for held in keeper.held()] == [number]
+    assert keeper.digest(number) == blake3.blake3(data).hexdigest()
+    keeper.free(number)
+    assert keeper.held() == []
+
+
+def _refuse(*_: object) -> None:
+    raise CudaError("refused")
+
+
 def test_a_context_that_was_used_a_moment_ago_is_kept(cuda: FakeCuda, driver: str) -> None:
     keeper = Keeper(cuda, UUID, driver, idle_s=3600.0)
     keeper.room()
@@ -237,6 +312,31 @@ def test_both_ways_in_are_tried_and_the_faster_one_is_kept(
     assert mover.pace_s["registered"] > 1e-12
     assert mover.pace_s["staged"] == 1.0
     assert mover.digest(target, len(data)) == blake3.blake3(data).hexdigest()
+    mover.close()
+    cuda.free(target)
+    cuda.leave()
+
+
+@pytest.mark.parametrize("error", [CudaError("INVALID_VALUE"), CapacityError("OUT_OF_MEMORY")])
+def test_where_the_driver_refuses_to_register_everything_is_staged_from_then_on(
+    cuda: FakeCuda, image: Callable[..., tuple[int, bytes]], monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    mover = Mover(cuda, cuda.use(UUID))
+    asked: list[int] = []
+
+    def refuse(address: int, _nbytes: int) -> None:
+        asked.append(address)
+        raise error
+
+    monkeypatch.setattr(cuda, "host_register", refuse)
+    fd, data = image(80 << 20)
+    target = cuda.allocate(len(data))
+    mover.pace_s.update(staged=1.0, registered=1e-12)
+    for _ in range(2):
+        mover.copy_in(fd, len(data), target)
+        assert mover.digest(target, len(data)) == blake3.blake3(data).hexdigest()
+    assert len(asked) == 1
+    assert mover.ways == ("staged",)
     mover.close()
     cuda.free(target)
     cuda.leave()

@@ -58,19 +58,25 @@ class KeeperConnection:
 
     Args:
         path: Of the keeper's socket. Raises DaemonAwayError if none serves there.
+        answer_s: Seconds within which an answer must come; then the keeper counts as gone.
+        progress_s: The same for each word of progress of a copy. Pinning a large file's pages tells nothing meanwhile,
+            so it is long.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, answer_s: float = 30.0, progress_s: float = 300.0) -> None:
         self._path = path
+        self._answer_s = answer_s
+        self._progress_s = progress_s
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._decoder = Decoder()
         self._read_ahead: deque[Message] = deque()
         self._fds: list[int] = []
+        self._sock.settimeout(answer_s)
         try:
             self._sock.connect(str(path))
         except OSError as error:
             self._sock.close()
-            raise DaemonAwayError(f"no keeper serves at {path}: {error.strerror}") from error
+            raise DaemonAwayError(f"no keeper serves at {path}: {error.strerror or error}") from error
 
     def hello(self) -> KeeperState:
         """Who it is and what it holds."""
@@ -116,7 +122,7 @@ class KeeperConnection:
 
     def digest(self, image: int) -> str:
         """blake3 of what lies on the device, hex."""
-        return str(self._order({"op": "digest", "image": image})["digest"])
+        return str(self._begin({"op": "digest", "image": image}, (), None)["digest"])
 
     def free(self, image: int) -> None:
         """Give it up. Idempotent."""
@@ -129,6 +135,7 @@ class KeeperConnection:
     def wait_for_end(self) -> None:
         """Until the keeper ends, or another thread calls `close`. For a connection on which nothing is ordered."""
         with contextlib.suppress(OSError):
+            self._sock.settimeout(None)
             self._sock.recv(1)
 
     def close(self) -> None:
@@ -148,14 +155,19 @@ class KeeperConnection:
         self.close()
 
     def _until(self, last: str, order: Message, fds: Sequence[int], on_progress: Callable[[int], None] | None) -> None:
-        answer = self._order(order, fds)
+        answer = self._begin(order, fds, self._progress_s)
         while last not in answer:
             if on_progress is not None:
                 on_progress(answer["done_bytes"])
             answer = self._next()
 
-    def _order(self, message: Message, fds: Sequence[int] = ()) -> Message:
+    def _order(self, message: Message) -> Message:
+        return self._begin(message, (), self._answer_s)
+
+    def _begin(self, message: Message, fds: Sequence[int], wait_s: float | None) -> Message:
+        """Say it and take the first answer. `wait_s` is the limit for each answer; None for none."""
         try:
+            self._sock.settimeout(wait_s)
             socket.send_fds(self._sock, [encode(message)], fds)
         except OSError as error:
             raise self._lost(error) from error
@@ -178,4 +190,9 @@ class KeeperConnection:
         return fds
 
     def _lost(self, error: OSError) -> DeviceLostError:
+        if isinstance(error, TimeoutError):
+            # A late answer would be taken for the next order's; and a keeper that comes to itself drops our drafts.
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_RDWR)
+            return DeviceLostError(f"the keeper at {self._path} does not answer within {self._sock.gettimeout():g} s")
         return DeviceLostError(f"the keeper at {self._path} is gone: {error}")

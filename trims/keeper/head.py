@@ -11,30 +11,45 @@ import fcntl
 import os
 from typing import TYPE_CHECKING
 
+from trims.core.errors import ArtifactError, ImageError
+from trims.image.index import HEADER, LENGTH, header_length
 from trims.image.reader import ImageView
 from trims.memory.mapping import FileMapping
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_PIECE_BYTES = 8 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 def make_head(fd: int, nbytes: int) -> int:
     """A sealed, read-only descriptor of the head of the image in `fd`, whose end is up to the caller.
 
-    Raises ImageError if the file is no image.
+    The file is read, never mapped: one that is truncated meanwhile, or on a disk that fails, is an error, not SIGBUS.
+
+    Raises ImageError if the file is no image, or cannot be read.
     """
     head = os.memfd_create("trims-head", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(head, nbytes)
-        with contextlib.closing(FileMapping(fd, nbytes)) as mapping:
-            for begin, count in _parts(ImageView(mapping.view())):
-                _write_all(head, mapping.view()[begin : begin + count], begin)
+        _copy(fd, head, 0, min(nbytes, _fixed_bytes(fd, nbytes)))
+        with contextlib.closing(FileMapping(head, nbytes)) as mapping:  # of memory that is ours
+            parts = list(_parts(ImageView(mapping.view())))
+        for begin, count in parts:
+            _copy(fd, head, begin, count)
         fcntl.fcntl(head, fcntl.F_ADD_SEALS, _SEALS)
         return os.open(f"/proc/self/fd/{head}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(head)
+
+
+def _fixed_bytes(fd: int, nbytes: int) -> int:
+    """Length of what says where everything else lies."""
+    try:
+        return LENGTH.size + header_length(_read(fd, 0, LENGTH.size), nbytes, "image") + HEADER.size
+    except ArtifactError as error:
+        raise ImageError(str(error)) from error
 
 
 def _parts(image: ImageView) -> Iterator[tuple[int, int]]:
@@ -45,9 +60,24 @@ def _parts(image: ImageView) -> Iterator[tuple[int, int]]:
         yield start + index.program_offset, index.program_bytes
 
 
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
-    with data:
-        done = 0
-        while done < len(data):
-            with data[done:] as part:
-                done += os.pwrite(fd, part, offset + done)
+def _copy(source: int, target: int, begin: int, count: int) -> None:
+    for offset in range(begin, begin + count, _PIECE_BYTES):
+        _write_all(target, _read(source, offset, min(_PIECE_BYTES, begin + count - offset)), offset)
+
+
+def _read(fd: int, offset: int, count: int) -> bytes:
+    try:
+        data = os.pread(fd, count, offset)
+        while len(data) < count and (more := os.pread(fd, count - len(data), offset + len(data))):
+            data += more
+    except OSError as error:
+        raise ImageError(f"the image cannot be read: {error}") from error
+    if len(data) < count:
+        raise ImageError(f"the image ends after {offset + len(data)} bytes: truncated?")
+    return data
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], offset + done)

@@ -7,24 +7,28 @@ nothing has for a while: sealed `vmm` images need none. Methods may be called fr
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import secrets
 import threading
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CallerError, ImageError
+from trims.core.errors import CallerError, DrainingError, ImageError
 from trims.keeper.head import make_head
 from trims.keeper.mover import Mover
 from trims.memory.cuda.drivers import device_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from trims.memory.cuda.api import Cuda
     from trims.memory.cuda.drivers import Allocation, Export
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +42,8 @@ class Held:
         digest: blake3 of all bytes; empty until sealed.
         head_fd: Its head, -1 until it was filled.
         filled: Every byte is there.
+        freeing: Held while its memory is given back, so that this is done once.
+        going: It is being given back, and nothing else may use it.
     """
 
     number: int
@@ -47,6 +53,8 @@ class Held:
     digest: str = ""
     head_fd: int = -1
     filled: bool = False
+    freeing: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    going: bool = False
 
 
 class Keeper:
@@ -66,6 +74,8 @@ class Keeper:
         self._context = threading.Condition()
         self._awake = False
         self._busy = 0
+        #: The thread that frees everything; from then on nobody else may begin anything.
+        self._closer: int | None = None
         self._idle_since_s = 0.0
         self._held: dict[int, Held] = {}
         # Of no keeper before this one: an order meant for its images must not meet ours.
@@ -82,9 +92,9 @@ class Keeper:
             raise CallerError(f"an image of {nbytes} bytes cannot be held")
         with self._working():
             allocation = self.memory.allocate(nbytes)
-        with self._lock:
-            held = Held(next(self._numbers), nbytes, allocation)
-            self._held[held.number] = held
+            with self._lock:  # while we are busy: what nobody knows of would not keep the context from its rest
+                held = Held(next(self._numbers), nbytes, allocation)
+                self._held[held.number] = held
         return held
 
     def fill(self, number: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
@@ -148,7 +158,7 @@ class Keeper:
     def export(self, number: int) -> tuple[Export, int]:
         """What a borrower needs: the memory, whose descriptor is the caller's, and the head, which stays ours."""
         held = self._sealed(number)
-        with self._working():
+        with self._reaching(held):
             return self.memory.export(held.allocation), held.head_fd
 
     def read(self, number: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
@@ -165,15 +175,28 @@ class Keeper:
             return self._mover.digest(address, held.nbytes)
 
     def free(self, number: int) -> None:
-        """Give it up. Idempotent. For `ipc`, no borrower may have it open: the caller knows, not we."""
+        """Give it up. Idempotent. For `ipc`, no borrower may have it open: the caller knows, not we.
+
+        If the driver refuses, the image stays in the books: free it again.
+        """
         with self._lock:
-            held = self._held.pop(number, None)
+            held = self._held.get(number)
         if held is None:
             return
-        with self._working():
-            self.memory.free(held.allocation)
-        if held.head_fd >= 0:
-            os.close(held.head_fd)
+        with held.freeing:
+            if number not in self._held:  # somebody else has done it meanwhile
+                return
+            held.going = True
+            try:
+                with self._reaching(held):
+                    self.memory.free(held.allocation)
+            except BaseException:
+                held.going = False
+                raise
+            with self._lock:
+                del self._held[number]
+            if held.head_fd >= 0:
+                os.close(held.head_fd)
 
     def held(self) -> list[Held]:
         """All images, sealed or not."""
@@ -201,12 +224,21 @@ class Keeper:
                 self._cuda.leave()
                 self._awake = False
 
-    def close(self) -> None:
-        """Free everything."""
+    def close(self, wait_s: float = 30.0) -> bool:
+        """Free everything, once the orders that run are done: a copy must not lose the memory it writes to.
+
+        Returns False, and frees nothing, if they are not done in time. No order begins after it returned True.
+        """
+        with self._context:
+            if not self._context.wait_for(lambda: not self._busy, wait_s):
+                log.error("%d orders still run after %.0f s: nothing is freed", self._busy, wait_s)
+                return False
+            self._closer = threading.get_ident()
         for held in self.held():
             self.free(held.number)
         self._idle_s = 0.0
         self.rest()
+        return True
 
     def _needed(self) -> bool:
         """Legacy allocations live in the context; so does what is being filled."""
@@ -220,6 +252,8 @@ class Keeper:
     def _working(self) -> Iterator[None]:
         """The context is there, and current in this thread, for the length of the block."""
         with self._context:
+            if self._closer not in (None, threading.get_ident()):
+                raise DrainingError(f"the keeper of {self.device.uuid} is ending")
             self._busy += 1
             try:
                 if not self._awake:
@@ -235,6 +269,11 @@ class Keeper:
             with self._context:
                 self._busy -= 1
                 self._idle_since_s = time.monotonic()
+                self._context.notify_all()
+
+    def _reaching(self, held: Held) -> AbstractContextManager[None]:
+        """The context, if there is no other way: it takes memory, of which a full device has none to give any back."""
+        return self._working() if self.memory.sealed_needs_context or not held.key else nullcontext()
 
     @contextmanager
     def _reading(self, held: Held) -> Iterator[int]:
@@ -248,7 +287,7 @@ class Keeper:
     def _find(self, number: int) -> Held:
         with self._lock:
             held = self._held.get(number)
-        if held is None:
+        if held is None or held.going:
             raise CallerError(f"this keeper holds no image {number}")
         return held
 

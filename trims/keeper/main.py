@@ -37,7 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.end())
-    server.serve()
+    if not server.serve():
+        os._exit(1)  # the interpreter would wait for threads that hang in the driver
     return 0
 
 

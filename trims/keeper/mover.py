@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import logging
 import mmap
 import os
 import threading
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import blake3
 
-from trims.core.errors import ImageError, NotSupportedError
+from trims.core.errors import DeviceLostError, ImageError, TrimsError
 from trims.core.units import align_up
 from trims.memory.mapping import FileMapping
 from trims.memory.reading import Source
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
 
     from trims.memory.cuda.api import Cuda, Device
 
+log = logging.getLogger(__name__)
 CHUNK_BYTES = 8 << 20
 #: Smaller images say nothing about speed.
 _TELLING_BYTES = 64 << 20
 _MOST_LANES = 8
+_STILL_THERE_S = 5.0
 #: Large enough that waiting for each costs nothing, small enough to tell how far it is.
 _ACROSS_BYTES = 256 << 20
 
@@ -69,6 +72,8 @@ class Mover:
         self._lanes: list[_Lane] = []
         self._wanted_lanes = lanes or max(2, min(_MOST_LANES, len(os.sched_getaffinity(0))))
         self._using = threading.Lock()
+        #: Counts what was moved, so that who waits for his turn knows whether the one before him goes on.
+        self._steps = 0
         #: Seconds a byte by each way, from the first telling image on.
         self.pace_s: dict[str, float] = {}
 
@@ -99,7 +104,7 @@ class Mover:
             ImageError: The file is shorter than `nbytes`.
             TrimsError: What the driver said.
         """
-        with self._using:
+        with self._turn(on_progress):
             way = way or self._way(nbytes)
             began = time.perf_counter()
             if way == "registered":
@@ -119,19 +124,20 @@ class Mover:
                 with lane.buffer[done : end - begin] as part:
                     done += os.pwrite(fd, part, begin + done)
 
-        with self._using:
+        with self._turn(on_progress):
             self._in_chunks(nbytes, move, on_progress)
 
     def copy_across(
         self, source: int, nbytes: int, target: int, on_progress: Callable[[int], None] | None = None
     ) -> None:
         """From memory of another device that is mapped here; when it returns, this device has every byte."""
-        with self._using:
+        with self._turn(on_progress):
             stream = self._ready_lanes()[0].stream
             for begin in range(0, nbytes, _ACROSS_BYTES):
                 count = min(_ACROSS_BYTES, nbytes - begin)
                 self._cuda.copy_device(target + begin, source + begin, count, stream)
                 self._cuda.synchronize(stream)
+                self._steps += 1
                 if on_progress is not None:
                     on_progress(begin + count)
 
@@ -143,6 +149,7 @@ class Mover:
             for begin in range(0, nbytes, CHUNK_BYTES):
                 count = min(CHUNK_BYTES, nbytes - begin)
                 self._fetch(lane, source + begin, count)
+                self._steps += 1
                 with lane.buffer[:count] as part:
                     hasher.update(part)
         return hasher.hexdigest()
@@ -155,6 +162,19 @@ class Mover:
                 lane.end()
 
     # -- the two ways in -------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _turn(self, on_progress: Callable[[int], None] | None) -> Iterator[None]:
+        """One copy at a time. Who waits says so as long as the one before him goes on, or he would seem to hang."""
+        seen = self._steps
+        while not self._using.acquire(timeout=_STILL_THERE_S):
+            if on_progress is not None and self._steps != seen:
+                seen = self._steps
+                on_progress(0)
+        try:
+            yield
+        finally:
+            self._using.release()
 
     def _way(self, nbytes: int) -> str:
         if not self._can_register or nbytes < _TELLING_BYTES:
@@ -185,7 +205,10 @@ class Mover:
             address, length = mapping.address, align_up(nbytes, mmap.PAGESIZE)
             try:
                 self._cuda.host_register(address, length)
-            except NotSupportedError:
+            except DeviceLostError:
+                raise
+            except TrimsError as error:  # drivers say it in many ways: of a file's pages, or too many to pin
+                log.warning("no more images are registered, all are staged: %s", error)
                 self._can_register = False
                 self._staged(fd, nbytes, target, on_progress)
                 return "staged"
@@ -231,6 +254,7 @@ class Mover:
                         raise
                     with lock:
                         done[0] += end - begin
+                        self._steps += 1
                         if on_progress is not None:
                             on_progress(done[0])
 

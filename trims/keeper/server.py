@@ -64,8 +64,11 @@ class KeeperServer:
             os.close(self._lock_fd)
             raise CallerError(f"another keeper serves at {path}") from None
 
-    def serve(self) -> None:
-        """Until `end`, or until the device is lost. Frees everything then."""
+    def serve(self) -> bool:
+        """Until `end`, or until the device is lost. Frees everything then.
+
+        Returns whether that was done. If not, threads may hang in the driver: the process must end without them.
+        """
         self._path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(self._path))
@@ -74,26 +77,68 @@ class KeeperServer:
             listener.settimeout(_TICK_S)
             inode = self._path.stat().st_ino
             while not self._ending.is_set():
-                with contextlib.suppress(TimeoutError):
-                    sock, _ = listener.accept()
-                    self._connections.add(sock)
-                    threading.Thread(target=self._serve_one, args=(sock,), daemon=True).start()
-                self._keeper.rest()
+                self._admit(listener)
+                self._rest()
                 if not self._connections and not self._is_there(inode):
                     log.warning("%s is gone: nobody can ever reach this keeper, so it ends", self._path)
                     break
         if self._is_there(inode):
             self._path.unlink(missing_ok=True)
-        if not self._lost:  # else there is nothing to free, and every call would fail
-            self._keeper.close()
+        freed = self._free_all()
+        self._hang_up()
         os.close(self._lock_fd)
+        return freed
+
+    def _admit(self, listener: socket.socket) -> None:
+        """Serve the next connection, if one comes soon. What is short now must not end what is held."""
+        try:
+            sock, _ = listener.accept()
+        except TimeoutError:
+            return
+        except OSError as error:
+            log.error("nobody can be let in: %s", error)  # noqa: TRY400 - the cause is all there is
+            self._ending.wait(_TICK_S)
+            return
+        self._connections.add(sock)
+        try:
+            threading.Thread(target=self._serve_one, args=(sock,), daemon=True).start()
+        except RuntimeError as error:
+            log.error("nobody can be served: %s", error)  # noqa: TRY400 - the cause is all there is
+            self._connections.discard(sock)
+            sock.close()
+
+    def _rest(self) -> None:
+        try:
+            self._keeper.rest()
+        except DeviceLostError:
+            self.device_lost()
+        except Exception:
+            log.exception("the context was not given back; that is tried again")
+
+    def _free_all(self) -> bool:
+        if self._lost:  # there is nothing to free, and every call would fail
+            return False
+        try:
+            return self._keeper.close()
+        except TrimsError:
+            log.exception("what is left goes with this process")
+            return False
+
+    def _hang_up(self) -> None:
+        """End all connections. What was said to them before still arrives."""
+        for sock in list(self._connections):
+            with contextlib.suppress(OSError):  # its own thread has ended it
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _is_there(self, inode: int) -> bool:
         """True while the path leads to our socket, and not to nothing or to a later keeper's."""
         try:
             return self._path.stat().st_ino == inode
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError as error:  # which says nothing about it
+            log.warning("%s cannot be looked at: %s", self._path, error)
+            return True
 
     def end(self) -> None:
         """Stop serving within a second."""
@@ -101,9 +146,11 @@ class KeeperServer:
 
     def device_lost(self) -> None:
         """Stop serving: a context that was lost never works again in its process, and what it held is gone."""
-        log.error("the device %s is lost, and this keeper ends", self._keeper.device.uuid)
+        if not self._lost:
+            log.error("the device %s is lost, and this keeper ends", self._keeper.device.uuid)
         self._lost = True
         self.end()
+        self._hang_up()  # now: threads may hang in the driver, and the daemon must hear of it
 
     def _serve_one(self, sock: socket.socket) -> None:
         sock.settimeout(None)
@@ -113,9 +160,9 @@ class KeeperServer:
         except (OSError, BadMessageError) as error:
             log.debug("a connection ended: %s", error)
         finally:
+            self._connections.discard(sock)
             sock.close()
             connection.drop_drafts()
-            self._connections.discard(sock)
 
 
 class _Connection:
@@ -161,6 +208,9 @@ class _Connection:
         for number in self._drafts:
             try:
                 self._keeper.free(number)
+            except DeviceLostError:
+                self._server.device_lost()
+                return
             except TrimsError:
                 log.exception("a draft could not be freed")
 
@@ -171,8 +221,10 @@ class _Connection:
                 raise BadMessageError(f"unknown order {order.get('op')!r}"[:200])
             work(order, fds)
         except DeviceLostError as error:
-            self._say(error_message(error, None))
-            self._server.device_lost()
+            try:
+                self._say(error_message(error, None))
+            finally:
+                self._server.device_lost()
         except TrimsError as error:
             self._say(error_message(error, None))
         except Exception as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -212,6 +213,25 @@ class DeviceMemoryContract:
 
 class KeptMemoryContract(DeviceMemoryContract):
     """The same for memory that lives while anybody has it; with `ipc` that is undefined, so no keeper asks for it."""
+
+    def test_what_is_sealed_is_exported_and_given_back_without_a_context(self, owner: Owner) -> None:
+        """A context takes memory of the device, of which there may be none when something must be given back."""
+        assert not owner.memory.sealed_needs_context
+        free, made = owner.cuda.memory()[0], owner.sealed()
+        found: list[object] = []
+
+        def elsewhere() -> None:
+            exported = owner.memory.export(made)
+            found.append(exported.fd >= 0)
+            exported.close()
+            owner.memory.free(made)
+            found.append("freed")
+
+        stranger = threading.Thread(target=elsewhere)  # one to which no context was ever bound
+        stranger.start()
+        stranger.join()
+        assert found == [True, "freed"]
+        assert owner.cuda.memory()[0] == free
 
     def test_a_descriptor_keeps_memory_that_its_owner_has_given_up(self, owner: Owner) -> None:
         made = owner.sealed()

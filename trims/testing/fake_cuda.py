@@ -204,8 +204,8 @@ class FakeCuda:
         return self._handle(fd)
 
     def vmm_export(self, handle: int) -> int:
-        """The descriptor shares the lock."""
-        self._ready()
+        """The descriptor shares the lock. Needs no context."""
+        self._not_lost()
         return os.dup(self._files[handle])
 
     def vmm_import(self, fd: int) -> int:
@@ -216,8 +216,8 @@ class FakeCuda:
         return self._handle(own)
 
     def vmm_release(self, handle: int) -> None:
-        """Mappings stay."""
-        self._ready()
+        """Mappings stay. Needs no context."""
+        self._not_lost()
         os.close(self._files.pop(handle))
 
     def vmm_map(self, handle: int, nbytes: int, *, writable: bool) -> int:
@@ -306,6 +306,10 @@ class FakeCuda:
     def _ready(self) -> Device:
         if self._device is None or self._context_fd < 0 or not getattr(self._bound, "here", False):
             raise CudaError("CUDA_ERROR_INVALID_CONTEXT: this thread uses no device")
+        return self._not_lost()
+
+    def _not_lost(self) -> Device:
+        assert self._device is not None, "use() comes first"
         if (self._folder / f"lost.{self._device.uuid}").exists():
             raise DeviceLostError(f"{self._device.uuid} is lost (CUDA_ERROR_DEVICE_UNAVAILABLE)")
         return self._device

@@ -7,6 +7,7 @@ the device's memory. Not covered: which images are there (residency), how they m
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import threading
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from trims.keeper.client import KeeperState
 
 log = logging.getLogger(__name__)
-_TRIES = 20
+#: A keeper that ends holds its lock for a second at most.
+_QUICK_TRIES = 8
 _TRY_AGAIN_S = 0.25
+_LONGEST_PAUSE_S = 10.0
 
 
 class GpuTier:
@@ -49,6 +52,8 @@ class GpuTier:
         self.uuid, self.peers, self._read_only = keeper.device, keeper.peers, keeper.read_only
         self._unwatched = threading.Event()
         self._watcher: threading.Thread | None = None
+        #: Why no other keeper has started; empty while one serves, or may soon.
+        self._why_away = ""
         self._lock = threading.Lock()
         #: A draft goes with its connection, so each has one of its own.
         self._drafts: dict[str, KeeperConnection] = {}
@@ -92,24 +97,28 @@ class GpuTier:
             connection = self._drafts.pop(draft.label)
         with connection:
             connection.seal(int(draft.label), key, digest)
-            return self._hold(connection, int(draft.label), key, digest, draft.nbytes)
+            try:
+                return self._hold(connection, int(draft.label), key, digest, draft.nbytes)
+            except BaseException:
+                self._free(connection, int(draft.label), f"{key[:16]}, which nobody can borrow,")
+                raise
 
     def abort(self, draft: Draft) -> None:
         """See `Tier.abort`: the keeper frees what its connection did not seal."""
         with self._lock:
             connection = self._drafts.pop(draft.label)
         with connection:
-            try:
-                connection.free(int(draft.label))
-            except TrimsError as error:  # then it is gone with the keeper
-                log.info("a draft at %s went with its keeper: %s", self.place, error)
+            self._free(connection, int(draft.label), "a draft")
 
     def explain(self, error: OSError, nbytes: int) -> Exception:  # noqa: ARG002 - the protocol's
         """See `Tier.explain`: the keeper says CapacityError itself."""
         return error
 
     def free(self, extent: Extent) -> None:
-        """See `Tier.free`. A keeper that is gone has freed it."""
+        """See `Tier.free`. A keeper that is gone has freed it; one that cannot is asked twice, and then it is logged.
+
+        What it has kept then is found by the next scan: raising would change nothing about it.
+        """
         with self._lock:
             held = self._open.pop(extent.label, None)
         if held is None:
@@ -117,8 +126,8 @@ class GpuTier:
         _let_go(held)
         try:
             with self._connect() as connection:
-                connection.free(int(extent.label))
-        except TrimsError as error:
+                self._free(connection, int(extent.label), extent.key[:16])
+        except DeviceLostError as error:
             log.info("%s at %s went with its keeper: %s", extent.key[:16], self.place, error)
 
     def digest(self, extent: Extent) -> str:
@@ -127,10 +136,31 @@ class GpuTier:
             return connection.digest(int(extent.label))
 
     def scan(self) -> Iterator[Extent]:
-        """Take over what the keeper holds. It never died and nobody else writes there, so nothing is hashed again."""
-        with self._connect() as connection:
-            for kept in connection.hello().images:
-                yield self._hold(connection, kept.image, kept.key, kept.digest, kept.nbytes)
+        """Take over what the keeper holds. It never died and nobody else writes there, so nothing is hashed again.
+
+        What cannot be had, such as beside a full or a lost device, is left with the keeper: a daemon starts anyway.
+        """
+        try:
+            connection = self._connect()
+        except TrimsError as error:
+            log.error("%s cannot be looked through: %s", self.place, error)  # noqa: TRY400 - the cause is all there is
+            return
+        with connection:
+            yield from self._found(connection)
+
+    def _found(self, connection: KeeperConnection) -> Iterator[Extent]:
+        try:
+            images = connection.hello().images
+        except TrimsError as error:
+            log.error("%s cannot be looked through: %s", self.place, error)  # noqa: TRY400 - the cause is all there is
+            return
+        for kept in images:
+            try:
+                extent = self._hold(connection, kept.image, kept.key, kept.digest, kept.nbytes)
+            except TrimsError as error:
+                log.warning("%s stays in the keeper of %s, unused: %s", kept.key[:16], self.place, error)
+                continue
+            yield extent
 
     def describe(self) -> KeeperState:
         """What the keeper says of itself now. Raises DeviceLostError if it has ended."""
@@ -157,30 +187,42 @@ class GpuTier:
                 return
             log.error("the keeper of %s has ended; what it held is loaded anew when it is asked for", self.place)
             self._lifeline.close()
-            found = self._start_another()
-            if not self._unwatched.is_set():
-                lost(self.place)
-            if not found:
+            self._start_another(lambda: None if self._unwatched.is_set() else lost(self.place))
+            if self._unwatched.is_set():
                 return
 
-    def _start_another(self) -> bool:
-        """Patiently: the one that is ending may hold its lock for a moment longer."""
-        for _ in range(_TRIES):
-            try:
-                keeper = self._find()
-                connection = KeeperConnection(keeper)
-            except TrimsError as error:
-                log.error("%s is away: %s", self.place, error)  # noqa: TRY400 - the cause is all there is
-                if self._unwatched.wait(_TRY_AGAIN_S):
-                    return False
-                continue
-            with self._lock:
-                # `unwatch` closes the lifeline that is there: one that comes later would never end.
-                self._keeper, self._lifeline = keeper, connection
-                if self._unwatched.is_set():
-                    connection.close()
-            return True
-        return False
+    def _start_another(self, tell: Callable[[], None]) -> None:
+        """Until one serves or `unwatch` is called: a device that is reset is away for longer than a moment.
+
+        `tell` is called once: when one serves, so that what was read is loaded again at once; but who reads what is
+        gone does not wait for it longer than the first few tries, for which the one that ends may hold its lock.
+        """
+        for tries in itertools.count(1):
+            found = self._try_another()
+            if found or tries == _QUICK_TRIES:
+                if found and tries > _QUICK_TRIES:
+                    log.info("%s is back", self.place)
+                else:
+                    tell()
+            growth = 2 ** min(max(0, tries - _QUICK_TRIES), 20)  # a float does not hold what days would make of it
+            pause_s = min(_TRY_AGAIN_S * growth, _LONGEST_PAUSE_S)
+            if found or self._unwatched.wait(pause_s):
+                return
+
+    def _try_another(self) -> bool:
+        try:
+            keeper = self._find()
+            connection = KeeperConnection(keeper)
+        except (TrimsError, OSError) as error:
+            self._why_away = str(error)
+            log.error("%s is away: %s", self.place, error)  # noqa: TRY400 - the cause is all there is
+            return False
+        with self._lock:
+            # `unwatch` closes the lifeline that is there: one that comes later would never end.
+            self._keeper, self._lifeline, self._why_away = keeper, connection, ""
+            if self._unwatched.is_set():
+                connection.close()
+        return True
 
     def end_keeper(self) -> None:
         """Have the keeper free everything and end. After `close`."""
@@ -199,9 +241,20 @@ class GpuTier:
         try:
             return KeeperConnection(self._keeper)
         except DaemonAwayError as error:
-            raise DeviceLostError(
-                f"the keeper of {self.place} has ended, another one is on its way: {error}"
-            ) from error
+            hope = f"and no other one starts yet: {self._why_away}" if self._why_away else f"another one comes: {error}"
+            raise DeviceLostError(f"the keeper of {self.place} has ended, {hope}") from error
+
+    def _free(self, connection: KeeperConnection, image: int, what: str) -> None:
+        """Have the keeper free it. Raises nothing: see `free`."""
+        for _ in range(2):
+            try:
+                connection.free(image)
+            except (DeviceLostError, DaemonAwayError) as error:
+                log.info("%s at %s went with its keeper: %s", what, self.place, error)
+            except TrimsError as error:
+                log.error("%s at %s was not freed: %s", what, self.place, error)  # noqa: TRY400 - the cause is all there is
+                continue
+            return
 
     def _hold(self, connection: KeeperConnection, image: int, key: str, digest: str, nbytes: int) -> Extent:
         export, head_fd = connection.export(image)

@@ -16,12 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import blake3
+
 from trims.core.units import align_up
 from trims.keeper.client import KeeperConnection
 from trims.keeper.launch import find_keeper
 from trims.memory.cuda.api import connect
 from trims.memory.cuda.drivers import device_memory
 from trims.memory.shm import SHM_FOLDER
+from trims.testing.device_borrower import Borrower
 from trims.wire import trims_pb2 as pb
 from trims_bench.checkpoints import write_checkpoint
 from trims_bench.child import call
@@ -42,6 +45,7 @@ _REST_S = 30.0
 _END_S = 20.0
 _BLOCK_BYTES = 2 << 20
 _SPARE_BYTES = 64 << 20
+_END_BYTES = 4096
 
 
 @contextlib.contextmanager
@@ -313,12 +317,15 @@ def keeper_itself(rig: Rig) -> list[Line]:
     with _keeper(rig) as (keeper, folder):
         driver = keeper.hello().driver
         idle = before - rig.free_bytes()
-        _put(keeper, nbytes, folder)
+        number, content = _put(keeper, nbytes, folder)
         awake = before - rig.free_bytes() - nbytes
         _await_rest(keeper)
         resting = before - rig.free_bytes() - nbytes
+        intact = _is_intact_across_rest(rig, keeper, number, content)
     bar = Bar("<=", 0.0)
     lines = [_bytes("without weights", idle, bar), _bytes("with its context, at work", awake, None)]
+    sides = (Samples("intact", [int(intact)], "of 1"),)
+    lines.append(taken(Comparison("bytes_intact_across_rest", float(intact), "of 1", Bar(">=", 1.0), sides)))
     if driver == "vmm":
         return [*lines, _bytes("at rest, beyond its weights", resting, bar)]
     return [*lines, not_taken("at rest, beyond its weights", bar, "ipc memory lives in the context, so it stays")]
@@ -342,17 +349,34 @@ def _bytes(what: str, nbytes: int, bar: Bar | None) -> Line:
     return taken(Comparison(f"keeper {what}", float(nbytes), "bytes", bar, (Samples(what, [nbytes], "bytes"),)))
 
 
-def _put(keeper: KeeperConnection, nbytes: int, folder: Path) -> None:
-    """A sealed image that takes so many bytes of the device."""
+def _is_intact_across_rest(rig: Rig, keeper: KeeperConnection, number: int, content: bytes) -> bool:
+    """After a rest, by the keeper; and by a borrower that was there before the next one and still is after it."""
+    digest = blake3.blake3(content).hexdigest()
+    by_keeper = keeper.digest(number) == digest
+    with Borrower(rig.kind, rig.device.uuid, keeper.hello().driver) as borrower:
+        exported, head_fd = keeper.export(number)
+        os.close(head_fd)
+        borrower.open(exported)
+        _await_rest(keeper)
+        ends = (0, len(content) - _END_BYTES)
+        by_borrower = all(borrower.read(at, _END_BYTES) == content[at : at + _END_BYTES] for at in ends)
+        borrower.close()
+    return by_keeper and by_borrower and keeper.digest(number) == digest
+
+
+def _put(keeper: KeeperConnection, nbytes: int, folder: Path) -> tuple[int, bytes]:
+    """A sealed image that takes so many bytes of the device: its number and what it is."""
     from trims.testing.tiers import an_image
 
     path = folder / "image"
-    path.write_bytes(an_image(nbytes // 2))
+    content = an_image(nbytes // 2)
+    path.write_bytes(content)
     assert align_up(path.stat().st_size, _BLOCK_BYTES) == nbytes, "one block of the device"
     with path.open("rb") as file:
         number = keeper.create(path.stat().st_size)
         keeper.fill(number, file.fileno())
     keeper.seal(number, "0" * 64, "0" * 64)
+    return number, content
 
 
 def _await_rest(keeper: KeeperConnection) -> None:

@@ -84,6 +84,8 @@ class DeviceMemory(Protocol):
     name: str
     #: Whether a borrower that writes is stopped.
     read_only: bool
+    #: Whether `export` and `free` of a sealed allocation need a context, for which a full device has no room.
+    sealed_needs_context: bool
 
     def allocate(self, nbytes: int) -> Allocation:
         """Memory to fill. Raises CapacityError."""
@@ -119,6 +121,7 @@ class VmmMemory:
 
     name = "vmm"
     read_only = True
+    sealed_needs_context = False  # cuMemExportToShareableHandle and cuMemRelease need cuInit only
 
     def __init__(self, cuda: Cuda, device: Device) -> None:
         if not device.vmm:
@@ -177,6 +180,7 @@ class IpcMemory:
 
     name = "ipc"
     read_only = False
+    sealed_needs_context = True
 
     def __init__(self, cuda: Cuda, device: Device) -> None:
         if not device.ipc:

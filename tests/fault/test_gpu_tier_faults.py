@@ -1,0 +1,263 @@
+"""The GPU tier against a keeper that refuses or is gone. The keeper serves from a thread of the test's process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+import blake3
+import pytest
+from looking import wait_until
+
+from trims.core.errors import CapacityError, CudaError, DaemonAwayError, DeviceLostError, NotSupportedError
+from trims.keeper.client import KeeperConnection
+from trims.keeper.keeper import Keeper
+from trims.keeper.server import KeeperServer
+from trims.memory.cuda.api import Device
+from trims.testing.fake_cuda import FakeCuda, make_devices
+from trims.testing.tiers import an_image
+from trims.tiers import gpu
+from trims.tiers.base import Extent
+from trims.tiers.gpu import GpuTier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from trims.core.place import Place
+
+UUID = "GPU-00000000-0000-0000-0000-000000000001"
+TOTAL = 256 << 20
+KEY, OTHER_KEY = "a" * 64, "b" * 64
+
+
+class Served:
+    """A keeper, its server, and the thread it serves in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "keeper.sock"
+        self.keeper = Keeper(FakeCuda(str(folder)), UUID, "vmm", idle_s=0.0)
+        self.server = KeeperServer(self.keeper, self.path)
+        self._thread = threading.Thread(target=self.server.serve)
+        self._thread.start()
+        while not self._serves():
+            assert self._thread.is_alive()
+
+    def _serves(self) -> bool:
+        try:
+            KeeperConnection(self.path).close()
+        except DaemonAwayError:
+            return False
+        return True
+
+    def find(self) -> Path:
+        """As a tier looks for it."""
+        with KeeperConnection(self.path) as connection:
+            connection.hello()
+        return self.path
+
+    def end(self) -> None:
+        """Idempotent. What a process would give up by ending is freed."""
+        self.server.end()
+        self._thread.join()
+        self.keeper.close()
+
+
+@pytest.fixture
+def served(folder: Path) -> Iterator[Served]:
+    make_devices(folder, [Device(UUID, "Fake", TOTAL)])
+    made = Served(folder)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def tier(served: Served) -> Iterator[GpuTier]:
+    made = GpuTier(0, served.find, TOTAL)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def put(folder: Path) -> Callable[..., Extent]:
+    def fill(tier: GpuTier, key: str = KEY) -> Extent:
+        data = an_image()
+        path = folder / "image"
+        path.write_bytes(data)
+        draft = tier.create(key, 1, len(data), allocate=True)
+        with path.open("rb") as file:
+            tier.copy_in(draft, Extent(key, tier.place, len(data), "", file.fileno(), "source"))
+        return tier.seal(draft, key, blake3.blake3(data).hexdigest())
+
+    return fill
+
+
+class Refusing:
+    """Stands for a method: fails so many times, then does what the method does."""
+
+    def __init__(self, method: Callable[..., object], error: Exception, times: int) -> None:
+        self._method, self._error, self._left = method, error, times
+
+    def __call__(self, *given: object) -> object:
+        if self._left:
+            self._left -= 1
+            raise self._error
+        return self._method(*given)
+
+
+# -- giving back -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("times", "left"), [(1, 0), (2, 1)])
+def test_what_the_keeper_cannot_free_is_tried_again_and_then_said(
+    served: Served,
+    tier: GpuTier,
+    put: Callable[..., Extent],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    times: int,
+    left: int,
+) -> None:
+    extent, memory = put(tier), served.keeper.memory
+    monkeypatch.setattr(memory, "free", Refusing(memory.free, CapacityError("no room for a context"), times))
+    tier.free(extent)
+    assert len(served.keeper.held()) == left
+    said = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(said) == times
+    assert "was not freed: no room for a context" in caplog.text
+    assert "went with its keeper" not in caplog.text
+
+
+def test_what_was_sealed_and_cannot_be_exported_is_not_left_with_the_keeper(
+    served: Served, tier: GpuTier, put: Callable[..., Extent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = served.keeper.memory
+    monkeypatch.setattr(memory, "export", Refusing(memory.export, CudaError("refused"), 1))
+    with pytest.raises(CudaError, match="refused"):
+        put(tier)
+    assert served.keeper.held() == []
+
+
+# -- a start beside a device that is not well --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [CapacityError("full"), CudaError("refused")])
+def test_an_image_that_cannot_be_had_is_left_out_and_the_others_are_taken_over(
+    served: Served,
+    tier: GpuTier,
+    put: Callable[..., Extent],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    put(tier)
+    put(tier, OTHER_KEY)
+    tier.close()
+    memory = served.keeper.memory
+    monkeypatch.setattr(memory, "export", Refusing(memory.export, error, 1))
+    assert [extent.key for extent in tier.scan()] == [OTHER_KEY]
+    assert f"{KEY[:16]} stays in the keeper of gpu:0, unused: {error}" in caplog.text
+    assert len(served.keeper.held()) == 2
+
+
+def test_a_keeper_whose_device_is_lost_or_that_is_gone_is_found_empty(
+    served: Served,
+    tier: GpuTier,
+    put: Callable[..., Extent],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    put(tier)
+    tier.close()
+    memory = served.keeper.memory
+    monkeypatch.setattr(memory, "export", Refusing(memory.export, DeviceLostError("lost"), 1))
+    assert list(tier.scan()) == []
+    served.end()
+    assert list(tier.scan()) == []
+    assert "gpu:0 cannot be looked through" in caplog.text
+
+
+# -- a keeper that ends ------------------------------------------------------------------------------------------------
+
+
+class Away:
+    """A way to find a keeper that fails for a while, and counts."""
+
+    def __init__(self, served: Served, failures: int) -> None:
+        self.served = served
+        self.failures = failures
+        self.tries = 0
+        self.away = False
+        self.back = threading.Event()
+
+    def __call__(self) -> Path:
+        if not self.away:
+            return self.served.find()
+        self.tries += 1
+        if self.tries <= self.failures:
+            raise NotSupportedError(f"the device is being reset ({self.tries})")
+        self.back.set()
+        return self.served.path
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_TRY_AGAIN_S", 0.0005)
+    monkeypatch.setattr(gpu, "_LONGEST_PAUSE_S", 0.002)
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize("failures", [0, 3, 100])
+def test_another_keeper_is_looked_for_until_there_is_one_and_the_loss_is_told_once(
+    served: Served, folder: Path, failures: int
+) -> None:
+    find = Away(served, failures)
+    tier = GpuTier(0, find, TOTAL)
+    told: list[tuple[Place, int]] = []
+    heard = threading.Event()
+
+    def lost(place: Place) -> None:
+        told.append((place, find.tries))
+        heard.set()
+
+    tier.watch(lost)
+    old = find.served
+    find.away, find.served = True, Successor(folder)
+    old.end()
+    assert find.back.wait(30)
+    assert heard.wait(30)
+    wait_until(lambda: _serves(tier), "the keeper that was found is not used")
+    tier.close()
+    assert told == [(tier.place, min(failures + 1, gpu._QUICK_TRIES))]
+    find.served.end()
+
+
+def _serves(tier: GpuTier) -> bool:
+    try:
+        return tier.describe().device == UUID
+    except DeviceLostError:
+        return False
+
+
+class Successor(Served):
+    """Another keeper, at a path of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "next").mkdir()
+        make_devices(folder / "next", [Device(UUID, "Fake", TOTAL)])
+        super().__init__(folder / "next")
+
+
+@pytest.mark.usefixtures("hasty")
+def test_while_no_keeper_starts_every_open_says_why_and_the_watch_can_be_ended(served: Served) -> None:
+    find = Away(served, failures=1 << 30)
+    tier = GpuTier(0, find, TOTAL)
+    heard = threading.Event()
+    tier.watch(lambda _: heard.set())
+    find.away = True
+    served.end()
+    assert heard.wait(30)
+    with pytest.raises(DeviceLostError, match=r"no other one starts yet: the device is being reset \(\d+\)"):
+        tier.create(KEY, 1, 4096, allocate=True)
+    tier.close()
