@@ -48,6 +48,7 @@ SIZES = {"a": 10, "b": 30, "c": 50, "d": 60, "e": 101}
 OTHER_GPU = Place(Tier.GPU, 1)
 CAPACITIES = {CPU: 100, DISK: 120, GPU: 90, OTHER_GPU: 70}
 RESERVE = 12
+UNIT = 8
 KEYS = st.sampled_from(sorted(SIZES))
 PLACES = st.sampled_from(sorted(CAPACITIES, key=str))
 SESSIONS = st.integers(1, 4)
@@ -79,6 +80,7 @@ class ResidencyMachine(RuleBasedStateMachine):
             CAPACITIES,
             {place: policy() for place in CAPACITIES},
             reserves={GPU: RESERVE, OTHER_GPU: RESERVE},
+            units={OTHER_GPU: UNIT},
             peers=peers,
         )
 
@@ -132,7 +134,8 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.memory[where] = (it.generation, it.nbytes)
         self.filling[where] = it
         self.measuring.pop(where, None)
-        held = sum(size for (_, place), (_, size) in self.memory.items() if place == it.place)
+        unit = UNIT if it.place == OTHER_GPU else 1
+        held = sum(-(-size // unit) * unit for (_, place), (_, size) in self.memory.items() if place == it.place)
         assert held <= CAPACITIES[it.place], "more memory given than there is"
         if it.place.tier is Tier.GPU:
             readers = {(key, session) for key, place, session, _ in self.leases.values() if place == it.place}
@@ -277,6 +280,17 @@ class ResidencyMachine(RuleBasedStateMachine):
         if self.residency is not None:
             assert set(self.residency.leases.by_number) == set(self.leases)
 
+    @invariant()
+    def work_agrees(self) -> None:
+        """From leases alone; a fill may foresee one reader more for each image."""
+        if self.residency is None:
+            return
+        for place in (GPU, OTHER_GPU):
+            readers = {(key, session) for key, there, session, _ in self.leases.values() if there == place}
+            least = sum(self.work[key] for key, _ in readers)
+            foreseen = sum(self.work[key] for key, there in self.filling if there == place)
+            assert least <= self.residency.room.working[place] <= least + foreseen
+
     def teardown(self) -> None:
         """Everybody leaves and all work ends: nobody is left waiting, nothing is left half done."""
         if self.residency is None:
@@ -298,7 +312,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         assert not self.unanswered, "somebody waits for ever"
         left = defaultdict(int)
         for (_, place), (_, size) in self.memory.items():
-            left[place] += size
+            left[place] += -(-size // UNIT) * UNIT if place == OTHER_GPU else size
         assert dict(left) == {place: used for place, used in self.residency.room.charged.items() if used}
 
     def finish_one(self) -> None:

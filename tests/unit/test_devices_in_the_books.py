@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_residency import Bench, error_of, kinds
 
-from trims.core.errors import CapacityError, DeviceLostError, TooLargeError
+from trims.core.errors import CapacityError, DeviceLostError, InUseError, TooLargeError
 from trims.core.events import (
     Closed,
     Event,
@@ -184,6 +184,80 @@ def test_work_is_a_matter_of_devices_only() -> None:
     assert kinds(bench.want("a", 10_000, place=CPU)) == [Grant]
 
 
+def test_the_work_of_who_waits_is_counted_while_his_image_is_filled() -> None:
+    bench = Devices()
+    for key in ("a", "b"):
+        bench.resident(key, 40, DISK)
+    assert kinds(bench.want("a", 30)) == [Fill]
+    assert isinstance(error_of(bench.want("b", 10, session=2)), CapacityError), "it would take what a's reader needs"
+    assert kinds(bench.filled("a", GPU)) == [Grant]
+    assert bench.residency.room.working[GPU] == 30
+
+
+def test_a_fill_that_fails_gives_back_what_was_foreseen() -> None:
+    bench = Devices()
+    bench.resident("a", 40, DISK)
+    bench.want("a", 30)
+    error = DeviceLostError("gone")
+    bench.feed(FillFailed, key="a", place=GPU, generation=bench.generation("a", GPU), error=error)
+    assert bench.residency.room.working[GPU] == 0
+    assert bench.residency.room.free_bytes(GPU) == 100
+
+
+def test_who_was_parked_while_a_replica_went_brings_what_his_work_needs() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU)
+    bench.resident("a", 40)
+    bench.feed(EvictRequested, key="a", place=GPU, drain=False)
+    assert bench.want("a", 30) == []
+    assert kinds(bench.freed("a", GPU)) == [Fill]
+    bench.filled("a", GPU)
+    assert bench.residency.room.working[GPU] == 30
+
+
+def test_whoever_is_idle_makes_way_for_work_though_it_is_not_enough() -> None:
+    bench = Devices()
+    bench.resident("idle", 30, GPU)
+    bench.resident("idle", 30)
+    bench.resident("a", 60, GPU)
+    grant, free = bench.want("a", 100)
+    assert isinstance(grant, Grant)
+    assert isinstance(free, Free)
+    assert free.key == "idle"
+
+
+def test_less_work_lets_the_next_one_in() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU)
+    bench.resident("b", 60, DISK)
+    bench.want("a", 30)
+    assert bench.ask("b", session=2, place=GPU, deadline_in_s=60) == []
+    out = bench.want("a", 10)
+    assert {type(each) for each in out} == {Grant, Fill}
+
+
+# -- units -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_device_is_charged_in_the_units_in_which_it_gives_memory() -> None:
+    places = {GPU: 100, CPU: 1000}
+    bench = Bench()
+    policies = {place: LeastRecentlyUsed() for place in places}
+    bench.residency = Residency(places, policies, units={GPU: 20})
+    for key in "abcdef":
+        bench.resident(key, 3)
+    for key in "abcde":
+        bench.ask(key, place=GPU, lease=False)
+        bench.filled(key, GPU)
+    assert bench.residency.room.free_bytes(GPU) == 0
+    (free,) = bench.ask("f", place=GPU)
+    assert isinstance(free, Free)
+    assert (free.key, free.place) == ("a", GPU)
+    (fill,) = bench.freed("a", GPU)
+    assert isinstance(fill, Fill)
+    assert fill.nbytes == 3, "the image's own length"
+
+
 # -- a device that is lost ---------------------------------------------------------------------------------------------
 
 
@@ -226,13 +300,31 @@ def test_a_copy_from_a_lost_device_ends_by_its_own_report() -> None:
     assert len(only(Free, out)) == 1
 
 
+def test_what_was_filled_on_a_device_that_was_lost_meanwhile_is_granted_to_nobody_and_filled_again() -> None:
+    bench = Devices()
+    bench.resident("a", 40)
+    (first,) = bench.ask("a", place=GPU)
+    assert isinstance(first, Fill)
+    assert bench.feed(PlaceLost, place=GPU, reason="gone") == []
+    assert kinds(bench.filled("a", GPU)) == [Free], "sealed by a keeper that is dead"
+    (again,) = bench.freed("a", GPU)
+    assert isinstance(again, Fill)
+    assert again.generation > first.generation
+    assert kinds(bench.filled("a", GPU)) == [Grant]
+
+
 def test_a_pin_survives_the_device() -> None:
     bench = Devices()
     bench.resident("a", 40, GPU)
     bench.feed(PinChanged, key="a", place=GPU, pinned=True)
     assert kinds(bench.feed(PlaceLost, place=GPU, reason="gone")) == [Free]
     bench.freed("a", GPU)
-    assert ("a", GPU) in bench.residency.room.pins
+    bench.resident("a", 40, DISK)
+    bench.ask("a", place=GPU)
+    bench.filled("a", GPU)
+    bench.feed(SessionEnded, session=1)
+    with pytest.raises(InUseError, match="pinned"):
+        bench.feed(EvictRequested, key="a", place=GPU, drain=False)
 
 
 @pytest.mark.parametrize("elsewhere", [CPU, DISK, OTHER])

@@ -124,6 +124,33 @@ def test_a_deadline_that_passes_while_the_host_loads_is_told_once() -> None:
     assert bench.state("a", GPU) is State.ABSENT
 
 
+def test_who_comes_later_and_is_more_patient_waits_as_long_as_he_said() -> None:
+    bench = Bench()
+    bench.ask("a", place=GPU, deadline_in_s=5)
+    bench.ask("a", session=2, place=GPU, deadline_in_s=1000)
+    bench.now += 10
+    assert isinstance(error_of(bench.feed(Tick)), DeadlineError)
+    assert bench.state("a", GPU) is State.QUEUED
+    bench.measured("a", 40)
+    bench.filled("a")
+    assert kinds(bench.filled("a", GPU)) == [Grant]
+
+
+def test_a_demotion_does_not_take_the_room_of_who_waits_for_it() -> None:
+    bench = Bench(cpu_bytes=100, gpu_bytes=100)
+    bench.resident("idle", 80)
+    bench.resident("old", 20, GPU)
+    bench.resident("large", 90, DISK)
+    assert kinds(bench.ask("large", session=2)) == [Free]
+    bench.resident("new", 90, DISK)
+    (free,) = bench.ask("new", place=GPU)
+    assert isinstance(free, Free)
+    assert (free.key, free.place) == ("old", GPU)
+    (fill,) = bench.freed("idle")
+    assert isinstance(fill, Fill)
+    assert (fill.key, fill.place) == ("large", CPU)
+
+
 def test_who_leaves_takes_the_device_with_him_and_not_the_load() -> None:
     bench = Bench()
     bench.ask("a", place=GPU)

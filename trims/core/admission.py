@@ -46,6 +46,7 @@ class Admission:
             return
         replica = ledger.shelf.find(event.key, event.place) or self.enqueue(event.key, event.place, event.at_s)
         replica.keep_alive_s = event.keep_alive_s
+        had_bytes = replica.working_bytes
         if event.working_bytes is not None and replica.place.tier is Tier.GPU:
             ledger.expect_work(replica, event.working_bytes)
         if replica.state is State.SEALED:
@@ -57,6 +58,10 @@ class Admission:
             self.refuse(event.waiter, error, event.at_s)
         else:
             ledger.waiters.join(replica, event.waiter)
+            if ledger.promotions.is_waiting(replica):
+                ledger.waiters.renew(ledger.promotions.waiter(replica))
+            self.admit(event.place, event.at_s)
+        if replica.working_bytes < had_bytes:
             self.admit(event.place, event.at_s)
 
     def enqueue(self, key: str, place: Place, at_s: float) -> Replica:
@@ -139,6 +144,10 @@ class Admission:
         """Start queued fills in order of arrival, for as long as there is room or room can be made.
 
         An image whose size is still being measured holds nobody up; one that waits for room does.
+
+        It is called within itself: an image for a device makes a request at the host, which may be served and fill
+        the device's replica before the outer call goes on. So the outer call walks a copy of the queue and looks at
+        each replica's state anew.
         """
         for replica in list(self.queues[place]):
             if replica.state is not State.QUEUED or not self._know_size(replica, at_s):
@@ -195,10 +204,11 @@ class Admission:
     def make_way(self, place: Place, at_s: float) -> None:
         """Those who read at a place need more beside their images than is left there: who is idle goes for it."""
         if self._ledger.room.free_bytes(place) < 0:
-            self._evict_for(place, 0, at_s)
+            self._evict_for(place, 0, at_s, in_part=True)
 
-    def _evict_for(self, place: Place, need: int, at_s: float) -> None:
-        for victim in self._ledger.room.victims(place, need, self._ledger.shelf.replicas.values()):
+    def _evict_for(self, place: Place, need: int, at_s: float, *, in_part: bool = False) -> None:
+        everything = self._ledger.shelf.replicas.values()
+        for victim in self._ledger.room.victims(place, need, everything, in_part=in_part):
             if not self._demote(victim, at_s):
                 self._ledger.free(victim, at_s, "evicted for room", evicted=True)
 
@@ -208,6 +218,8 @@ class Admission:
         if victim.place.tier is not Tier.GPU or CPU not in ledger.room.capacities:
             return False
         if ledger.shelf.find(victim.key, CPU) is not None or victim.nbytes > ledger.room.free_bytes(CPU):
+            return False
+        if self.queues[CPU]:  # the room is theirs who wait for it
             return False
         host = self.enqueue(victim.key, CPU, at_s)
         host.nbytes = victim.nbytes
@@ -220,6 +232,8 @@ class Admission:
         source = ledger.shelf.source_of(replica)
         if source is not None:
             ledger.lend(source, replica)
+        wanted = any(waiter.wants_lease and waiter.session is not None for waiter in replica.waiters.values())
+        ledger.foresee(replica, reader=wanted)
         ledger.promotions.forget(replica)  # it may have come to lie at another host place first
         self.queues[replica.place].remove(replica)
         ledger.step(replica, State.FILLING, at_s, f"room found, source {replica.source or 'artifact'}")

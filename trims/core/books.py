@@ -46,9 +46,13 @@ def capacity_error(room: Room, replica: Replica, replicas: Iterable[Replica]) ->
     """No room, with the numbers that explain why."""
     place = replica.place
     here = [other for other in replicas if other.place == place and other.state in CHARGED]
-    leased = sum(other.nbytes for other in here if other.held)
-    pinned = sum(other.nbytes for other in here if (other.key, other.place) in room.pins and not other.held)
-    filling = sum(other.nbytes for other in here if other.state is State.FILLING)
+
+    def taken(those: Iterable[Replica]) -> int:
+        return sum(room.takes(place, each.nbytes) for each in those)
+
+    leased = taken(other for other in here if other.held)
+    pinned = taken(other for other in here if (other.key, other.place) in room.pins and not other.held)
+    filling = taken(other for other in here if other.state is State.FILLING)
     free, capacity = room.free_bytes(place), room.capacities[place]
     working = room.working_over(place)
     work = f", {working} kept for the work of those who read" if working else ""
@@ -120,6 +124,7 @@ def _check_replica(residency: Residency, replica: Replica) -> None:
     _check(state is not State.DRAINING or replica.held, replica, "draining without a holder")
     _check(bool(replica.waiters) or state is not State.QUEUED, replica, "queued without a waiter")
     _check(not replica.waiters or state is not State.SEALED, replica, "sealed with a waiter")
+    _check(not replica.foreseen or state is State.FILLING, replica, "a reader foreseen outside a fill")
     _check(replica.source is None or state is State.FILLING, replica, "a source outside a fill")
     if replica.source is not None:
         source = residency.replicas.get((replica.key, replica.source))
@@ -138,7 +143,7 @@ def _check_replica(residency: Residency, replica: Replica) -> None:
 def _validate_capacity(residency: Residency) -> None:
     for place, capacity in residency.room.capacities.items():
         here = [r for r in residency.replicas.values() if r.place == place and r.state in CHARGED]
-        total = sum(replica.nbytes for replica in here)
+        total = sum(residency.room.takes(place, replica.nbytes) for replica in here)
         if total != residency.room.charged[place]:
             raise InvariantError(f"{place}: {residency.room.charged[place]} bytes charged, the replicas have {total}")
         if total > capacity:
@@ -151,7 +156,7 @@ def _validate_capacity(residency: Residency) -> None:
 
 
 def _readers(residency: Residency, replica: Replica) -> int:
-    return len({residency.leases.by_number[number].session for number in replica.leases})
+    return replica.foreseen + len({residency.leases.by_number[number].session for number in replica.leases})
 
 
 def _validate_people(residency: Residency) -> None:

@@ -106,6 +106,12 @@ class Waiters:
             del replica.waiters[ticket]
         return replica
 
+    def renew(self, waiter: Waiter) -> None:
+        """He waits on, under the same ticket, with another deadline."""
+        replica = self.by_ticket.get(waiter.ticket)
+        if replica is not None:
+            replica.waiters[waiter.ticket] = waiter
+
     def take(self, replica: Replica) -> list[Waiter]:
         """Nobody waits for the replica any longer; returns who did, in order of arrival."""
         taken = list(replica.waiters.values())

@@ -33,6 +33,7 @@ class Ledger:
         capacities: Bytes each place may hold.
         policies: One for each place.
         reserves: See `Room`.
+        units: See `Room`.
         peers: See `Shelf`.
 
     Attributes:
@@ -44,9 +45,10 @@ class Ledger:
         capacities: Mapping[Place, int],
         policies: Mapping[Place, Policy],
         reserves: Mapping[Place, int],
+        units: Mapping[Place, int],
         peers: Collection[tuple[Place, Place]],
     ) -> None:
-        self.room = Room(capacities, policies, reserves)
+        self.room = Room(capacities, policies, reserves, units)
         self.shelf = Shelf(peers)
         self.leases = Leases()
         self.waiters = Waiters()
@@ -114,8 +116,13 @@ class Ledger:
     def expect_work(self, replica: Replica, nbytes: int) -> None:
         """Each session that reads it needs so much on the device beside it."""
         readers = {self.leases.by_number[number].session for number in replica.leases}
-        self.room.working[replica.place] += (nbytes - replica.working_bytes) * len(readers)
+        self.room.working[replica.place] += (nbytes - replica.working_bytes) * (replica.foreseen + len(readers))
         replica.working_bytes = nbytes
+
+    def foresee(self, replica: Replica, *, reader: bool) -> None:
+        """Count the work of one reader while it is filled for him, or do so no longer."""
+        self.room.working[replica.place] += replica.working_bytes * (reader - replica.foreseen)
+        replica.foreseen = reader
 
     def lend(self, source: Replica, replica: Replica) -> None:
         """A fill reads from it: the internal lease of a promotion."""

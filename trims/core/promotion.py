@@ -33,12 +33,15 @@ class Promotions:
         self.by_ticket: dict[int, tuple[Replica, Place]] = {}
 
     def begin(self, replica: Replica, place: Place) -> Waiter:
-        """Wait at a host place; for as long as the most patient of those who wait for the device."""
+        """Wait at a host place; returns who does."""
+        self.by_ticket[-replica.generation] = (replica, place)
+        return self.waiter(replica)
+
+    def waiter(self, replica: Replica) -> Waiter:
+        """He who waits on the replica's behalf, for as long as the most patient of those who wait for it now."""
         deadlines = [waiter.deadline_at_s for waiter in replica.waiters.values()]
         patience = None if None in deadlines else max((each for each in deadlines if each is not None), default=None)
-        ticket = -replica.generation
-        self.by_ticket[ticket] = (replica, place)
-        return Waiter(ticket, None, wants_lease=False, deadline_at_s=patience)
+        return Waiter(-replica.generation, None, wants_lease=False, deadline_at_s=patience)
 
     def is_own(self, waiter: Waiter) -> bool:
         """True for a waiter that `begin` made, and whom nobody outside knows."""

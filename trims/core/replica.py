@@ -67,6 +67,8 @@ class Replica:
         waiters: By ticket, in order of arrival.
         source: Where a running fill reads from; None for the artifact.
         working_bytes: What each session that reads it needs on its device beside it: activations, libraries' own.
+        foreseen: While it is filled for somebody who will read it, the work of one reader is counted already.
+        doomed: Its place was lost while it was filled: wherever its bytes are, they are not to be granted.
         uses: Opens granted, including those of earlier incarnations that are still remembered.
         filled_at_s: Clock time of sealing.
         last_used_s: Clock time of the last grant or close.
@@ -87,6 +89,8 @@ class Replica:
     waiters: dict[int, Waiter] = field(default_factory=dict)
     source: Place | None = None
     working_bytes: int = 0
+    foreseen: bool = False
+    doomed: bool = False
     uses: int = 0
     filled_at_s: float = 0.0
     last_used_s: float = 0.0

@@ -57,6 +57,7 @@ class Residency:
         capacities: Bytes each place may hold; a place that is not listed does not exist.
         policies: One policy instance for each place.
         reserves: Bytes left free at a place beside its capacity, for the work of those who read there.
+        units: Bytes in which a place gives memory.
         peers: Devices that copy from each other directly, as (target, source).
     """
 
@@ -66,9 +67,10 @@ class Residency:
         policies: Mapping[Place, Policy],
         *,
         reserves: Mapping[Place, int] | None = None,
+        units: Mapping[Place, int] | None = None,
         peers: Collection[tuple[Place, Place]] = (),
     ) -> None:
-        self._ledger = Ledger(capacities, policies, reserves or {}, peers)
+        self._ledger = Ledger(capacities, policies, reserves or {}, units or {}, peers)
         self._admission = Admission(self._ledger)
         self.room = self._ledger.room
         self.shelf = self._ledger.shelf
@@ -160,6 +162,12 @@ class Residency:
             return
         self._ledger.return_source(replica, event.at_s)
         replica.cost_s = event.cost_s
+        self._ledger.foresee(replica, reader=False)
+        if replica.doomed:  # who waits for it is parked, and it is filled again once its memory is given back
+            self._ledger.step(replica, State.SEALED, event.at_s, "filled, and lost with its place")
+            self._ledger.retire(replica, event.at_s, "its place was lost while it was filled")
+            self._admission.admit_everywhere(event.at_s)
+            return
         self._ledger.seal(replica, event.at_s, "filled")
         for waiter in self.waiters.take(replica):
             self._admission.serve(replica, waiter, event.at_s, warm=False)
@@ -170,6 +178,7 @@ class Residency:
         if replica is None:
             return
         self._ledger.return_source(replica, event.at_s)
+        self._ledger.foresee(replica, reader=False)
         if replica.state is State.QUEUED:
             self._admission.queues[replica.place].remove(replica)
         waiters = self.waiters.take(replica)
@@ -211,10 +220,12 @@ class Residency:
             self._ledger.retire(replica, event.at_s, f"broken: {event.reason}")
 
     def _place_lost(self, event: PlaceLost) -> None:
-        """What is being filled or freed there ends by its own report."""
+        """What is being filled or freed there ends by its own report, even if that is a good one."""
         for replica in [each for each in self.replicas.values() if each.place == event.place]:
             if replica.state in LEASABLE:
                 self._ledger.lose(replica, event.at_s, event.reason)
+            elif replica.state is State.FILLING:
+                replica.doomed = True
 
     def _freed(self, event: Freed) -> None:
         replica = self._current(event)
@@ -225,6 +236,7 @@ class Residency:
         if parked:
             again = self._admission.enqueue(event.key, event.place, event.at_s)
             again.keep_alive_s = replica.keep_alive_s
+            self._ledger.expect_work(again, replica.working_bytes)
             for waiter in parked:
                 self.waiters.join(again, waiter)
         self._admission.admit_everywhere(event.at_s)
@@ -240,7 +252,7 @@ class Residency:
         self._admission.admit_everywhere(event.at_s)
 
     def _adopted(self, event: Adopted) -> None:
-        if (event.key, event.place) in self.replicas or event.nbytes > self.room.free_bytes(event.place):
+        if (event.key, event.place) in self.replicas or self._too_much(event):
             raise InternalError(
                 f"{event.key[:16]} at {event.place} cannot be adopted: it is there, or there is no room"
             )
@@ -255,6 +267,9 @@ class Residency:
                 self._ledger.expect_work(replica, event.nbytes)
                 self._admission.make_way(replica.place, event.at_s)
                 self._admission.admit(replica.place, event.at_s)
+
+    def _too_much(self, event: Adopted) -> bool:
+        return self.room.takes(event.place, event.nbytes) > self.room.free_bytes(event.place)
 
     def _tick(self, event: Tick) -> None:
         for replica in list(self.replicas.values()):

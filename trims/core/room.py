@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trims.core import books
 from trims.core.replica import CHARGED, Replica, State
+from trims.core.units import align_up
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -25,6 +26,7 @@ class Room:
         capacities: Bytes each place may hold.
         policies: One for each place.
         reserves: Bytes that are left free at a place beside its capacity, for the work of those who read there.
+        units: Bytes in which a place gives memory; 1 where nothing is said. All charges are multiples.
 
     Attributes:
         capacities: Bytes each place may hold; a place that is not listed does not exist.
@@ -39,10 +41,12 @@ class Room:
         capacities: Mapping[Place, int],
         policies: Mapping[Place, Policy],
         reserves: Mapping[Place, int] | None = None,
+        units: Mapping[Place, int] | None = None,
     ) -> None:
         self.capacities = dict(capacities)
         self.charged = dict.fromkeys(capacities, 0)
         self.working = dict.fromkeys(capacities, 0)
+        self._units = dict(units or {})
         self._reserves = {**dict.fromkeys(capacities, 0), **(reserves or {})}
         self.pins: set[tuple[str, Place]] = set()
         self._policies = dict(policies)
@@ -51,6 +55,10 @@ class Room:
         """Bytes images may still take; below 0 if those who read need more than is left."""
         return self.capacities[place] - self.charged[place] - self.working_over(place)
 
+    def takes(self, place: Place, nbytes: int) -> int:
+        """What an image of that length takes at a place."""
+        return align_up(nbytes, self._units.get(place, 1))
+
     def working_over(self, place: Place, more_bytes: int = 0) -> int:
         """By how much the work of those who read exceeds the reserve, if it were so much more."""
         return max(0, self.working[place] + more_bytes - self._reserves[place])
@@ -58,11 +66,12 @@ class Room:
     def need_of(self, replica: Replica) -> int:
         """Bytes that must be free for a replica and the work of one who reads it."""
         more = self.working_over(replica.place, replica.working_bytes) - self.working_over(replica.place)
-        return replica.nbytes + more
+        return self.takes(replica.place, replica.nbytes) + more
 
     def least_need_of(self, replica: Replica) -> int:
         """The same, if nobody else read there."""
-        return replica.nbytes + max(0, replica.working_bytes - self._reserves[replica.place])
+        beside = max(0, replica.working_bytes - self._reserves[replica.place])
+        return self.takes(replica.place, replica.nbytes) + beside
 
     def pin(self, key: str, place: Place, *, pinned: bool) -> None:
         """Pin or unpin an image at a place. Idempotent."""
@@ -77,7 +86,8 @@ class Room:
 
     def moved(self, replica: Replica, old: State) -> None:
         """A replica left the state `old`: charge it or give its bytes back."""
-        self.charged[replica.place] += replica.nbytes * ((replica.state in CHARGED) - (old in CHARGED))
+        taken = self.takes(replica.place, replica.nbytes)
+        self.charged[replica.place] += taken * ((replica.state in CHARGED) - (old in CHARGED))
 
     def used(self, replica: Replica) -> None:
         """Tell the policy of a fill or a grant."""
@@ -94,33 +104,37 @@ class Room:
 
     def is_coming(self, place: Place, need: int, replicas: Collection[Replica]) -> bool:
         """True if memory that is being freed will make `need` bytes fit."""
-        return need <= self.free_bytes(place) + _freeing_bytes(place, replicas)
+        return need <= self.free_bytes(place) + self._freeing_bytes(place, replicas)
 
-    def victims(self, place: Place, need: int, replicas: Collection[Replica]) -> list[Replica]:
+    def victims(
+        self, place: Place, need: int, replicas: Collection[Replica], *, in_part: bool = False
+    ) -> list[Replica]:
         """Who must go for `need` bytes: as few as will do, in the policy's order.
 
-        Empty if nobody needs to, and also if even everybody idle would not do: then nothing is evicted in vain.
+        Empty if nobody needs to, and also if even everybody idle would not do: then nothing is evicted in vain. With
+        `in_part` every byte helps, and whoever is idle goes.
         """
-        missing = need - self.free_bytes(place) - _freeing_bytes(place, replicas)
+        missing = need - self.free_bytes(place) - self._freeing_bytes(place, replicas)
         idle = {replica.key: replica for replica in replicas if replica.place == place and self.evictable(replica)}
-        if missing <= 0 or missing > sum(replica.nbytes for replica in idle.values()):
+        most = sum(self.takes(place, replica.nbytes) for replica in idle.values())
+        if missing <= 0 or (missing > most and not in_part):
             return []
         chosen: list[Replica] = []
         for key in self._policies[place].order([books.usage(replica) for replica in idle.values()]):
             if missing <= 0:
                 break
             chosen.append(idle[key])
-            missing -= idle[key].nbytes
+            missing -= self.takes(place, idle[key].nbytes)
         return chosen
+
+    def _freeing_bytes(self, place: Place, replicas: Collection[Replica]) -> int:
+        """Bytes on their way back: nobody can hold them up, only a running copy delays them."""
+        leaving = (replica for replica in replicas if replica.place == place and _is_leaving(replica))
+        return sum(self.takes(place, replica.nbytes) for replica in leaving)
 
     def refusal(self, replica: Replica, replicas: Collection[Replica]) -> CapacityError:
         """No room, with the numbers that explain why."""
         return books.capacity_error(self, replica, replicas)
-
-
-def _freeing_bytes(place: Place, replicas: Collection[Replica]) -> int:
-    """Bytes on their way back: nobody can hold them up, only a running copy delays them."""
-    return sum(replica.nbytes for replica in replicas if replica.place == place and _is_leaving(replica))
 
 
 def _is_leaving(replica: Replica) -> bool:

@@ -6,10 +6,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ConfigError, NotSupportedError
+from trims.core.units import align_up
 from trims.keeper.client import KeeperConnection
 from trims.keeper.launch import find_keeper
 from trims.memory.cuda.survey import survey
-from trims.tiers.gpu import GpuTier
+from trims.tiers.gpu import UNIT_BYTES, GpuTier
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,9 +59,10 @@ def _tier(config: Config, number: int, device: Surveyed) -> GpuTier:
         return find_keeper(config.runtime_dir, device.uuid, cuda=config.cuda, driver=config.gpu_driver)
 
     with KeeperConnection(find()) as connection:
-        held = sum(kept.nbytes for kept in connection.hello().images)
+        held = sum(align_up(kept.nbytes, UNIT_BYTES) for kept in connection.hello().images)
     available = device.free_bytes + held
-    capacity = int(available * config.gpu_share) - config.gpu_reserve_bytes
+    # What is there stays: perhaps somebody reads it, whose work has made the device look fuller than it was.
+    capacity = max(held, int(available * config.gpu_share) - config.gpu_reserve_bytes)
     if capacity <= 0:
         raise NotSupportedError(
             f"{device.name} ({device.uuid}) has {available} bytes free, of which {config.gpu_share:.0%} less "

@@ -28,7 +28,8 @@ def adoptable(
     """
     for extent in tier.scan():
         record = catalog.image(extent.key)
-        if record is None or extent.nbytes > residency.room.free_bytes(tier.place):
+        taken = residency.room.takes(tier.place, extent.nbytes)
+        if record is None or taken > residency.room.free_bytes(tier.place):
             why = "nothing is known of it" if record is None else "the tier has become too small for it"
             log.warning("replica %s at %s is freed: %s", extent.key[:16], tier.place, why)
             tier.free(extent)

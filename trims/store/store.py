@@ -92,6 +92,7 @@ class Store:
             {place: tier.capacity_bytes for place, tier in self.tiers.items()},
             policies,
             reserves={tier.place: tier.reserve_bytes for tier in devices},
+            units={tier.place: tier.unit_bytes for tier in devices},
             peers=[(one.place, other.place) for one in devices for other in devices if other.uuid in one.peers],
         )
         self.watchers = Watchers(self.counters)

@@ -115,11 +115,13 @@ class DeviceTier(Tier, Protocol):
         uuid: Of the device.
         peers: UUIDs of the devices it can copy from directly.
         reserve_bytes: Left free beside the capacity, for the work of those who read there.
+        unit_bytes: In which it gives memory.
     """
 
     uuid: str
     peers: frozenset[str]
     reserve_bytes: int
+    unit_bytes: int
 
     @property
     def ends_with_session(self) -> bool:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 #: A keeper that ends holds its lock for a second at most.
+#: In which devices give memory that can be shared, whichever way.
+UNIT_BYTES = 2 << 20
 _QUICK_TRIES = 8
 _TRY_AGAIN_S = 0.25
 _LONGEST_PAUSE_S = 10.0
@@ -45,6 +47,7 @@ class GpuTier:
         self.place = Place(Tier.GPU, number)
         self.capacity_bytes = capacity_bytes
         self.reserve_bytes = reserve_bytes
+        self.unit_bytes = UNIT_BYTES
         self._find = find
         self._keeper = find()
         self._lifeline = KeeperConnection(self._keeper)
