@@ -17,7 +17,7 @@ from test_device_faults import Raw
 from test_store_faults import DAMAGES
 from trims_client import connect
 
-from trims.core.errors import InUseError, NotSupportedError
+from trims.core.errors import ConfigError, DeviceLostError, InUseError, NotSupportedError
 from trims.core.place import CPU, DISK, GPU
 from trims.daemon.check import check_store
 from trims.keeper.client import KeeperConnection
@@ -241,3 +241,17 @@ def test_a_daemon_that_cannot_take_over_leaves_nothing_half_open(
             serve_gpu()
     with connect(serve_gpu().config.runtime_dir) as session, session.open_file(checkpoint("m")) as weights:
         assert weights["weight"].size
+
+
+def test_a_device_that_is_lost_while_the_daemon_starts_leaves_the_host_tiers(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object, **__: object) -> Path:
+        raise DeviceLostError("it fell off the bus")
+
+    monkeypatch.setattr("trims.daemon.gpus.find_keeper", lost)
+    daemon = serve_gpu()
+    with connect(daemon.config.runtime_dir) as session, session.open_file(checkpoint("m")) as weights:
+        assert weights.place == "cpu"
+    with pytest.raises(ConfigError, match="fell off the bus"):
+        restart(daemon, serve_gpu, gpus=UUID)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ConfigError, NotSupportedError
+from trims.core.errors import ConfigError, NotSupportedError, TrimsError
 from trims.core.units import align_up
 from trims.keeper.client import KeeperConnection
 from trims.keeper.launch import find_keeper
@@ -36,7 +36,7 @@ def gpu_tiers(config: Config) -> tuple[list[GpuTier], str]:
     try:
         for number, device in enumerate(_chosen(survey(config.cuda), named)):
             tiers.append(_tier(config, number, device))
-    except (NotSupportedError, ConfigError) as error:
+    except TrimsError as error:  # a device that is lost just now, too
         for tier in tiers:
             tier.close()
         if named:
