@@ -253,5 +253,7 @@ def test_a_device_that_is_lost_while_the_daemon_starts_leaves_the_host_tiers(
     daemon = serve_gpu()
     with connect(daemon.config.runtime_dir) as session, session.open_file(checkpoint("m")) as weights:
         assert weights.place == "cpu"
+    daemon.ask_to_end(purge=True)
+    daemon.stop()
     with pytest.raises(ConfigError, match="fell off the bus"):
-        restart(daemon, serve_gpu, gpus=UUID)
+        serve_gpu(gpus=UUID)
