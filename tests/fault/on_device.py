@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trims.keeper.client import KeeperConnection
+from trims.wire.frames import Decoder, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from trims_client.device import DeviceTensor
@@ -38,6 +40,46 @@ with connect(sys.argv[1]) as session:
 print("session closed", flush=True)
 sys.stdin.readline()
 """
+
+
+class Raw:
+    """A client of the attach door that shows every message, and takes the descriptors that come."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(30)
+        self.sock.connect(str(daemon.config.runtime_dir / "attach.sock"))
+        self._decoder = Decoder()
+        self._inbox: list[dict[str, Any]] = []
+        self.ask({"op": "hello", "protocol": 1, "agent": "test"})
+
+    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Say something and take the next message."""
+        self.sock.sendall(encode(message))
+        return self.next()
+
+    def next(self) -> dict[str, Any]:
+        """The next message; descriptors are closed."""
+        while not self._inbox:
+            data, fds, _, _ = socket.recv_fds(self.sock, 65536, 8)
+            for fd in fds:
+                os.close(fd)
+            assert data, "the session ended"
+            self._inbox += self._decoder.feed(data)
+        return self._inbox.pop(0)
+
+
+def raws() -> Iterator[Callable[[Daemon], Raw]]:
+    """The body of a fixture: connects such clients, and ends them after the test."""
+    made: list[Raw] = []
+
+    def connected(daemon: Daemon) -> Raw:
+        made.append(Raw(daemon))
+        return made[-1]
+
+    yield connected
+    for each in made:
+        each.sock.close()
 
 
 def read(tensor: DeviceTensor) -> bytes:

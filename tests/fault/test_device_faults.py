@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,7 @@ import numpy as np
 import pytest
 from dying_daemon import DEVICE_MOMENTS
 from looking import leases, states, wait_until
-from on_device import OTHER_UUID, TOTAL_BYTES, UUID, client, kill_keeper, read
+from on_device import OTHER_UUID, TOTAL_BYTES, UUID, Raw, client, kill_keeper, raws, read
 from trims_client import connect
 
 from trims.core.errors import CallerError, CapacityError, DeviceLostError, InUseError, TrimsError
@@ -25,53 +23,15 @@ from trims.daemon.check import check_store
 from trims.keeper.client import KeeperConnection
 from trims.memory.cuda.api import Device
 from trims.testing.fake_cuda import FakeCuda, lose_device, make_devices
-from trims.wire.frames import Decoder, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from trims.daemon.main import Daemon
 
 
-class Raw:
-    """A client of the attach door that shows every message, and takes the descriptors that come."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(30)
-        self.sock.connect(str(daemon.config.runtime_dir / "attach.sock"))
-        self._decoder = Decoder()
-        self._inbox: list[dict[str, Any]] = []
-        self.ask({"op": "hello", "protocol": 1, "agent": "test"})
-
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Say something and take the next message."""
-        self.sock.sendall(encode(message))
-        return self.next()
-
-    def next(self) -> dict[str, Any]:
-        """The next message; descriptors are closed."""
-        while not self._inbox:
-            data, fds, _, _ = socket.recv_fds(self.sock, 65536, 8)
-            for fd in fds:
-                os.close(fd)
-            assert data, "the session ended"
-            self._inbox += self._decoder.feed(data)
-        return self._inbox.pop(0)
-
-
-@pytest.fixture
-def raw() -> Iterator[Callable[[Daemon], Raw]]:
-    made: list[Raw] = []
-
-    def connected(daemon: Daemon) -> Raw:
-        made.append(Raw(daemon))
-        return made[-1]
-
-    yield connected
-    for client_ in made:
-        client_.sock.close()
+raw = pytest.fixture(raws)
 
 
 # -- a keeper that is killed -------------------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from looking import charged, leases, put_on_disk, restart, states, wait_until
-from on_device import UUID, client, kill_keeper, read
-from test_device_faults import Raw
+from on_device import UUID, Raw, client, kill_keeper, raws, read
 from test_store_faults import DAMAGES
 from trims_client import connect
 
@@ -32,17 +31,7 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 
-@pytest.fixture
-def raw() -> Iterator[Callable[[Daemon], Raw]]:
-    made: list[Raw] = []
-
-    def connected(daemon: Daemon) -> Raw:
-        made.append(Raw(daemon))
-        return made[-1]
-
-    yield connected
-    for each in made:
-        each.sock.close()
+raw = pytest.fixture(raws)
 
 
 # -- damaged sources ---------------------------------------------------------------------------------------------------
