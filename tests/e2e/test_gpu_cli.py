@@ -9,35 +9,23 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from on_device import TOTAL_BYTES, UUID
 from trims_client import connect
-from trims_client.device import leave_devices
 
 from trims.cli.main import main
 from trims.keeper.client import KeeperConnection
-from trims.memory.cuda.api import Device
-from trims.testing.fake_cuda import CONTEXT_BYTES, make_devices
+from trims.testing.fake_cuda import CONTEXT_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from trims.daemon.main import Daemon
 
-UUID = "GPU-00000000-0000-0000-0000-000000000001"
-TOTAL = 256 << 20
-
 
 @pytest.fixture
-def kind(folder: Path) -> Iterator[str]:
-    devices = folder / "cuda"
-    devices.mkdir()
-    yield make_devices(devices, [Device(UUID, "Fake", TOTAL)])
-    leave_devices()
-
-
-@pytest.fixture
-def gpu_daemon(serve: Callable[..., Daemon], kind: str) -> Daemon:
-    return serve(gpus="auto", cuda=kind, gpu_share=1.0, gpu_reserve_bytes="48MiB")
+def gpu_daemon(serve_gpu: Callable[..., Daemon]) -> Daemon:
+    return serve_gpu()
 
 
 @pytest.fixture
@@ -63,8 +51,8 @@ def test_status_and_ps_say_which_device_a_place_is_and_who_keeps_it(
         weights = 2 << 20  # the fake's granularity, and less than that was asked for
         assert device == {
             "place": "gpu:0", "uuid": UUID, "name": "Fake", "driver": "vmm", "keeper_pid": pid, "keeper_awake": True,
-            "weights_bytes": weights, "capacity_bytes": TOTAL - (48 << 20), "total_bytes": TOTAL,
-            "free_bytes": TOTAL - weights - 2 * CONTEXT_BYTES, "leases": 1, "trouble": "",
+            "weights_bytes": weights, "capacity_bytes": TOTAL_BYTES - (48 << 20), "total_bytes": TOTAL_BYTES,
+            "free_bytes": TOTAL_BYTES - weights - 2 * CONTEXT_BYTES, "leases": 1, "trouble": "",
         }  # fmt: skip
         assert stats["gpu_off"] == ""
         for command in ("status", "ps"):
@@ -127,10 +115,10 @@ def test_a_daemon_without_a_tier_keeps_the_reason(
 
 
 def test_too_little_free_memory_is_the_reason_that_is_kept_and_told_by_doctor(
-    serve: Callable[..., Daemon], kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., Daemon], cuda: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon = serve(gpus="auto", cuda=kind, gpu_reserve_bytes="1GiB")
-    monkeypatch.setenv("TRIMS_CUDA", kind)
+    daemon = serve(gpus="auto", cuda=cuda, gpu_reserve_bytes="1GiB")
+    monkeypatch.setenv("TRIMS_CUDA", cuda)
     assert main(["--runtime-dir", str(daemon.config.runtime_dir), "doctor", "--json"]) == 1
     findings = [each for each in json.loads(capsys.readouterr().out) if each["verdict"] == "bad"]
     told = " ".join(each["what"] for each in findings)
@@ -141,9 +129,9 @@ def test_too_little_free_memory_is_the_reason_that_is_kept_and_told_by_doctor(
 
 
 def test_doctor_knows_the_device_that_the_daemon_has(
-    gpu_daemon: Daemon, kind: str, trims: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    gpu_daemon: Daemon, cuda: str, trims: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRIMS_CUDA", kind)
+    monkeypatch.setenv("TRIMS_CUDA", cuda)
     findings = json.loads(trims(gpu_daemon, "doctor", "--json"))
     (device,) = [each for each in findings if UUID in each["what"]]
     assert (device["verdict"], device["what"][-61:]) == (
