@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from trims.core.errors import ConversionError, InUseError
+from trims.core.errors import ConversionError, InUseError, TooLargeError
 from trims.core.events import (
     Abandon,
     Changed,
@@ -61,8 +61,9 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.residency: Residency | None = None
         self.now = 0.0
         self.ticket = 0
-        self.unanswered: dict[int, int | None] = {}
-        self.deadlines: dict[int, float | None] = {}
+        self.unanswered: dict[int, Waiter] = {}
+        self.wanted: dict[int, tuple[str, Place]] = {}
+        self.pins: set[tuple[str, Place]] = set()
         self.leases: dict[int, tuple[str, Place, int, int]] = {}
         self.memory: dict[tuple[str, Place], tuple[int, int]] = {}
         self.filling: dict[tuple[str, Place], Fill] = {}
@@ -103,7 +104,9 @@ class ResidencyMachine(RuleBasedStateMachine):
             self.answered(it.ticket)
             assert (it.key, it.place) in self.sealed
         elif isinstance(it, Refuse):
-            self.answered(it.ticket)
+            deadline = self.answered(it.ticket).deadline_at_s
+            for_good = isinstance(it.error, (TooLargeError, ConversionError))
+            assert for_good or deadline is None or deadline <= self.now, "not waited as long as was said"
         elif isinstance(it, Measure):
             self.measuring[it.key, it.place] = it.generation
         elif isinstance(it, Abandon):
@@ -117,9 +120,9 @@ class ResidencyMachine(RuleBasedStateMachine):
         else:
             assert isinstance(it, Changed)
 
-    def answered(self, ticket: int) -> None:
+    def answered(self, ticket: int) -> Waiter:
         assert ticket in self.unanswered, "answered twice, or never asked"
-        del self.unanswered[ticket]
+        return self.unanswered.pop(ticket)
 
     def fill(self, it: Fill) -> None:
         where = (it.key, it.place)
@@ -134,13 +137,24 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.memory[where] = (it.generation, it.nbytes)
         self.filling[where] = it
         self.measuring.pop(where, None)
-        unit = UNIT if it.place == OTHER_GPU else 1
-        held = sum(-(-size // unit) * unit for (_, place), (_, size) in self.memory.items() if place == it.place)
-        assert held <= CAPACITIES[it.place], "more memory given than there is"
+        assert self.held(it.place) <= CAPACITIES[it.place], "more memory given than there is"
         if it.place.tier is Tier.GPU:
             readers = {(key, session) for key, place, session, _ in self.leases.values() if place == it.place}
             work = sum(self.work[key] for key, _ in readers)
-            assert held + max(0, work - RESERVE) <= CAPACITIES[it.place], "took what readers need for their work"
+            taken = self.held(it.place) + max(0, work - RESERVE)
+            assert taken <= CAPACITIES[it.place], "took what readers need for their work"
+
+    def held(self, place: Place) -> int:
+        unit = UNIT if place == OTHER_GPU else 1
+        return sum(-(-size // unit) * unit for (_, there), (_, size) in self.memory.items() if there == place)
+
+    def work_at(self, place: Place) -> int:
+        """From leases and from those who wait for a running fill: each session once for each image."""
+        readers = {(key, session) for key, there, session, _ in self.leases.values() if there == place}
+        for ticket, waiter in self.unanswered.items():
+            if waiter.session is not None and self.wanted[ticket][1] == place and self.wanted[ticket] in self.filling:
+                readers.add((self.wanted[ticket][0], waiter.session))
+        return sum(self.work[key] for key, _ in readers)
 
     def free(self, it: Free) -> None:
         where = (it.key, it.place)
@@ -159,8 +173,8 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.ticket += 1
         deadline = None if patience is None else self.now + patience
         waiter = Waiter(self.ticket, session if lease else None, lease, deadline)
-        self.unanswered[self.ticket] = waiter.session
-        self.deadlines[self.ticket] = deadline
+        self.unanswered[self.ticket] = waiter
+        self.wanted[self.ticket] = (key, place)
         work = self.work[key]
         self.feed(Requested, key=key, place=place, waiter=waiter, keep_alive_s=keep, working_bytes=work)
 
@@ -175,7 +189,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(session=SESSIONS)
     def end_session(self, session: int) -> None:
         self.leases = {number: lease for number, lease in self.leases.items() if lease[2] != session}
-        self.unanswered = {ticket: owner for ticket, owner in self.unanswered.items() if owner != session}
+        self.unanswered = {ticket: waiter for ticket, waiter in self.unanswered.items() if waiter.session != session}
         self.feed(SessionEnded, session=session)
 
     @precondition(lambda self: self.unanswered)
@@ -197,6 +211,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.residency is not None)
     @rule(key=KEYS, place=PLACES, pinned=st.booleans())
     def pin(self, key: str, place: Place, pinned: bool) -> None:
+        (self.pins.add if pinned else self.pins.discard)((key, place))
         self.feed(PinChanged, key=key, place=place, pinned=pinned)
 
     @precondition(lambda self: self.residency is not None)
@@ -210,8 +225,8 @@ class ResidencyMachine(RuleBasedStateMachine):
     def time_passes(self, passed_s: int) -> None:
         self.now += passed_s
         self.feed(Tick)
-        late = [t for t in self.unanswered if self.deadlines[t] is not None and self.deadlines[t] <= self.now]  # type: ignore[operator]
-        assert not late, "waits on after its deadline"
+        deadlines = [waiter.deadline_at_s for waiter in self.unanswered.values()]
+        assert not any(deadline is not None and deadline <= self.now for deadline in deadlines), "waits too long"
 
     # -- what the store reports --------------------------------------------------------------------------------------
 
@@ -282,14 +297,25 @@ class ResidencyMachine(RuleBasedStateMachine):
 
     @invariant()
     def work_agrees(self) -> None:
-        """From leases alone; a fill may foresee one reader more for each image."""
-        if self.residency is None:
-            return
+        if self.residency is not None:
+            for place in (GPU, OTHER_GPU):
+                assert self.residency.room.working[place] == self.work_at(place)
+
+    @invariant()
+    def who_is_idle_makes_way_for_work(self) -> None:
         for place in (GPU, OTHER_GPU):
-            readers = {(key, session) for key, there, session, _ in self.leases.values() if there == place}
-            least = sum(self.work[key] for key, _ in readers)
-            foreseen = sum(self.work[key] for key, there in self.filling if there == place)
-            assert least <= self.residency.room.working[place] <= least + foreseen
+            going = {where for where in self.freeing if where[1] == place}
+            going |= {(fill.key, place) for fill in self.filling.values() if fill.source == place}
+            least = self.held(place) - sum(-(-SIZES[key] // UNIT) * UNIT for key, _ in going)
+            if least + max(0, self.work_at(place) - RESERVE) > CAPACITIES[place]:
+                leased = {lease[:2] for lease in self.leases.values()}
+                assert not {where for where in self.sealed if where[1] == place} - leased - going - self.pins
+
+    @invariant()
+    def nobody_without_a_deadline_waits_for_readers(self) -> None:
+        """Unless one who has a deadline was there before him, and holds him back."""
+        if not (self.measuring or self.filling or self.freeing):
+            assert not self.unanswered or any(it.deadline_at_s is not None for it in self.unanswered.values())
 
     def teardown(self) -> None:
         """Everybody leaves and all work ends: nobody is left waiting, nothing is left half done."""

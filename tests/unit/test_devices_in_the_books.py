@@ -20,6 +20,7 @@ from trims.core.events import (
     PlaceLost,
     Requested,
     SessionEnded,
+    WaiterLeft,
     WorkingKnown,
 )
 from trims.core.lease import Waiter
@@ -192,6 +193,57 @@ def test_the_work_of_who_waits_is_counted_while_his_image_is_filled() -> None:
     assert isinstance(error_of(bench.want("b", 10, session=2)), CapacityError), "it would take what a's reader needs"
     assert kinds(bench.filled("a", GPU)) == [Grant]
     assert bench.residency.room.working[GPU] == 30
+
+
+def test_everybody_who_waits_for_a_fill_is_counted_while_he_does() -> None:
+    bench = Devices()
+    bench.resident("a", 40, DISK)
+    bench.ask("a", place=GPU, lease=False)
+    bench.feed(WorkingKnown, key="a", nbytes=30)
+    assert bench.residency.room.working[GPU] == 0, "a prefetch reads nothing"
+    bench.want("a", 30, session=1)
+    bench.want("a", 30, session=1)
+    assert bench.residency.room.working[GPU] == 30, "one session, one time its work"
+    bench.want("a", 30, session=2)
+    assert bench.residency.room.working[GPU] == 60
+    bench.feed(WaiterLeft, ticket=bench.ticket)
+    assert bench.residency.room.working[GPU] == 30
+    bench.filled("a", GPU)
+    assert bench.residency.room.working[GPU] == 30
+
+
+def test_who_leaves_a_running_fill_gives_the_room_for_his_work_to_who_waits() -> None:
+    bench = Devices()
+    bench.resident("a", 40, DISK)
+    bench.resident("b", 60, DISK)
+    bench.want("a", 30)
+    assert bench.ask("b", session=2, place=GPU, deadline_in_s=60) == []
+    (fill,) = bench.feed(SessionEnded, session=1)
+    assert isinstance(fill, Fill)
+    assert fill.key == "b"
+
+
+def test_an_idle_image_goes_when_more_sessions_wait_for_a_fill_than_the_device_has_room_for() -> None:
+    bench = Devices()
+    bench.resident("idle", 20, GPU)
+    bench.resident("idle", 20)
+    bench.resident("a", 40, DISK)
+    assert kinds(bench.want("a", 30)) == [Fill]
+    assert bench.want("a", 30, session=2) != []
+    assert bench.state("idle", GPU) is State.FREEING
+
+
+def test_an_image_that_becomes_idle_goes_at_once_if_work_exceeds_the_room() -> None:
+    bench = Devices()
+    for key, nbytes in (("a", 50), ("b", 40)):
+        bench.resident(key, nbytes, GPU)
+        bench.resident(key, nbytes)
+    (grant,) = bench.ask("b", place=GPU)
+    assert isinstance(grant, Grant)
+    assert kinds(bench.want("a", 30, session=2)) == [Grant]
+    (free,) = bench.feed(Closed, lease=grant.lease.number, session=1)
+    assert isinstance(free, Free)
+    assert (free.key, free.place) == ("b", GPU)
 
 
 def test_a_fill_that_fails_gives_back_what_was_foreseen() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from test_residency import Bench, error_of, kinds
 
-from trims.core.errors import ArtifactError, CapacityError, DeadlineError, TooLargeError
+from trims.core.errors import ArtifactError, CapacityError, DeadlineError, InUseError, TooLargeError
 from trims.core.events import (
     Abandon,
     Changed,
     Closed,
+    EvictRequested,
     Fill,
     Filled,
     FillFailed,
@@ -17,6 +18,7 @@ from trims.core.events import (
     Freed,
     Grant,
     Measure,
+    Refuse,
     Requested,
     SessionEnded,
     Tick,
@@ -84,7 +86,7 @@ def test_a_load_that_fails_on_the_host_is_told_to_who_asked_for_the_device() -> 
 def test_an_image_too_large_for_shared_memory_goes_by_way_of_the_disk() -> None:
     bench = Bench(cpu_bytes=50, gpu_bytes=200)
     bench.ask("a", place=GPU)
-    measure, abandon = bench.measured("a", 150)
+    abandon, measure = bench.measured("a", 150)
     assert isinstance(abandon, Abandon)
     assert isinstance(measure, Measure)
     assert measure.place == DISK
@@ -151,14 +153,88 @@ def test_a_demotion_does_not_take_the_room_of_who_waits_for_it() -> None:
     assert (fill.key, fill.place) == ("large", CPU)
 
 
-def test_who_leaves_takes_the_device_with_him_and_not_the_load() -> None:
+def test_who_leaves_takes_the_device_with_him_and_not_a_load_that_runs() -> None:
     bench = Bench()
     bench.ask("a", place=GPU)
-    bench.feed(SessionEnded, session=1)
-    assert bench.state("a", GPU) is State.ABSENT
     bench.measured("a", 40)
+    assert kinds(bench.feed(SessionEnded, session=1)) == [Abandon]
+    assert bench.state("a", GPU) is State.ABSENT
     assert bench.filled("a") == []
     assert bench.state("a") is State.SEALED
+
+
+def test_who_leaves_before_there_is_room_on_the_host_leaves_nothing_behind_there() -> None:
+    bench = Bench(cpu_bytes=100)
+    bench.resident("held", 80)
+    bench.opened("held")
+    bench.ask("a", session=2, place=GPU, deadline_in_s=1000)
+    bench.measured("a", 40)
+    bench.feed(SessionEnded, session=2)
+    assert bench.state("a", GPU) is bench.state("a", CPU) is State.ABSENT
+    bench.ask("b", session=3)
+    assert kinds(bench.measured("b", 20)) == [Fill], "nobody is before it any more"
+
+
+def test_one_who_waits_for_a_device_is_not_refused_because_another_will_not_wait() -> None:
+    bench = Bench(cpu_bytes=100)
+    bench.resident("held", 80)
+    lease = bench.opened("held")
+    bench.ask("a", session=2, place=GPU, deadline_in_s=1000)
+    patient = bench.ticket
+    bench.ask("a", session=3, place=GPU)
+    impatient = bench.ticket
+    (refusal,) = bench.measured("a", 40)
+    assert isinstance(refusal, Refuse)
+    assert refusal.ticket == impatient
+    assert isinstance(refusal.error, CapacityError)
+    (late_refusal,) = bench.ask("a", session=4, place=GPU)
+    assert isinstance(late_refusal, Refuse), "nor is he who comes once it is known that the host is full"
+    assert late_refusal.ticket == bench.ticket
+    bench.feed(Closed, lease=lease, session=1)
+    bench.freed("held")
+    bench.filled("a")
+    (grant,) = bench.filled("a", GPU)
+    assert isinstance(grant, Grant)
+    assert grant.ticket == patient
+
+
+def test_one_who_waits_for_a_device_waits_for_the_last_reader_on_the_host_too() -> None:
+    bench = Bench(cpu_bytes=100)
+    bench.resident("a", 40)
+    lease = bench.opened("a")
+    bench.feed(EvictRequested, key="a", place=CPU, drain=True)
+    assert bench.ask("a", session=2, place=GPU, deadline_in_s=1000) == []
+    assert isinstance(error_of(bench.ask("a", session=3, place=GPU)), InUseError)
+    assert bench.state("a", GPU) is State.QUEUED
+    bench.feed(Closed, lease=lease, session=1)
+    bench.freed("a")
+    bench.measured("a", 40)
+    bench.filled("a")
+    assert kinds(bench.filled("a", GPU)) == [Grant]
+
+
+def test_a_deadline_that_passes_while_the_host_is_full_tells_of_the_host() -> None:
+    bench = Bench(cpu_bytes=100)
+    bench.resident("held", 80)
+    bench.opened("held")
+    bench.ask("a", session=2, place=GPU, deadline_in_s=5)
+    bench.measured("a", 40)
+    bench.now += 10
+    with pytest.raises(CapacityError, match="no room at cpu: 40 bytes needed, 20 free of 100"):
+        raise error_of(bench.feed(Tick))
+
+
+def test_an_image_that_comes_to_lie_elsewhere_is_not_waited_for_on_the_host_any_more() -> None:
+    bench = Bench(cpu_bytes=100)
+    bench.resident("held", 80)
+    bench.opened("held")
+    bench.ask("a", session=2, place=GPU, deadline_in_s=1000)
+    bench.measured("a", 40)
+    bench.ask("a", place=DISK, lease=False)
+    bench.measured("a", 40, DISK)
+    (promotion,) = [each for each in bench.filled("a", DISK) if isinstance(each, Fill)]
+    assert (promotion.place, promotion.source) == (GPU, DISK)
+    assert bench.state("a", CPU) is State.ABSENT
 
 
 def test_an_image_that_has_to_leave_a_device_is_copied_to_the_host_first() -> None:

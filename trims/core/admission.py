@@ -1,15 +1,18 @@
 """Admission: from a request to a fill. Who waits, who gets room, in which order, and what has to go for it.
 
 Room is given in order of arrival; an image that waits for room holds back those behind it, or a large one would starve
-behind small ones. Not covered: what happens once a fill runs (`Residency`).
+behind small ones. What an event changes is only noted (`look_again`); who gets room because of it is decided once the
+event is over (`settle`), so that no decision is made in the middle of another. Not covered: what happens once a fill
+runs (`Residency`).
 """
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from trims.core import books
-from trims.core.errors import DeadlineError, InUseError, TooLargeError, TrimsError
+from trims.core.errors import DeadlineError, TooLargeError, TrimsError
 from trims.core.events import Requested
 from trims.core.place import CPU, Tier
 from trims.core.promotion import host_for
@@ -20,6 +23,14 @@ if TYPE_CHECKING:
     from trims.core.ledger import Ledger
     from trims.core.place import Place
     from trims.core.replica import Replica
+
+
+class _Answer(Enum):
+    """What a place says to a replica that needs room."""
+
+    FITS = auto()
+    WAITS = auto()
+    REFUSED = auto()
 
 
 class Admission:
@@ -34,6 +45,7 @@ class Admission:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._unsettled: dict[Place, None] = {}
         self.queues: dict[Place, list[Replica]] = {place: [] for place in ledger.room.capacities}
 
     # -- who waits -------------------------------------------------------------------------------------------------
@@ -46,23 +58,13 @@ class Admission:
             return
         replica = ledger.shelf.find(event.key, event.place) or self.enqueue(event.key, event.place, event.at_s)
         replica.keep_alive_s = event.keep_alive_s
-        had_bytes = replica.working_bytes
         if event.working_bytes is not None and replica.place.tier is Tier.GPU:
-            ledger.expect_work(replica, event.working_bytes)
+            self.expect_work(replica, event.working_bytes)
         if replica.state is State.SEALED:
             self.serve(replica, event.waiter, event.at_s, warm=True)
-        elif replica.state is State.DRAINING and event.waiter.deadline_at_s is None:
-            error = InUseError(
-                "the model is being evicted and waits for its last reader; set a deadline to wait for it"
-            )
-            self.refuse(event.waiter, error, event.at_s)
         else:
-            ledger.waiters.join(replica, event.waiter)
-            if ledger.promotions.is_waiting(replica):
-                ledger.waiters.renew(ledger.promotions.waiter(replica))
-            self.admit(event.place, event.at_s)
-        if replica.working_bytes < had_bytes:
-            self.admit(event.place, event.at_s)
+            ledger.join(replica, event.waiter)
+            self._look_at(replica, event.at_s)
 
     def enqueue(self, key: str, place: Place, at_s: float) -> Replica:
         """A new replica at the end of its place's queue."""
@@ -71,27 +73,31 @@ class Admission:
         self._ledger.step(replica, State.QUEUED, at_s, "first waiter")
         return replica
 
+    def expect_work(self, replica: Replica, nbytes: int) -> None:
+        """Each session that reads it needs so much on the device beside it."""
+        if nbytes != replica.working_bytes:
+            self._ledger.expect_work(replica, nbytes)
+            self.look_again(replica.place)
+
     def serve(self, replica: Replica, waiter: Waiter, at_s: float, *, warm: bool) -> None:
         """Give a waiter what he waited for."""
         ledger = self._ledger
-        if waiter.wants_lease and waiter.session is not None:
-            ledger.grant(replica, waiter, waiter.session, at_s, warm=warm)
-            self.make_way(replica.place, at_s)
+        if waiter.reader is not None:
+            ledger.grant(replica, waiter, waiter.reader, at_s, warm=warm)
+            if replica.working_bytes:
+                self.look_again(replica.place)
             return
         ledger.touch(replica, at_s)
-        if not ledger.promotions.is_own(waiter):
+        if ledger.promotions.end(waiter.ticket) is None:
             ledger.outbox.ready(waiter, replica)
-        ledger.promotions.end(waiter)
 
     def refuse(self, waiter: Waiter, error: TrimsError, at_s: float) -> None:
         """Tell a waiter; one of our own, who waited for the host on a device's behalf, passes it on."""
         ledger = self._ledger
-        if not ledger.promotions.is_own(waiter):
+        promotion = ledger.promotions.end(waiter.ticket)
+        if promotion is None:
             ledger.outbox.refuse(waiter, error)
             return
-        promotion = ledger.promotions.end(waiter)
-        if promotion is None:
-            return  # nobody wants it on the device any more
         replica, host = promotion
         another = host_for(ledger.room.capacities, after=host) if isinstance(error, TooLargeError) else None
         if another is None:
@@ -101,66 +107,104 @@ class Admission:
 
     def leave(self, ticket: int, at_s: float) -> None:
         """A waiter gave up."""
-        replica = self._ledger.waiters.leave(ticket)
+        replica = self._ledger.leave(ticket)
         if replica is not None:
-            self._drop_if_unwanted(replica, at_s)
+            self._was_left(replica, at_s)
 
     def expire(self, replica: Replica, waiter: Waiter, at_s: float) -> None:
         """A waiter's deadline has passed: tell him what it was that took so long."""
         ledger = self._ledger
-        ledger.waiters.leave(waiter.ticket)
-        if replica.state is State.QUEUED and ledger.room.need_of(replica) > ledger.room.free_bytes(replica.place):
-            self.refuse(waiter, ledger.room.refusal(replica, ledger.shelf.replicas.values()), at_s)
+        late = self._awaited(replica) or replica
+        if late.state is State.QUEUED and ledger.room.need_of(late) > ledger.room.free_bytes(late.place):
+            error: TrimsError = ledger.room.refusal(late, ledger.shelf.replicas.values())
         else:
-            self.refuse(waiter, DeadlineError(books.why_late(replica)), at_s)
+            error = DeadlineError(books.why_late(late))
+        ledger.leave(waiter.ticket)
+        self.refuse(waiter, error, at_s)
+        self._was_left(replica, at_s)
+
+    def _was_left(self, replica: Replica, at_s: float) -> None:
+        """One waits for it no longer: it may be wanted no more, or his work may leave room to others."""
         self._drop_if_unwanted(replica, at_s)
+        self.look_again(replica.place)
+
+    def _look_at(self, replica: Replica, at_s: float) -> None:
+        """Somebody has come to wait for it, or for what a device waits for: he may not have to, or may not want to."""
+        if replica.state is State.DRAINING:
+            self._refuse_impatient(replica, books.going(replica), at_s)
+        self.look_again(replica.place)
+        awaited = self._awaited(replica)
+        if awaited is not None:
+            self._look_at(awaited, at_s)
+
+    def _awaited(self, replica: Replica) -> Replica | None:
+        """The host's replica that a device's waits for."""
+        ticket = self._ledger.promotions.ticket_of(replica)
+        return None if ticket is None else self._ledger.waiters.by_ticket.get(ticket)
 
     def _drop_if_unwanted(self, replica: Replica, at_s: float) -> None:
         """A queued replica nobody waits for leaves the queue; a running fill is finished: the cache is persistent."""
         if replica.state is State.QUEUED and not replica.waiters:
+            self._await_no_longer(replica, at_s)
             self.queues[replica.place].remove(replica)
             self._ledger.remove(replica, at_s, "last waiter gone")
             self._ledger.outbox.abandon(replica)
-            self.admit(replica.place, at_s)
+            self.look_again(replica.place)
 
-    def _refuse_impatient(self, replica: Replica, at_s: float) -> None:
-        """Those with a deadline stay in the queue; the others get the numbers now."""
-        ledger = self._ledger
-        error = ledger.room.refusal(replica, ledger.shelf.replicas.values())
+    def _await_no_longer(self, replica: Replica, at_s: float) -> None:
+        """A device's replica needs nothing of the host any more."""
+        ticket = self._ledger.promotions.ticket_of(replica)
+        if ticket is not None:
+            self._ledger.promotions.end(ticket)
+            self.leave(ticket, at_s)
+
+    def _refuse_impatient(self, replica: Replica, error: TrimsError, at_s: float) -> None:
+        """Those with a deadline stay, also those who wait on a device for this replica; the others are told now."""
         for waiter in list(replica.waiters.values()):
-            if waiter.deadline_at_s is None:
-                ledger.waiters.leave(waiter.ticket)
+            device = self._ledger.promotions.device_of(waiter)
+            if device is not None:
+                self._refuse_impatient(device, error, at_s)
+            elif waiter.deadline_at_s is None:
+                self._ledger.leave(waiter.ticket)
                 self.refuse(waiter, error, at_s)
         self._drop_if_unwanted(replica, at_s)
 
     def _refuse_all(self, replica: Replica, error: TrimsError, at_s: float) -> None:
-        for waiter in self._ledger.waiters.take(replica):
+        for waiter in self._ledger.take(replica):
             self.refuse(waiter, error, at_s)
         self._drop_if_unwanted(replica, at_s)
 
     # -- who gets room ---------------------------------------------------------------------------------------------
 
-    def admit(self, place: Place, at_s: float) -> None:
+    def look_again(self, place: Place) -> None:
+        """Something has changed there: room may have come free, or become too little."""
+        self._unsettled[place] = None
+
+    def look_everywhere(self) -> None:
+        """The same for all places."""
+        self._unsettled.update(dict.fromkeys(self.queues))
+
+    def settle(self, at_s: float) -> None:
+        """Decide who gets room, wherever something has changed, until nothing changes any more."""
+        while self._unsettled:
+            place = next(iter(self._unsettled))
+            del self._unsettled[place]
+            self._make_way(place, at_s)
+            self._admit(place, at_s)
+
+    def _admit(self, place: Place, at_s: float) -> None:
         """Start queued fills in order of arrival, for as long as there is room or room can be made.
 
         An image whose size is still being measured holds nobody up; one that waits for room does.
-
-        It is called within itself: an image for a device makes a request at the host, which may be served and fill
-        the device's replica before the outer call goes on. So the outer call walks a copy of the queue and looks at
-        each replica's state anew.
         """
         for replica in list(self.queues[place]):
-            if replica.state is not State.QUEUED or not self._know_size(replica, at_s):
+            if not self._know_size(replica, at_s):
                 continue
-            if not self._make_room(replica, at_s):
+            answer = self._make_room(replica, at_s)
+            if answer is _Answer.WAITS:
                 return
-            if replica.state is State.QUEUED:
+            if answer is _Answer.FITS:
                 self._start_fill(replica, at_s)
-
-    def admit_everywhere(self, at_s: float) -> None:
-        """The same for all places, after something that may have made room anywhere."""
-        for place in self.queues:
-            self.admit(place, at_s)
 
     def _know_size(self, replica: Replica, at_s: float) -> bool:
         ledger = self._ledger
@@ -180,28 +224,27 @@ class Admission:
     def _bring_to(self, host: Place, replica: Replica, at_s: float) -> None:
         """Wait for the image at a host place on behalf of a device, where nothing can be converted."""
         ledger = self._ledger
-        if not ledger.promotions.is_waiting(replica):
+        if ledger.promotions.ticket_of(replica) is None:
             there = ledger.shelf.find(replica.key, host)
             keep_alive_s = there.keep_alive_s if there is not None else None
             waiter = ledger.promotions.begin(replica, host)
             self.request(Requested(at_s=at_s, key=replica.key, place=host, waiter=waiter, keep_alive_s=keep_alive_s))
 
-    def _make_room(self, replica: Replica, at_s: float) -> bool:
-        """True if the replica fits now, or is not wanted any more. Evicts what it needs; refuses who will not wait."""
+    def _make_room(self, replica: Replica, at_s: float) -> _Answer:
+        """Evict what it needs; refuse those who will not wait, and everybody if it never fits."""
         room, everything = self._ledger.room, self._ledger.shelf.replicas.values()
         place, need = replica.place, room.need_of(replica)
         if room.least_need_of(replica) > room.capacities[place]:
             self._refuse_all(replica, books.too_large(room, replica), at_s)
-            return True
+            return _Answer.REFUSED
         if need <= room.free_bytes(place):
-            return True
+            return _Answer.FITS
         self._evict_for(place, need, at_s)
-        if room.is_coming(place, need, everything):
-            return False
-        self._refuse_impatient(replica, at_s)
-        return replica.state is State.ABSENT
+        if not room.is_coming(place, need, everything):
+            self._refuse_impatient(replica, room.refusal(replica, everything), at_s)
+        return _Answer.WAITS if replica.state is State.QUEUED else _Answer.REFUSED
 
-    def make_way(self, place: Place, at_s: float) -> None:
+    def _make_way(self, place: Place, at_s: float) -> None:
         """Those who read at a place need more beside their images than is left there: who is idle goes for it."""
         if self._ledger.room.free_bytes(place) < 0:
             self._evict_for(place, 0, at_s, in_part=True)
@@ -232,9 +275,9 @@ class Admission:
         source = ledger.shelf.source_of(replica)
         if source is not None:
             ledger.lend(source, replica)
-        wanted = any(waiter.wants_lease and waiter.session is not None for waiter in replica.waiters.values())
-        ledger.foresee(replica, reader=wanted)
-        ledger.promotions.forget(replica)  # it may have come to lie at another host place first
+        self._await_no_longer(replica, at_s)  # it may have come to lie elsewhere first
         self.queues[replica.place].remove(replica)
         ledger.step(replica, State.FILLING, at_s, f"room found, source {replica.source or 'artifact'}")
+        if replica.working_bytes:  # more of those who wait may read it than room was asked for
+            self.look_again(replica.place)
         ledger.outbox.fill(replica)

@@ -5,9 +5,10 @@ Nothing here changes anything. `validate` recomputes from the replicas what `Res
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CapacityError, InvariantError, NotSupportedError, TooLargeError
+from trims.core.errors import CapacityError, InUseError, InvariantError, NotSupportedError, TooLargeError
 from trims.core.policy import Usage
 from trims.core.replica import CHARGED, LEASABLE, Replica, State
 from trims.core.units import format_bytes
@@ -79,11 +80,19 @@ def why_in_use(replica: Replica) -> str:
     )
 
 
+def going(replica: Replica) -> InUseError:
+    """It leaves once nobody reads it, and comes again after that."""
+    return InUseError(
+        f"the model is being evicted from {replica.place} and waits for its last reader; set a deadline to wait for it"
+    )
+
+
 def why_late(replica: Replica) -> str:
     """A sentence for DeadlineError."""
+    what = "the load goes on, ask again" if replica.state is State.FILLING else "ask again, and wait longer"
     return (
         f"the deadline passed while the replica at {replica.place} was {replica.state.value} "
-        f"({format_bytes(replica.nbytes)}); the load goes on, ask again"
+        f"({format_bytes(replica.nbytes)}); {what}"
     )
 
 
@@ -124,7 +133,6 @@ def _check_replica(residency: Residency, replica: Replica) -> None:
     _check(state is not State.DRAINING or replica.held, replica, "draining without a holder")
     _check(bool(replica.waiters) or state is not State.QUEUED, replica, "queued without a waiter")
     _check(not replica.waiters or state is not State.SEALED, replica, "sealed with a waiter")
-    _check(not replica.foreseen or state is State.FILLING, replica, "a reader foreseen outside a fill")
     _check(replica.source is None or state is State.FILLING, replica, "a source outside a fill")
     if replica.source is not None:
         source = residency.replicas.get((replica.key, replica.source))
@@ -138,6 +146,7 @@ def _check_replica(residency: Residency, replica: Replica) -> None:
             replica.generation,
         )
         _check(same, replica, f"lease {number} is not in the books or of another replica")
+    _check(replica.readers == _readers(residency, replica), replica, "its readers are others than it says")
 
 
 def _validate_capacity(residency: Residency) -> None:
@@ -148,15 +157,19 @@ def _validate_capacity(residency: Residency) -> None:
             raise InvariantError(f"{place}: {residency.room.charged[place]} bytes charged, the replicas have {total}")
         if total > capacity:
             raise InvariantError(f"{place}: {total} bytes charged, the capacity is {capacity}")
-        working = sum(replica.working_bytes * _readers(residency, replica) for replica in here)
+        working = sum(replica.working_bytes * len(_readers(residency, replica)) for replica in here)
         if working != residency.room.working[place]:
             raise InvariantError(
                 f"{place}: {residency.room.working[place]} bytes kept for work, the readers need {working}"
             )
 
 
-def _readers(residency: Residency, replica: Replica) -> int:
-    return replica.foreseen + len({residency.leases.by_number[number].session for number in replica.leases})
+def _readers(residency: Residency, replica: Replica) -> Counter[int]:
+    """Who reads it, from the leases; who is going to, from those who wait while it is filled."""
+    readers = Counter(residency.leases.by_number[number].session for number in replica.leases)
+    if replica.state is State.FILLING:
+        readers.update(waiter.reader for waiter in replica.waiters.values() if waiter.reader is not None)
+    return readers
 
 
 def _validate_people(residency: Residency) -> None:
@@ -168,6 +181,9 @@ def _validate_people(residency: Residency) -> None:
         _check(device.state is State.QUEUED, device, "waits for the host outside the queue")
         waited_for = residency.waiters.by_ticket.get(ticket)
         _check(waited_for is not None and waited_for.place == host, device, "waits for a host that does not know")
+    own = {ticket for ticket in residency.waiters.by_ticket if ticket < 0}
+    if own != set(residency.promotions.by_ticket):
+        raise InvariantError(f"promotions differ: {own} wait, {set(residency.promotions.by_ticket)} are in the books")
     waiting = {ticket: replica for replica in residency.replicas.values() for ticket in replica.waiters}
     by_ticket = residency.waiters.by_ticket
     if waiting != by_ticket:

@@ -47,6 +47,11 @@ class Waiter:
     wants_lease: bool
     deadline_at_s: float | None
 
+    @property
+    def reader(self) -> int | None:
+        """The session that will read the replica; None if nobody will."""
+        return self.session if self.wants_lease else None
+
 
 class Leases:
     """All leases of a daemon, by number and by session."""
@@ -75,10 +80,6 @@ class Leases:
         """What a session holds, oldest first."""
         return [self.by_number[number] for number in sorted(self._by_session.get(session, ()))]
 
-    def holds(self, session: int, replica: Replica) -> bool:
-        """True if a session has a lease on the replica."""
-        return not self._by_session.get(session, frozenset()).isdisjoint(replica.leases)
-
     def sessions(self) -> dict[int, frozenset[int]]:
         """Numbers by session, for checking."""
         return {session: frozenset(numbers) for session, numbers in self._by_session.items()}
@@ -99,25 +100,10 @@ class Waiters:
         replica.waiters[waiter.ticket] = waiter
         self.by_ticket[waiter.ticket] = replica
 
-    def leave(self, ticket: int) -> Replica | None:
-        """One waits no longer; returns the replica he waited for, None if he did not wait."""
+    def leave(self, ticket: int) -> tuple[Replica, Waiter] | None:
+        """One waits no longer; returns what he waited for and who he was, None if he did not wait."""
         replica = self.by_ticket.pop(ticket, None)
-        if replica is not None:
-            del replica.waiters[ticket]
-        return replica
-
-    def renew(self, waiter: Waiter) -> None:
-        """He waits on, under the same ticket, with another deadline."""
-        replica = self.by_ticket.get(waiter.ticket)
-        if replica is not None:
-            replica.waiters[waiter.ticket] = waiter
-
-    def take(self, replica: Replica) -> list[Waiter]:
-        """Nobody waits for the replica any longer; returns who did, in order of arrival."""
-        taken = list(replica.waiters.values())
-        for waiter in taken:
-            self.leave(waiter.ticket)
-        return taken
+        return None if replica is None else (replica, replica.waiters.pop(ticket))
 
     def of_session(self, session: int) -> list[int]:
         """Tickets of a session, in order of arrival."""

@@ -60,6 +60,9 @@ class Ledger:
         old = replica.state
         replica.step(to, at_s, why)
         self.room.moved(replica, old)
+        if State.FILLING in (old, to):
+            for waiter in replica.waiters.values():
+                self._count(replica, waiter.reader, 1 if to is State.FILLING else -1)
         if to not in LEASABLE and replica.leases:
             raise InternalError(f"{replica.key[:16]} at {replica.place} went to {to.value} with leases")
         self.outbox.changed(replica, old, at_s, why)
@@ -79,10 +82,9 @@ class Ledger:
 
     def grant(self, replica: Replica, waiter: Waiter, session: int, at_s: float, *, warm: bool) -> None:
         """The waiter's session may read it from now on."""
-        if not self.leases.holds(session, replica):
-            self.room.working[replica.place] += replica.working_bytes
         lease = self.leases.grant(session, replica.key, replica.place, replica.generation)
         replica.leases.add(lease.number)
+        self._count(replica, session, 1)
         replica.uses += 1
         self.touch(replica, at_s)
         self.room.used(replica)
@@ -110,19 +112,45 @@ class Ledger:
     def _strike(self, lease: Lease, replica: Replica) -> None:
         self.leases.end(lease)
         replica.leases.discard(lease.number)
-        if not self.leases.holds(lease.session, replica):
-            self.room.working[replica.place] -= replica.working_bytes
+        self._count(replica, lease.session, -1)
+
+    def join(self, replica: Replica, waiter: Waiter) -> None:
+        """One more waits for it, behind those who do already."""
+        self.waiters.join(replica, waiter)
+        if replica.state is State.FILLING:
+            self._count(replica, waiter.reader, 1)
+
+    def leave(self, ticket: int) -> Replica | None:
+        """One waits no longer; returns what he waited for, None if he did not wait."""
+        left = self.waiters.leave(ticket)
+        if left is None:
+            return None
+        replica, waiter = left
+        if replica.state is State.FILLING:
+            self._count(replica, waiter.reader, -1)
+        return replica
+
+    def take(self, replica: Replica) -> list[Waiter]:
+        """Nobody waits for it any longer; returns who did, in order of arrival."""
+        taken = list(replica.waiters.values())
+        for waiter in taken:
+            self.leave(waiter.ticket)
+        return taken
 
     def expect_work(self, replica: Replica, nbytes: int) -> None:
         """Each session that reads it needs so much on the device beside it."""
-        readers = {self.leases.by_number[number].session for number in replica.leases}
-        self.room.working[replica.place] += (nbytes - replica.working_bytes) * (replica.foreseen + len(readers))
+        self.room.working[replica.place] += (nbytes - replica.working_bytes) * len(replica.readers)
         replica.working_bytes = nbytes
 
-    def foresee(self, replica: Replica, *, reader: bool) -> None:
-        """Count the work of one reader while it is filled for him, or do so no longer."""
-        self.room.working[replica.place] += replica.working_bytes * (reader - replica.foreseen)
-        replica.foreseen = reader
+    def _count(self, replica: Replica, session: int | None, leases: int) -> None:
+        """A session has, or waits for, so many leases more. Its work is counted once, however many they are."""
+        if session is None:
+            return
+        before = len(replica.readers)
+        replica.readers[session] += leases
+        if not replica.readers[session]:
+            del replica.readers[session]
+        self.room.working[replica.place] += replica.working_bytes * (len(replica.readers) - before)
 
     def lend(self, source: Replica, replica: Replica) -> None:
         """A fill reads from it: the internal lease of a promotion."""
@@ -169,5 +197,4 @@ class Ledger:
     def remove(self, replica: Replica, at_s: float, why: str) -> None:
         """Take it out of the books."""
         self.step(replica, State.ABSENT, at_s, why)
-        self.promotions.forget(replica)
         self.shelf.remove(replica)

@@ -1,7 +1,7 @@
 """Promotions: devices that wait for an image to lie on the host, because nothing is converted on a device.
 
 Kept here: on whose behalf residency itself waits for a host replica, under a ticket nobody outside knows. What follows
-when that wait ends is decided by `Residency`.
+when that wait ends is decided by `Admission`.
 """
 
 from __future__ import annotations
@@ -32,32 +32,24 @@ class Promotions:
     def __init__(self) -> None:
         self.by_ticket: dict[int, tuple[Replica, Place]] = {}
 
-    def begin(self, replica: Replica, place: Place) -> Waiter:
-        """Wait at a host place; returns who does."""
-        self.by_ticket[-replica.generation] = (replica, place)
-        return self.waiter(replica)
+    def begin(self, replica: Replica, host: Place) -> Waiter:
+        """Wait at a host place; returns who does. He has no deadline: those on whose behalf he waits have theirs."""
+        waiter = Waiter(-replica.generation, None, wants_lease=False, deadline_at_s=None)
+        self.by_ticket[waiter.ticket] = (replica, host)
+        return waiter
 
-    def waiter(self, replica: Replica) -> Waiter:
-        """He who waits on the replica's behalf, for as long as the most patient of those who wait for it now."""
-        deadlines = [waiter.deadline_at_s for waiter in replica.waiters.values()]
-        patience = None if None in deadlines else max((each for each in deadlines if each is not None), default=None)
-        return Waiter(-replica.generation, None, wants_lease=False, deadline_at_s=patience)
+    def end(self, ticket: int) -> tuple[Replica, Place] | None:
+        """The wait is over; returns whose it was and where, None if nobody of ours waited under that ticket."""
+        return self.by_ticket.pop(ticket, None)
 
-    def is_own(self, waiter: Waiter) -> bool:
-        """True for a waiter that `begin` made, and whom nobody outside knows."""
-        return waiter.ticket < 0
+    def ticket_of(self, replica: Replica) -> int | None:
+        """Under which ticket the host is waited for on this replica's behalf; None if it is not."""
+        return -replica.generation if -replica.generation in self.by_ticket else None
 
-    def end(self, waiter: Waiter) -> tuple[Replica, Place] | None:
-        """The wait is over; returns whose it was and where, None if it was forgotten meanwhile."""
-        return self.by_ticket.pop(waiter.ticket, None)
-
-    def forget(self, replica: Replica) -> None:
-        """The device replica is wanted no longer; the host goes on."""
-        self.by_ticket.pop(-replica.generation, None)
-
-    def is_waiting(self, replica: Replica) -> bool:
-        """True while the host is waited for on this replica's behalf."""
-        return -replica.generation in self.by_ticket
+    def device_of(self, waiter: Waiter) -> Replica | None:
+        """On whose behalf he waits; None for a waiter who is not ours."""
+        promotion = self.by_ticket.get(waiter.ticket)
+        return None if promotion is None else promotion[0]
 
 
 def host_for(capacities: Mapping[Place, int], after: Place | None = None) -> Place | None:

@@ -5,7 +5,7 @@ The table in `docs/design.md` and this one are compared by a test. State changes
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -67,7 +67,7 @@ class Replica:
         waiters: By ticket, in order of arrival.
         source: Where a running fill reads from; None for the artifact.
         working_bytes: What each session that reads it needs on its device beside it: activations, libraries' own.
-        foreseen: While it is filled for somebody who will read it, the work of one reader is counted already.
+        readers: How many leases each session has on it; while it is filled, how many each waits for.
         doomed: Its place was lost while it was filled: wherever its bytes are, they are not to be granted.
         uses: Opens granted, including those of earlier incarnations that are still remembered.
         filled_at_s: Clock time of sealing.
@@ -89,7 +89,7 @@ class Replica:
     waiters: dict[int, Waiter] = field(default_factory=dict)
     source: Place | None = None
     working_bytes: int = 0
-    foreseen: bool = False
+    readers: Counter[int] = field(default_factory=Counter)
     doomed: bool = False
     uses: int = 0
     filled_at_s: float = 0.0

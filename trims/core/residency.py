@@ -108,6 +108,7 @@ class Residency:
         """
         self._ledger.outbox = Outbox()
         self._handlers[type(event)](event)
+        self._admission.settle(event.at_s)
         return self._ledger.outbox.instructions
 
     @property
@@ -154,38 +155,35 @@ class Residency:
         replica = self._current(event)
         if replica is not None and replica.state is State.QUEUED:
             replica.nbytes, replica.measured = event.nbytes, True
-            self._admission.admit(event.place, event.at_s)
+            self._admission.look_again(event.place)
 
     def _filled(self, event: Filled) -> None:
         replica = self._current(event)
         if replica is None:
             return
+        self._admission.look_everywhere()
         self._ledger.return_source(replica, event.at_s)
         replica.cost_s = event.cost_s
-        self._ledger.foresee(replica, reader=False)
         if replica.doomed:  # who waits for it is parked, and it is filled again once its memory is given back
             self._ledger.step(replica, State.SEALED, event.at_s, "filled, and lost with its place")
             self._ledger.retire(replica, event.at_s, "its place was lost while it was filled")
-            self._admission.admit_everywhere(event.at_s)
             return
         self._ledger.seal(replica, event.at_s, "filled")
-        for waiter in self.waiters.take(replica):
+        for waiter in self._ledger.take(replica):
             self._admission.serve(replica, waiter, event.at_s, warm=False)
-        self._admission.admit_everywhere(event.at_s)
 
     def _fill_failed(self, event: FillFailed) -> None:
         replica = self._current(event)
         if replica is None:
             return
+        self._admission.look_everywhere()
         self._ledger.return_source(replica, event.at_s)
-        self._ledger.foresee(replica, reader=False)
         if replica.state is State.QUEUED:
             self._admission.queues[replica.place].remove(replica)
-        waiters = self.waiters.take(replica)
+        waiters = self._ledger.take(replica)
         self._ledger.remove(replica, event.at_s, f"failed: {event.error.code}")
         for waiter in waiters:
             self._admission.refuse(waiter, event.error, event.at_s)
-        self._admission.admit_everywhere(event.at_s)
 
     # -- leaving ---------------------------------------------------------------------------------------------------
 
@@ -193,16 +191,14 @@ class Residency:
         lease = self.leases.by_number.get(event.lease)
         if lease is not None and lease.session == event.session:
             self._ledger.end_lease(lease, event.at_s)
-            self._admission.admit(lease.place, event.at_s)
+            self._admission.look_again(lease.place)
 
     def _session_ended(self, event: SessionEnded) -> None:
-        leases = self.leases.of_session(event.session)
-        for lease in leases:
+        for lease in self.leases.of_session(event.session):
             self._ledger.end_lease(lease, event.at_s)
+            self._admission.look_again(lease.place)
         for ticket in self.waiters.of_session(event.session):
             self._admission.leave(ticket, event.at_s)
-        for place in {lease.place for lease in leases}:
-            self._admission.admit(place, event.at_s)
 
     def _evict_requested(self, event: EvictRequested) -> None:
         replica = self.find(event.key, event.place)
@@ -231,15 +227,15 @@ class Residency:
         replica = self._current(event)
         if replica is None:
             return
-        parked = self.waiters.take(replica)
+        self._admission.look_everywhere()
+        parked = self._ledger.take(replica)
         self._ledger.remove(replica, event.at_s, "tier confirmed")
         if parked:
             again = self._admission.enqueue(event.key, event.place, event.at_s)
             again.keep_alive_s = replica.keep_alive_s
-            self._ledger.expect_work(again, replica.working_bytes)
+            self._admission.expect_work(again, replica.working_bytes)
             for waiter in parked:
-                self.waiters.join(again, waiter)
-        self._admission.admit_everywhere(event.at_s)
+                self._ledger.join(again, waiter)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
@@ -249,7 +245,7 @@ class Residency:
         if replica is not None and replica.state is State.SEALED:
             self._ledger.touch(replica, event.at_s)
             self._ledger.release(replica, event.at_s)
-        self._admission.admit_everywhere(event.at_s)
+        self._admission.look_again(event.place)
 
     def _adopted(self, event: Adopted) -> None:
         if (event.key, event.place) in self.replicas or self._too_much(event):
@@ -264,9 +260,7 @@ class Residency:
     def _working_known(self, event: WorkingKnown) -> None:
         for replica in self.places_of(event.key):
             if replica.place.tier is Tier.GPU:
-                self._ledger.expect_work(replica, event.nbytes)
-                self._admission.make_way(replica.place, event.at_s)
-                self._admission.admit(replica.place, event.at_s)
+                self._admission.expect_work(replica, event.nbytes)
 
     def _too_much(self, event: Adopted) -> bool:
         return self.room.takes(event.place, event.nbytes) > self.room.free_bytes(event.place)
