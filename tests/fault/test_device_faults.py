@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,7 +20,9 @@ from trims_client import connect
 
 from trims.core.errors import CallerError, CapacityError, DeviceLostError, InUseError, TrimsError
 from trims.core.place import GPU
+from trims.core.replica import State
 from trims.daemon.check import check_store
+from trims.keeper import watch
 from trims.keeper.client import KeeperConnection
 from trims.memory.cuda.api import Device
 from trims.testing.fake_cuda import FakeCuda, lose_device, make_devices
@@ -176,6 +179,66 @@ def test_a_device_that_is_lost_takes_its_replicas_with_it_and_may_come_back(
         wait_until(lambda: not leases(daemon), "a lease for nothing")
         (folder / "cuda" / f"lost.{UUID}").unlink()
         wait_until(lambda: _opens(session, path), "it does not come back")
+    assert not check_store(daemon.store, verify=True).findings
+
+
+def test_what_was_read_or_pinned_is_loaded_again_when_the_device_is_back_however_long_it_was_away(
+    serve_gpu: Callable[..., Daemon],
+    checkpoint: Callable[..., Path],
+    raw: Callable[[Daemon], Raw],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "_TRY_AGAIN_S", 0.01)
+    daemon = serve_gpu()
+    models = {name: checkpoint(name) for name in ("read", "pinned", "idle")}
+    with connect(daemon.config.runtime_dir) as session:
+        for path in models.values():
+            session.open_file(path, place="gpu").close()
+    daemon.store.pin(f"file:{models['pinned']}", GPU, pinned=True)
+    reader = raw(daemon)
+    reader.ask({"op": "open", "id": 1, "path": str(models["read"]), "place": "gpu"})
+    lose_device(folder / "cuda", UUID)
+    with pytest.raises(DeviceLostError):
+        daemon.store.load(f"file:{checkpoint('other')}", GPU).result(30)
+    assert reader.next()["event"] == "lost"
+    wait_until(lambda: not daemon.store.residency.leases.by_number, "a lease for nothing")
+    assert daemon.store.counters["refills"] == 0, "there is nowhere to"
+    (folder / "cuda" / f"lost.{UUID}").unlink()
+    keys = {name: daemon.store.key_of(f"file:{path}") for name, path in models.items()}
+
+    def there() -> set[str]:
+        with daemon.store.locked():
+            found = {name: daemon.store.residency.find(key, GPU) for name, key in keys.items()}
+        return {name for name, replica in found.items() if replica is not None and replica.state is State.SEALED}
+
+    wait_until(lambda: there() == {"read", "pinned"}, "they are not back")
+    assert daemon.store.counters["refills"] == 2
+
+
+# -- a keeper that hangs -----------------------------------------------------------------------------------------------
+
+
+def test_a_keeper_that_answers_nobody_is_ended_and_what_was_read_is_loaded_by_the_next(
+    serve_gpu: Callable[..., Daemon],
+    checkpoint: Callable[..., Path],
+    raw: Callable[[Daemon], Raw],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(watch, "_ASK_EVERY_S", 0.1)
+    monkeypatch.setattr(watch, "_ANSWER_S", 2.0)
+    monkeypatch.setattr(watch, "_MISSES", 2)
+    daemon, path = serve_gpu(), checkpoint("m")
+    reader = raw(daemon)
+    grant = reader.ask({"op": "open", "id": 1, "path": str(path), "place": "gpu"})
+    with KeeperConnection(daemon.config.runtime_dir / f"{UUID}.sock") as keeper:
+        pid = keeper.hello().pid
+    os.kill(pid, signal.SIGSTOP)
+    told = reader.next()
+    assert (told["event"], told["lease"]) == ("lost", grant["lease"])
+    wait_until(lambda: states(daemon).get("gpu:0") == "sealed" and not leases(daemon), "it is not back")
+    with KeeperConnection(daemon.config.runtime_dir / f"{UUID}.sock") as keeper:
+        assert keeper.hello().pid != pid
     assert not check_store(daemon.store, verify=True).findings
 
 

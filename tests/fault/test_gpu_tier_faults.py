@@ -11,13 +11,13 @@ import pytest
 from looking import wait_until
 
 from trims.core.errors import CapacityError, CudaError, DaemonAwayError, DeviceLostError, NotSupportedError
+from trims.keeper import watch
 from trims.keeper.client import KeeperConnection
 from trims.keeper.keeper import Keeper
 from trims.keeper.server import KeeperServer
 from trims.memory.cuda.api import Device
 from trims.testing.fake_cuda import FakeCuda, make_devices
 from trims.testing.tiers import an_image
-from trims.tiers import gpu
 from trims.tiers.base import Extent
 from trims.tiers.gpu import GpuTier
 
@@ -203,8 +203,8 @@ class Away:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_TRY_AGAIN_S", 0.0005)
-    monkeypatch.setattr(gpu, "_LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr(watch, "_TRY_AGAIN_S", 0.0005)
+    monkeypatch.setattr(watch, "_LONGEST_PAUSE_S", 0.002)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -214,14 +214,14 @@ def test_another_keeper_is_looked_for_until_there_is_one_and_the_loss_is_told_on
 ) -> None:
     find = Away(served, failures)
     tier = GpuTier(0, find, TOTAL)
-    told: list[tuple[Place, int]] = []
+    told: list[tuple[str, Place, int]] = []
     heard = threading.Event()
 
-    def lost(place: Place) -> None:
-        told.append((place, find.tries))
+    def back(place: Place) -> None:
+        told.append(("back", place, find.tries))
         heard.set()
 
-    tier.watch(lost)
+    tier.watch(lambda place: told.append(("lost", place, find.tries)), back)
     old = find.served
     find.away, find.served = True, Successor(folder)
     old.end()
@@ -229,7 +229,8 @@ def test_another_keeper_is_looked_for_until_there_is_one_and_the_loss_is_told_on
     assert heard.wait(30)
     wait_until(lambda: _serves(tier), "the keeper that was found is not used")
     tier.close()
-    assert told == [(tier.place, min(failures + 1, gpu._QUICK_TRIES))]
+    lost_after = min(failures + 1, watch._QUICK_TRIES)
+    assert told == [("lost", tier.place, lost_after), ("back", tier.place, failures + 1)]
     find.served.end()
 
 
@@ -254,10 +255,14 @@ def test_while_no_keeper_starts_every_open_says_why_and_the_watch_can_be_ended(s
     find = Away(served, failures=1 << 30)
     tier = GpuTier(0, find, TOTAL)
     heard = threading.Event()
-    tier.watch(lambda _: heard.set())
+    came_back = threading.Event()
+    tier.watch(lambda _: heard.set(), lambda _: came_back.set())
     find.away = True
     served.end()
     assert heard.wait(30)
     with pytest.raises(DeviceLostError, match=r"no other one starts yet: the device is being reset \(\d+\)"):
         tier.create(KEY, 1, 4096, allocate=True)
     tier.close()
+    tries = find.tries
+    assert not came_back.is_set()
+    assert find.tries == tries, "none is started for a daemon that has ended"

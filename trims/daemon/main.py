@@ -100,8 +100,12 @@ class Daemon:
             undo.callback(self.store.stop)
             self.store.start()
             undo.pop_all()
+        leases = self.store.device_leases
         for gpu in self.gpus:
-            gpu.watch(lambda place: self.attach.run(lambda: self.store.device_leases.lost(place)))
+            gpu.watch(
+                lost=lambda place: self.attach.run(lambda: leases.lost(place)),
+                back=lambda place: self.attach.run(lambda: leases.back(place)),
+            )
         self.attach.start()
         self.control.start()
         log.info("serving at %s with %d bytes of cpu capacity", config.runtime_dir, config.cpu_capacity_bytes)

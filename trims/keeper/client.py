@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+import struct
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from trims.memory.cuda.drivers import Export
 
+_UCRED = struct.Struct("3i")
 _READ_BYTES = 64 << 10
 _MOST_FDS = 4
 
@@ -132,11 +135,29 @@ class KeeperConnection:
         """Have the keeper free everything and end."""
         self._order({"op": "end"})
 
-    def wait_for_end(self) -> None:
-        """Until the keeper ends, or another thread calls `close`. For a connection on which nothing is ordered."""
-        with contextlib.suppress(OSError):
-            self._sock.settimeout(None)
+    def wait_for_end(self, wait_s: float | None = None) -> bool:
+        """Until the keeper ends, or another thread calls `close`; False if it has not within so many seconds.
+
+        For a connection on which nothing is ordered.
+        """
+        try:
+            self._sock.settimeout(wait_s)
             self._sock.recv(1)
+        except (TimeoutError, BlockingIOError):  # the second if it is not to wait at all
+            return False
+        except OSError:
+            pass
+        return True
+
+    def kill(self) -> None:
+        """End the keeper's process. Raises OSError if it is another user's, or not to be seen from here."""
+        pid = _UCRED.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
+        process_fd = os.pidfd_open(pid)
+        try:
+            if not self.wait_for_end(0.0):  # while it holds its end, the number is its own
+                signal.pidfd_send_signal(process_fd, signal.SIGKILL)
+        finally:
+            os.close(process_fd)
 
     def close(self) -> None:
         """Close the connection. Idempotent."""

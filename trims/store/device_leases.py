@@ -61,6 +61,8 @@ class DeviceLeases:
         self._counters = counters
         self._have = have
         self._lease = lease
+        #: What was read or pinned on a device when it was lost, and its keep-alive: to be loaded when it is back.
+        self._missing: dict[Place, dict[str, float | None]] = {}
         self._guard = 0
         #: When the guard of what was adopted ends, on the monotonic clock.
         self.due_s: float | None = None
@@ -131,14 +133,18 @@ class DeviceLeases:
         self._shell.lost = tell
 
     def lost(self, place: Place) -> None:
-        """Whatever kept a device's memory has ended: who read there is told, and what was read is loaded again."""
+        """Whatever kept a device's memory has ended: who read there is told."""
         with self._shell.lock:
             here = [replica for replica in self._residency.replicas.values() if replica.place == place]
             pins = self._residency.room.pins
             kept = [replica for replica in here if replica.state is State.SEALED]  # no eviction is taken back
-            wanted = [(each.key, each.keep_alive_s) for each in kept if each.leases or (each.key, place) in pins]
+            wanted = {each.key: each.keep_alive_s for each in kept if each.leases or (each.key, place) in pins}
+        self._missing.setdefault(place, {}).update(wanted)
         reason = f"the keeper of {place} has ended, and with it the memory it kept"
         self._shell.feed(PlaceLost(at_s=time.monotonic(), place=place, reason=reason))
-        for key, keep_alive_s in wanted:
+
+    def back(self, place: Place) -> None:
+        """Something keeps a device's memory again: what was read or pinned there when it was lost is loaded again."""
+        for key, keep_alive_s in self._missing.pop(place, {}).items():
             self._counters["refills"] += 1
             self._have(key, place, keep_alive_s, f"{key[:16]} is not back at {place}")

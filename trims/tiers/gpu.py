@@ -7,7 +7,6 @@ the device's memory. Not covered: which images are there (residency), how they m
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import threading
@@ -15,22 +14,18 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import DaemonAwayError, DeviceLostError, ImageError, InternalError, TrimsError
 from trims.core.place import Place, Tier
-from trims.keeper.client import KeeperConnection
+from trims.keeper.watch import KeeperWatch
 from trims.tiers.base import Draft, Extent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from trims.keeper.client import KeeperState
+    from trims.keeper.client import KeeperConnection, KeeperState
 
 log = logging.getLogger(__name__)
-#: A keeper that ends holds its lock for a second at most.
 #: In which devices give memory that can be shared, whichever way.
 UNIT_BYTES = 2 << 20
-_QUICK_TRIES = 8
-_TRY_AGAIN_S = 0.25
-_LONGEST_PAUSE_S = 10.0
 
 
 class GpuTier:
@@ -48,15 +43,13 @@ class GpuTier:
         self.capacity_bytes = capacity_bytes
         self.reserve_bytes = reserve_bytes
         self.unit_bytes = UNIT_BYTES
-        self._find = find
-        self._keeper = find()
-        self._lifeline = KeeperConnection(self._keeper)
-        keeper = self._lifeline.hello()
+        self._keeper = KeeperWatch(str(self.place), find)
+        try:
+            keeper = self.describe()
+        except BaseException:
+            self._keeper.end()
+            raise
         self.uuid, self.peers, self._read_only = keeper.device, keeper.peers, keeper.read_only
-        self._unwatched = threading.Event()
-        self._watcher: threading.Thread | None = None
-        #: Why no other keeper has started; empty while one serves, or may soon.
-        self._why_away = ""
         self._lock = threading.Lock()
         #: A draft goes with its connection, so each has one of its own.
         self._drafts: dict[str, KeeperConnection] = {}
@@ -69,7 +62,7 @@ class GpuTier:
 
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:  # noqa: ARG002 - the protocol's
         """See `Tier.create`. The draft has no descriptor: `copy_in` fills it."""
-        connection = self._connect()
+        connection = self._keeper.connect()
         try:
             label = str(connection.create(nbytes))
         except BaseException:
@@ -91,7 +84,7 @@ class GpuTier:
 
     def copy_out(self, extent: Extent, draft: Draft, on_progress: Callable[[int], None] | None = None) -> None:
         """Have the keeper copy a replica of the device into a draft of the host."""
-        with self._connect() as connection:
+        with self._keeper.connect() as connection:
             connection.read(int(extent.label), draft.fd, on_progress)
 
     def seal(self, draft: Draft, key: str, digest: str) -> Extent:
@@ -128,14 +121,14 @@ class GpuTier:
             return
         _let_go(held)
         try:
-            with self._connect() as connection:
+            with self._keeper.connect() as connection:
                 self._free(connection, int(extent.label), extent.key[:16])
         except DeviceLostError as error:
             log.info("%s at %s went with its keeper: %s", extent.key[:16], self.place, error)
 
     def digest(self, extent: Extent) -> str:
         """blake3 of what lies on the device now, hex."""
-        with self._connect() as connection:
+        with self._keeper.connect() as connection:
             return connection.digest(int(extent.label))
 
     def scan(self) -> Iterator[Extent]:
@@ -144,7 +137,7 @@ class GpuTier:
         What cannot be had, such as beside a full or a lost device, is left with the keeper: a daemon starts anyway.
         """
         try:
-            connection = self._connect()
+            connection = self._keeper.connect()
         except TrimsError as error:
             log.error("%s cannot be looked through: %s", self.place, error)  # noqa: TRY400 - the cause is all there is
             return
@@ -167,69 +160,25 @@ class GpuTier:
 
     def describe(self) -> KeeperState:
         """What the keeper says of itself now. Raises DeviceLostError if it has ended."""
-        with self._connect() as connection:
+        with self._keeper.connect() as connection:
             return connection.hello()
 
-    def watch(self, lost: Callable[[Place], None]) -> None:
-        """Have the keeper's end noticed: `lost` is called, from a thread of ours, and another keeper is started."""
-        self._watcher = threading.Thread(target=self._watch, args=(lost,), name=f"trims-{self.place}", daemon=True)
-        self._watcher.start()
+    def watch(self, lost: Callable[[Place], None], back: Callable[[Place], None]) -> None:
+        """Have the keeper's end noticed, and another keeper started. Both are called from a thread of ours.
+
+        Args:
+            lost: What the keeper held is gone.
+            back: Another one serves; always after `lost`.
+        """
+        self._keeper.start(lambda: lost(self.place), lambda: back(self.place))
 
     def unwatch(self) -> None:
-        """From now on `lost` is not called any more. Idempotent."""
-        with self._lock:
-            self._unwatched.set()
-            self._lifeline.close()
-        if self._watcher is not None:
-            self._watcher.join()
-
-    def _watch(self, lost: Callable[[Place], None]) -> None:
-        while True:
-            self._lifeline.wait_for_end()
-            if self._unwatched.is_set():
-                return
-            log.error("the keeper of %s has ended; what it held is loaded anew when it is asked for", self.place)
-            self._lifeline.close()
-            self._start_another(lambda: None if self._unwatched.is_set() else lost(self.place))
-            if self._unwatched.is_set():
-                return
-
-    def _start_another(self, tell: Callable[[], None]) -> None:
-        """Until one serves or `unwatch` is called: a device that is reset is away for longer than a moment.
-
-        `tell` is called once: when one serves, so that what was read is loaded again at once; but who reads what is
-        gone does not wait for it longer than the first few tries, for which the one that ends may hold its lock.
-        """
-        for tries in itertools.count(1):
-            found = self._try_another()
-            if found or tries == _QUICK_TRIES:
-                if found and tries > _QUICK_TRIES:
-                    log.info("%s is back", self.place)
-                else:
-                    tell()
-            growth = 2 ** min(max(0, tries - _QUICK_TRIES), 20)  # a float does not hold what days would make of it
-            pause_s = min(_TRY_AGAIN_S * growth, _LONGEST_PAUSE_S)
-            if found or self._unwatched.wait(pause_s):
-                return
-
-    def _try_another(self) -> bool:
-        try:
-            keeper = self._find()
-            connection = KeeperConnection(keeper)
-        except (TrimsError, OSError) as error:
-            self._why_away = str(error)
-            log.error("%s is away: %s", self.place, error)  # noqa: TRY400 - the cause is all there is
-            return False
-        with self._lock:
-            # `unwatch` closes the lifeline that is there: one that comes later would never end.
-            self._keeper, self._lifeline, self._why_away = keeper, connection, ""
-            if self._unwatched.is_set():
-                connection.close()
-        return True
+        """From now on neither is called any more. Idempotent."""
+        self._keeper.end()
 
     def end_keeper(self) -> None:
         """Have the keeper free everything and end. After `close`."""
-        with contextlib.suppress(TrimsError), KeeperConnection(self._keeper) as connection:
+        with contextlib.suppress(TrimsError), self._keeper.connect() as connection:
             connection.end()
 
     def close(self) -> None:
@@ -239,13 +188,6 @@ class GpuTier:
             for extent in self._open.values():
                 _let_go(extent)
             self._open.clear()
-
-    def _connect(self) -> KeeperConnection:
-        try:
-            return KeeperConnection(self._keeper)
-        except DaemonAwayError as error:
-            hope = f"and no other one starts yet: {self._why_away}" if self._why_away else f"another one comes: {error}"
-            raise DeviceLostError(f"the keeper of {self.place} has ended, {hope}") from error
 
     def _free(self, connection: KeeperConnection, image: int, what: str) -> None:
         """Have the keeper free it. Raises nothing: see `free`."""

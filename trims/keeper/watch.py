@@ -1,0 +1,141 @@
+"""Which keeper serves a device now, for as long as a daemon lives: its end is noticed, and another one is started.
+
+A keeper that answers nobody for minutes, because it hangs in the driver or was stopped, is ended like one that died:
+what it held is lost to those who come either way, and a next one serves. Not covered: starting keepers (`launch`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from trims.core.errors import DaemonAwayError, DeviceLostError, TrimsError
+from trims.keeper.client import KeeperConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+#: A keeper that ends holds its lock for a second at most.
+_QUICK_TRIES = 8
+_TRY_AGAIN_S = 0.25
+_LONGEST_PAUSE_S = 10.0
+#: So often a keeper is asked whether it answers, so long it is waited for, and so often in a row it may fail to.
+_ASK_EVERY_S = 10.0
+_ANSWER_S = 30.0
+_MISSES = 3
+
+
+class KeeperWatch:
+    """The keeper of one device.
+
+    Args:
+        name: Of its place, for messages.
+        find: Its socket; starts a keeper if none serves. Raises TrimsError or OSError if none can be had.
+    """
+
+    def __init__(self, name: str, find: Callable[[], Path]) -> None:
+        self._name = name
+        self._find = find
+        self._keeper = find()
+        self._lifeline = KeeperConnection(self._keeper)
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        #: Why no other keeper has started; empty while one serves, or may soon.
+        self._why_away = ""
+        self._lock = threading.Lock()
+
+    def connect(self) -> KeeperConnection:
+        """A new connection to it. Raises DeviceLostError if it has ended."""
+        try:
+            return KeeperConnection(self._keeper)
+        except DaemonAwayError as error:
+            hope = f"and no other one starts yet: {self._why_away}" if self._why_away else f"another one comes: {error}"
+            raise DeviceLostError(f"the keeper of {self._name} has ended, {hope}") from error
+
+    def start(self, lost: Callable[[], None], back: Callable[[], None]) -> None:
+        """Notice its end from now on. Both are called from a thread of ours.
+
+        Args:
+            lost: What it held is gone. Called once for each keeper that ends, within seconds.
+            back: Another one serves. Called once after each `lost`.
+        """
+        self._thread = threading.Thread(target=self._watch, args=(lost, back), name=f"trims-{self._name}", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """From now on nothing is called any more. Idempotent."""
+        with self._lock:
+            self._ended.set()
+            self._lifeline.close()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self, lost: Callable[[], None], back: Callable[[], None]) -> None:
+        while True:
+            self._wait_for_its_end()
+            if self._ended.is_set():
+                return
+            log.error("the keeper of %s has ended; what it held is loaded anew when it is asked for", self._name)
+            self._lifeline.close()
+            self._start_another(lost)
+            if self._ended.is_set():
+                return
+            back()
+
+    def _wait_for_its_end(self) -> None:
+        misses = 0
+        while not self._lifeline.wait_for_end(_ASK_EVERY_S):
+            misses = 0 if self._answers() else misses + 1
+            if misses >= _MISSES and not self._ended.is_set():
+                log.error("the keeper of %s answers nobody: it is ended", self._name)
+                try:
+                    self._lifeline.kill()
+                except OSError as error:
+                    log.error("the keeper of %s cannot be ended: %s", self._name, error)  # noqa: TRY400
+
+    def _answers(self) -> bool:
+        try:
+            with KeeperConnection(self._keeper, answer_s=_ANSWER_S) as connection:
+                connection.hello()
+        except TrimsError as error:
+            log.warning("the keeper of %s does not answer: %s", self._name, error)
+            return False
+        return True
+
+    def _start_another(self, lost: Callable[[], None]) -> None:
+        """Until one serves or `end` is called: a device that is reset is away for longer than a moment.
+
+        `lost` is called when one serves, so that what is asked for because of it finds one; but who reads what is
+        gone does not wait for it longer than the first few tries, for which the one that ends may hold its lock.
+        """
+        for tries in itertools.count(1):
+            found = self._try_another()
+            if self._ended.is_set():
+                return
+            if tries == _QUICK_TRIES or (found and tries < _QUICK_TRIES):
+                lost()
+            if found:
+                log.info("%s is back", self._name)
+                return
+            growth = 2 ** min(max(0, tries - _QUICK_TRIES), 20)  # a float does not hold what days would make of it
+            if self._ended.wait(min(_TRY_AGAIN_S * growth, _LONGEST_PAUSE_S)):
+                return
+
+    def _try_another(self) -> bool:
+        try:
+            keeper = self._find()
+            connection = KeeperConnection(keeper)
+        except (TrimsError, OSError) as error:
+            self._why_away = str(error)
+            log.error("%s is away: %s", self._name, error)  # noqa: TRY400 - the cause is all there is
+            return False
+        with self._lock:
+            # `end` closes the lifeline that is there: one that comes later would never end.
+            self._keeper, self._lifeline, self._why_away = keeper, connection, ""
+            if self._ended.is_set():
+                connection.close()
+        return True
