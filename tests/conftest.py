@@ -109,6 +109,7 @@ def leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     # A CUDA driver opens descriptors when it likes and keeps them; tests on a device count the device's bytes.
     counted = _snapshot().keys() - ({"descriptor"} if request.node.get_closest_marker("gpu") else set())
     before = _snapshot()
+    gc.freeze()  # what is there already is no garbage of this test's: without, most of the time would go to walking it
     yield
     gc.collect()
     until = time.monotonic() + _SETTLE_S
