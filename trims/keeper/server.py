@@ -99,6 +99,9 @@ class KeeperServer:
             log.error("nobody can be let in: %s", error)  # noqa: TRY400 - the cause is all there is
             self._ending.wait(_TICK_S)
             return
+        if self._ending.is_set():
+            sock.close()
+            return
         self._connections.add(sock)
         try:
             threading.Thread(target=self._serve_one, args=(sock,), daemon=True).start()
@@ -141,8 +144,11 @@ class KeeperServer:
             return True
 
     def end(self) -> None:
-        """Stop serving within a second."""
+        """Stop serving, now."""
         self._ending.set()
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as waker:
+            waker.setblocking(False)
+            waker.connect(str(self._path))  # wakes the one who waits for the next connection
 
     def device_lost(self) -> None:
         """Stop serving: a context that was lost never works again in its process, and what it held is gone."""
