@@ -18,6 +18,7 @@ from trims.core.events import (
     Lost,
     PinChanged,
     PlaceLost,
+    Refuse,
     Requested,
     SessionEnded,
     WaiterLeft,
@@ -157,6 +158,31 @@ def test_an_idle_image_makes_way_for_the_work_of_one_who_reads_another() -> None
     assert isinstance(grant, Grant)
     assert isinstance(free, Free)
     assert (free.key, free.evicted) == ("idle", True)
+
+
+def test_an_idle_image_makes_way_for_the_next_one_who_reads() -> None:
+    bench = Devices()
+    bench.resident("idle", 30, GPU)
+    bench.resident("idle", 30)
+    bench.resident("a", 50, GPU)
+    assert kinds(bench.want("a", 20)) == [Grant]
+    assert kinds(bench.want("a", 20, session=2)) == [Grant, Free]
+
+
+def test_an_idle_image_makes_way_for_everybody_who_waited_for_room() -> None:
+    bench = Devices()
+    bench.resident("idle", 20, GPU)
+    bench.resident("idle", 20)
+    bench.resident("fails", 50, DISK)
+    bench.resident("a", 60, DISK)
+    bench.ask("fails", place=GPU)
+    for session in (2, 3):
+        bench.ticket += 1
+        waiter = Waiter(bench.ticket, session, wants_lease=True, deadline_at_s=1000.0)
+        assert bench.feed(Requested, key="a", place=GPU, waiter=waiter, working_bytes=25) == []
+    error = DeviceLostError("gone")
+    out = bench.feed(FillFailed, key="fails", place=GPU, generation=bench.generation("fails", GPU), error=error)
+    assert kinds(out) == [Refuse, Fill, Free], "room was asked for one of the two, and both count"
 
 
 def test_what_is_found_out_while_somebody_reads_counts_from_then_on() -> None:

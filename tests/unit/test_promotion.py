@@ -237,6 +237,24 @@ def test_an_image_that_comes_to_lie_elsewhere_is_not_waited_for_on_the_host_any_
     assert bench.state("a", CPU) is State.ABSENT
 
 
+def test_a_load_on_the_host_that_fails_is_nothing_to_who_has_another_source_and_waits_for_the_device() -> None:
+    bench = Bench(gpu_bytes=100)
+    bench.resident("held", 80, GPU)
+    (held,) = bench.ask("held", place=GPU)
+    assert isinstance(held, Grant)
+    bench.ask("a", session=2, place=GPU, deadline_in_s=1000)
+    bench.ask("a", session=3)
+    bench.measured("a", 40)
+    bench.ask("a", place=DISK, lease=False)
+    bench.measured("a", 40, DISK)
+    bench.filled("a", DISK)
+    error = ArtifactError("gone")
+    (refusal,) = bench.feed(FillFailed, key="a", place=CPU, generation=bench.generation("a"), error=error)
+    assert isinstance(refusal, Refuse)
+    assert refusal.error is error
+    assert bench.state("a", GPU) is State.QUEUED
+
+
 def test_an_image_that_has_to_leave_a_device_is_copied_to_the_host_first() -> None:
     bench = Bench(gpu_bytes=100)
     bench.resident("old", 80, GPU)

@@ -509,3 +509,17 @@ def test_validate_notices_damaged_books(damage: object, rule: str) -> None:
     damage(bench.residency)  # type: ignore[operator]
     with pytest.raises(InvariantError, match=rule):
         bench.residency.validate()
+
+
+def test_when_who_held_the_others_back_gives_up_each_of_them_gets_room_or_an_answer() -> None:
+    bench = Bench(cpu_bytes=100)
+    bench.resident("held", 60)
+    bench.opened("held")
+    for session, (key, nbytes, deadline_in_s) in enumerate([("p", 90, 10.0), ("b", 70, None), ("c", 30, None)], 2):
+        bench.ask(key, session=session, deadline_in_s=deadline_in_s)
+        assert bench.measured(key, nbytes) == []
+    bench.now += 20.0
+    out = bench.feed(Tick)
+    assert [it.ticket for it in out if isinstance(it, Refuse)] == [2, 3]
+    (fill,) = [it for it in out if isinstance(it, Fill)]
+    assert fill.key == "c"

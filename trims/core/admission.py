@@ -149,7 +149,6 @@ class Admission:
             self.queues[replica.place].remove(replica)
             self._ledger.remove(replica, at_s, "last waiter gone")
             self._ledger.outbox.abandon(replica)
-            self.look_again(replica.place)
 
     def _await_no_longer(self, replica: Replica, at_s: float) -> None:
         """A device's replica needs nothing of the host any more."""
@@ -211,6 +210,7 @@ class Admission:
         source = ledger.shelf.source_of(replica)
         if source is not None:
             replica.nbytes = source.nbytes
+            self._await_no_longer(replica, at_s)  # it may have come to lie elsewhere first
             return True
         host = host_for(ledger.room.capacities)
         if replica.place.tier is Tier.GPU and host is not None:
@@ -275,7 +275,6 @@ class Admission:
         source = ledger.shelf.source_of(replica)
         if source is not None:
             ledger.lend(source, replica)
-        self._await_no_longer(replica, at_s)  # it may have come to lie elsewhere first
         self.queues[replica.place].remove(replica)
         ledger.step(replica, State.FILLING, at_s, f"room found, source {replica.source or 'artifact'}")
         if replica.working_bytes:  # more of those who wait may read it than room was asked for
