@@ -22,7 +22,7 @@ MOMENTS: dict[str, tuple[str, str, bool]] = {
     "before sealing": ("trims.tiers.cpu:CpuTier", "seal", False),
     "between read-only and named": ("pathlib:Path", "rename", False),
     "when sealed, nobody told": ("trims.tiers.cpu:CpuTier", "seal", True),
-    "when told, not remembered": ("trims.store.catalog:Catalog", "remember_image", False),
+    "when sealed, not remembered": ("trims.store.catalog:Catalog", "remember_image", False),
     "when answered": ("trims.daemon.attach_door:AttachDoor", "_send_answers", True),
     "before freeing": ("trims.tiers.cpu:CpuTier", "free", False),
     "when freed, nobody told": ("trims.tiers.cpu:CpuTier", "free", True),

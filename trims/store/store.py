@@ -123,6 +123,8 @@ class Store:
 
     def _feed(self, event: Event) -> None:
         """Let an event happen: an order's, or one that the runner reports."""
+        if isinstance(event, Filled):
+            self._remember(event)
         self._shell.feed(event)
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -271,16 +273,21 @@ class Store:
         if waits and ask.deadline_at_s is not None:
             self._ticker.look_again(ask.deadline_at_s)
 
+    def _remember(self, event: Filled) -> None:
+        """Before anybody reads the image: the next daemon adopts only what it knows of, whenever this one dies."""
+        resolved = self._shell.image(event.key)
+        replica = self.residency.find(event.key, event.place)
+        if resolved is not None and replica is not None and self.catalog.image(event.key) is None:
+            record = ImageRecord(event.key, resolved.name, resolved.recipe, replica.nbytes, event.cost_s)
+            self.catalog.remember_image(record)
+
     def _after_fill(self, event: Filled) -> None:
-        """Remember the image; keep it on disk if making it was dear."""
+        """Keep the image on disk if making it was dear."""
         resolved = self._shell.image(event.key)
         replica = self.residency.find(event.key, event.place)
         if resolved is None or replica is None:
             return
         self.counters[f"filled_bytes.{event.place}"] += replica.nbytes
-        if self.catalog.image(event.key) is None:
-            record = ImageRecord(event.key, resolved.name, resolved.recipe, replica.nbytes, event.cost_s)
-            self.catalog.remember_image(record)
         persist = resolved.manifest.residency.persist
         wanted = persist == "always" or (persist == "auto" and resolved.converted)
         if wanted and event.place != DISK and DISK in self.tiers and self.residency.find(event.key, DISK) is None:
