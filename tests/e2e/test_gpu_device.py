@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from on_device import reached, starter
 from safetensors.numpy import save_file
 from trims_client import connect
 
@@ -25,7 +26,6 @@ from trims.daemon.check import check_store
 from trims.keeper.client import KeeperConnection
 from trims.memory.cuda import api
 from trims.memory.cuda.survey import survey
-from trims.testing.fake_cuda import make_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
-UUID = "GPU-00000000-0000-0000-0000-000000000001"
 CLIENT = """
 import ctypes, hashlib, json, sys
 from trims_client import connect
@@ -61,10 +60,7 @@ with connect(runtime_dir) as session:
 
 @pytest.fixture(params=["fake", pytest.param("driver", marks=pytest.mark.gpu)])
 def kind(request: pytest.FixtureRequest, folder: Path) -> str:
-    if request.param == "driver":
-        return str(request.getfixturevalue("real_device"))
-    (folder / "cuda").mkdir()
-    return make_devices(folder / "cuda", [api.Device(UUID, "Fake", 512 << 20)])
+    return reached(request, folder)
 
 
 @pytest.fixture
@@ -73,13 +69,8 @@ def device(kind: str) -> api.Device:
 
 
 @pytest.fixture
-def start(serve: Callable[..., Daemon], kind: str, device: api.Device) -> Callable[..., Daemon]:
-    def make(driver: str = "vmm") -> Daemon:
-        if not getattr(device, driver):
-            pytest.skip(f"{device.name} cannot share memory by {driver}")
-        return serve(gpus=device.uuid, cuda=kind, gpu_driver=driver, gpu_reserve_bytes="64MiB")
-
-    return make
+def start(serve: Callable[..., Daemon], kind: str) -> Callable[..., Daemon]:
+    return starter(serve, kind)
 
 
 @pytest.fixture
