@@ -12,12 +12,12 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from looking import wait_until
 from on_device import reached, starter
 from safetensors.numpy import save_file
 from trims_client import connect
@@ -135,7 +135,7 @@ def test_a_reader_outlives_the_keeper_and_the_next_open_has_another_one(
         killed = keeper_pid(daemon, device)
         os.kill(killed, signal.SIGKILL)
         assert read()["digests"] == digests(path), "a descriptor keeps the memory"
-    until(lambda: pid_or_none(daemon, device) not in (None, killed), "no other keeper was started")
+    wait_until(lambda: pid_or_none(daemon, device) not in (None, killed), "no other keeper was started")
     with client(kind, daemon, path) as read:
         assert read()["digests"] == digests(path)
 
@@ -165,11 +165,11 @@ def test_eviction_gives_the_memory_back(
         read()
     loaded = free_bytes(kind, device)
     with connect(daemon.config.runtime_dir):
-        until(lambda: not daemon.store.residency.leases.by_number, "a lease outlived its process")
+        wait_until(lambda: not daemon.store.residency.leases.by_number, "a lease outlived its process")
     from trims.core.place import GPU
 
     daemon.store.evict(f"file:{path}", GPU)
-    until(lambda: free_bytes(kind, device) - loaded >= path.stat().st_size, "the memory did not come back")
+    wait_until(lambda: free_bytes(kind, device) - loaded >= path.stat().st_size, "the memory did not come back")
 
 
 def test_a_keeper_that_is_told_to_end_leaves_nothing_on_the_device(
@@ -187,7 +187,7 @@ def test_a_keeper_that_is_told_to_end_leaves_nothing_on_the_device(
         ended, _, _ = select.select([fd], [], [], 20)
         os.close(fd)
         assert ended, "the keeper did not end"
-    until(lambda: free_bytes(kind, device) >= before, "something is left")
+    wait_until(lambda: free_bytes(kind, device) >= before, "something is left")
 
 
 def free_bytes(kind: str, device: api.Device) -> int:
@@ -201,10 +201,3 @@ def pid_or_none(daemon: Daemon, device: api.Device) -> int | None:
         return keeper_pid(daemon, device)
     except TrimsError:
         return None
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.01)
