@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from looking import wait_until
 
 import trims
 from trims.core.errors import (
@@ -38,12 +38,8 @@ def leases(daemon: Daemon) -> int:
     return len(daemon.store.residency.leases.by_number)
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait for what another process or thread does; failing is the only way this takes long."""
-    until = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < until, "it did not come about"
-        time.sleep(0.002)
+def _any(daemon: Daemon, state: State) -> bool:
+    return any(replica.state is state for replica in list(daemon.store.residency.replicas.values()))
 
 
 def test_a_file_is_opened_by_path_and_read_without_a_copy(session: Session, checkpoint: Callable[..., Path]) -> None:
@@ -89,7 +85,7 @@ def test_the_lease_ends_with_the_last_view_and_not_before(
     gc.collect()
     with pytest.raises(ModelNotFoundError):
         session.open("nobody")  # any request carries the notes of what was given up
-    wait_until(lambda: leases(daemon) == 0)
+    wait_until(lambda: leases(daemon) == 0, "a lease lives on")
 
 
 def test_use_after_close_names_the_model(session: Session, checkpoint: Callable[..., Path]) -> None:
@@ -208,7 +204,7 @@ def test_an_open_with_a_deadline_waits_for_room(serve: Callable[..., Daemon], ch
         got = []
         thread = threading.Thread(target=lambda: got.append(asker.open_file(b, deadline_s=60.0)))
         thread.start()
-        wait_until(lambda: any(r.state is State.QUEUED for r in list(daemon.store.residency.replicas.values())))
+        wait_until(lambda: _any(daemon, State.QUEUED), "nobody waits for room")
         held.close()
         thread.join()
         assert got[0]["weight"].size == 12_500
@@ -231,7 +227,7 @@ def test_a_dead_client_leaves_no_lease(daemon: Daemon, checkpoint: Callable[...,
     weights = session.open_file(checkpoint("m"))
     assert leases(daemon) == 1
     session.close()
-    wait_until(lambda: leases(daemon) == 0)
+    wait_until(lambda: leases(daemon) == 0, "a lease lives on")
     assert weights["weight"].size
     weights.close()
 
@@ -274,13 +270,13 @@ def test_a_restarted_daemon_adopts_the_segment_and_the_client_takes_its_lease_up
         assert float(view.sum()) == expected
         second = serve()
         assert second.store.counters["adopted"] == 1
-        wait_until(lambda: leases(second) == 1)
+        wait_until(lambda: leases(second) == 1, "the lease was not taken up")
         with session.open_file(checkpoint("m")) as again:
             assert np.shares_memory(again["weight"], view)
         assert second.store.counters["fills.cpu"] == 0
         del view, again
         weights.close()
-        wait_until(lambda: leases(second) == 0)
+        wait_until(lambda: leases(second) == 0, "a lease lives on")
 
 
 def test_a_restarted_daemon_removes_a_flipped_segment(
@@ -328,7 +324,7 @@ def test_prefetch_loads_without_a_lease(daemon: Daemon, session: Session, checkp
     path = checkpoint("m")
     daemon.registry.put({"name": "m", "artifact": {"path": str(path)}}, "")
     session.prefetch("m")
-    wait_until(lambda: any(r.state is State.SEALED for r in list(daemon.store.residency.replicas.values())))
+    wait_until(lambda: _any(daemon, State.SEALED), "it was not loaded")
     assert leases(daemon) == 0
     with session.open("m") as weights:
         assert weights["weight"].size
@@ -341,7 +337,7 @@ def test_eager_reclaim_frees_memory_with_the_last_lease(
     daemon = serve(keep_alive_s="0")
     with trims.connect(daemon.config.runtime_dir) as session:
         session.open_file(checkpoint("m")).close()
-        wait_until(lambda: not daemon.store.residency.replicas)
+        wait_until(lambda: not daemon.store.residency.replicas, "the memory was not freed")
     assert daemon.store.residency.room.charged[CPU] == 0
 
 

@@ -8,13 +8,13 @@ import os
 import random
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from looking import wait_until
 
 import trims
 from trims.core.errors import CapacityError, DeadlineError
@@ -33,13 +33,6 @@ DAEMON = Path(__file__).parents[1] / "fault" / "dying_daemon.py"
 WARM_UP, CYCLES = 2_000, 50_000
 #: What 50,000 cycles may add: less than 170 bytes each.
 GROWTH_BYTES = 8 << 20
-
-
-def wait_until(holds: Callable[[], object], what: str) -> None:
-    until = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < until, what
-        time.sleep(0.005)
 
 
 class Process:

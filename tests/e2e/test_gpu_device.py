@@ -12,12 +12,13 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from looking import wait_until
+from on_device import reached, starter
 from safetensors.numpy import save_file
 from trims_client import connect
 
@@ -25,7 +26,6 @@ from trims.daemon.check import check_store
 from trims.keeper.client import KeeperConnection
 from trims.memory.cuda import api
 from trims.memory.cuda.survey import survey
-from trims.testing.fake_cuda import make_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
-UUID = "GPU-00000000-0000-0000-0000-000000000001"
 CLIENT = """
 import ctypes, hashlib, json, sys
 from trims_client import connect
@@ -61,10 +60,7 @@ with connect(runtime_dir) as session:
 
 @pytest.fixture(params=["fake", pytest.param("driver", marks=pytest.mark.gpu)])
 def kind(request: pytest.FixtureRequest, folder: Path) -> str:
-    if request.param == "driver":
-        return str(request.getfixturevalue("real_device"))
-    (folder / "cuda").mkdir()
-    return make_devices(folder / "cuda", [api.Device(UUID, "Fake", 512 << 20)])
+    return reached(request, folder)
 
 
 @pytest.fixture
@@ -73,13 +69,8 @@ def device(kind: str) -> api.Device:
 
 
 @pytest.fixture
-def start(serve: Callable[..., Daemon], kind: str, device: api.Device) -> Callable[..., Daemon]:
-    def make(driver: str = "vmm") -> Daemon:
-        if not getattr(device, driver):
-            pytest.skip(f"{device.name} cannot share memory by {driver}")
-        return serve(gpus=device.uuid, cuda=kind, gpu_driver=driver, gpu_reserve_bytes="64MiB")
-
-    return make
+def start(serve: Callable[..., Daemon], kind: str) -> Callable[..., Daemon]:
+    return starter(serve, kind)
 
 
 @pytest.fixture
@@ -144,7 +135,7 @@ def test_a_reader_outlives_the_keeper_and_the_next_open_has_another_one(
         killed = keeper_pid(daemon, device)
         os.kill(killed, signal.SIGKILL)
         assert read()["digests"] == digests(path), "a descriptor keeps the memory"
-    until(lambda: pid_or_none(daemon, device) not in (None, killed), "no other keeper was started")
+    wait_until(lambda: pid_or_none(daemon, device) not in (None, killed), "no other keeper was started")
     with client(kind, daemon, path) as read:
         assert read()["digests"] == digests(path)
 
@@ -174,11 +165,11 @@ def test_eviction_gives_the_memory_back(
         read()
     loaded = free_bytes(kind, device)
     with connect(daemon.config.runtime_dir):
-        until(lambda: not daemon.store.residency.leases.by_number, "a lease outlived its process")
+        wait_until(lambda: not daemon.store.residency.leases.by_number, "a lease outlived its process")
     from trims.core.place import GPU
 
     daemon.store.evict(f"file:{path}", GPU)
-    until(lambda: free_bytes(kind, device) - loaded >= path.stat().st_size, "the memory did not come back")
+    wait_until(lambda: free_bytes(kind, device) - loaded >= path.stat().st_size, "the memory did not come back")
 
 
 def test_a_keeper_that_is_told_to_end_leaves_nothing_on_the_device(
@@ -196,7 +187,7 @@ def test_a_keeper_that_is_told_to_end_leaves_nothing_on_the_device(
         ended, _, _ = select.select([fd], [], [], 20)
         os.close(fd)
         assert ended, "the keeper did not end"
-    until(lambda: free_bytes(kind, device) >= before, "something is left")
+    wait_until(lambda: free_bytes(kind, device) >= before, "something is left")
 
 
 def free_bytes(kind: str, device: api.Device) -> int:
@@ -210,10 +201,3 @@ def pid_or_none(daemon: Daemon, device: api.Device) -> int | None:
         return keeper_pid(daemon, device)
     except TrimsError:
         return None
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    end_s = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < end_s, what
-        time.sleep(0.01)

@@ -16,7 +16,7 @@ from trims.daemon.main import shm_prefix
 from trims.store.asks import Granted, Pending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from trims.daemon.main import Daemon
@@ -58,19 +58,6 @@ class Asker:
     def end(self) -> None:
         """As if the client were gone."""
         self.store.end_session(self.session)
-
-
-def askers() -> Iterator[Callable[[Daemon], Asker]]:
-    """The body of a fixture: makes sessions, and ends them after the test."""
-    made: list[Asker] = []
-
-    def make(daemon: Daemon) -> Asker:
-        made.append(Asker(daemon))
-        return made[-1]
-
-    yield make
-    for asker in made:
-        asker.end()
 
 
 def error_of(pending: Pending) -> TrimsError:

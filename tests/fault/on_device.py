@@ -1,4 +1,4 @@
-"""Daemons with a device, for tests on the fake driver: what lies there, and clients that are processes."""
+"""Daemons with a device, for tests on the fake driver or on both: what lies there, and clients that are processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from trims.keeper.client import KeeperConnection
+from trims.memory.cuda import api
+from trims.testing.fake_cuda import make_devices
 from trims.wire.frames import Decoder, encode
 
 if TYPE_CHECKING:
@@ -40,6 +44,29 @@ with connect(sys.argv[1]) as session:
 print("session closed", flush=True)
 sys.stdin.readline()
 """
+
+
+def reached(request: pytest.FixtureRequest, folder: Path) -> str:
+    """The body of a fixture with the parameters `fake` and `driver`: how the device is reached, which is made if fake.
+
+    The parameters stay with each file, as the mark `gpu` in a file's text has the check of a device collect it.
+    """
+    if request.param == "driver":
+        return str(request.getfixturevalue("real_device"))
+    (folder / "cuda").mkdir()
+    return make_devices(folder / "cuda", [api.Device(UUID, "Fake", 512 << 20)])
+
+
+def starter(serve: Callable[..., Daemon], kind: str) -> Callable[..., Daemon]:
+    """The body of a fixture: starts a daemon with that device; a driver that the device has not is a skip."""
+    device = api.connect(kind).devices()[0]
+
+    def start(driver: str = "vmm") -> Daemon:
+        if not getattr(device, driver):
+            pytest.skip(f"{device.name} cannot share memory by {driver}")
+        return serve(gpus=device.uuid, cuda=kind, gpu_driver=driver, gpu_reserve_bytes="64MiB")
+
+    return start
 
 
 class Raw:

@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
+from looking import wait_until
 from trims_client import connect
 
 from trims.core.replica import State
@@ -57,13 +57,6 @@ def _say(process: subprocess.Popen[str], word: str) -> None:
     assert process.stdin is not None
     process.stdin.write(word + "\n")
     process.stdin.flush()
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < until, what
-        time.sleep(0.002)
 
 
 @pytest.fixture

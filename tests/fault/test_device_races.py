@@ -110,7 +110,7 @@ def test_a_keeper_that_dies_between_grant_and_answer_leaves_an_error_to_answer(
     (his,) = daemon.attach.sessions()
 
     def both() -> None:
-        daemon.attach._ask(his, Open(7, None, str(path), "gpu", None, prefetch=False))
+        daemon.attach._handle(his, Open(7, None, str(path), "gpu", None, prefetch=False))
         daemon.store.device_leases.lost(GPU)
 
     daemon.attach.run(both)

@@ -10,11 +10,11 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import blake3
 import pytest
+from looking import wait_until
 
 from trims.core.errors import (
     BadMessageError,
@@ -134,7 +134,7 @@ def test_what_was_sealed_outlives_the_connection_and_what_was_not_does_not(
         keeper.create(40 << 20)
         assert keeper.room()[0] < free
     with KeeperConnection(path) as keeper:
-        until(lambda: keeper.room()[0] == free)
+        wait_until(lambda: keeper.room()[0] == free, "the draft was not freed")
         assert [kept.image for kept in keeper.hello().images] == [sealed]
 
 
@@ -240,7 +240,7 @@ def test_a_keeper_whose_device_is_lost_while_a_copy_hangs_ends_and_everybody_hea
     command = [sys.executable, "-c", _HANGING, str(path), UUID, kind]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        until(lambda: _accepts(path))
+        wait_until(lambda: _accepts(path), "the keeper did not come up")
         with KeeperConnection(path) as lifeline, KeeperConnection(path) as filler, KeeperConnection(path) as other:
             number = filler.create(len(image[1]))
 
@@ -292,11 +292,11 @@ def test_what_fails_at_the_door_or_at_rest_does_not_end_the_keeper(
     monkeypatch.setattr(keeper, "rest", lambda: once("rest", CudaError("refused"), rest))
     thread = threading.Thread(target=serving.serve)
     thread.start()
-    until(lambda: _accepts(path))
+    wait_until(lambda: _accepts(path), "the keeper did not come up")
     monkeypatch.setattr(
         type(path), "stat", lambda self, **named: once("stat", PermissionError(13, "no"), stat, self, **named)
     )
-    until(lambda: failed == {"accept", "rest", "stat"})
+    wait_until(lambda: failed == {"accept", "rest", "stat"}, "not everything has failed")
     with KeeperConnection(path) as connection:
         assert connection.hello().device == UUID
     serving.end()
@@ -313,7 +313,7 @@ def test_a_draft_that_cannot_be_freed_because_its_device_is_lost_ends_the_keeper
     found: list[bool] = []
     thread = threading.Thread(target=lambda: found.append(serving.serve()))
     thread.start()
-    until(lambda: _accepts(path))
+    wait_until(lambda: _accepts(path), "the keeper did not come up")
     draft = KeeperConnection(path)
     number = draft.create(4096)
     lose_device(folder, UUID)
@@ -323,14 +323,6 @@ def test_a_draft_that_cannot_be_freed_because_its_device_is_lost_ends_the_keeper
     (folder / f"lost.{UUID}").unlink()
     assert [held.number for held in keeper.held()] == [number]
     keeper.close()
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait for another process, which says nothing when it is done."""
-    end_s = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end_s, "it never came"
-        time.sleep(0.01)
 
 
 def test_a_keeper_that_nobody_can_reach_any_more_ends(path: Path) -> None:

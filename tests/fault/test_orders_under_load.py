@@ -12,7 +12,6 @@ import pytest
 from looking import (
     WAIT_S,
     Asker,
-    askers,
     charged,
     error_of,
     leases,
@@ -46,16 +45,6 @@ if TYPE_CHECKING:
     from trims_client import Session
 
     from trims.daemon.main import Daemon
-
-
-@pytest.fixture
-def new_asker(serve: Callable[..., Daemon]) -> Iterator[Callable[[Daemon], Asker]]:
-    yield from askers()
-
-
-@pytest.fixture
-def asker(daemon: Daemon, new_asker: Callable[[Daemon], Asker]) -> Asker:
-    return new_asker(daemon)
 
 
 @pytest.fixture

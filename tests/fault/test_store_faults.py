@@ -11,7 +11,6 @@ import pytest
 from looking import (
     WAIT_S,
     Asker,
-    askers,
     charged,
     error_of,
     extent_at,
@@ -31,23 +30,13 @@ from trims.memory.large_pages import LargePages
 from trims.testing.tiers import FaultyTier, SlowTier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from trims_client import Session
 
     from trims.daemon.main import Daemon
     from trims.tiers.base import Extent
-
-
-@pytest.fixture
-def new_asker(serve: Callable[..., Daemon]) -> Iterator[Callable[[Daemon], Asker]]:
-    yield from askers()
-
-
-@pytest.fixture
-def asker(daemon: Daemon, new_asker: Callable[[Daemon], Asker]) -> Asker:
-    return new_asker(daemon)
 
 
 def holds_true_bytes(daemon: Daemon, path: Path, expected: np.ndarray) -> None:

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-
-from trims.memory.cuda import api
-from trims.testing.fake_cuda import make_devices
+from on_device import reached, starter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
-UUID = "GPU-00000000-0000-0000-0000-000000000001"
 HEAD = """
 import sys
 from trims.core.errors import NotSupportedError
@@ -97,22 +94,12 @@ ON_DEVICE = pytest.param("driver", marks=[pytest.mark.gpu, pytest.mark.kernels])
 
 @pytest.fixture(params=["fake", ON_DEVICE])
 def kind(request: pytest.FixtureRequest, folder: Path) -> str:
-    if request.param == "driver":
-        return str(request.getfixturevalue("real_device"))
-    (folder / "cuda").mkdir()
-    return make_devices(folder / "cuda", [api.Device(UUID, "Fake", 512 << 20)])
+    return reached(request, folder)
 
 
 @pytest.fixture
 def start(serve: Callable[..., Daemon], kind: str) -> Callable[..., Daemon]:
-    device = api.connect(kind).devices()[0]
-
-    def make(driver: str) -> Daemon:
-        if not getattr(device, driver):
-            pytest.skip(f"{device.name} cannot share memory by {driver}")
-        return serve(gpus=device.uuid, cuda=kind, gpu_driver=driver, gpu_reserve_bytes="64MiB")
-
-    return make
+    return starter(serve, kind)
 
 
 def run(script: str, kind: str, daemon: Daemon, path: Path | str) -> None:

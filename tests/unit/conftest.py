@@ -1,11 +1,13 @@
-"""Fixtures of the client's tests: a daemon of their own making, and what it would grant."""
+"""Fixtures of the client's tests: a daemon of their own making, what it would grant, and weights on a fake device."""
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
 import pytest
+from fake_weights import DeviceShelf
 from raw_door import Door
 from trims_client.channel import Channel
 
@@ -56,3 +58,14 @@ def segment() -> Iterator[Callable[..., int]]:
     yield make
     for fd in made:
         os.close(fd)
+
+
+@pytest.fixture
+def shelf(folder: Path) -> Iterator[DeviceShelf]:
+    """A fake device that images are put on; by the end of the test nothing of it may be borrowed any more."""
+    devices = folder / "cuda"
+    devices.mkdir()
+    made = DeviceShelf(devices)
+    yield made
+    gc.collect()
+    made.end()

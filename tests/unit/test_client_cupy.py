@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from fake_weights import DeviceShelf
 from trims_client import dlpack
 from trims_client.frameworks import cupy as shared
 from trims_client.weights import Weights
@@ -17,10 +15,10 @@ from trims.core.errors import NotSupportedError
 from trims.image.plan import SourceTensor, plan_image
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     import numpy as np
+    from fake_weights import DeviceShelf
 
 DEVICE = 3
 
@@ -65,15 +63,6 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     made.cuda = SimpleNamespace(UnownedMemory=UnownedMemory, MemoryPointer=MemoryPointer, Device=Device)
     monkeypatch.setitem(sys.modules, "cupy", made)
     return made
-
-
-@pytest.fixture
-def shelf(folder: Path) -> Iterator[DeviceShelf]:
-    (folder / "cuda").mkdir()
-    made = DeviceShelf(folder / "cuda")
-    yield made
-    gc.collect()
-    made.end()
 
 
 def image(folder: Path, *tensors: tuple[str, str, tuple[int, ...]]) -> Path:

@@ -13,7 +13,6 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 onnxruntime = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
 
-from fake_weights import DeviceShelf  # noqa: E402
 from onnx import TensorProto, helper  # noqa: E402
 from test_client_onnxruntime import (  # noqa: E402
     attention,
@@ -33,22 +32,13 @@ from trims.formats.onnx import INLINE_INTEGERS_BELOW_BYTES, OnnxConverter  # noq
 from trims.testing.in_place import reads_in_place  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
+    from fake_weights import DeviceShelf
     from trims_client.weights import Weights
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
-
-
-@pytest.fixture
-def shelf(folder: Path) -> Iterator[DeviceShelf]:
-    devices = folder / "cuda"
-    devices.mkdir()
-    made = DeviceShelf(devices)
-    yield made
-    gc.collect()
-    made.end()
 
 
 @pytest.fixture

@@ -5,14 +5,12 @@ On the fake, device memory is memory of this process, mapped read-only: a write 
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from fake_weights import DeviceShelf  # noqa: E402
 from test_client_torch import IMAGES, WORDS, image_file, state, with_skeleton  # noqa: E402
 from trims_client import dlpack  # noqa: E402
 from trims_client.frameworks import torch as trims_torch  # noqa: E402
@@ -22,18 +20,10 @@ from trims.core.errors import CallerError, NotSupportedError  # noqa: E402
 from trims.testing import torch_modules  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
-
-@pytest.fixture
-def shelf(folder: Path) -> Iterator[DeviceShelf]:
-    devices = folder / "cuda"
-    devices.mkdir()
-    made = DeviceShelf(devices)
-    yield made
-    gc.collect()
-    made.end()
+    from fake_weights import DeviceShelf
 
 
 @pytest.fixture(params=["skeleton", "load_into"])

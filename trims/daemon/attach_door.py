@@ -2,43 +2,34 @@
 
 One thread serves all sessions with epoll and never blocks: what takes time is the store's, whose answers come back
 through a queue. A client can end its own session, never the daemon: whatever is wrong with what it sends, sends
-too slowly or does not read becomes an error at most, and then its session ends.
+too slowly or does not read becomes an error at most, and then its session ends. Not covered: what requests mean and
+what is answered (`requests`), what waits to be sent (`clients`).
 """
 
 from __future__ import annotations
 
-import array
 import logging
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from trims.core.errors import (
-    BadMessageError,
-    DeviceLostError,
-    InternalError,
-    NotSupportedError,
-    PermissionDeniedError,
-    TrimsError,
-)
-from trims.core.place import Place
-from trims.daemon.clients import Peer, Session, Unsent, file_name, grant_message
-from trims.memory.cuda.drivers import export_message
-from trims.store.asks import Granted, Outcome
+from trims.core.errors import BadMessageError, InternalError, NotSupportedError, TrimsError
+from trims.daemon.clients import Peer, Session, Unsent
+from trims.daemon.requests import Requests
 from trims.wire.answers import PROTOCOL_VERSION, error_message
 from trims.wire.frames import Message, encode
-from trims.wire.messages import Attach, Close, Hello, Open, Request, Resume, Working, parse_request
+from trims.wire.messages import Hello, Request, parse_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from trims.core.lease import Lease
+    from trims.store.asks import Outcome
     from trims.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -49,10 +40,8 @@ _BACKLOG = 512
 _LINGER_S = 100e-6
 #: A client that has begun a frame must end it within this time.
 FRAME_TIMEOUT_S = 10.0
-#: Answers a client may leave unread, and requests it may have open, before its session ends.
+#: Answers a client may leave unread before its session ends.
 MAX_UNREAD = 256
-MAX_PENDING = 256
-_UCRED = struct.Struct("3i")
 
 
 class AttachDoor:
@@ -70,6 +59,7 @@ class AttachDoor:
         self, store: Store, path: Path, *, mode: int = 0o600, boot: str = "", max_sessions: int = 4096
     ) -> None:
         self._store = store
+        self._requests = Requests(store, self._send, self._answered)
         self._path = path
         self._mode = mode
         self._boot = boot
@@ -177,8 +167,8 @@ class AttachDoor:
 
     def _begin(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        session = Session(self._store.begin_session(), sock, Peer(*_UCRED.unpack(credentials)))
+        peer = Peer.of(sock)
+        session = Session(self._store.begin_session(), sock, peer)
         self._sessions[session.number] = session
         self._by_fd[sock.fileno()] = session
         self._epoll.register(sock.fileno(), select.EPOLLIN)
@@ -223,23 +213,13 @@ class AttachDoor:
                 error = BadMessageError(f"a frame was begun and not ended within {FRAME_TIMEOUT_S:.0f} s")
                 self._end_with_error(session, error)
 
-    # -- requests --------------------------------------------------------------------------------------------------
-
     def _handle(self, session: Session, request: Request) -> None:
         if isinstance(request, Hello):
             self._greet(session, request)
         elif not session.greeted:
             raise BadMessageError("the first message of a session must be hello")
-        elif isinstance(request, Close):
-            self._store.close(session.number, request.lease)
-            if request.id is not None:
-                self._send(session, {"id": request.id, "closed": request.lease})
-        elif isinstance(request, Attach):
-            self._export(session, request)
-        elif isinstance(request, Working):
-            self._report_working(session, request)
         else:
-            self._ask(session, request)
+            self._requests.handle(session, request)
 
     def _greet(self, session: Session, hello: Hello) -> None:
         if session.greeted:
@@ -252,53 +232,6 @@ class AttachDoor:
             return
         session.greeted, session.agent = True, hello.agent
         self._send(session, {"protocol": PROTOCOL_VERSION, "boot": self._boot, "session": session.number})
-
-    def _export(self, session: Session, request: Attach) -> None:
-        try:
-            export = self._store.device_leases.export_of(session.number, request.lease)
-        except TrimsError as error:
-            self._send(session, error_message(error, request.id))
-            return
-        self._send(session, {"id": request.id, "descriptor": export.fd >= 0, **export_message(export)}, export.fd)
-
-    def _report_working(self, session: Session, request: Working) -> None:
-        try:
-            if session.peer.uid not in (0, os.geteuid()):
-                raise PermissionDeniedError(
-                    f"user {session.peer.uid} may not tell this daemon what models need; it runs as user {os.geteuid()}"
-                )
-            counted = self._store.device_leases.report_working(session.number, request.lease, request.nbytes)
-        except TrimsError as error:
-            self._send(session, error_message(error, request.id))
-        else:
-            self._send(session, {"id": request.id, "working_bytes": counted})
-
-    def _ask(self, session: Session, request: Open | Resume) -> None:
-        if session.pending >= MAX_PENDING:
-            raise BadMessageError(f"more than {MAX_PENDING} requests are waiting for an answer")
-        session.pending += 1
-        try:
-            self._pass_on(session, request)
-        except TrimsError as error:
-            self._answered(session, request.id, error)
-
-    def _pass_on(self, session: Session, request: Open | Resume) -> None:
-        def answer(outcome: Outcome) -> None:
-            self._answered(session, request.id, outcome)
-
-        if isinstance(request, Resume):
-            self._store.resume(session.number, request.key, Place.parse(request.place), answer)
-            return
-        name = request.model if request.model is not None else file_name(session.peer, request.path or "")
-        place = Place.parse(request.place) if request.place is not None else None
-        if request.instead_of is not None:
-            self._store.counters["fallbacks"] += 1
-        if request.prefetch:
-            session.pending -= 1
-            self._send(session, {"id": request.id, "accepted": True})
-            self._store.open(name, _log_prefetch(name), place=place, deadline_s=request.deadline_s, lease=False)
-        else:
-            self._store.open(name, answer, session=session.number, place=place, deadline_s=request.deadline_s)
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
@@ -313,28 +246,7 @@ class AttachDoor:
             session, request_id, outcome = self._answers.popleft()
             if session.over:
                 continue  # its leases have been closed with it
-            session.pending -= 1
-            try:
-                if isinstance(outcome, TrimsError):
-                    raise outcome
-                if isinstance(outcome, Granted):
-                    if outcome.export is not None:
-                        self._check_device_grant(session, outcome)
-                    self._send(session, grant_message(request_id, outcome), outcome.fd)
-            except TrimsError as error:
-                self._send(session, error_message(error, request_id))
-
-    def _check_device_grant(self, session: Session, granted: Granted) -> None:
-        """Raises if what was granted is gone already, or cannot be granted to this process after all."""
-        leases = self._store.device_leases
-        if not leases.has(session.number, granted.lease):
-            raise DeviceLostError(f"the memory at {granted.place} was lost at this moment; open again")
-        if leases.must_outlive(granted.place) and not self._watch_process(session):
-            leases.take_back(session.number, granted.lease)
-            raise NotSupportedError(
-                f"process {session.peer.pid} cannot be seen from here, and memory at {granted.place} must not be freed "
-                "before it has ended: share process ids (containers: --pid=host), or have the daemon use vmm"
-            )
+            self._requests.answer(session, request_id, outcome)
 
     def _lost(self, lease: Lease, reason: str) -> None:
         """A lease has ended under its session."""
@@ -358,24 +270,10 @@ class AttachDoor:
             self._end(session, str(error))
 
     def _flush(self, session: Session) -> None:
-        while session.unsent:
-            first = session.unsent[0]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [first.fd]))] if first.fd >= 0 else []
-            try:
-                sent = session.sock.sendmsg([first.data], rights, socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                self._want_write(session, wanted=True)
-                return
-            first.let_go()  # it left with the first byte
-            first.data = first.data[sent:]
-            if not first.data:
-                session.unsent.popleft()
-        self._want_write(session, wanted=False)
-
-    def _want_write(self, session: Session, *, wanted: bool) -> None:
-        if session.writing != wanted:
-            session.writing = wanted
-            self._epoll.modify(session.sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
+        waits = not session.flush()
+        if session.writing != waits:
+            session.writing = waits
+            self._epoll.modify(session.sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if waits else 0))
 
     def _end_with_error(self, session: Session, error: TrimsError) -> None:
         """Tell the client, if it listens, and end."""
@@ -403,37 +301,15 @@ class AttachDoor:
         else:
             self._forget(session)
 
-    def _watch_process(self, session: Session) -> bool:
-        """From now on the session counts until its process is gone: closing the socket does not close its mappings.
-
-        False if the process cannot be watched: it is in another namespace (and shows as 0), or has ended.
-        """
-        if session.process_fd < 0:
-            try:
-                session.process_fd = os.pidfd_open(session.peer.pid)
-            except OSError as error:
-                log.warning("process %d cannot be watched: %s", session.peer.pid, error)
-        return session.process_fd >= 0
-
     def _process_ended(self, process_fd: int) -> None:
         self._epoll.unregister(process_fd)
         self._forget(self._gone.pop(process_fd))
 
     def _forget(self, session: Session) -> None:
-        if session.process_fd >= 0:
-            os.close(session.process_fd)
-            session.process_fd = -1
+        session.unwatch_process()
         self._store.end_session(session.number)
 
     def _wake(self) -> None:
         with self._waking:
             if self._wake_fd >= 0:  # an answer may come after the end; its descriptor may be another's by then
                 os.eventfd_write(self._wake_fd, 1)
-
-
-def _log_prefetch(name: str) -> Callable[[Outcome], None]:
-    def tell(outcome: Outcome) -> None:
-        if isinstance(outcome, TrimsError):
-            log.warning("a prefetch of %s failed: %s", name, outcome)
-
-    return tell

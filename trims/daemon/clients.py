@@ -1,21 +1,23 @@
-"""Clients of the attach door: who is at the other end, what a session is, and what a grant looks like to it."""
+"""Clients of the attach door: who is at the other end, what a session is, and what is on its way to it.
+
+Not covered: when a session is read, written and ended (`attach_door`), what it asks for (`requests`).
+"""
 
 from __future__ import annotations
 
+import array
+import logging
 import os
+import socket
+import struct
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from trims.core.errors import CallerError, PermissionDeniedError
-from trims.store.resolve import FILE_PREFIX
-from trims.wire.frames import Decoder, Message
+from trims.wire.frames import Decoder
 
-if TYPE_CHECKING:
-    import socket
-
-    from trims.store.asks import Granted
+log = logging.getLogger(__name__)
+_UCRED = struct.Struct("3i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,11 @@ class Peer:
     pid: int
     uid: int
     gid: int
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> Peer:
+        """Who connected this socket."""
+        return cls(*_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
 
 
 @dataclass(slots=True, eq=False)
@@ -74,29 +81,35 @@ class Session:
     began_at_s: float = field(default_factory=time.time)
     over: bool = False
 
+    def flush(self) -> bool:
+        """Send what is unsent; False if the socket takes no more just now. Raises OSError if the client is gone."""
+        while self.unsent:
+            first = self.unsent[0]
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [first.fd]))] if first.fd >= 0 else []
+            try:
+                sent = self.sock.sendmsg([first.data], rights, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return False
+            first.let_go()  # it left with the first byte
+            first.data = first.data[sent:]
+            if not first.data:
+                self.unsent.popleft()
+        return True
 
-def grant_message(request_id: int, granted: Granted) -> Message:
-    """The answer to a request that was granted."""
-    return {
-        "id": request_id,
-        "lease": granted.lease,
-        "key": granted.key,
-        "place": str(granted.place),
-        "generation": granted.generation,
-        "nbytes": granted.nbytes,
-        "digest": granted.digest,
-        "warm": granted.warm,
-        **({"device": granted.export.device} if granted.export else {}),
-    }
+    def watch_process(self) -> bool:
+        """From now on the session counts until its process is gone: closing the socket does not close its mappings.
 
+        False if the process cannot be watched: it is in another namespace (and shows as 0), or has ended.
+        """
+        if self.process_fd < 0:
+            try:
+                self.process_fd = os.pidfd_open(self.peer.pid)
+            except OSError as error:
+                log.warning("process %d cannot be watched: %s", self.peer.pid, error)
+        return self.process_fd >= 0
 
-def file_name(peer: Peer, path: str) -> str:
-    """The store's name for a file. Others' files are not opened on somebody's word: the daemon may see more than he."""
-    if not os.path.isabs(path):
-        raise CallerError(f"{path!r} is not absolute; the daemon does not know your working folder")
-    if peer.uid not in (0, os.geteuid()):
-        raise PermissionDeniedError(
-            f"user {peer.uid} may open registered models of this daemon, but no files by path; it runs as user "
-            f"{os.geteuid()}"
-        )
-    return FILE_PREFIX + os.path.normpath(path)
+    def unwatch_process(self) -> None:
+        """The process is gone, or the daemon ends. Idempotent."""
+        if self.process_fd >= 0:
+            os.close(self.process_fd)
+            self.process_fd = -1

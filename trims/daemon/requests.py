@@ -1,0 +1,180 @@
+"""What a client may ask at the attach door, and what each answer says: open, resume, close, attach, working.
+
+Nothing here waits: what takes time is the store's, which answers later and from any thread. Not covered: greeting,
+sending and the ends of sessions (`attach_door`), the fields of a message (`wire.messages`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Protocol
+
+from trims.core.errors import (
+    BadMessageError,
+    CallerError,
+    DeviceLostError,
+    NotSupportedError,
+    PermissionDeniedError,
+    TrimsError,
+)
+from trims.core.place import Place
+from trims.memory.cuda.drivers import export_message
+from trims.store.asks import Granted, Outcome
+from trims.store.resolve import FILE_PREFIX
+from trims.wire.answers import error_message
+from trims.wire.messages import Attach, Close, Open, Resume, Working
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trims.daemon.clients import Peer, Session
+    from trims.store.store import Store
+    from trims.wire.frames import Message
+
+log = logging.getLogger(__name__)
+#: Requests a client may have open before its session ends.
+MAX_PENDING = 256
+
+
+class Send(Protocol):
+    """How messages leave."""
+
+    def __call__(self, session: Session, message: Message, fd: int = -1) -> None:
+        """Send one, and with it a descriptor, which stays the caller's; -1 for none."""
+
+
+class Requests:
+    """Carries out what greeted clients ask. All methods are called in the door's thread.
+
+    Args:
+        store: Answers.
+        send: For what can be answered at once.
+        answered: For what the store answers, which calls this from any thread, with the request's id; the door calls
+            `answer` for it, so that no lease ends between grant and send.
+    """
+
+    def __init__(self, store: Store, send: Send, answered: Callable[[Session, int, Outcome], None]) -> None:
+        self._store = store
+        self._send = send
+        self._answered = answered
+
+    def handle(self, session: Session, request: Open | Resume | Close | Attach | Working) -> None:
+        """Do what is asked, or have the store do it. Raises BadMessageError if too much is asked at once."""
+        if isinstance(request, Close):
+            self._store.close(session.number, request.lease)
+            if request.id is not None:
+                self._send(session, {"id": request.id, "closed": request.lease})
+        elif isinstance(request, Attach):
+            self._export(session, request)
+        elif isinstance(request, Working):
+            self._report_working(session, request)
+        else:
+            self._ask(session, request)
+
+    def answer(self, session: Session, request_id: int, outcome: Outcome) -> None:
+        """Tell what came of an open or a resume."""
+        session.pending -= 1
+        try:
+            if isinstance(outcome, TrimsError):
+                raise outcome
+            if isinstance(outcome, Granted):
+                if outcome.export is not None:
+                    self._check_device_grant(session, outcome)
+                self._send(session, grant_message(request_id, outcome), outcome.fd)
+        except TrimsError as error:
+            self._send(session, error_message(error, request_id))
+
+    def _export(self, session: Session, request: Attach) -> None:
+        try:
+            export = self._store.device_leases.export_of(session.number, request.lease)
+        except TrimsError as error:
+            self._send(session, error_message(error, request.id))
+            return
+        self._send(session, {"id": request.id, "descriptor": export.fd >= 0, **export_message(export)}, export.fd)
+
+    def _report_working(self, session: Session, request: Working) -> None:
+        try:
+            if session.peer.uid not in (0, os.geteuid()):
+                raise PermissionDeniedError(
+                    f"user {session.peer.uid} may not tell this daemon what models need; it runs as user {os.geteuid()}"
+                )
+            counted = self._store.device_leases.report_working(session.number, request.lease, request.nbytes)
+        except TrimsError as error:
+            self._send(session, error_message(error, request.id))
+        else:
+            self._send(session, {"id": request.id, "working_bytes": counted})
+
+    def _ask(self, session: Session, request: Open | Resume) -> None:
+        if session.pending >= MAX_PENDING:
+            raise BadMessageError(f"more than {MAX_PENDING} requests are waiting for an answer")
+        session.pending += 1
+        try:
+            self._pass_on(session, request)
+        except TrimsError as error:
+            self._answered(session, request.id, error)
+
+    def _pass_on(self, session: Session, request: Open | Resume) -> None:
+        def answer(outcome: Outcome) -> None:
+            self._answered(session, request.id, outcome)
+
+        if isinstance(request, Resume):
+            self._store.resume(session.number, request.key, Place.parse(request.place), answer)
+            return
+        name = request.model if request.model is not None else file_name(session.peer, request.path or "")
+        place = Place.parse(request.place) if request.place is not None else None
+        if request.instead_of is not None:
+            self._store.counters["fallbacks"] += 1
+        if request.prefetch:
+            session.pending -= 1
+            self._send(session, {"id": request.id, "accepted": True})
+            self._store.open(name, _log_prefetch(name), place=place, deadline_s=request.deadline_s, lease=False)
+        else:
+            self._store.open(name, answer, session=session.number, place=place, deadline_s=request.deadline_s)
+
+    def _check_device_grant(self, session: Session, granted: Granted) -> None:
+        """Raises if what was granted is gone already, or cannot be granted to this process after all."""
+        leases = self._store.device_leases
+        if not leases.has(session.number, granted.lease):
+            raise DeviceLostError(f"the memory at {granted.place} was lost at this moment; open again")
+        if leases.must_outlive(granted.place) and not session.watch_process():
+            leases.take_back(session.number, granted.lease)
+            raise NotSupportedError(
+                f"process {session.peer.pid} cannot be seen from here, and memory at {granted.place} must not be freed "
+                "before it has ended: share process ids (containers: --pid=host), or have the daemon use vmm"
+            )
+
+
+def grant_message(request_id: int, granted: Granted) -> Message:
+    """The answer to a request that was granted."""
+    return {
+        "id": request_id,
+        "lease": granted.lease,
+        "key": granted.key,
+        "place": str(granted.place),
+        "generation": granted.generation,
+        "nbytes": granted.nbytes,
+        "digest": granted.digest,
+        "warm": granted.warm,
+        **({"device": granted.export.device} if granted.export else {}),
+    }
+
+
+def file_name(peer: Peer, path: str) -> str:
+    """The store's name for a file. Others' files are not opened on somebody's word: the daemon may see more than he."""
+    if not os.path.isabs(path):
+        raise CallerError(f"{path!r} is not absolute; the daemon does not know your working folder")
+    if peer.uid not in (0, os.geteuid()):
+        raise PermissionDeniedError(
+            f"user {peer.uid} may open registered models of this daemon, but no files by path; it runs as user "
+            f"{os.geteuid()}"
+        )
+    return FILE_PREFIX + os.path.normpath(path)
+
+
+def _log_prefetch(name: str) -> Callable[[Outcome], None]:
+    def tell(outcome: Outcome) -> None:
+        if isinstance(outcome, TrimsError):
+            log.warning("a prefetch of %s failed: %s", name, outcome)
+
+    return tell
