@@ -22,6 +22,7 @@ from trims.core.events import (
     Requested,
     SessionEnded,
     Tick,
+    WaiterLeft,
 )
 from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, GPU
@@ -235,6 +236,93 @@ def test_an_image_that_comes_to_lie_elsewhere_is_not_waited_for_on_the_host_any_
     (promotion,) = [each for each in bench.filled("a", DISK) if isinstance(each, Fill)]
     assert (promotion.place, promotion.source) == (GPU, DISK)
     assert bench.state("a", CPU) is State.ABSENT
+
+
+def two_that_wait_for_a_full_device() -> Bench:
+    """And a host that has room for one of the two."""
+    bench = Bench(cpu_bytes=100, gpu_bytes=100)
+    bench.resident("held", 90, GPU)
+    (held,) = bench.ask("held", place=GPU)
+    assert isinstance(held, Grant)
+    bench.ask("x", session=2, place=GPU, deadline_in_s=1000)
+    bench.ask("y", session=3, place=GPU, deadline_in_s=500)
+    bench.measured("x", 70)
+    assert bench.measured("y", 70) == []
+    assert bench.filled("x") == []
+    return bench
+
+
+def test_two_that_wait_for_a_full_device_do_not_take_turns_on_a_host_that_holds_one_of_them() -> None:
+    bench = two_that_wait_for_a_full_device()
+    assert (bench.state("x"), bench.state("y")) == (State.SEALED, State.QUEUED)
+    (free,) = bench.feed(SessionEnded, session=1)
+    assert isinstance(free, Free)
+    (fill,) = bench.freed("held", GPU)
+    assert isinstance(fill, Fill)
+    assert (fill.key, fill.place) == ("x", GPU), "the first of the two"
+    assert kinds(bench.filled("x", GPU)) == [Grant, Free]
+    (fill,) = bench.freed("x")
+    assert isinstance(fill, Fill)
+    assert (fill.key, fill.place) == ("y", CPU)
+
+
+def test_what_lies_on_the_host_for_a_device_goes_for_who_wants_the_room_himself() -> None:
+    bench = two_that_wait_for_a_full_device()
+    bench.feed(WaiterLeft, ticket=3)
+    bench.ask("z", session=4)
+    (free,) = bench.measured("z", 60)
+    assert isinstance(free, Free)
+    assert (free.key, free.place) == ("x", CPU)
+
+
+def test_what_lies_on_the_host_for_a_device_goes_once_nobody_waits_there_any_more() -> None:
+    bench = two_that_wait_for_a_full_device()
+    (abandon, free) = bench.feed(SessionEnded, session=2)
+    assert isinstance(abandon, Abandon)
+    assert isinstance(free, Free)
+    assert (free.key, free.place) == ("x", CPU)
+    (fill,) = bench.freed("x")
+    assert isinstance(fill, Fill)
+    assert (fill.key, fill.place) == ("y", CPU)
+
+
+def test_who_asks_for_what_is_just_copied_away_waits_for_the_copy() -> None:
+    """It drains because it has to leave the device, and not under a reader."""
+    bench = Bench(gpu_bytes=100)
+    bench.resident("old", 80, GPU)
+    bench.resident("new", 60, DISK)
+    bench.ask("new", place=GPU)
+    assert bench.state("old", GPU) is State.DRAINING
+    assert bench.ask("old", session=2, place=GPU) == []
+
+
+@pytest.mark.parametrize(("keep_alive_s", "left"), [(None, State.SEALED), (0.0, State.FREEING), (50.0, State.SEALED)])
+def test_what_was_brought_to_the_host_for_a_device_is_kept_there_as_long_as_on_the_device(
+    keep_alive_s: float | None, left: State
+) -> None:
+    bench = Bench()
+    bench.ask("a", place=GPU, keep_alive_s=keep_alive_s)
+    bench.measured("a", 40)
+    bench.filled("a")
+    bench.filled("a", GPU)
+    assert bench.state("a") is left
+    bench.now += 100.0
+    bench.feed(Tick)
+    assert bench.state("a") is (State.SEALED if keep_alive_s is None else State.FREEING)
+
+
+def test_keep_alive_does_not_end_while_a_device_waits_for_room_for_the_image() -> None:
+    bench = Bench(gpu_bytes=100)
+    bench.resident("held", 90, GPU)
+    bench.ask("held", place=GPU)
+    bench.ask("a", session=2, place=GPU, deadline_in_s=1000, keep_alive_s=0.0)
+    bench.measured("a", 40)
+    bench.filled("a")
+    bench.now += 10
+    assert bench.feed(Tick) == []
+    bench.feed(SessionEnded, session=2)
+    bench.now += 10
+    assert kinds(bench.feed(Tick)) == [Free]
 
 
 def test_a_load_on_the_host_that_fails_is_nothing_to_who_has_another_source_and_waits_for_the_device() -> None:

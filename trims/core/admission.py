@@ -19,6 +19,8 @@ from trims.core.promotion import host_for
 from trims.core.replica import State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from trims.core.lease import Waiter
     from trims.core.ledger import Ledger
     from trims.core.place import Place
@@ -130,7 +132,7 @@ class Admission:
 
     def _look_at(self, replica: Replica, at_s: float) -> None:
         """Somebody has come to wait for it, or for what a device waits for: he may not have to, or may not want to."""
-        if replica.state is State.DRAINING:
+        if replica.state is State.DRAINING and replica.leases:
             self._refuse_impatient(replica, books.going(replica), at_s)
         self.look_again(replica.place)
         awaited = self._awaited(replica)
@@ -149,6 +151,8 @@ class Admission:
             self.queues[replica.place].remove(replica)
             self._ledger.remove(replica, at_s, "last waiter gone")
             self._ledger.outbox.abandon(replica)
+            if replica.place.tier is Tier.GPU:
+                self.look_everywhere()  # what was kept for it on the host may go
 
     def _await_no_longer(self, replica: Replica, at_s: float) -> None:
         """A device's replica needs nothing of the host any more."""
@@ -226,7 +230,8 @@ class Admission:
         ledger = self._ledger
         if ledger.promotions.ticket_of(replica) is None:
             there = ledger.shelf.find(replica.key, host)
-            keep_alive_s = there.keep_alive_s if there is not None else None
+            brought = replica.keep_alive_s if host == CPU else None  # what lies on disk takes no memory
+            keep_alive_s = brought if there is None else there.keep_alive_s
             waiter = ledger.promotions.begin(replica, host)
             self.request(Requested(at_s=at_s, key=replica.key, place=host, waiter=waiter, keep_alive_s=keep_alive_s))
 
@@ -239,7 +244,8 @@ class Admission:
             return _Answer.REFUSED
         if need <= room.free_bytes(place):
             return _Answer.FITS
-        self._evict_for(place, need, at_s)
+        for_devices = all(self._ledger.promotions.device_of(waiter) for waiter in replica.waiters.values())
+        self._evict_for(place, need, at_s, spare=self.is_promised if for_devices else None)
         if not room.is_coming(place, need, everything):
             self._refuse_impatient(replica, room.refusal(replica, everything), at_s)
         return _Answer.WAITS if replica.state is State.QUEUED else _Answer.REFUSED
@@ -249,8 +255,30 @@ class Admission:
         if self._ledger.room.free_bytes(place) < 0:
             self._evict_for(place, 0, at_s, in_part=True)
 
-    def _evict_for(self, place: Place, need: int, at_s: float, *, in_part: bool = False) -> None:
-        everything = self._ledger.shelf.replicas.values()
+    def is_promised(self, replica: Replica) -> bool:
+        """A device's replica waits for room there, and is going to be copied from this one.
+
+        It may go for who wants the room himself. If it went for another one that a device waits for, each of the two
+        would have the other made anew for as long as both wait.
+        """
+        shelf = self._ledger.shelf
+        return any(
+            other.state is State.QUEUED and other.place.tier is Tier.GPU and shelf.source_of(other) is replica
+            for other in shelf.places_of(replica.key)
+        )
+
+    def _evict_for(
+        self,
+        place: Place,
+        need: int,
+        at_s: float,
+        *,
+        in_part: bool = False,
+        spare: Callable[[Replica], bool] | None = None,
+    ) -> None:
+        everything: Collection[Replica] = self._ledger.shelf.replicas.values()
+        if spare is not None:
+            everything = [replica for replica in everything if not spare(replica)]
         for victim in self._ledger.room.victims(place, need, everything, in_part=in_part):
             if not self._demote(victim, at_s):
                 self._ledger.free(victim, at_s, "evicted for room", evicted=True)
@@ -265,7 +293,7 @@ class Admission:
         if self.queues[CPU]:  # the room is theirs who wait for it
             return False
         host = self.enqueue(victim.key, CPU, at_s)
-        host.nbytes = victim.nbytes
+        host.nbytes, host.keep_alive_s = victim.nbytes, victim.keep_alive_s
         self._start_fill(host, at_s)
         ledger.retire(victim, at_s, "evicted for room, demoted to cpu")
         return True

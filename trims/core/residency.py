@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from trims.core.policy import Policy
     from trims.core.replica import Replica
 
+#: So long at a time an image outlives its keep-alive on the host while a device that wants it has no room yet.
+PROMISED_S = 1.0
+
 
 class Residency:
     """The books of one daemon.
@@ -222,6 +225,7 @@ class Residency:
                 self._ledger.lose(replica, event.at_s, event.reason)
             elif replica.state is State.FILLING:
                 replica.doomed = True
+        self._admission.look_again(event.place)
 
     def _freed(self, event: Freed) -> None:
         replica = self._current(event)
@@ -272,5 +276,7 @@ class Residency:
                     self._admission.expire(replica, waiter, event.at_s)
             if replica.keep_until_s is not None and replica.keep_until_s <= event.at_s:
                 replica.keep_until_s = None  # if it cannot go now, the end of what holds it sets a new time
-                if self.room.evictable(replica):
+                if self._admission.is_promised(replica):
+                    replica.keep_until_s = event.at_s + PROMISED_S
+                elif self.room.evictable(replica):
                     self._ledger.free(replica, event.at_s, "keep-alive over", evicted=False)
