@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +22,11 @@ from trims_client import connect
 from trims.core.errors import CallerError, CapacityError, DeviceLostError, InUseError, TrimsError
 from trims.core.place import GPU
 from trims.core.replica import State
+from trims.daemon import gpus
 from trims.daemon.check import check_store
 from trims.keeper import watch
 from trims.keeper.client import KeeperConnection
+from trims.keeper.launch import find_keeper
 from trims.memory.cuda.api import Device
 from trims.testing.fake_cuda import FakeCuda, lose_device, make_devices
 
@@ -250,8 +253,29 @@ def test_a_check_of_a_lost_device_says_so(
         session.open_file(path, place="gpu").close()
     lose_device(folder / "cuda", UUID)
     (finding,) = check_store(daemon.store, verify=True).findings
-    assert f"at gpu:0: it cannot be examined: {UUID} is lost" in finding
+    assert f"at gpu:0 cannot be examined now: {UUID} is lost" in finding
     (folder / "cuda" / f"lost.{UUID}").unlink()
+
+
+def test_a_check_that_finds_no_room_for_a_context_takes_nothing_out_of_service(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], cuda: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "find_keeper", partial(find_keeper, idle_s=0.0))
+    daemon, path = serve_gpu(gpu_reserve_bytes=0), checkpoint("m")
+    with connect(daemon.config.runtime_dir) as session:
+        session.open_file(path, place="gpu").close()
+    wait_until(lambda: not daemon.gpus[0].describe().awake, "the keeper does not rest")
+    stranger = FakeCuda(cuda.partition(":")[2])
+    stranger.use(UUID)
+    stranger.vmm_release(stranger.vmm_create(0))
+    taken = stranger.vmm_create((stranger.memory()[0] >> 21 << 21) - (2 << 20))
+    (finding,) = check_store(daemon.store, verify=True).findings
+    assert "at gpu:0 cannot be examined now: " in finding
+    assert states(daemon)["gpu:0"] == "sealed"
+    assert daemon.store.counters["broken"] == 0
+    stranger.vmm_release(taken)
+    stranger.leave()
+    assert check_store(daemon.store, verify=True).findings == []
 
 
 def test_a_borrower_that_writes_where_nothing_stops_him_is_found_out_by_a_check(

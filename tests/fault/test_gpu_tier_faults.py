@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import resource
 import threading
 from typing import TYPE_CHECKING
 
@@ -35,9 +38,9 @@ KEY, OTHER_KEY = "a" * 64, "b" * 64
 class Served:
     """A keeper, its server, and the thread it serves in."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, driver: str = "vmm") -> None:
         self.path = folder / "keeper.sock"
-        self.keeper = Keeper(FakeCuda(str(folder)), UUID, "vmm", idle_s=0.0)
+        self.keeper = Keeper(FakeCuda(str(folder)), UUID, driver, idle_s=0.0)
         self.server = KeeperServer(self.keeper, self.path)
         self._thread = threading.Thread(target=self.server.serve)
         self._thread.start()
@@ -109,24 +112,52 @@ class Refusing:
 # -- giving back -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("times", "left"), [(1, 0), (2, 1)])
-def test_what_the_keeper_cannot_free_is_tried_again_and_then_said(
+def test_what_the_keeper_cannot_free_is_said_and_tried_again_before_the_next_image(
     served: Served,
     tier: GpuTier,
     put: Callable[..., Extent],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-    times: int,
-    left: int,
 ) -> None:
     extent, memory = put(tier), served.keeper.memory
-    monkeypatch.setattr(memory, "free", Refusing(memory.free, CapacityError("no room for a context"), times))
+    monkeypatch.setattr(memory, "free", Refusing(memory.free, CapacityError("no room for a context"), 2))
     tier.free(extent)
-    assert len(served.keeper.held()) == left
+    for left in (1, 0):
+        assert len(served.keeper.held()) == 1
+        tier.abort(tier.create(OTHER_KEY, 1, 4096, allocate=True))
+        assert len(served.keeper.held()) == left
     said = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(said) == times
-    assert "was not freed: no room for a context" in caplog.text
+    assert len(said) == 2
+    assert "was not freed, which is tried again: no room for a context" in caplog.text
     assert "went with its keeper" not in caplog.text
+
+
+def test_what_cannot_be_freed_because_a_descriptor_is_missing_is_freed_later(
+    served: Served, tier: GpuTier, put: Callable[..., Extent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extent, keeper = put(tier), tier._keeper
+    monkeypatch.setattr(keeper, "connect", Refusing(keeper.connect, CapacityError("too many open files"), 1))
+    tier.free(extent)
+    assert len(served.keeper.held()) == 1
+    tier.abort(tier.create(OTHER_KEY, 1, 4096, allocate=True))
+    assert served.keeper.held() == []
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process may open nothing more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    while taken[-1] <= highest:  # the gaps below
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[-1] + 1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in taken:
+            os.close(fd)
 
 
 def test_what_was_sealed_and_cannot_be_exported_is_not_left_with_the_keeper(
@@ -244,10 +275,10 @@ def _serves(tier: GpuTier) -> bool:
 class Successor(Served):
     """Another keeper, at a path of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, driver: str = "vmm") -> None:
         (folder / "next").mkdir()
         make_devices(folder / "next", [Device(UUID, "Fake", TOTAL)])
-        super().__init__(folder / "next")
+        super().__init__(folder / "next", driver)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -266,3 +297,55 @@ def test_while_no_keeper_starts_every_open_says_why_and_the_watch_can_be_ended(s
     tries = find.tries
     assert not came_back.is_set()
     assert find.tries == tries, "none is started for a daemon that has ended"
+
+
+@pytest.mark.usefixtures("hasty")
+def test_a_moment_without_descriptors_is_nothing_to_the_watch(
+    served: Served, tier: GpuTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watch, "_ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(watch, "_MISSES", 2)
+    killed, heard = threading.Event(), threading.Event()
+    monkeypatch.setattr(KeeperConnection, "kill", lambda _: killed.set())
+    tier.watch(lambda _: heard.set(), lambda _: None)
+    with no_descriptors():
+        wait_until(lambda: caplog.text.count("cannot be asked") > 5, "nobody was asked")
+    assert not killed.is_set(), "it was we who lacked something"
+    served.end()
+    assert heard.wait(30), "nobody watches any more"
+
+
+def test_a_tier_ends_at_once_though_its_keeper_is_being_asked(
+    served: Served, tier: GpuTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_ASK_EVERY_S", 0.01)
+    asked, answer = threading.Event(), threading.Event()
+
+    def held() -> list[object]:
+        asked.set()
+        answer.wait(60)
+        return []
+
+    monkeypatch.setattr(served.keeper, "held", held)
+    tier.watch(lambda _: None, lambda _: None)
+    assert asked.wait(30)
+    tier.close()
+    assert not answer.is_set(), "it waited for the answer"
+    assert "trims-gpu:0" not in [thread.name for thread in threading.enumerate()]
+    monkeypatch.undo()
+    answer.set()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_how_the_next_keeper_shares_memory_counts_from_then_on(served: Served, folder: Path) -> None:
+    find = Away(served, failures=0)
+    tier = GpuTier(0, find, TOTAL)
+    back = threading.Event()
+    tier.watch(lambda _: None, lambda _: back.set())
+    assert not tier.ends_with_session
+    find.away, find.served = True, Successor(folder, "ipc")
+    served.end()
+    assert back.wait(30)
+    assert tier.ends_with_session
+    tier.close()
+    find.served.end()

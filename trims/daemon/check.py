@@ -6,7 +6,14 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trims.core.errors import InvariantError, TrimsError
+from trims.core.errors import (
+    CapacityError,
+    CudaError,
+    InvariantError,
+    LostPeerError,
+    NotSupportedError,
+    TrimsError,
+)
 from trims.core.replica import State
 from trims.store.runner import Job
 from trims.tiers.base import DeviceTier
@@ -14,6 +21,11 @@ from trims.tiers.transfer import digest_by_reading
 
 if TYPE_CHECKING:
     from trims.store.store import Store
+
+
+#: What keeps a replica's bytes from being read just now, such as a device without room for a context, and says nothing
+#: of them.
+_SAYS_NOTHING = (CapacityError, CudaError, LostPeerError, NotSupportedError)
 
 
 @dataclass(slots=True)
@@ -39,6 +51,10 @@ def check_store(store: Store, *, verify: bool) -> Report:
         report.replicas += 1
         try:
             reason = _examine(store, job, nbytes, verify=verify)
+        except _SAYS_NOTHING as error:
+            if _is_sealed(store, job):
+                report.findings.append(f"{job.key[:16]} at {job.place} cannot be examined now: {error}")
+            continue
         except (OSError, ValueError, TrimsError) as error:
             reason = f"it cannot be examined: {error}"
         if reason is None:

@@ -14,7 +14,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trims.core.errors import DaemonAwayError, DeviceLostError
+from trims.core.errors import CapacityError, DaemonAwayError, DeviceLostError
 from trims.memory.cuda.drivers import export_message, export_of
 from trims.wire.answers import raise_if_error
 from trims.wire.frames import Decoder, Message, encode
@@ -60,7 +60,8 @@ class KeeperConnection:
     """A connected keeper. Not safe for several threads: make one for each. A context manager.
 
     Args:
-        path: Of the keeper's socket. Raises DaemonAwayError if none serves there.
+        path: Of the keeper's socket. Raises DaemonAwayError if none serves there, CapacityError if this process has
+            no descriptor left for it.
         answer_s: Seconds within which an answer must come; then the keeper counts as gone.
         progress_s: The same for each word of progress of a copy. Pinning a large file's pages tells nothing meanwhile,
             so it is long.
@@ -70,7 +71,10 @@ class KeeperConnection:
         self._path = path
         self._answer_s = answer_s
         self._progress_s = progress_s
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise CapacityError(f"nothing can be said to the keeper at {path}: {error.strerror or error}") from error
         self._decoder = Decoder()
         self._read_ahead: deque[Message] = deque()
         self._fds: list[int] = []
@@ -116,7 +120,10 @@ class KeeperConnection:
     def export(self, image: int) -> tuple[Export, int]:
         """What borrowers need, and the head's descriptor; both are the caller's to close."""
         answer = self._order({"op": "export", "image": image})
-        head_fd, *fds = self._taken()
+        taken = self._taken()
+        if not taken:
+            raise CapacityError("the descriptors of an image did not arrive: this process has too many open")
+        head_fd, *fds = taken
         return export_of(answer, fds[0] if fds else -1), head_fd
 
     def read(self, image: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
@@ -136,7 +143,7 @@ class KeeperConnection:
         self._order({"op": "end"})
 
     def wait_for_end(self, wait_s: float | None = None) -> bool:
-        """Until the keeper ends, or another thread calls `close`; False if it has not within so many seconds.
+        """Until the keeper ends, or another thread calls `interrupt`; False if neither within so many seconds.
 
         For a connection on which nothing is ordered.
         """
@@ -159,10 +166,13 @@ class KeeperConnection:
         finally:
             os.close(process_fd)
 
+    def interrupt(self) -> None:
+        """Have whoever waits on it, in another thread, find it closed by the keeper."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Close the connection. Idempotent."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes who waits on it
         self._sock.close()
         for fd in self._taken():
             os.close(fd)

@@ -11,12 +11,14 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from trims.core.errors import DaemonAwayError, DeviceLostError, TrimsError
+from trims.core.errors import CapacityError, DaemonAwayError, DeviceLostError, TrimsError
 from trims.keeper.client import KeeperConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from trims.keeper.client import KeeperState
 
 log = logging.getLogger(__name__)
 #: A keeper that ends holds its lock for a second at most.
@@ -27,6 +29,8 @@ _LONGEST_PAUSE_S = 10.0
 _ASK_EVERY_S = 10.0
 _ANSWER_S = 30.0
 _MISSES = 3
+#: So long `end` waits for a search that runs.
+_END_S = 5.0
 
 
 class KeeperWatch:
@@ -35,21 +39,33 @@ class KeeperWatch:
     Args:
         name: Of its place, for messages.
         find: Its socket; starts a keeper if none serves. Raises TrimsError or OSError if none can be had.
+
+    Attributes:
+        state: What the keeper that serves now said of itself when it was found; of its images, that is long ago.
     """
 
     def __init__(self, name: str, find: Callable[[], Path]) -> None:
         self._name = name
         self._find = find
-        self._keeper = find()
-        self._lifeline = KeeperConnection(self._keeper)
+        self._keeper, self._lifeline, self.state = self._found()
+        self._asking: KeeperConnection | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         #: Why no other keeper has started; empty while one serves, or may soon.
         self._why_away = ""
         self._lock = threading.Lock()
 
+    def _found(self) -> tuple[Path, KeeperConnection, KeeperState]:
+        keeper = self._find()
+        connection = KeeperConnection(keeper)
+        try:
+            return keeper, connection, connection.hello()
+        except BaseException:
+            connection.close()
+            raise
+
     def connect(self) -> KeeperConnection:
-        """A new connection to it. Raises DeviceLostError if it has ended."""
+        """A new connection to it. Raises DeviceLostError if it has ended, CapacityError without a descriptor for it."""
         try:
             return KeeperConnection(self._keeper)
         except DaemonAwayError as error:
@@ -70,9 +86,15 @@ class KeeperWatch:
         """From now on nothing is called any more. Idempotent."""
         with self._lock:
             self._ended.set()
-            self._lifeline.close()
+            self._lifeline.interrupt()
+            if self._asking is not None:
+                self._asking.interrupt()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_END_S)
+            if self._thread.is_alive():
+                log.warning("a keeper of %s is still looked for; that ends with this process", self._name)
+                return
+        self._lifeline.close()
 
     def _watch(self, lost: Callable[[], None], back: Callable[[], None]) -> None:
         while True:
@@ -100,10 +122,19 @@ class KeeperWatch:
     def _answers(self) -> bool:
         try:
             with KeeperConnection(self._keeper, answer_s=_ANSWER_S) as connection:
+                with self._lock:
+                    if self._ended.is_set():
+                        return True
+                    self._asking = connection
                 connection.hello()
+        except CapacityError as error:  # this process lacks something, and not the keeper
+            log.warning("the keeper of %s cannot be asked: %s", self._name, error)
         except TrimsError as error:
             log.warning("the keeper of %s does not answer: %s", self._name, error)
             return False
+        finally:
+            with self._lock:
+                self._asking = None
         return True
 
     def _start_another(self, lost: Callable[[], None]) -> None:
@@ -127,15 +158,14 @@ class KeeperWatch:
 
     def _try_another(self) -> bool:
         try:
-            keeper = self._find()
-            connection = KeeperConnection(keeper)
+            keeper, connection, state = self._found()
         except (TrimsError, OSError) as error:
             self._why_away = str(error)
             log.error("%s is away: %s", self._name, error)  # noqa: TRY400 - the cause is all there is
             return False
         with self._lock:
-            # `end` closes the lifeline that is there: one that comes later would never end.
-            self._keeper, self._lifeline, self._why_away = keeper, connection, ""
+            # `end` interrupts the lifeline that is there: one that comes later would never end.
+            self._keeper, self._lifeline, self.state, self._why_away = keeper, connection, state, ""
             if self._ended.is_set():
                 connection.close()
         return True

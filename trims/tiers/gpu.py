@@ -12,7 +12,14 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from trims.core.errors import DaemonAwayError, DeviceLostError, ImageError, InternalError, TrimsError
+from trims.core.errors import (
+    CapacityError,
+    DaemonAwayError,
+    DeviceLostError,
+    ImageError,
+    InternalError,
+    TrimsError,
+)
 from trims.core.place import Place, Tier
 from trims.keeper.watch import KeeperWatch
 from trims.tiers.base import Draft, Extent
@@ -44,26 +51,24 @@ class GpuTier:
         self.reserve_bytes = reserve_bytes
         self.unit_bytes = UNIT_BYTES
         self._keeper = KeeperWatch(str(self.place), find)
-        try:
-            keeper = self.describe()
-        except BaseException:
-            self._keeper.end()
-            raise
-        self.uuid, self.peers, self._read_only = keeper.device, keeper.peers, keeper.read_only
+        self.uuid, self.peers = self._keeper.state.device, self._keeper.state.peers
         self._lock = threading.Lock()
         #: A draft goes with its connection, so each has one of its own.
         self._drafts: dict[str, KeeperConnection] = {}
         self._open: dict[str, Extent] = {}
+        #: What the keeper could not free when it was told to, with what it is.
+        self._owed: dict[int, str] = {}
 
     @property
     def ends_with_session(self) -> bool:
         """See `DeviceTier.ends_with_session`."""
-        return not self._read_only
+        return not self._keeper.state.read_only
 
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:  # noqa: ARG002 - the protocol's
         """See `Tier.create`. The draft has no descriptor: `copy_in` fills it."""
         connection = self._keeper.connect()
         try:
+            self._free_owed(connection)
             label = str(connection.create(nbytes))
         except BaseException:
             connection.close()
@@ -111,9 +116,9 @@ class GpuTier:
         return error
 
     def free(self, extent: Extent) -> None:
-        """See `Tier.free`. A keeper that is gone has freed it; one that cannot is asked twice, and then it is logged.
+        """See `Tier.free`. A keeper that is gone has freed it; one that cannot is asked again before the next image.
 
-        What it has kept then is found by the next scan: raising would change nothing about it.
+        Until then it keeps it: raising would change nothing about that.
         """
         with self._lock:
             held = self._open.pop(extent.label, None)
@@ -125,6 +130,8 @@ class GpuTier:
                 self._free(connection, int(extent.label), extent.key[:16])
         except DeviceLostError as error:
             log.info("%s at %s went with its keeper: %s", extent.key[:16], self.place, error)
+        except CapacityError as error:
+            self._owe(int(extent.label), extent.key[:16], error)
 
     def digest(self, extent: Extent) -> str:
         """blake3 of what lies on the device now, hex."""
@@ -191,15 +198,23 @@ class GpuTier:
 
     def _free(self, connection: KeeperConnection, image: int, what: str) -> None:
         """Have the keeper free it. Raises nothing: see `free`."""
-        for _ in range(2):
-            try:
-                connection.free(image)
-            except (DeviceLostError, DaemonAwayError) as error:
-                log.info("%s at %s went with its keeper: %s", what, self.place, error)
-            except TrimsError as error:
-                log.error("%s at %s was not freed: %s", what, self.place, error)  # noqa: TRY400 - the cause is all there is
-                continue
-            return
+        try:
+            connection.free(image)
+        except (DeviceLostError, DaemonAwayError) as error:
+            log.info("%s at %s went with its keeper: %s", what, self.place, error)
+        except TrimsError as error:
+            self._owe(image, what, error)
+
+    def _owe(self, image: int, what: str, error: TrimsError) -> None:
+        log.error("%s at %s was not freed, which is tried again: %s", what, self.place, error)
+        with self._lock:
+            self._owed[image] = what
+
+    def _free_owed(self, connection: KeeperConnection) -> None:
+        with self._lock:
+            owed, self._owed = self._owed, {}
+        for image, what in owed.items():
+            self._free(connection, image, what)
 
     def _hold(self, connection: KeeperConnection, image: int, key: str, digest: str, nbytes: int) -> Extent:
         export, head_fd = connection.export(image)
