@@ -21,6 +21,7 @@ from trims.core.errors import (
     DaemonAwayError,
     DeadlineError,
     DeviceLostError,
+    InUseError,
     LostPeerError,
     NotSupportedError,
     TrimsError,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 #: How much later than the daemon a client decides that a deadline has passed.
 _GRACE_S = 5.0
 #: For these the next place in order of preference is tried: it cannot serve, whoever asks, or not now.
-_CANNOT_SERVE = (NotSupportedError, CapacityError, DeviceLostError)
+_CANNOT_SERVE = (NotSupportedError, CapacityError, DeviceLostError, InUseError)
 _FALLBACKS = (None, "load")
 
 

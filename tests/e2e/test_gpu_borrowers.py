@@ -217,6 +217,17 @@ def test_a_full_device_falls_back_and_one_with_room_does_not(
             assert weights.place == "gpu:0"
 
 
+def test_a_model_that_is_being_evicted_under_others_falls_back(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    daemon, path = serve_gpu(), checkpoint("m")
+    with connect(daemon.config.runtime_dir) as session, session.open_file(path, place="gpu"):
+        daemon.store.evict(f"file:{path}", GPU, drain=True)
+        with connect(daemon.config.runtime_dir) as other, other.open_file(path, place=PREFERRED) as weights:
+            assert weights.place == "cpu"
+            assert "waits for its last reader" in str(weights.fell_back)
+
+
 def test_a_lost_device_falls_back(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path
 ) -> None:

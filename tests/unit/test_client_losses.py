@@ -234,7 +234,7 @@ def refusing(asked: list[Message], fd: int, *codes: str) -> Callable[[Peer], Non
     return serve
 
 
-@pytest.mark.parametrize("code", ["not_supported", "capacity", "too_large", "device_lost"])
+@pytest.mark.parametrize("code", ["not_supported", "capacity", "too_large", "device_lost", "in_use"])
 def test_the_next_place_is_taken_where_the_first_cannot_serve_and_it_is_said(
     code: str, door: Door, folder: Path, segment: Callable[..., int], caplog: pytest.LogCaptureFixture
 ) -> None:
