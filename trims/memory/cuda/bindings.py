@@ -107,8 +107,9 @@ class Driver:
 
     def ipc_export(self, address: int) -> bytes:
         """cuIpcGetMemHandle."""
-        # By its address: the package's 13.5 shows no fields of it.
-        return ctypes.string_at(_call("cuIpcGetMemHandle", address).getPtr(), IPC_HANDLE_BYTES)
+        # By its address, as the package's 13.5 shows no fields; and while it has a name, for its memory goes with it.
+        handle = _call("cuIpcGetMemHandle", address)
+        return ctypes.string_at(handle.getPtr(), IPC_HANDLE_BYTES)
 
     def ipc_open(self, handle: bytes) -> int:
         """cuIpcOpenMemHandle."""
