@@ -1,7 +1,8 @@
 """Device memory of an attached model: opened once in a process, read-only, closed when the last tensor is gone.
 
 Nothing of CUDA is imported before a model on a device is opened; then the package cuda-bindings is (extra `gpu`). The
-process's primary context is used, the one that PyTorch, cupy and ONNX Runtime use.
+process's primary context is used, the one that PyTorch, cupy and ONNX Runtime use. The thread that opens, reads or
+closes is somebody else's: it uses afterwards what it used before, be it another context or none.
 """
 
 from __future__ import annotations
@@ -46,14 +47,15 @@ class DeviceRegion:
 
     def __init__(self, export: Export, head: memoryview) -> None:
         try:
-            cuda, device = _use(export.cuda, export.device)
+            cuda, device = _connect(export.cuda, export.device)
             memory = device_memory(export.driver, cuda, device)
-            opened = memory.open(export)
+            with cuda.bound():
+                self.dlpack_device = cuda.dlpack_device()
+                opened = memory.open(export)
         finally:
             export.close()
         self.address = opened.address
         self.device = export.device
-        self.dlpack_device = cuda.dlpack_device()
         self.read_only = memory.read_only
         self._cuda = cuda
         self._head = head
@@ -63,15 +65,18 @@ class DeviceRegion:
         """Copy bytes of it to the host."""
         found = bytearray(nbytes)
         if nbytes:
-            self._cuda.bind()
-            stream = self._cuda.stream()
-            try:
-                place = (ctypes.c_ubyte * nbytes).from_buffer(found)
-                self._cuda.copy_out(ctypes.addressof(place), address, nbytes, stream)
-                self._cuda.synchronize(stream)
-            finally:
-                self._cuda.end_stream(stream)
+            with self._cuda.bound():
+                self._copy_out(found, address)
         return found
+
+    def _copy_out(self, found: bytearray, address: int) -> None:
+        stream = self._cuda.stream()
+        try:
+            place = (ctypes.c_ubyte * len(found)).from_buffer(found)
+            self._cuda.copy_out(ctypes.addressof(place), address, len(found), stream)
+            self._cuda.synchronize(stream)
+        finally:
+            self._cuda.end_stream(stream)
 
 
 class DeviceTensor:
@@ -148,18 +153,16 @@ class DeviceTensor:
         return f"<DeviceTensor {self.dtype}{list(self.shape)} on {self._region.device}>"
 
 
-def _use(kind: str, uuid: str) -> tuple[Cuda, Device]:
-    """The device's primary context, current in this thread. Taken once and kept: frameworks keep it as well."""
+def _connect(kind: str, uuid: str) -> tuple[Cuda, Device]:
+    """The device, its primary context taken. Once, and kept: frameworks keep it as well."""
     with _lock:
         if (kind, uuid) not in _connected:
             try:
                 cuda = connect(kind)
-                _connected[kind, uuid] = (cuda, cuda.use(uuid))
+                _connected[kind, uuid] = (cuda, cuda.retain(uuid))
             except NotSupportedError as error:
                 raise NotSupportedError(f"models on the device {uuid} cannot be opened here: {error}") from error
-    cuda, device = _connected[kind, uuid]
-    cuda.bind()
-    return cuda, device
+    return _connected[kind, uuid]
 
 
 def leave_devices() -> None:
@@ -173,8 +176,8 @@ def leave_devices() -> None:
 def _close(cuda: Cuda, memory: DeviceMemory, opened: Opened) -> None:
     """From a finaliser, in any thread: kernels that were given the memory may still run."""
     try:
-        cuda.bind()
-        cuda.wait()
-        memory.close(opened)
+        with cuda.bound():
+            cuda.wait()
+            memory.close(opened)
     except TrimsError:
         return  # the context is lost, and the mapping with it

@@ -5,6 +5,7 @@ Calls release the interpreter lock as the package does. Not covered: which way o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import uuid as uuids
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from trims.core.errors import CapacityError, CudaError, DeviceLostError, NotSupp
 from trims.memory.cuda.api import IPC_HANDLE_BYTES, Device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 try:
     from cuda.bindings import driver as _driver
@@ -64,19 +65,34 @@ class Driver:
         """All devices this process can see."""
         return [_describe(device, _peers(device)) for device in _all()]
 
-    def use(self, uuid: str) -> Device:
-        """Take its primary context."""
+    def retain(self, uuid: str) -> Device:
+        """cuDevicePrimaryCtxRetain."""
         for device in _all():
             if _uuid(device) == uuid:
+                described = _describe(device, _peers(device))
                 self._context, self._device = _call("cuDevicePrimaryCtxRetain", device), device
-                self.bind()
-                return _describe(device, _peers(device))
+                return described
         seen = ", ".join(device.uuid for device in self.devices()) or "none"
         raise NotSupportedError(f"the device {uuid} is not visible to this process, which sees {seen}")
 
+    def use(self, uuid: str) -> Device:
+        """Take its primary context, and make it current in this thread."""
+        device = self.retain(uuid)
+        self.bind()
+        return device
+
     def bind(self) -> None:
-        """Make the context current in this thread."""
+        """Make the context current in this thread, instead of what was."""
         _call("cuCtxSetCurrent", self._context)
+
+    @contextlib.contextmanager
+    def bound(self) -> Iterator[None]:
+        """cuCtxPushCurrent, and cuCtxPopCurrent after the block."""
+        _call("cuCtxPushCurrent", self._context)
+        try:
+            yield
+        finally:
+            _call("cuCtxPopCurrent")
 
     def dlpack_device(self) -> tuple[int, int]:
         """kDLCUDA. The driver and the frameworks over it number devices alike in one process."""
@@ -84,9 +100,17 @@ class Driver:
 
     def leave(self) -> None:
         """Release the primary context. Idempotent."""
-        if self._context is not None:
-            self._context = None
-            _call("cuDevicePrimaryCtxRelease", self._device)
+        context, self._context = self._context, None
+        if context is None:
+            return
+        # The release ends it if nobody else holds it, and leaves it current all the same: then this thread's next call
+        # of the driver, whoever makes it, would meet a context that is destroyed. Another one is not ours to move.
+        here = int(_call("cuCtxGetCurrent")) == int(context)
+        if here:
+            _call("cuCtxPopCurrent")
+        _call("cuDevicePrimaryCtxRelease", self._device)
+        if here and _call("cuDevicePrimaryCtxGetState", self._device)[1]:
+            _call("cuCtxPushCurrent", context)  # a framework in this process holds it, and this thread may be its
 
     def memory(self) -> tuple[int, int]:
         """Bytes free and in all."""
