@@ -3,7 +3,7 @@
  * It lets machines without a GPU run NVIDIA's own Python packages, and so every line of ours that calls them, down to
  * the C arguments that arrive here. It knows only the calls that trims makes. Holders of memory are counted by the
  * kernel: whoever keeps a file alive has a shared lock on it. Copies are done at once; how a driver defers them, and
- * what else can go wrong, is the business of trims.testing.fake_cuda.
+ * most of what can go wrong, is the business of trims.testing.fake_cuda; some calls can be made to fail (`refused`).
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -104,6 +104,18 @@ static int alive(Context context) {
   return 0;
 }
 
+/* What a test has a call answer, while there is a file fail.NAME with the number; the name is that of the function. */
+static int refused(const char *name) {
+  char path[1024];
+  int status = OK;
+  snprintf(path, sizeof path, "%s/fail.%s", folder(), name);
+  FILE *file = fopen(path, "re");
+  if (!file) return OK;
+  if (fscanf(file, "%d", &status) != 1) abort();
+  return fclose(file), status;
+}
+
+#define MAY_FAIL do { int status_ = refused(__func__); if (status_) return status_; } while (0)
 #define NEED_CONTEXT if (!alive(current())) return current() ? CONTEXT_IS_DESTROYED : INVALID_CONTEXT
 #define LOCKED(work) ({ pthread_mutex_lock(&lock); int status_ = (work); pthread_mutex_unlock(&lock); status_; })
 
@@ -128,6 +140,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
 
 int cuDevicePrimaryCtxRetain(Context *context, int device) {
   char path[1024];
+  MAY_FAIL;
   pthread_mutex_lock(&lock);
   if (retained++ == 0) context_fd = take("context", CONTEXT_BYTES, path, sizeof path);
   pthread_mutex_unlock(&lock);
@@ -355,6 +368,7 @@ int cuMemFreeHost(void *address) { NEED_CONTEXT; return LOCKED(host_free(address
 
 int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
   NEED_CONTEXT;
+  MAY_FAIL;
   return flags == 8 && (u64)address % 4096 == 0 && size % 4096 == 0 ? OK : INVALID_VALUE;
 }
 int cuMemHostUnregister(void *address) { NEED_CONTEXT; return address ? OK : INVALID_VALUE; }

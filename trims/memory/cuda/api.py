@@ -60,7 +60,7 @@ class Cuda(Protocol):
     def retain(self, uuid: str) -> Device:
         """Take the device's primary context, which frameworks in this process share, and use it in no thread yet.
 
-        Raises NotSupportedError.
+        Raises NotSupportedError; CapacityError if the device has no room for one, or gives none just now.
         """
         ...
 
@@ -158,7 +158,10 @@ class Cuda(Protocol):
         ...
 
     def host_register(self, address: int, nbytes: int) -> None:
-        """Pin memory that is mapped here, perhaps read-only. Both are multiples of the page."""
+        """Pin memory that is mapped here, perhaps read-only. Both are multiples of the page.
+
+        Raises NotSupportedError if this memory cannot be pinned, CapacityError if it is too much.
+        """
         ...
 
     def host_unregister(self, address: int) -> None:

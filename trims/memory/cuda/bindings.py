@@ -37,6 +37,16 @@ _LOST = {
     "CUDA_ERROR_MPS_CONNECTION_FAILED", "CUDA_ERROR_MPS_RPC_FAILURE", "CUDA_ERROR_MPS_SERVER_NOT_READY",
     "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED", "CUDA_ERROR_MPS_CLIENT_TERMINATED",
 }  # fmt: skip
+#: Of those, when a context is taken: none can be had just now, and what is held is not lost. With reason and remedy.
+_NO_CONTEXT = {
+    "CUDA_ERROR_DEVICE_UNAVAILABLE": "another process may have it to itself, by the compute mode EXCLUSIVE_PROCESS: "
+    "`nvidia-smi -c DEFAULT` lets all use it, and so does MPS",
+    "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED": "MPS has as many clients as it can serve: end some",
+    "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED": "MPS has no connections left: end some of its clients, or let them start "
+    "with a lower CUDA_DEVICE_MAX_CONNECTIONS",
+}
+#: Of those, when memory is registered: said of the memory. If it was the context, the next call says so again.
+_NOT_BY_REGISTERING = {"CUDA_ERROR_UNKNOWN", *_NO_CONTEXT}
 _UNSUPPORTED = {
     "CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_DEVICE", "CUDA_ERROR_NOT_PERMITTED",
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
@@ -66,7 +76,7 @@ class Driver:
         return [_describe(device, _peers(device)) for device in _all()]
 
     def retain(self, uuid: str) -> Device:
-        """cuDevicePrimaryCtxRetain."""
+        """cuDevicePrimaryCtxRetain. Raises CapacityError if none can be had just now."""
         for device in _all():
             if _uuid(device) == uuid:
                 described = _describe(device, _peers(device))
@@ -305,6 +315,10 @@ def _error(function: str, status: Any) -> TrimsError:
     text = f"{function}: {name}"
     if name in _FULL:
         return CapacityError(f"the device has no memory left ({text})")
+    if function == "cuDevicePrimaryCtxRetain" and name in _NO_CONTEXT:
+        return CapacityError(f"the device gives no context just now; {_NO_CONTEXT[name]} ({text})")
+    if function == "cuMemHostRegister" and name not in _LOST - _NOT_BY_REGISTERING:
+        return NotSupportedError(f"this memory cannot be registered with the device ({text})")
     if name in _LOST:
         return DeviceLostError(f"the device or this process's context on it is lost ({text})")
     if name in _UNSUPPORTED:
