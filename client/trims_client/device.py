@@ -1,17 +1,24 @@
 """Device memory of an attached model: opened once in a process, read-only, closed when the last tensor is gone.
 
 Nothing of CUDA is imported before a model on a device is opened; then the package cuda-bindings is (extra `gpu`). The
-process's primary context is used, the one that PyTorch, cupy and ONNX Runtime use.
+process's primary context is used, the one that PyTorch, cupy and ONNX Runtime use. The thread that opens, reads or
+closes is somebody else's: it uses afterwards what it used before, be it another context or none.
+
+What cannot be closed just now, because another thread captures a CUDA graph, say, stays open with its lease and is
+tried again by `collect`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import weakref
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trims.core.errors import NotSupportedError, TrimsError
+from trims.core.errors import DeviceLostError, NotSupportedError
 from trims.memory.cuda.api import connect
 from trims.memory.cuda.drivers import device_memory
 from trims_client import dlpack
@@ -23,6 +30,8 @@ if TYPE_CHECKING:
 
 _lock = threading.Lock()
 _connected: dict[tuple[str, str], tuple[Cuda, Device]] = {}
+#: What could not be closed. Finalisers append to it, where no lock may be taken.
+_late: deque[_Open] = deque()
 #: What `__cuda_array_interface__` calls them; what is missing travels as integers of its size.
 _TYPES = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
@@ -46,32 +55,37 @@ class DeviceRegion:
 
     def __init__(self, export: Export, head: memoryview) -> None:
         try:
-            cuda, device = _use(export.cuda, export.device)
+            _close_late()
+            cuda, device = _connect(export.cuda, export.device)
             memory = device_memory(export.driver, cuda, device)
-            opened = memory.open(export)
+            with cuda.bound():
+                self.dlpack_device = cuda.dlpack_device()
+                opened = memory.open(export)
         finally:
             export.close()
         self.address = opened.address
         self.device = export.device
-        self.dlpack_device = cuda.dlpack_device()
         self.read_only = memory.read_only
         self._cuda = cuda
-        self._head = head
-        weakref.finalize(self, _close, cuda, memory, opened).atexit = False
+        left = _Open(export.device, cuda, memory, opened, head, os.getpid())
+        weakref.finalize(self, left.close).atexit = False
 
     def read(self, address: int, nbytes: int) -> bytearray:
         """Copy bytes of it to the host."""
         found = bytearray(nbytes)
         if nbytes:
-            self._cuda.bind()
-            stream = self._cuda.stream()
-            try:
-                place = (ctypes.c_ubyte * nbytes).from_buffer(found)
-                self._cuda.copy_out(ctypes.addressof(place), address, nbytes, stream)
-                self._cuda.synchronize(stream)
-            finally:
-                self._cuda.end_stream(stream)
+            with self._cuda.bound():
+                self._copy_out(found, address)
         return found
+
+    def _copy_out(self, found: bytearray, address: int) -> None:
+        stream = self._cuda.stream()
+        try:
+            place = (ctypes.c_ubyte * len(found)).from_buffer(found)
+            self._cuda.copy_out(ctypes.addressof(place), address, len(found), stream)
+            self._cuda.synchronize(stream)
+        finally:
+            self._cuda.end_stream(stream)
 
 
 class DeviceTensor:
@@ -148,33 +162,93 @@ class DeviceTensor:
         return f"<DeviceTensor {self.dtype}{list(self.shape)} on {self._region.device}>"
 
 
-def _use(kind: str, uuid: str) -> tuple[Cuda, Device]:
-    """The device's primary context, current in this thread. Taken once and kept: frameworks keep it as well."""
+def _connect(kind: str, uuid: str) -> tuple[Cuda, Device]:
+    """The device, its primary context taken. Once, and kept: frameworks keep it as well."""
     with _lock:
         if (kind, uuid) not in _connected:
             try:
                 cuda = connect(kind)
-                _connected[kind, uuid] = (cuda, cuda.use(uuid))
+                _connected[kind, uuid] = (cuda, cuda.retain(uuid))
             except NotSupportedError as error:
                 raise NotSupportedError(f"models on the device {uuid} cannot be opened here: {error}") from error
-    cuda, device = _connected[kind, uuid]
-    cuda.bind()
-    return cuda, device
+    return _connected[kind, uuid]
 
 
 def leave_devices() -> None:
     """Give all contexts back. Nothing of a device may be open in this process any more."""
+    _close_late()
     with _lock:
         for cuda, _ in _connected.values():
             cuda.leave()
         _connected.clear()
 
 
-def _close(cuda: Cuda, memory: DeviceMemory, opened: Opened) -> None:
-    """From a finaliser, in any thread: kernels that were given the memory may still run."""
-    try:
-        cuda.bind()
-        cuda.wait()
-        memory.close(opened)
-    except TrimsError:
-        return  # the context is lost, and the mapping with it
+def collect() -> int:
+    """Let go of what other libraries have given back, and of what could not be closed earlier. Never raises.
+
+    Returns how many loans there still are. From any thread.
+    """
+    loans = dlpack.collect()
+    _close_late()
+    return loans
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """What a region has open, for its finaliser: nothing in here knows the region.
+
+    Attributes:
+        device: UUID.
+        head: Keeps the lease for as long as this is open.
+        process: Who opened it.
+        told: That it could not be closed was logged.
+    """
+
+    device: str
+    cuda: Cuda
+    memory: DeviceMemory
+    opened: Opened
+    head: memoryview
+    process: int
+    told: bool = False
+
+    def close(self) -> None:
+        """From a finaliser, in any thread; what is refused is kept for later."""
+        if not self._closed():
+            _late.append(self)
+
+    def _closed(self) -> bool:
+        """Try it. True if there is nothing left to do."""
+        if self.process != os.getpid():  # after a fork: the mapping is the parent's, and so is its closing
+            return True
+        try:
+            with self.cuda.bound():
+                self.cuda.wait()  # kernels that were given the memory may still run
+                self.memory.close(self.opened)
+        except DeviceLostError:
+            return True  # the context is lost, and the mapping with it
+        except Exception as error:  # noqa: BLE001 - said, and tried again; a finaliser has nobody to raise it to
+            self._tell(error)
+            return False
+        return True
+
+    def _tell(self, error: Exception) -> None:
+        """Once: it is tried every second."""
+        if self.told:
+            return
+        self.told = True
+        import logging
+
+        # As text: a log that keeps the error would keep what it was raised over.
+        text = "memory on the device %s stays open with its lease, until it can be closed: %s"
+        logging.getLogger(__name__).warning(text, self.device, str(error))
+
+
+def _close_late() -> None:
+    """Try each once more. Without a lock: who finds none left has met another thread that does the same."""
+    for _ in range(len(_late)):
+        try:
+            left = _late.popleft()
+        except IndexError:
+            return
+        left.close()

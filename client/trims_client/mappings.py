@@ -87,7 +87,7 @@ class Mappings:
         self.untold: deque[Mapping] = deque()
         #: Leases that were lost before their grant was mapped here, with the reason.
         self._lost_early: dict[int, str] = {}
-        #: Lets go of devices' memory that other libraries have given back; None before one was opened.
+        #: Lets go of devices' memory that is given back, or could not be closed earlier; None before one was opened.
         self.collect: Callable[[], object] | None = None
 
     def borrow(
@@ -212,7 +212,7 @@ class Mappings:
 
 
 def _collector() -> Callable[[], object]:
-    from trims_client.dlpack import collect
+    from trims_client.device import collect
 
     return collect
 

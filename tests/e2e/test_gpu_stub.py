@@ -43,7 +43,8 @@ def test_the_tests_for_a_device_pass_through_nvidias_packages(machine: dict[str,
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env={**machine, "TRIMS_REQUIRE": "gpu"},
+        # What Python has freed is written over there: an address that is read too late shows.
+        env={**machine, "TRIMS_REQUIRE": "gpu", "PYTHONMALLOC": "debug"},
         capture_output=True,
         text=True,
         check=False,
@@ -71,6 +72,74 @@ def test_the_stand_in_knows_every_call_the_bindings_make() -> None:
     known = set(re.findall(r"CALL\((\w+),", (ROOT / "tests" / "stub_driver" / "driver.c").read_text()))
     assert len(calls) > 30
     assert calls - known == set()
+
+
+REFUSED = """
+import os, sys, threading, time
+from pathlib import Path
+
+import blake3
+
+from trims.core.errors import CapacityError
+from trims.keeper.client import KeeperConnection
+from trims.keeper.keeper import Keeper
+from trims.keeper.mover import Mover
+from trims.keeper.server import KeeperServer
+from trims.memory.cuda.api import connect
+from trims.testing.tiers import an_image
+
+folder, memory = Path(sys.argv[1]), Path(os.environ["TRIMS_STUB_DRIVER"])
+data, fd = an_image(4 << 20), os.memfd_create("image")
+os.write(fd, data)
+digest = blake3.blake3(data).hexdigest()
+
+cuda = connect("driver")
+uuid = cuda.devices()[0].uuid
+keeper = Keeper(cuda, uuid, "vmm", idle_s=0.0)
+server = KeeperServer(keeper, folder / "keeper.sock")
+thread = threading.Thread(target=server.serve)
+thread.start()
+while not (folder / "keeper.sock").exists():
+    time.sleep(0.01)
+with KeeperConnection(folder / "keeper.sock") as order:
+    number = order.create(len(data))
+    order.fill(number, fd)
+    order.seal(number, "a" * 64, digest)
+    while keeper.awake:
+        time.sleep(0.01)
+    for status in (46, 808, 809):
+        (memory / "fail.cuDevicePrimaryCtxRetain").write_text(str(status))
+        try:
+            order.create(4096)
+            raise AssertionError("it had a context")
+        except CapacityError as error:
+            assert "no context just now" in str(error), error
+    (memory / "fail.cuDevicePrimaryCtxRetain").unlink()
+    assert order.digest(number) == digest
+    order.end()
+thread.join()
+
+mover = Mover(cuda, cuda.use(uuid))
+(memory / "fail.cuMemHostRegister_v2").write_text("999")
+target = cuda.allocate(len(data))
+mover.copy_in(fd, len(data), target, way="registered")
+assert mover.ways == ("staged",)
+assert mover.digest(target, len(data)) == digest
+mover.close()
+cuda.free(target)
+cuda.leave()
+"""
+
+
+def test_what_the_driver_refuses_for_now_ends_no_keeper_and_loses_nothing(
+    machine: dict[str, str], folder: Path
+) -> None:
+    """No context to be had, three ways; and pages that it does not pin, for a reason it does not know."""
+    environment = {**machine, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", REFUSED, str(folder)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    _assert_nobody_holds(folder / "memory")
 
 
 def test_the_check_of_a_device_runs_through_nvidias_packages(machine: dict[str, str], folder: Path) -> None:

@@ -12,7 +12,7 @@ from on_device import OTHER_UUID, TOTAL_BYTES, UUID, client, read, say
 from trims_client import connect
 from trims_client.device import leave_devices
 
-from trims.core.errors import CapacityError, ConfigError, InUseError, NotSupportedError
+from trims.core.errors import CapacityError, ConfigError, CudaError, InUseError, NotSupportedError
 from trims.core.place import CPU, GPU, Place
 from trims.daemon.check import check_store
 from trims.keeper.client import KeeperConnection
@@ -202,6 +202,28 @@ def test_a_process_that_cannot_reach_the_device_says_so_and_holds_nothing(
             session.open_file(path, place="gpu")
         (folder / "cuda" / "devices.json").write_text(json.dumps(lose))
     wait_until(lambda: not daemon.store.residency.leases.by_number, "its lease stays")
+
+
+def test_weights_that_cannot_be_closed_keep_their_lease_until_they_can_and_nobody_is_held_up(
+    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver waits for no device while somebody captures a CUDA graph there."""
+
+    def refuse(_: FakeCuda) -> None:
+        raise CudaError("cuCtxSynchronize: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
+
+    daemon, path = serve_gpu(), checkpoint("m")
+    with connect(daemon.config.runtime_dir) as session:
+        weights = session.open_file(path, place="gpu")
+        with monkeypatch.context() as capturing:
+            capturing.setattr(FakeCuda, "wait", refuse)
+            weights.close()
+            session.open_file(path).close()
+            with pytest.raises(InUseError):
+                daemon.store.evict(f"file:{path}", GPU)
+        wait_until(lambda: not daemon.store.residency.leases.by_number, "its lease stays")
+        daemon.store.evict(f"file:{path}", GPU)
+    assert not check_store(daemon.store, verify=True).findings
 
 
 @pytest.mark.parametrize("driver", ["vmm", "ipc"])

@@ -170,6 +170,33 @@ def test_what_was_sealed_and_cannot_be_exported_is_not_left_with_the_keeper(
     assert served.keeper.held() == []
 
 
+# -- a context that cannot be had just now -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", ["DEVICE_UNAVAILABLE", "MPS_MAX_CLIENTS_REACHED", "MPS_MAX_CONNECTIONS_REACHED"])
+def test_a_keeper_at_rest_that_gets_no_context_refuses_and_keeps_what_it_holds(
+    served: Served, tier: GpuTier, put: Callable[..., Extent], monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """Another process has the device to itself, say: nothing is lost by that."""
+    bindings = pytest.importorskip("trims.memory.cuda.bindings")
+    known = pytest.importorskip("cuda.bindings.driver").CUresult
+
+    def refuse(_: FakeCuda, uuid: str) -> Device:
+        raise bindings._error("cuDevicePrimaryCtxRetain", getattr(known, f"CUDA_ERROR_{status}"))
+
+    put(tier)
+    wait_until(lambda: not served.keeper.awake, "it does not rest")
+    with monkeypatch.context() as taken:
+        taken.setattr(FakeCuda, "retain", refuse)
+        with pytest.raises(CapacityError, match=f"no context just now; .*{status}"):
+            tier.create(OTHER_KEY, 2, 4096, allocate=True)
+    with KeeperConnection(served.find()) as keeper:
+        (kept,) = keeper.hello().images
+        assert kept.key == KEY
+        assert keeper.digest(kept.image) == kept.digest
+    tier.abort(tier.create(OTHER_KEY, 2, 4096, allocate=True))
+
+
 # -- a start beside a device that is not well --------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
  * It lets machines without a GPU run NVIDIA's own Python packages, and so every line of ours that calls them, down to
  * the C arguments that arrive here. It knows only the calls that trims makes. Holders of memory are counted by the
  * kernel: whoever keeps a file alive has a shared lock on it. Copies are done at once; how a driver defers them, and
- * what else can go wrong, is the business of trims.testing.fake_cuda.
+ * most of what can go wrong, is the business of trims.testing.fake_cuda; some calls can be made to fail (`refused`).
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DEVICE = 101, INVALID_CONTEXT = 201,
-       INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_SUPPORTED = 801 };
+       INVALID_HANDLE = 400, NOT_FOUND = 500, CONTEXT_IS_DESTROYED = 709, NOT_SUPPORTED = 801 };
 #define GRANULARITY (2ul << 20)
 #define CONTEXT_BYTES (16ul << 20)
 #define TOTAL_BYTES (512ul << 20)
@@ -35,7 +35,13 @@ typedef struct { Location location; int flags; } Access;
 typedef struct { u64 name; size_t size; int fd; int opens; char handle[64]; char path[512]; } Held;
 static Held held[MOST];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static _Thread_local int current;
+/* Contexts of a thread: the last is current. One that was destroyed stays where it is, as in the driver. */
+typedef unsigned long Context;
+#define DEEPEST 16
+#define PRIMARY 0x1234ul
+static _Thread_local Context stack[DEEPEST];
+static _Thread_local int depth;
+static Context made[DEEPEST]; /* beside the primary one; they take no memory */
 static int context_fd = -1, retained, numbers;
 static const Uuid UUID = {{0xab, 0xcd, 0xef, 0x01, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13}};
 
@@ -89,7 +95,28 @@ static int take(const char *kind, size_t size, char *path, size_t room) {
   return fd;
 }
 
-#define NEED_CONTEXT if (!current || context_fd < 0) return INVALID_CONTEXT
+static Context current(void) { return depth ? stack[depth - 1] : 0; }
+
+static int alive(Context context) {
+  if (context == PRIMARY) return context_fd >= 0;
+  for (int i = 0; i < DEEPEST; i++)
+    if (context && made[i] == context) return 1;
+  return 0;
+}
+
+/* What a test has a call answer, while there is a file fail.NAME with the number; the name is that of the function. */
+static int refused(const char *name) {
+  char path[1024];
+  int status = OK;
+  snprintf(path, sizeof path, "%s/fail.%s", folder(), name);
+  FILE *file = fopen(path, "re");
+  if (!file) return OK;
+  if (fscanf(file, "%d", &status) != 1) abort();
+  return fclose(file), status;
+}
+
+#define MAY_FAIL do { int status_ = refused(__func__); if (status_) return status_; } while (0)
+#define NEED_CONTEXT if (!alive(current())) return current() ? CONTEXT_IS_DESTROYED : INVALID_CONTEXT
 #define LOCKED(work) ({ pthread_mutex_lock(&lock); int status_ = (work); pthread_mutex_unlock(&lock); status_; })
 
 /* -- devices ------------------------------------------------------------------------------------------------------ */
@@ -111,12 +138,13 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
   return device ? INVALID_DEVICE : OK;
 }
 
-int cuDevicePrimaryCtxRetain(void **context, int device) {
+int cuDevicePrimaryCtxRetain(Context *context, int device) {
   char path[1024];
+  MAY_FAIL;
   pthread_mutex_lock(&lock);
   if (retained++ == 0) context_fd = take("context", CONTEXT_BYTES, path, sizeof path);
   pthread_mutex_unlock(&lock);
-  return *context = (void *)0x1234, device ? INVALID_DEVICE : context_fd < 0 ? OUT_OF_MEMORY : OK;
+  return *context = PRIMARY, device ? INVALID_DEVICE : context_fd < 0 ? OUT_OF_MEMORY : OK;
 }
 
 int cuDevicePrimaryCtxRelease_v2(int device) {
@@ -126,7 +154,48 @@ int cuDevicePrimaryCtxRelease_v2(int device) {
   return device ? INVALID_DEVICE : OK;
 }
 
-int cuCtxSetCurrent(void *context) { return current = context == (void *)0x1234, current ? OK : INVALID_CONTEXT; }
+int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) {
+  return *flags = 0, *active = context_fd >= 0, device ? INVALID_DEVICE : OK;
+}
+
+int cuCtxGetCurrent(Context *context) { return *context = current(), OK; }
+
+int cuCtxPushCurrent_v2(Context context) {
+  if (!alive(context) || depth == DEEPEST) return INVALID_CONTEXT;
+  return stack[depth++] = context, OK;
+}
+
+int cuCtxPopCurrent_v2(Context *context) {
+  if (!depth) return INVALID_CONTEXT;
+  return *context = stack[--depth], OK;
+}
+
+/* Instead of what is current; none at all is like a pop. */
+int cuCtxSetCurrent(Context context) {
+  if (context && !alive(context)) return INVALID_CONTEXT;
+  if (depth) depth--;
+  return context ? cuCtxPushCurrent_v2(context) : OK;
+}
+
+static int add_context(Context *context) {
+  for (int i = 0; i < DEEPEST; i++)
+    if (!made[i]) return *context = made[i] = PRIMARY + ++numbers, OK;
+  return OUT_OF_MEMORY;
+}
+int cuCtxCreate_v4(Context *context, void *parameters, unsigned flags, int device) {
+  if (parameters || flags || device) return INVALID_VALUE;
+  return LOCKED(add_context(context)) ? OUT_OF_MEMORY : cuCtxPushCurrent_v2(*context);
+}
+int cuCtxCreate_v2(Context *context, unsigned flags, int device) { return cuCtxCreate_v4(context, NULL, flags, device); }
+
+int cuCtxDestroy_v2(Context context) {
+  if (context == PRIMARY || !alive(context)) return INVALID_CONTEXT;
+  if (current() == context) depth--;
+  for (int i = 0; i < DEEPEST; i++)
+    if (made[i] == context) made[i] = 0;
+  return OK;
+}
+
 int cuCtxSynchronize(void) { NEED_CONTEXT; return OK; }
 int cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
   NEED_CONTEXT;
@@ -299,6 +368,7 @@ int cuMemFreeHost(void *address) { NEED_CONTEXT; return LOCKED(host_free(address
 
 int cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
   NEED_CONTEXT;
+  MAY_FAIL;
   return flags == 8 && (u64)address % 4096 == 0 && size % 4096 == 0 ? OK : INVALID_VALUE;
 }
 int cuMemHostUnregister(void *address) { NEED_CONTEXT; return address ? OK : INVALID_VALUE; }
@@ -323,8 +393,9 @@ int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t n, void *stream) { return copy
 static const struct { const char *name; void *call; } CALLS[] = {
   CALL(cuInit, ), CALL(cuDriverGetVersion, ), CALL(cuDeviceGetCount, ), CALL(cuDeviceGet, ), CALL(cuDeviceGetUuid, ),
   CALL(cuDeviceTotalMem, _v2), CALL(cuDeviceCanAccessPeer, ), CALL(cuDeviceGetName, ), CALL(cuDeviceGetAttribute, ),
-  CALL(cuDevicePrimaryCtxRetain, ), CALL(cuDevicePrimaryCtxRelease, _v2), CALL(cuCtxSetCurrent, ),
-  CALL(cuCtxSynchronize, ), CALL(cuMemGetInfo, _v2), CALL(cuMemAlloc, _v2), CALL(cuMemFree, _v2),
+  CALL(cuDevicePrimaryCtxRetain, ), CALL(cuDevicePrimaryCtxRelease, _v2), CALL(cuDevicePrimaryCtxGetState, ),
+  CALL(cuCtxSetCurrent, ), CALL(cuCtxGetCurrent, ), CALL(cuCtxPushCurrent, _v2), CALL(cuCtxPopCurrent, _v2),
+  CALL(cuCtxCreate, _v4), CALL(cuCtxDestroy, _v2), CALL(cuCtxSynchronize, ), CALL(cuMemGetInfo, _v2), CALL(cuMemAlloc, _v2), CALL(cuMemFree, _v2),
   CALL(cuIpcGetMemHandle, ), CALL(cuIpcOpenMemHandle, _v2), CALL(cuIpcCloseMemHandle, ),
   CALL(cuMemGetAllocationGranularity, ), CALL(cuMemCreate, ), CALL(cuMemExportToShareableHandle, ),
   CALL(cuMemImportFromShareableHandle, ), CALL(cuMemRelease, ), CALL(cuMemAddressReserve, ), CALL(cuMemAddressFree, ),
@@ -335,10 +406,11 @@ static const struct { const char *name; void *call; } CALLS[] = {
 };
 
 int cuGetProcAddress_v2(const char *name, void **call, int version, u64 flags, int *status) {
-  (void)version, (void)flags;
+  (void)flags;
   *call = NULL;
   for (size_t i = 0; i < sizeof CALLS / sizeof *CALLS; i++)
     if (!strcmp(name, CALLS[i].name)) *call = CALLS[i].call;
+  if (!strcmp(name, "cuCtxCreate") && version < 12050) *call = (void *)cuCtxCreate_v2;
   if (!strcmp(name, "cuGetProcAddress")) *call = (void *)cuGetProcAddress_v2;
   if (status) *status = *call ? 0 : 1;
   return *call ? OK : NOT_FOUND;

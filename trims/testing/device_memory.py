@@ -118,6 +118,36 @@ class DeviceMemoryContract:
         assert kind in (1, 2), "kDLCPU for the fake, kDLCUDA"
         assert owner.cuda.devices()[number].uuid == owner.device.uuid
 
+    def test_a_thread_uses_the_device_while_it_is_bound_and_what_it_used_before_afterwards(self, owner: Owner) -> None:
+        found: list[object] = []
+
+        def ask() -> None:
+            try:
+                found.append(owner.cuda.memory()[1] > 0)
+            except TrimsError:
+                found.append("none")
+
+        def elsewhere() -> None:
+            ask()
+            with owner.cuda.bound():
+                ask()
+                with owner.cuda.bound():
+                    ask()
+                ask()
+            ask()
+
+        stranger = threading.Thread(target=elsewhere)
+        stranger.start()
+        stranger.join()
+        assert found == ["none", True, True, True, "none"]
+
+    def test_a_context_that_others_hold_stays_with_the_thread_when_one_gives_it_back(self, owner: Owner) -> None:
+        other = connect(owner.kind)
+        other.use(owner.device.uuid)
+        other.leave()
+        other.leave()
+        assert owner.cuda.memory()[1] > 0
+
     def test_the_owner_reads_what_he_sealed(self, owner: Owner) -> None:
         made = owner.sealed()
         assert owner.read(made) == CONTENT

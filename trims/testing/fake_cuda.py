@@ -4,7 +4,7 @@ It keeps the driver's promises that trims relies on, and breaks where the driver
 descriptor lives until its last holder is gone, dead holders included; legacy allocations die with their owner, and
 freeing one under a borrower takes the pages away from him (SIGBUS); a write to a read-only mapping ends the writer
 (SIGSEGV); memory of another device can be mapped only by a peer; copies happen later, in another thread; threads must
-be bound; a lost device fails every call.
+be bound, and a thread uses one device at a time; a lost device fails every call.
 
 Holders are counted by the kernel: everybody who keeps memory alive has a shared lock on its file.
 """
@@ -20,6 +20,7 @@ import mmap
 import os
 import struct
 import threading
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -42,6 +43,24 @@ _DLPACK_CPU = 1
 _DEVICES = "devices.json"
 #: Of handles, streams and files: unique in this process.
 _numbers = itertools.count(1)
+#: How many connections of this process hold a device's context, which they share, and that what counts them is whole.
+_holders: Counter[str] = Counter()
+_counting = threading.Lock()
+
+
+class _Thread(threading.local):
+    """The contexts a thread uses: the last one is current."""
+
+    def __init__(self) -> None:
+        self.contexts: list[str] = []
+
+
+_thread = _Thread()
+
+
+def current() -> str | None:
+    """The context that this thread uses, over whichever connection: where its device is. None if it uses none."""
+    return _thread.contexts[-1] if _thread.contexts else None
 
 
 def make_devices(folder: Path, devices: Sequence[Device]) -> str:
@@ -69,7 +88,6 @@ class FakeCuda:
             raise NotSupportedError(f"{folder} holds no fake devices; see trims.testing.fake_cuda.make_devices")
         self._device: Device | None = None
         self._context_fd = -1
-        self._bound = threading.local()
         self._files: dict[int, int] = {}  # address or handle -> descriptor that keeps the memory alive
         self._sizes: dict[int, int] = {}
         self._names: dict[int, Path] = {}
@@ -86,20 +104,36 @@ class FakeCuda:
         told = json.loads((self._folder / _DEVICES).read_text())
         return [Device(**{**given, "peers": tuple(given["peers"])}) for given in told]
 
-    def use(self, uuid: str) -> Device:
+    def retain(self, uuid: str) -> Device:
         """Make a context, which takes memory."""
         found = next((device for device in self.devices() if device.uuid == uuid), None)
         if found is None:
             raise NotSupportedError(f"the device {uuid} is not visible to this process")
         self._device = found
-        self._bound.here = True
         if self._context_fd < 0:
             self._context_fd, _ = self._take("context", CONTEXT_BYTES)
+            with _counting:
+                _holders[self._context] += 1
         return found
 
+    def use(self, uuid: str) -> Device:
+        """Make a context, and let this thread use it."""
+        device = self.retain(uuid)
+        self.bind()
+        return device
+
     def bind(self) -> None:
-        """Let this thread use it."""
-        self._bound.here = True
+        """Let this thread use it, and not what it used."""
+        _thread.contexts[-1:] = [self._context]
+
+    @contextlib.contextmanager
+    def bound(self) -> Iterator[None]:
+        """On top of what the thread uses."""
+        _thread.contexts.append(self._context)
+        try:
+            yield
+        finally:
+            _thread.contexts.pop()
 
     def dlpack_device(self) -> tuple[int, int]:
         """kDLCPU: what it calls device memory is memory of this process, and frameworks may read it as such."""
@@ -108,9 +142,15 @@ class FakeCuda:
 
     def leave(self) -> None:
         """Give the context back."""
-        if self._context_fd >= 0:
-            os.close(self._context_fd)
-            self._context_fd = -1
+        if self._context_fd < 0:
+            return
+        os.close(self._context_fd)
+        self._context_fd = -1
+        with _counting:
+            _holders[self._context] -= 1
+            ended = not _holders[self._context]
+        if ended and current() == self._context:
+            _thread.contexts.pop()
 
     def memory(self) -> tuple[int, int]:
         """Bytes free and in all."""
@@ -303,8 +343,15 @@ class FakeCuda:
 
     # -- books -----------------------------------------------------------------------------------------------------
 
+    @property
+    def _context(self) -> str:
+        """Its name: all connections of a process to one device share it."""
+        if self._device is None:
+            raise CudaError("CUDA_ERROR_INVALID_CONTEXT: no device was taken")
+        return str(self._folder / self._device.uuid)
+
     def _ready(self) -> Device:
-        if self._device is None or self._context_fd < 0 or not getattr(self._bound, "here", False):
+        if self._device is None or self._context_fd < 0 or current() != self._context:
             raise CudaError("CUDA_ERROR_INVALID_CONTEXT: this thread uses no device")
         return self._not_lost()
 

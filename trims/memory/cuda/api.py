@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
 #: Of a legacy IPC handle.
 IPC_HANDLE_BYTES = 64
@@ -41,9 +42,10 @@ class Device:
 
 
 class Cuda(Protocol):
-    """A connection to the driver, on one device once `use` was called.
+    """A connection to the driver, on one device once `retain` or `use` was called.
 
-    Calls that touch memory work in the thread that called `use` or `bind`.
+    Calls that touch memory work in a thread that called `use` or `bind`, and inside `bound`. Code that runs in
+    threads of others (a client, a finaliser) takes `retain` and `bound`, which leave a thread as they found it.
 
     Attributes:
         kind: What `connect` takes to make another one.
@@ -55,12 +57,23 @@ class Cuda(Protocol):
         """All devices this process can see. Makes no context."""
         ...
 
+    def retain(self, uuid: str) -> Device:
+        """Take the device's primary context, which frameworks in this process share, and use it in no thread yet.
+
+        Raises NotSupportedError; CapacityError if the device has no room for one, or gives none just now.
+        """
+        ...
+
     def use(self, uuid: str) -> Device:
-        """Take the device's primary context, which frameworks in this process share. Raises NotSupportedError."""
+        """`retain` and `bind`."""
         ...
 
     def bind(self) -> None:
-        """Let this thread use the device, too."""
+        """Let this thread use the device from now on, whatever it used before."""
+        ...
+
+    def bound(self) -> AbstractContextManager[None]:
+        """Let this thread use the device for the length of the block, and then what it used before, if anything."""
         ...
 
     def dlpack_device(self) -> tuple[int, int]:
@@ -68,7 +81,10 @@ class Cuda(Protocol):
         ...
 
     def leave(self) -> None:
-        """Give the context back; the driver frees what it took when nobody else in the process holds it."""
+        """Give the context back; the driver frees what it took when nobody else in the process holds it.
+
+        A calling thread that used it uses nothing then, unless somebody else holds it. Idempotent.
+        """
         ...
 
     def memory(self) -> tuple[int, int]:
@@ -142,7 +158,10 @@ class Cuda(Protocol):
         ...
 
     def host_register(self, address: int, nbytes: int) -> None:
-        """Pin memory that is mapped here, perhaps read-only. Both are multiples of the page."""
+        """Pin memory that is mapped here, perhaps read-only. Both are multiples of the page.
+
+        Raises NotSupportedError if this memory cannot be pinned, CapacityError if it is too much.
+        """
         ...
 
     def host_unregister(self, address: int) -> None:

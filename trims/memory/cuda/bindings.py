@@ -5,6 +5,7 @@ Calls release the interpreter lock as the package does. Not covered: which way o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import uuid as uuids
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from trims.core.errors import CapacityError, CudaError, DeviceLostError, NotSupp
 from trims.memory.cuda.api import IPC_HANDLE_BYTES, Device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 try:
     from cuda.bindings import driver as _driver
@@ -36,6 +37,16 @@ _LOST = {
     "CUDA_ERROR_MPS_CONNECTION_FAILED", "CUDA_ERROR_MPS_RPC_FAILURE", "CUDA_ERROR_MPS_SERVER_NOT_READY",
     "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED", "CUDA_ERROR_MPS_CLIENT_TERMINATED",
 }  # fmt: skip
+#: Of those, when a context is taken: none can be had just now, and what is held is not lost. With reason and remedy.
+_NO_CONTEXT = {
+    "CUDA_ERROR_DEVICE_UNAVAILABLE": "another process may have it to itself, by the compute mode EXCLUSIVE_PROCESS: "
+    "`nvidia-smi -c DEFAULT` lets all use it, and so does MPS",
+    "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED": "MPS has as many clients as it can serve: end some",
+    "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED": "MPS has no connections left: end some of its clients, or let them start "
+    "with a lower CUDA_DEVICE_MAX_CONNECTIONS",
+}
+#: Of those, when memory is registered: said of the memory. If it was the context, the next call says so again.
+_NOT_BY_REGISTERING = {"CUDA_ERROR_UNKNOWN", *_NO_CONTEXT}
 _UNSUPPORTED = {
     "CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_DEVICE", "CUDA_ERROR_NOT_PERMITTED",
     "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
@@ -64,19 +75,34 @@ class Driver:
         """All devices this process can see."""
         return [_describe(device, _peers(device)) for device in _all()]
 
-    def use(self, uuid: str) -> Device:
-        """Take its primary context."""
+    def retain(self, uuid: str) -> Device:
+        """cuDevicePrimaryCtxRetain. Raises CapacityError if none can be had just now."""
         for device in _all():
             if _uuid(device) == uuid:
+                described = _describe(device, _peers(device))
                 self._context, self._device = _call("cuDevicePrimaryCtxRetain", device), device
-                self.bind()
-                return _describe(device, _peers(device))
+                return described
         seen = ", ".join(device.uuid for device in self.devices()) or "none"
         raise NotSupportedError(f"the device {uuid} is not visible to this process, which sees {seen}")
 
+    def use(self, uuid: str) -> Device:
+        """Take its primary context, and make it current in this thread."""
+        device = self.retain(uuid)
+        self.bind()
+        return device
+
     def bind(self) -> None:
-        """Make the context current in this thread."""
+        """Make the context current in this thread, instead of what was."""
         _call("cuCtxSetCurrent", self._context)
+
+    @contextlib.contextmanager
+    def bound(self) -> Iterator[None]:
+        """cuCtxPushCurrent, and cuCtxPopCurrent after the block."""
+        _call("cuCtxPushCurrent", self._context)
+        try:
+            yield
+        finally:
+            _call("cuCtxPopCurrent")
 
     def dlpack_device(self) -> tuple[int, int]:
         """kDLCUDA. The driver and the frameworks over it number devices alike in one process."""
@@ -84,9 +110,17 @@ class Driver:
 
     def leave(self) -> None:
         """Release the primary context. Idempotent."""
-        if self._context is not None:
-            self._context = None
-            _call("cuDevicePrimaryCtxRelease", self._device)
+        context, self._context = self._context, None
+        if context is None:
+            return
+        # The release ends it if nobody else holds it, and leaves it current all the same: then this thread's next call
+        # of the driver, whoever makes it, would meet a context that is destroyed. Another one is not ours to move.
+        here = int(_call("cuCtxGetCurrent")) == int(context)
+        if here:
+            _call("cuCtxPopCurrent")
+        _call("cuDevicePrimaryCtxRelease", self._device)
+        if here and _call("cuDevicePrimaryCtxGetState", self._device)[1]:
+            _call("cuCtxPushCurrent", context)  # a framework in this process holds it, and this thread may be its
 
     def memory(self) -> tuple[int, int]:
         """Bytes free and in all."""
@@ -107,8 +141,9 @@ class Driver:
 
     def ipc_export(self, address: int) -> bytes:
         """cuIpcGetMemHandle."""
-        # By its address: the package's 13.5 shows no fields of it.
-        return ctypes.string_at(_call("cuIpcGetMemHandle", address).getPtr(), IPC_HANDLE_BYTES)
+        # By its address, as the package's 13.5 shows no fields; and while it has a name, for its memory goes with it.
+        handle = _call("cuIpcGetMemHandle", address)
+        return ctypes.string_at(handle.getPtr(), IPC_HANDLE_BYTES)
 
     def ipc_open(self, handle: bytes) -> int:
         """cuIpcOpenMemHandle."""
@@ -280,6 +315,10 @@ def _error(function: str, status: Any) -> TrimsError:
     text = f"{function}: {name}"
     if name in _FULL:
         return CapacityError(f"the device has no memory left ({text})")
+    if function == "cuDevicePrimaryCtxRetain" and name in _NO_CONTEXT:
+        return CapacityError(f"the device gives no context just now; {_NO_CONTEXT[name]} ({text})")
+    if function == "cuMemHostRegister" and name not in _LOST - _NOT_BY_REGISTERING:
+        return NotSupportedError(f"this memory cannot be registered with the device ({text})")
     if name in _LOST:
         return DeviceLostError(f"the device or this process's context on it is lost ({text})")
     if name in _UNSUPPORTED:

@@ -1,8 +1,9 @@
 """Sharing one image on a device between processes: two ways behind one protocol.
 
-`VmmMemory` hands out a descriptor: borrowers map it read-only, the device enforces that, and the memory lives for as
-long as anybody holds it. `IpcMemory` hands out a handle of 64 bytes: it works where descriptors do not, nothing
-enforces reading, and freeing under a borrower is undefined; so the owner frees only when every borrower has gone.
+`VmmMemory` hands out a descriptor: borrowers map it read-only, the device holds them to that mapping, and the memory
+lives for as long as anybody holds it. `IpcMemory` hands out a handle of 64 bytes: it works where descriptors do not,
+nothing enforces reading, and freeing under a borrower is undefined; so the owner frees only when every borrower has
+gone.
 
 The owner's half (`allocate`, `seal`, `export`, `free`) runs in the keeper, the borrower's (`open`, `close`) in whoever
 attaches. Not covered: which process that is, and when freeing is allowed (`trims.keeper`).
@@ -82,7 +83,7 @@ class DeviceMemory(Protocol):
     """A way to share memory of the device that `cuda` uses."""
 
     name: str
-    #: Whether a borrower that writes is stopped.
+    #: Whether a borrower that writes through what `open` gave it is stopped.
     read_only: bool
     #: Whether `export` and `free` of a sealed allocation need a context, for which a full device has no room.
     sealed_needs_context: bool
@@ -117,7 +118,12 @@ class DeviceMemory(Protocol):
 
 
 class VmmMemory:
-    """Virtual memory management: physical memory behind a descriptor, mapped read-only by borrowers."""
+    """Virtual memory management: physical memory behind a descriptor, mapped read-only by borrowers.
+
+    It is each borrower that maps it so: the descriptor carries no right of access, and who is handed one can map it
+    writable if he sets out to. This guards against accidents and bugs, not against a hostile tenant, whom the sealed
+    memfd of the host (`trims.memory.memfd`) does stop.
+    """
 
     name = "vmm"
     read_only = True
