@@ -303,9 +303,10 @@ class Successor(Served):
     """Another keeper, at a path of its own."""
 
     def __init__(self, folder: Path, driver: str = "vmm") -> None:
-        (folder / "next").mkdir()
-        make_devices(folder / "next", [Device(UUID, "Fake", TOTAL)])
-        super().__init__(folder / "next", driver)
+        self.folder = folder / "next"
+        self.folder.mkdir()
+        make_devices(self.folder, [Device(UUID, "Fake", TOTAL)])
+        super().__init__(self.folder, driver)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -376,3 +377,39 @@ def test_how_the_next_keeper_shares_memory_counts_from_then_on(served: Served, f
     assert tier.ends_with_session
     tier.close()
     find.served.end()
+
+
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(("short_s", "paused"), [(3600.0, [2, 3]), (0.0, [])])
+def test_keepers_that_end_soon_after_they_start_are_replaced_ever_later_and_the_loss_is_told_at_once(
+    served: Served,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    short_s: float,
+    paused: list[int],
+) -> None:
+    monkeypatch.setattr(watch, "_SHORT_LIFE_S", short_s)
+    pauses: list[int] = []
+
+    def pause_s(times: int) -> float:
+        if times > 0:
+            pauses.append(times)
+            assert told[-1] == "lost", "they were left waiting"
+        return 0.0
+
+    monkeypatch.setattr(watch, "_pause_s", pause_s)
+    told: list[str] = []
+    find = Away(served, failures=0)
+    tier = GpuTier(0, find, TOTAL)
+    tier.watch(lambda _: told.append("lost"), lambda _: told.append("back"))
+    find.away = True
+    for ends in range(1, 4):
+        old = find.served
+        find.served = Successor(folder)
+        folder = find.served.folder
+        old.end()
+        wait_until(lambda number=ends: told.count("back") == number, "it is not back")  # type: ignore[misc]
+    tier.close()
+    find.served.end()
+    assert told == ["lost", "back"] * 3
+    assert pauses == paused

@@ -18,7 +18,7 @@ from trims.keeper.keeper import Keeper
 from trims.keeper.mover import CHUNK_BYTES, Mover
 from trims.memory.cuda.api import Device
 from trims.testing.device_borrower import Borrower
-from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, make_devices
+from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, current, make_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,6 +93,18 @@ def test_a_borrower_reads_the_image_that_was_filled(
         for offset in (0, CHUNK_BYTES - 7, len(data) - 16):
             assert borrower.read(offset, 16) == data[offset : offset + 16]
         borrower.close()
+
+
+def test_no_thread_keeps_the_context_of_a_keeper(keeper: Keeper, image: Callable[..., tuple[int, bytes]]) -> None:
+    """At rest it is destroyed; a thread that kept it would make calls with it that need none."""
+    fd, data = image()
+    number = put(keeper, fd, len(data))
+    assert current() is None
+    keeper.rest()
+    exported, _ = keeper.export(number)
+    exported.close()
+    keeper.free(number)
+    assert current() is None
 
 
 def test_the_head_describes_the_image_and_takes_hardly_any_memory(

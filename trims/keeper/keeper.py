@@ -80,7 +80,7 @@ class Keeper:
         self._held: dict[int, Held] = {}
         # Of no keeper before this one: an order meant for its images must not meet ours.
         self._numbers = itertools.count(secrets.randbits(40) << 12)
-        self.device = next((device for device in cuda.devices() if device.uuid == uuid), None) or cuda.use(uuid)
+        self.device = next((device for device in cuda.devices() if device.uuid == uuid), None) or cuda.retain(uuid)
         self.memory = device_memory(driver, cuda, self.device)
         self._mover = Mover(cuda, self.device)
 
@@ -219,8 +219,8 @@ class Keeper:
         """Give the context back if nothing has needed it for a while; call this now and then."""
         with self._context:
             if self._awake and not self._busy and not self._needed() and time.monotonic() >= self._rest_at_s():
-                self._cuda.bind()
-                self._mover.close()
+                with self._cuda.bound():
+                    self._mover.close()
                 self._cuda.leave()
                 self._awake = False
 
@@ -250,21 +250,25 @@ class Keeper:
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """The context is there, and current in this thread, for the length of the block."""
+        """The context is there, and current in this thread, for the length of the block.
+
+        Not longer: when the keeper rests, a thread that keeps it would make calls that need none with one that is
+        destroyed.
+        """
         with self._context:
             if self._closer not in (None, threading.get_ident()):
                 raise DrainingError(f"the keeper of {self.device.uuid} is ending")
             self._busy += 1
             try:
                 if not self._awake:
-                    self._cuda.use(self.device.uuid)
+                    self._cuda.retain(self.device.uuid)
                     self._awake = True
-                self._cuda.bind()
             except BaseException:
                 self._busy -= 1
                 raise
         try:
-            yield
+            with self._cuda.bound():
+                yield
         finally:
             with self._context:
                 self._busy -= 1

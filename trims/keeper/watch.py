@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CapacityError, DaemonAwayError, DeviceLostError, TrimsError
@@ -29,6 +30,8 @@ _LONGEST_PAUSE_S = 10.0
 _ASK_EVERY_S = 10.0
 _ANSWER_S = 30.0
 _MISSES = 3
+#: A keeper that has served for less is not replaced at once: its device may be lost to the next one as well.
+_SHORT_LIFE_S = 10.0
 #: So long `end` waits for a search that runs.
 _END_S = 5.0
 
@@ -97,13 +100,16 @@ class KeeperWatch:
         self._lifeline.close()
 
     def _watch(self, lost: Callable[[], None], back: Callable[[], None]) -> None:
+        short_lives = 0
         while True:
+            since_s = time.monotonic()
             self._wait_for_its_end()
             if self._ended.is_set():
                 return
             log.error("the keeper of %s has ended; what it held is loaded anew when it is asked for", self._name)
             self._lifeline.close()
-            self._start_another(lost)
+            short_lives = short_lives + 1 if time.monotonic() - since_s < _SHORT_LIFE_S else 0
+            self._start_another(lost, short_lives)
             if self._ended.is_set():
                 return
             back()
@@ -137,24 +143,28 @@ class KeeperWatch:
                 self._asking = None
         return True
 
-    def _start_another(self, lost: Callable[[], None]) -> None:
+    def _start_another(self, lost: Callable[[], None], short_lives: int) -> None:
         """Until one serves or `end` is called: a device that is reset is away for longer than a moment.
 
         `lost` is called when one serves, so that what is asked for because of it finds one; but who reads what is
-        gone does not wait for it longer than the first few tries, for which the one that ends may hold its lock.
+        gone does not wait for it longer than the first few tries, for which the one that ends may hold its lock. Nor
+        if keepers end soon after they start, because none can use the device: then each next one is further away.
         """
+        told = short_lives > 1
+        if told:
+            lost()
+            self._ended.wait(_pause_s(short_lives))
         for tries in itertools.count(1):
-            found = self._try_another()
             if self._ended.is_set():
                 return
-            if tries == _QUICK_TRIES or (found and tries < _QUICK_TRIES):
+            found = self._try_another()
+            if not told and (found or tries == _QUICK_TRIES) and not self._ended.is_set():
+                told = True
                 lost()
             if found:
                 log.info("%s is back", self._name)
                 return
-            growth = 2 ** min(max(0, tries - _QUICK_TRIES), 20)  # a float does not hold what days would make of it
-            if self._ended.wait(min(_TRY_AGAIN_S * growth, _LONGEST_PAUSE_S)):
-                return
+            self._ended.wait(_pause_s(tries - _QUICK_TRIES))
 
     def _try_another(self) -> bool:
         try:
@@ -169,3 +179,9 @@ class KeeperWatch:
             if self._ended.is_set():
                 connection.close()
         return True
+
+
+def _pause_s(times: int) -> float:
+    """Before the next try after so many that were in vain, beyond those that are quick."""
+    growth = 2.0 ** min(max(0, times), 20)  # a float does not hold what days would make of it
+    return min(_TRY_AGAIN_S * growth, _LONGEST_PAUSE_S)

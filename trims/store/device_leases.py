@@ -5,10 +5,12 @@ Not covered: copies to and from them (`runner`), keepers (`trims.keeper`).
 
 from __future__ import annotations
 
+import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CallerError
+from trims.core.errors import CallerError, DeviceLostError, TrimsError
 from trims.core.events import Closed, PlaceLost, WorkingKnown
 from trims.core.replica import State
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from trims.store.working import WorkingMemory
     from trims.tiers.base import DeviceTier
 
+log = logging.getLogger(__name__)
 #: Seconds; clients look for a new daemon at least every second.
 GUARD_S = 30.0
 
@@ -38,8 +41,7 @@ class DeviceLeases:
         residency: The books; read under the shell's lock.
         working: What models need beside their bytes.
         counters: What is counted for operators.
-        have: Has an image brought to a place for the store's own sake: key, place, keep-alive, and what to log if
-            that cannot be.
+        have: Has an image brought to a place for the store's own sake: key, place, keep-alive, who is answered.
         lease: Leases exactly one image for a session: session, key, place, who is answered.
     """
 
@@ -51,7 +53,7 @@ class DeviceLeases:
         working: WorkingMemory,
         *,
         counters: Counter[str],
-        have: Callable[[str, Place, float | None, str], None],
+        have: Callable[[str, Place, float | None, Callable[[Outcome], None]], None],
         lease: Callable[[int, str, Place, Callable[[Outcome], None]], None],
     ) -> None:
         self._tiers = {tier.place: tier for tier in tiers}
@@ -147,4 +149,10 @@ class DeviceLeases:
         """Something keeps a device's memory again: what was read or pinned there when it was lost is loaded again."""
         for key, keep_alive_s in self._missing.pop(place, {}).items():
             self._counters["refills"] += 1
-            self._have(key, place, keep_alive_s, f"{key[:16]} is not back at {place}")
+            self._have(key, place, keep_alive_s, partial(self._refilled, key, place, keep_alive_s))
+
+    def _refilled(self, key: str, place: Place, keep_alive_s: float | None, outcome: Outcome) -> None:
+        if isinstance(outcome, DeviceLostError):  # so soon again: the next keeper is to have it
+            self._missing.setdefault(place, {})[key] = keep_alive_s
+        if isinstance(outcome, TrimsError):
+            log.warning("%s is not back at %s: %s", key[:16], place, outcome)

@@ -291,11 +291,11 @@ class Store:
         persist = resolved.manifest.residency.persist
         wanted = persist == "always" or (persist == "auto" and resolved.converted)
         if wanted and event.place != DISK and DISK in self.tiers and self.residency.find(event.key, DISK) is None:
-            self._have(event.key, DISK, None, f"{resolved.name} is not kept on disk")
+            self._have(event.key, DISK, None, _log_failure(f"{resolved.name} is not kept on disk"))
 
-    def _have(self, key: str, place: Place, keep_alive_s: float | None, otherwise: str) -> None:
-        """Have an image somewhere for our own sake; `otherwise` is logged if that cannot be."""
-        ask = Ask(next(self._tickets), f"key:{key[:16]}", None, place, None, False, _log_failure(otherwise))
+    def _have(self, key: str, place: Place, keep_alive_s: float | None, answer: Callable[[Outcome], None]) -> None:
+        """Have an image somewhere for our own sake."""
+        ask = Ask(next(self._tickets), f"key:{key[:16]}", None, place, None, False, answer)
         self._ask(ask, key, place, keep_alive_s)
 
     # -- orders ----------------------------------------------------------------------------------------------------
