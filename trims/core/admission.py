@@ -192,8 +192,10 @@ class Admission:
         while self._unsettled:
             place = next(iter(self._unsettled))
             del self._unsettled[place]
-            self._make_way(place, at_s)
-            self._admit(place, at_s)
+            if self._ledger.room.working[place]:
+                self._make_way(place, at_s)
+            if self.queues[place]:
+                self._admit(place, at_s)
 
     def _admit(self, place: Place, at_s: float) -> None:
         """Start queued fills in order of arrival, for as long as there is room or room can be made.

@@ -146,11 +146,13 @@ class Ledger:
         """A session has, or waits for, so many leases more. Its work is counted once, however many they are."""
         if session is None:
             return
-        before = len(replica.readers)
-        replica.readers[session] += leases
-        if not replica.readers[session]:
+        before = replica.readers.get(session, 0)
+        replica.readers[session] = before + leases
+        if before == 0:
+            self.room.working[replica.place] += replica.working_bytes
+        elif before + leases == 0:
             del replica.readers[session]
-        self.room.working[replica.place] += replica.working_bytes * (len(replica.readers) - before)
+            self.room.working[replica.place] -= replica.working_bytes
 
     def lend(self, source: Replica, replica: Replica) -> None:
         """A fill reads from it: the internal lease of a promotion."""

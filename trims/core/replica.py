@@ -5,7 +5,7 @@ The table in `docs/design.md` and this one are compared by a test. State changes
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -89,7 +89,7 @@ class Replica:
     waiters: dict[int, Waiter] = field(default_factory=dict)
     source: Place | None = None
     working_bytes: int = 0
-    readers: Counter[int] = field(default_factory=Counter)
+    readers: dict[int, int] = field(default_factory=dict)
     doomed: bool = False
     uses: int = 0
     filled_at_s: float = 0.0
