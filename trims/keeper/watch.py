@@ -67,10 +67,13 @@ class KeeperWatch:
             connection.close()
             raise
 
-    def connect(self) -> KeeperConnection:
-        """A new connection to it. Raises DeviceLostError if it has ended, CapacityError without a descriptor for it."""
+    def connect(self, answer_s: float = _ANSWER_S) -> KeeperConnection:
+        """A new connection to it, on which an answer must come within so many seconds.
+
+        Raises DeviceLostError if it has ended, CapacityError without a descriptor for it.
+        """
         try:
-            return KeeperConnection(self._keeper)
+            return KeeperConnection(self._keeper, answer_s=answer_s)
         except DaemonAwayError as error:
             hope = f"and no other one starts yet: {self._why_away}" if self._why_away else f"another one comes: {error}"
             raise DeviceLostError(f"the keeper of {self._name} has ended, {hope}") from error

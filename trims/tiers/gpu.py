@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: In which devices give memory that can be shared, whichever way.
 UNIT_BYTES = 2 << 20
+#: Seconds; who asks for a description sits before a terminal.
+_DESCRIBE_S = 3.0
 
 
 class GpuTier:
@@ -166,8 +168,8 @@ class GpuTier:
             yield extent
 
     def describe(self) -> KeeperState:
-        """What the keeper says of itself now. Raises DeviceLostError if it has ended."""
-        with self._keeper.connect() as connection:
+        """What the keeper says of itself now. Raises DeviceLostError if it has ended, or does not answer soon."""
+        with self._keeper.connect(_DESCRIBE_S) as connection:
             return connection.hello()
 
     def watch(self, lost: Callable[[Place], None], back: Callable[[Place], None]) -> None:
