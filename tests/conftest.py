@@ -118,6 +118,9 @@ def leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         left = {kind: after[kind] - before[kind] for kind in counted if after[kind] - before[kind]}
         if not left:
             return
+        if gc.get_freeze_count():  # perhaps something older became garbage in this test
+            gc.unfreeze()
+            gc.collect()
         if time.monotonic() > until:
             break
         time.sleep(0.01)  # ends of threads and processes are seen late, never missed

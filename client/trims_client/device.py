@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from trims.memory.cuda.api import Cuda, Device
     from trims.memory.cuda.drivers import DeviceMemory, Export, Opened
 
+_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
 _lock = threading.Lock()
 _connected: dict[tuple[str, str], tuple[Cuda, Device]] = {}
 #: What could not be closed. Finalisers append to it, where no lock may be taken.
@@ -176,7 +179,7 @@ def _connect(kind: str, uuid: str) -> tuple[Cuda, Device]:
 
 def leave_devices() -> None:
     """Give all contexts back. Nothing of a device may be open in this process any more."""
-    _close_late()
+    _close_late(whenever_due=False)
     with _lock:
         for cuda, _ in _connected.values():
             cuda.leave()
@@ -202,6 +205,8 @@ class _Open:
         head: Keeps the lease for as long as this is open.
         process: Who opened it.
         told: That it could not be closed was logged.
+        again_at_s: When it is tried again, on the monotonic clock.
+        pause_s: Between the last two tries.
     """
 
     device: str
@@ -211,6 +216,8 @@ class _Open:
     head: memoryview
     process: int
     told: bool = False
+    again_at_s: float = 0.0
+    pause_s: float = 0.0
 
     def close(self) -> None:
         """From a finaliser, in any thread; what is refused is kept for later."""
@@ -221,19 +228,23 @@ class _Open:
         """Try it. True if there is nothing left to do."""
         if self.process != os.getpid():  # after a fork: the mapping is the parent's, and so is its closing
             return True
+        closed = False
         try:
             with self.cuda.bound():
                 self.cuda.wait()  # kernels that were given the memory may still run
                 self.memory.close(self.opened)
+                closed = True
         except DeviceLostError:
             return True  # the context is lost, and the mapping with it
         except Exception as error:  # noqa: BLE001 - said, and tried again; a finaliser has nobody to raise it to
             self._tell(error)
-            return False
-        return True
+            # Waiting for a device spoils a graph that another thread captures, each time: so ever more rarely.
+            self.again_at_s = time.monotonic() + self.pause_s
+            self.pause_s = min(max(_PAUSE_S, 2 * self.pause_s), _LONGEST_PAUSE_S)
+        return closed
 
     def _tell(self, error: Exception) -> None:
-        """Once: it is tried every second."""
+        """Once: it is tried again and again."""
         if self.told:
             return
         self.told = True
@@ -244,11 +255,14 @@ class _Open:
         logging.getLogger(__name__).warning(text, self.device, str(error))
 
 
-def _close_late() -> None:
+def _close_late(*, whenever_due: bool = True) -> None:
     """Try each once more. Without a lock: who finds none left has met another thread that does the same."""
     for _ in range(len(_late)):
         try:
             left = _late.popleft()
         except IndexError:
             return
-        left.close()
+        if whenever_due and left.again_at_s > time.monotonic():
+            _late.append(left)
+        else:
+            left.close()

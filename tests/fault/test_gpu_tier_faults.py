@@ -413,3 +413,18 @@ def test_keepers_that_end_soon_after_they_start_are_replaced_ever_later_and_the_
     find.served.end()
     assert told == ["lost", "back"] * 3
     assert pauses == paused
+
+
+def test_a_keeper_whose_sockets_name_was_taken_away_is_left_to_its_readers(
+    served: Served, tier: GpuTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watch, "_ASK_EVERY_S", 0.01)
+    monkeypatch.setattr(watch, "_MISSES", 2)
+    killed = threading.Event()
+    monkeypatch.setattr(KeeperConnection, "kill", lambda _: killed.set())
+    tier.watch(lambda _: None, lambda _: None)
+    away = served.path.rename(served.path.with_suffix(".away"))
+    wait_until(lambda: caplog.text.count("nothing can be asked of the keeper of gpu:0") > 5, "nobody was asked")
+    away.rename(served.path)
+    tier.close()
+    assert not killed.is_set()

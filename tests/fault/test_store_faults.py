@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -369,3 +370,32 @@ def test_a_path_that_is_gone_is_an_error_even_if_its_image_is_there(
     path.unlink()
     with pytest.raises(ArtifactError, match=r"m\.safetensors"):
         session.open_file(path)
+
+
+# -- a catalog that fails ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        ("image", sqlite3.OperationalError("disk I/O error")),
+        ("remember_image", sqlite3.DatabaseError("database disk image is malformed")),
+    ],
+)
+def test_an_image_that_cannot_be_remembered_is_granted_all_the_same(
+    daemon: Daemon,
+    checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    method: str,
+    error: Exception,
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(daemon.store.catalog, method, fails)
+    path = checkpoint("m")
+    daemon.store.load(f"file:{path}", CPU).result(WAIT_S)
+    assert states(daemon)["cpu"] == "sealed"
+    assert "is not remembered: the next daemon loads it again" in caplog.text
+    assert str(error) in caplog.text

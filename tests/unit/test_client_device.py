@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -179,8 +180,13 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception, int], Refusi
 
 @pytest.mark.parametrize("error", [CAPTURED, RuntimeError("the package does not know the call")])
 def test_memory_that_cannot_be_closed_just_now_stays_with_its_lease_until_it_can(
-    machine: Machine, refuse: Callable[..., Refusing], caplog: pytest.LogCaptureFixture, error: Exception
+    machine: Machine,
+    refuse: Callable[..., Refusing],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
 ) -> None:
+    monkeypatch.setattr(client_device, "_PAUSE_S", 0.0)
     region = machine.region()
     refuse(error, 2)
     del region
@@ -207,6 +213,51 @@ def test_who_opens_next_closes_what_could_not_be_closed(machine: Machine, refuse
     del region
     gc.collect()
     assert (machine.mappings(), machine.leases) == (0, 0)
+
+
+def test_what_cannot_be_closed_is_tried_ever_more_rarely(
+    machine: Machine, refuse: Callable[..., Refusing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try waits for the device, which spoils a graph that another thread captures."""
+    now_s = [0.0]
+    monkeypatch.setattr(client_device.time, "monotonic", lambda: now_s[0])
+    region = machine.region()
+    asked = refuse(CAPTURED, 100)
+    del region
+    gc.collect()
+    tried_at_s = []
+    for second in range(400):
+        now_s[0] = float(second)
+        before = asked.asked
+        collect()
+        if asked.asked > before:
+            tried_at_s.append(second)
+    assert tried_at_s == [0, 1, 3, 7, 15, 31, 63, 123, 183, 243, 303, 363]
+    asked.left = 0
+    now_s[0] = 1e9
+    collect()
+    assert machine.mappings() == 0
+
+
+def test_what_was_closed_is_not_closed_again_though_the_thread_could_not_be_given_back(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    region = machine.region()
+    bound = FakeCuda.bound
+
+    @contextlib.contextmanager
+    def fails_after(cuda: FakeCuda) -> Iterator[None]:
+        with bound(cuda):
+            yield
+        raise CudaError("cuCtxPopCurrent: CUDA_ERROR_INVALID_VALUE")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FakeCuda, "bound", fails_after)
+        del region
+        gc.collect()
+    assert (machine.mappings(), machine.leases) == (0, 0)
+    assert not client_device._late
+    assert "cuCtxPopCurrent" in caplog.text
 
 
 def test_what_went_with_its_context_is_not_closed_again(

@@ -301,6 +301,25 @@ def _refuse(*_: object) -> None:
     raise CudaError("refused")
 
 
+def test_a_context_that_cannot_be_given_back_is_nothing_to_the_next_order(
+    keeper: Keeper, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper.room()
+    leave = cuda.leave
+
+    def fails() -> None:
+        leave()
+        raise CudaError("cuDevicePrimaryCtxGetState: CUDA_ERROR_NOT_INITIALIZED")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cuda, "leave", fails)
+        with pytest.raises(CudaError):
+            keeper.rest()
+    assert keeper.room()[1] == TOTAL
+    keeper.rest()
+    assert not keeper.awake
+
+
 def test_a_context_that_was_used_a_moment_ago_is_kept(cuda: FakeCuda, driver: str) -> None:
     keeper = Keeper(cuda, UUID, driver, idle_s=3600.0)
     keeper.room()

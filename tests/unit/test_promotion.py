@@ -25,7 +25,7 @@ from trims.core.events import (
     WaiterLeft,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, GPU
+from trims.core.place import CPU, DISK, GPU, Place, Tier
 from trims.core.policy import LeastRecentlyUsed
 from trims.core.replica import State
 from trims.core.residency import Residency
@@ -309,6 +309,25 @@ def test_what_was_brought_to_the_host_for_a_device_is_kept_there_as_long_as_on_t
     bench.now += 100.0
     bench.feed(Tick)
     assert bench.state("a") is (State.SEALED if keep_alive_s is None else State.FREEING)
+
+
+def test_what_is_promised_to_one_device_is_not_given_up_when_it_was_copied_to_another() -> None:
+    other = Place(Tier.GPU, 1)
+    bench = Bench()
+    bench.residency = Residency(
+        {CPU: 100, GPU: 50, other: 50}, {place: LeastRecentlyUsed() for place in (CPU, GPU, other)}
+    )
+    bench.resident("held", 40, GPU)
+    bench.ask("held", place=GPU)
+    bench.ask("a", session=2, place=GPU, deadline_in_s=1000, keep_alive_s=0.0)
+    bench.ask("a", session=3, place=other, keep_alive_s=0.0)
+    bench.measured("a", 40)
+    bench.filled("a")
+    assert kinds(bench.filled("a", other)) == [Grant]
+    assert bench.state("a") is State.SEALED
+    bench.feed(SessionEnded, session=2)
+    bench.now += 10
+    assert Free in kinds(bench.feed(Tick))
 
 
 def test_keep_alive_does_not_end_while_a_device_waits_for_room_for_the_image() -> None:

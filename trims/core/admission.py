@@ -246,8 +246,10 @@ class Admission:
             return _Answer.REFUSED
         if need <= room.free_bytes(place):
             return _Answer.FITS
+        # What is promised to a device goes for who wants the room himself. If it went for another one that a device
+        # waits for, each of the two would have the other made anew for as long as both wait.
         for_devices = all(self._ledger.promotions.device_of(waiter) for waiter in replica.waiters.values())
-        self._evict_for(place, need, at_s, spare=self.is_promised if for_devices else None)
+        self._evict_for(place, need, at_s, spare=self._ledger.shelf.is_promised if for_devices else None)
         if not room.is_coming(place, need, everything):
             self._refuse_impatient(replica, room.refusal(replica, everything), at_s)
         return _Answer.WAITS if replica.state is State.QUEUED else _Answer.REFUSED
@@ -256,18 +258,6 @@ class Admission:
         """Those who read at a place need more beside their images than is left there: who is idle goes for it."""
         if self._ledger.room.free_bytes(place) < 0:
             self._evict_for(place, 0, at_s, in_part=True)
-
-    def is_promised(self, replica: Replica) -> bool:
-        """A device's replica waits for room there, and is going to be copied from this one.
-
-        It may go for who wants the room himself. If it went for another one that a device waits for, each of the two
-        would have the other made anew for as long as both wait.
-        """
-        shelf = self._ledger.shelf
-        return any(
-            other.state is State.QUEUED and other.place.tier is Tier.GPU and shelf.source_of(other) is replica
-            for other in shelf.places_of(replica.key)
-        )
 
     def _evict_for(
         self,

@@ -174,7 +174,7 @@ class Ledger:
             return
         if replica.state is State.DRAINING:
             self.free(replica, at_s, "last lease closed", evicted=False)
-        elif replica.state is State.SEALED and replica.keep_alive_s == 0 and self.room.evictable(replica):
+        elif replica.keep_alive_s == 0 and self.room.evictable(replica) and not self.shelf.is_promised(replica):
             self.free(replica, at_s, "eager reclaim", evicted=False)
 
     def retire(self, replica: Replica, at_s: float, why: str) -> None:

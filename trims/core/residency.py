@@ -276,7 +276,7 @@ class Residency:
                     self._admission.expire(replica, waiter, event.at_s)
             if replica.keep_until_s is not None and replica.keep_until_s <= event.at_s:
                 replica.keep_until_s = None  # if it cannot go now, the end of what holds it sets a new time
-                if self._admission.is_promised(replica):
+                if self.shelf.is_promised(replica):
                     replica.keep_until_s = event.at_s + PROMISED_S
                 elif self.room.evictable(replica):
                     self._ledger.free(replica, event.at_s, "keep-alive over", evicted=False)

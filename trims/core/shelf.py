@@ -80,6 +80,13 @@ class Shelf:
             others.sort(key=lambda other: other.place.tier is not Tier.CPU)
         return others[0] if others else None
 
+    def is_promised(self, replica: Replica) -> bool:
+        """A device's replica waits for room there, and is going to be copied from this one."""
+        return any(
+            other.state is State.QUEUED and other.place.tier is Tier.GPU and self.source_of(other) is replica
+            for other in self.places_of(replica.key)
+        )
+
     def _can_copy(self, source: Replica, target: Replica) -> bool:
         if source is target or source.state is not State.SEALED:
             return False

@@ -221,8 +221,8 @@ class Keeper:
             if self._awake and not self._busy and not self._needed() and time.monotonic() >= self._rest_at_s():
                 with self._cuda.bound():
                     self._mover.close()
+                self._awake = False  # also if that fails: the next order takes a context again
                 self._cuda.leave()
-                self._awake = False
 
     def close(self, wait_s: float = 30.0) -> bool:
         """Free everything, once the orders that run are done: a copy must not lose the memory it writes to.

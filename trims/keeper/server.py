@@ -295,8 +295,8 @@ class _Connection:
 
     def _free(self, order: Message, _fds: list[int]) -> None:
         number = _number(order, "image")
-        self._drafts.discard(number)
         self._keeper.free(number)
+        self._drafts.discard(number)
         self._say({})
 
     def _end_all(self, _order: Message, _fds: list[int]) -> None:

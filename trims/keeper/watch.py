@@ -138,6 +138,12 @@ class KeeperWatch:
                 connection.hello()
         except CapacityError as error:  # this process lacks something, and not the keeper
             log.warning("the keeper of %s cannot be asked: %s", self._name, error)
+        except DaemonAwayError as error:
+            if isinstance(error.__cause__, (TimeoutError, BlockingIOError)):
+                log.warning("the keeper of %s lets nobody in: %s", self._name, error)
+                return False
+            # It lives, or the lifeline had ended: somebody took the name of its socket away.
+            log.error("nothing can be asked of the keeper of %s, whose readers read on: %s", self._name, error)  # noqa: TRY400
         except TrimsError as error:
             log.warning("the keeper of %s does not answer: %s", self._name, error)
             return False

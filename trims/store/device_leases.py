@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,6 @@ from trims.core.events import Closed, PlaceLost, WorkingKnown
 from trims.core.replica import State
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Callable, Iterable
 
     from trims.core.lease import Lease
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Seconds; clients look for a new daemon at least every second.
 GUARD_S = 30.0
+#: So often an image is asked for again that loses its device while it is filled: perhaps it is the image. With the
+#: pauses between keepers that end soon, that is some minutes.
+REFILL_TRIES = 20
 
 
 class DeviceLeases:
@@ -63,8 +67,10 @@ class DeviceLeases:
         self._counters = counters
         self._have = have
         self._lease = lease
-        #: What was read or pinned on a device when it was lost, and its keep-alive: to be loaded when it is back.
-        self._missing: dict[Place, dict[str, float | None]] = {}
+        #: What was read or pinned on a device when it was lost, by image key: to be loaded when it is back.
+        self._missing: dict[Place, dict[str, _Refill]] = {}
+        #: How often each device was back.
+        self._backs: Counter[Place] = Counter()
         self._guard = 0
         #: When the guard of what was adopted ends, on the monotonic clock.
         self.due_s: float | None = None
@@ -140,19 +146,50 @@ class DeviceLeases:
             here = [replica for replica in self._residency.replicas.values() if replica.place == place]
             pins = self._residency.room.pins
             kept = [replica for replica in here if replica.state is State.SEALED]  # no eviction is taken back
-            wanted = {each.key: each.keep_alive_s for each in kept if each.leases or (each.key, place) in pins}
-        self._missing.setdefault(place, {}).update(wanted)
+            wanted = [each for each in kept if each.leases or (each.key, place) in pins]
+        missing = self._missing.setdefault(place, {})
+        for each in wanted:
+            missing[each.key] = _Refill(each.key, place, each.keep_alive_s, for_pin=not each.leases)
         reason = f"the keeper of {place} has ended, and with it the memory it kept"
         self._shell.feed(PlaceLost(at_s=time.monotonic(), place=place, reason=reason))
 
     def back(self, place: Place) -> None:
         """Something keeps a device's memory again: what was read or pinned there when it was lost is loaded again."""
-        for key, keep_alive_s in self._missing.pop(place, {}).items():
-            self._counters["refills"] += 1
-            self._have(key, place, keep_alive_s, partial(self._refilled, key, place, keep_alive_s))
+        self._backs[place] += 1
+        for refill in self._missing.pop(place, {}).values():
+            if not refill.for_pin or (refill.key, place) in self._residency.room.pins:
+                self._again(refill)
 
-    def _refilled(self, key: str, place: Place, keep_alive_s: float | None, outcome: Outcome) -> None:
-        if isinstance(outcome, DeviceLostError):  # so soon again: the next keeper is to have it
-            self._missing.setdefault(place, {})[key] = keep_alive_s
-        if isinstance(outcome, TrimsError):
-            log.warning("%s is not back at %s: %s", key[:16], place, outcome)
+    def _again(self, refill: _Refill) -> None:
+        refill.tries += 1
+        refill.asked_in = self._backs[refill.place]
+        self._counters["refills"] += 1
+        self._have(refill.key, refill.place, refill.keep_alive_s, partial(self._refilled, refill))
+
+    def _refilled(self, refill: _Refill, outcome: Outcome) -> None:
+        if not isinstance(outcome, TrimsError):
+            return
+        log.warning("%s is not back at %s: %s", refill.key[:16], refill.place, outcome)
+        if isinstance(outcome, DeviceLostError) and refill.tries < REFILL_TRIES:
+            if refill.asked_in == self._backs[refill.place]:
+                self._missing.setdefault(refill.place, {})[refill.key] = refill
+            else:  # the next keeper was there before this was told
+                self._again(refill)
+
+
+@dataclass(slots=True)
+class _Refill:
+    """An image that a device lost.
+
+    Attributes:
+        for_pin: Nobody read it: it is wanted for as long as it is pinned.
+        tries: How often it was asked for.
+        asked_in: How often its device had been back then.
+    """
+
+    key: str
+    place: Place
+    keep_alive_s: float | None
+    for_pin: bool
+    tries: int = 0
+    asked_in: int = 0

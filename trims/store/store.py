@@ -274,12 +274,20 @@ class Store:
             self._ticker.look_again(ask.deadline_at_s)
 
     def _remember(self, event: Filled) -> None:
-        """Before anybody reads the image: the next daemon adopts only what it knows of, whenever this one dies."""
+        """Before anybody reads the image: the next daemon adopts only what it knows of, whenever this one dies.
+
+        Never raises: who waits for the image must hear of it whatever becomes of the catalog.
+        """
         resolved = self._shell.image(event.key)
         replica = self.residency.find(event.key, event.place)
-        if resolved is not None and replica is not None and self.catalog.image(event.key) is None:
-            record = ImageRecord(event.key, resolved.name, resolved.recipe, replica.nbytes, event.cost_s)
-            self.catalog.remember_image(record)
+        if resolved is None or replica is None:
+            return
+        try:
+            if self.catalog.image(event.key) is None:
+                record = ImageRecord(event.key, resolved.name, resolved.recipe, replica.nbytes, event.cost_s)
+                self.catalog.remember_image(record)
+        except Exception:
+            log.exception("%s is not remembered: the next daemon loads it again", resolved.name)
 
     def _after_fill(self, event: Filled) -> None:
         """Keep the image on disk if making it was dear."""

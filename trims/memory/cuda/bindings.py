@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import uuid as uuids
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ except ImportError as missing:
         f"the package cuda-bindings is not installed ({missing}); pip install 'trims[gpu]'"
     ) from None
 
+log = logging.getLogger(__name__)
 _LAZY_PEER_ACCESS = 1
 _REGISTER_READ_ONLY = 8
 _NON_BLOCKING = 1
@@ -199,7 +201,10 @@ class Driver:
     def vmm_unmap(self, address: int, nbytes: int) -> None:
         """cuMemUnmap, cuMemAddressFree."""
         _call("cuMemUnmap", address, nbytes)
-        _call("cuMemAddressFree", address, nbytes)
+        try:
+            _call("cuMemAddressFree", address, nbytes)
+        except CudaError as error:  # of the mapping nothing is left, and addresses are plenty
+            log.warning("%d bytes of addresses are not given back: %s", nbytes, error)
 
     def host_allocate(self, nbytes: int) -> int:
         """cuMemHostAlloc."""
@@ -315,12 +320,22 @@ def _error(function: str, status: Any) -> TrimsError:
     text = f"{function}: {name}"
     if name in _FULL:
         return CapacityError(f"the device has no memory left ({text})")
-    if function == "cuDevicePrimaryCtxRetain" and name in _NO_CONTEXT:
-        return CapacityError(f"the device gives no context just now; {_NO_CONTEXT[name]} ({text})")
-    if function == "cuMemHostRegister" and name not in _LOST - _NOT_BY_REGISTERING:
-        return NotSupportedError(f"this memory cannot be registered with the device ({text})")
+    special = _special(function, name, text)
+    if special is not None:
+        return special
     if name in _LOST:
         return DeviceLostError(f"the device or this process's context on it is lost ({text})")
     if name in _UNSUPPORTED:
         return NotSupportedError(f"this device, driver or container cannot do that ({text})")
     return CudaError(text)
+
+
+def _special(function: str, name: str, text: str) -> TrimsError | None:
+    """What a status means from one function and not from others."""
+    if function == "cuDevicePrimaryCtxRetain" and name in _NO_CONTEXT:
+        return CapacityError(f"the device gives no context just now; {_NO_CONTEXT[name]} ({text})")
+    if function == "cuCtxPushCurrent" and name == "CUDA_ERROR_INVALID_CONTEXT":
+        return DeviceLostError(f"this process has reset the device since its context was taken ({text})")
+    if function == "cuMemHostRegister" and name not in _LOST - _NOT_BY_REGISTERING:
+        return NotSupportedError(f"this memory cannot be registered with the device ({text})")
+    return None
