@@ -18,11 +18,12 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError, InternalError, NotSupportedError, TrimsError
-from trims.daemon.clients import Peer, Session, Unsent
+from trims.daemon.clients import Session, Unsent
 from trims.daemon.requests import Requests
 from trims.wire.answers import PROTOCOL_VERSION, error_message
 from trims.wire.frames import Message, encode
 from trims.wire.messages import Hello, Request, parse_request
+from trims.wire.peer import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Clients of the attach door: who is at the other end, what a session is, and what is on its way to it.
+"""Clients of the attach door: what a session is, and what is on its way to it.
 
 Not covered: when a session is read, written and ended (`attach_door`), what it asks for (`requests`).
 """
@@ -9,29 +9,17 @@ import array
 import logging
 import os
 import socket
-import struct
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from trims.wire.frames import Decoder
 
+if TYPE_CHECKING:
+    from trims.wire.peer import Peer
+
 log = logging.getLogger(__name__)
-_UCRED = struct.Struct("3i")
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end, as the kernel tells it (SO_PEERCRED)."""
-
-    pid: int
-    uid: int
-    gid: int
-
-    @classmethod
-    def of(cls, sock: socket.socket) -> Peer:
-        """Who connected this socket."""
-        return cls(*_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))
 
 
 @dataclass(slots=True, eq=False)

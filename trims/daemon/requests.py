@@ -28,9 +28,10 @@ from trims.wire.messages import Attach, Close, Open, Resume, Working
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trims.daemon.clients import Peer, Session
+    from trims.daemon.clients import Session
     from trims.store.store import Store
     from trims.wire.frames import Message
+    from trims.wire.peer import Peer
 
 log = logging.getLogger(__name__)
 #: Requests a client may have open before its session ends.

@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import socket
-import struct
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from trims.core.errors import CapacityError, DaemonAwayError, DeviceLostError
 from trims.memory.cuda.drivers import export_message, export_of
 from trims.wire.answers import raise_if_error
 from trims.wire.frames import Decoder, Message, encode
+from trims.wire.peer import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from trims.memory.cuda.drivers import Export
 
-_UCRED = struct.Struct("3i")
 _READ_BYTES = 64 << 10
 _MOST_FDS = 4
 
@@ -158,8 +157,7 @@ class KeeperConnection:
 
     def kill(self) -> None:
         """End the keeper's process. Raises OSError if it is another user's, or not to be seen from here."""
-        pid = _UCRED.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[0]
-        process_fd = os.pidfd_open(pid)
+        process_fd = os.pidfd_open(Peer.of(self._sock).pid)
         try:
             if not self.wait_for_end(0.0):  # while it holds its end, the number is its own
                 signal.pidfd_send_signal(process_fd, signal.SIGKILL)

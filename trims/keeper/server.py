@@ -13,7 +13,6 @@ import fcntl
 import logging
 import os
 import socket
-import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,7 @@ from trims.core.errors import (
 from trims.memory.cuda.drivers import export_message, export_of
 from trims.wire.answers import error_message
 from trims.wire.frames import Decoder, Message, encode
+from trims.wire.peer import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 PROTOCOL = 1
 _READ_BYTES = 64 << 10
 _MOST_FDS = 4
-_UCRED = struct.Struct("3i")
 _TICK_S = 1.0
 
 
@@ -194,7 +193,7 @@ class _Connection:
         }
 
     def serve(self) -> None:
-        uid = _UCRED.unpack(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1]
+        uid = Peer.of(self._sock).uid
         if uid not in (0, os.geteuid()):
             self._say(error_message(PermissionDeniedError(f"user {uid} may not give this keeper orders"), None))
             return
