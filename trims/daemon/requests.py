@@ -6,7 +6,6 @@ sending and the ends of sessions (`attach_door`), the fields of a message (`wire
 
 from __future__ import annotations
 
-import logging
 import os
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,7 +19,7 @@ from trims.core.errors import (
 )
 from trims.core.place import Place
 from trims.memory.cuda.drivers import export_message
-from trims.store.asks import Granted, Outcome
+from trims.store.asks import Granted, Outcome, log_failure
 from trims.store.resolve import FILE_PREFIX
 from trims.wire.answers import error_message
 from trims.wire.messages import Attach, Close, Open, Resume, Working
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims.wire.peer import Peer
 
-log = logging.getLogger(__name__)
 #: Requests a client may have open before its session ends.
 MAX_PENDING = 256
 
@@ -129,7 +127,8 @@ class Requests:
         if request.prefetch:
             session.pending -= 1
             self._send(session, {"id": request.id, "accepted": True})
-            self._store.open(name, _log_prefetch(name), place=place, deadline_s=request.deadline_s, lease=False)
+            failed = log_failure(f"a prefetch of {name} failed")
+            self._store.open(name, failed, place=place, deadline_s=request.deadline_s, lease=False)
         else:
             self._store.open(name, answer, session=session.number, place=place, deadline_s=request.deadline_s)
 
@@ -171,11 +170,3 @@ def file_name(peer: Peer, path: str) -> str:
             f"{os.geteuid()}"
         )
     return FILE_PREFIX + os.path.normpath(path)
-
-
-def _log_prefetch(name: str) -> Callable[[Outcome], None]:
-    def tell(outcome: Outcome) -> None:
-        if isinstance(outcome, TrimsError):
-            log.warning("a prefetch of %s failed: %s", name, outcome)
-
-    return tell

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.memory.cuda.drivers import Export
     from trims.store.resolve import Resolved
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +102,13 @@ class Pending:
         if isinstance(self._outcome, TrimsError):
             raise self._outcome
         return self._outcome
+
+
+def log_failure(what: str) -> Callable[[Outcome], None]:
+    """The `answer` of an Ask nobody waits for: if it fails, the log says what that means."""
+
+    def tell(outcome: Outcome) -> None:
+        if isinstance(outcome, TrimsError):
+            log.warning("%s: %s", what, outcome)
+
+    return tell

@@ -28,7 +28,7 @@ from trims.core.events import (
 from trims.core.place import DISK, Place
 from trims.core.residency import Residency
 from trims.store.adoption import adoptable
-from trims.store.asks import Ask, Outcome, Pending
+from trims.store.asks import Ask, Outcome, Pending, log_failure
 from trims.store.catalog import ImageRecord
 from trims.store.device_leases import DeviceLeases
 from trims.store.lookups import Lookups
@@ -299,7 +299,7 @@ class Store:
         persist = resolved.manifest.residency.persist
         wanted = persist == "always" or (persist == "auto" and resolved.converted)
         if wanted and event.place != DISK and DISK in self.tiers and self.residency.find(event.key, DISK) is None:
-            self._have(event.key, DISK, None, _log_failure(f"{resolved.name} is not kept on disk"))
+            self._have(event.key, DISK, None, log_failure(f"{resolved.name} is not kept on disk"))
 
     def _have(self, key: str, place: Place, keep_alive_s: float | None, answer: Callable[[Outcome], None]) -> None:
         """Have an image somewhere for our own sake."""
@@ -390,11 +390,3 @@ class Store:
         self._lookups.expire(now_s)
         self.device_leases.expire(now_s)
         self._feed(Tick(at_s=now_s))
-
-
-def _log_failure(what: str) -> Callable[[Outcome], None]:
-    def tell(outcome: Outcome) -> None:
-        if isinstance(outcome, TrimsError):
-            log.warning("%s: %s", what, outcome)
-
-    return tell
