@@ -19,7 +19,7 @@ from trims.core.promotion import host_for
 from trims.core.replica import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Iterable
 
     from trims.core.lease import Waiter
     from trims.core.ledger import Ledger
@@ -249,29 +249,20 @@ class Admission:
         # What is promised to a device goes for who wants the room himself. If it went for another one that a device
         # waits for, each of the two would have the other made anew for as long as both wait.
         for_devices = all(self._ledger.promotions.device_of(waiter) for waiter in replica.waiters.values())
-        self._evict_for(place, need, at_s, spare=self._ledger.shelf.is_promised if for_devices else None)
+        spare = self._ledger.shelf.is_promised if for_devices else lambda _: False
+        self._evict(room.victims(place, need, everything, spare=spare), at_s)
         if not room.is_coming(place, need, everything):
             self._refuse_impatient(replica, room.refusal(replica, everything), at_s)
         return _Answer.WAITS if replica.state is State.QUEUED else _Answer.REFUSED
 
     def _make_way(self, place: Place, at_s: float) -> None:
         """Those who read at a place need more beside their images than is left there: who is idle goes for it."""
-        if self._ledger.room.free_bytes(place) < 0:
-            self._evict_for(place, 0, at_s, in_part=True)
+        room = self._ledger.room
+        if room.free_bytes(place) < 0:
+            self._evict(room.victims(place, 0, self._ledger.shelf.replicas.values(), in_part=True), at_s)
 
-    def _evict_for(
-        self,
-        place: Place,
-        need: int,
-        at_s: float,
-        *,
-        in_part: bool = False,
-        spare: Callable[[Replica], bool] | None = None,
-    ) -> None:
-        everything: Collection[Replica] = self._ledger.shelf.replicas.values()
-        if spare is not None:
-            everything = [replica for replica in everything if not spare(replica)]
-        for victim in self._ledger.room.victims(place, need, everything, in_part=in_part):
+    def _evict(self, victims: Iterable[Replica], at_s: float) -> None:
+        for victim in victims:
             if not self._demote(victim, at_s):
                 self._ledger.free(victim, at_s, "evicted for room", evicted=True)
 

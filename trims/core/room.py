@@ -12,7 +12,7 @@ from trims.core.replica import CHARGED, Replica, State
 from trims.core.units import align_up
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from trims.core.errors import CapacityError
     from trims.core.place import Place
@@ -107,15 +107,22 @@ class Room:
         return need <= self.free_bytes(place) + self._freeing_bytes(place, replicas)
 
     def victims(
-        self, place: Place, need: int, replicas: Collection[Replica], *, in_part: bool = False
+        self,
+        place: Place,
+        need: int,
+        replicas: Collection[Replica],
+        *,
+        in_part: bool = False,
+        spare: Callable[[Replica], bool] = lambda _: False,
     ) -> list[Replica]:
         """Who must go for `need` bytes: as few as will do, in the policy's order.
 
         Empty if nobody needs to, and also if even everybody idle would not do: then nothing is evicted in vain. With
-        `in_part` every byte helps, and whoever is idle goes.
+        `in_part` every byte helps, and whoever is idle goes. Whom `spare` names does not count as idle.
         """
         missing = need - self.free_bytes(place) - self._freeing_bytes(place, replicas)
-        idle = {replica.key: replica for replica in replicas if replica.place == place and self.evictable(replica)}
+        here = (replica for replica in replicas if replica.place == place and self.evictable(replica))
+        idle = {replica.key: replica for replica in here if not spare(replica)}
         most = sum(self.takes(place, replica.nbytes) for replica in idle.values())
         if missing <= 0 or (missing > most and not in_part):
             return []
