@@ -107,8 +107,8 @@ def real_device() -> str:
 def leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves descriptors, threads, processes or shared-memory names behind."""
     # A CUDA driver opens descriptors when it likes and keeps them; tests on a device count the device's bytes.
-    counted = _snapshot().keys() - ({"descriptor"} if request.node.get_closest_marker("gpu") else set())
     before = _snapshot()
+    counted = before.keys() - ({"descriptor"} if request.node.get_closest_marker("gpu") else set())
     gc.freeze()  # what is there already is no garbage of this test's: without, most of the time would go to walking it
     yield
     gc.collect()
@@ -118,11 +118,11 @@ def leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         left = {kind: after[kind] - before[kind] for kind in counted if after[kind] - before[kind]}
         if not left:
             return
-        if gc.get_freeze_count():  # perhaps something older became garbage in this test
-            gc.unfreeze()
-            gc.collect()
         if time.monotonic() > until:
-            break
+            if not gc.get_freeze_count():
+                break
+            gc.unfreeze()  # perhaps something older became garbage in this test
+            gc.collect()
         time.sleep(0.01)  # ends of threads and processes are seen late, never missed
     pytest.fail(f"{request.node.nodeid} leaked: {left}")
 

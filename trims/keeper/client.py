@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from trims.memory.cuda.drivers import Export
 
+#: Seconds within which a keeper answers if it is well.
+ANSWER_S = 30.0
 _READ_BYTES = 64 << 10
 _MOST_FDS = 4
 
@@ -66,7 +68,7 @@ class KeeperConnection:
             so it is long.
     """
 
-    def __init__(self, path: Path, *, answer_s: float = 30.0, progress_s: float = 300.0) -> None:
+    def __init__(self, path: Path, *, answer_s: float = ANSWER_S, progress_s: float = 300.0) -> None:
         self._path = path
         self._answer_s = answer_s
         self._progress_s = progress_s
@@ -170,7 +172,8 @@ class KeeperConnection:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection. Idempotent."""
+        """Close the connection, whoever else has a copy of its descriptor. Idempotent."""
+        self.interrupt()
         self._sock.close()
         for fd in self._taken():
             os.close(fd)

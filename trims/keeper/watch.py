@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CapacityError, DaemonAwayError, DeviceLostError, TrimsError
-from trims.keeper.client import KeeperConnection
+from trims.keeper.client import ANSWER_S, KeeperConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ _TRY_AGAIN_S = 0.25
 _LONGEST_PAUSE_S = 10.0
 #: So often a keeper is asked whether it answers, so long it is waited for, and so often in a row it may fail to.
 _ASK_EVERY_S = 10.0
-_ANSWER_S = 30.0
+_ANSWER_S = ANSWER_S
 _MISSES = 3
 #: A keeper that has served for less is not replaced at once: its device may be lost to the next one as well.
 _SHORT_LIFE_S = 10.0
@@ -67,7 +67,7 @@ class KeeperWatch:
             connection.close()
             raise
 
-    def connect(self, answer_s: float = _ANSWER_S) -> KeeperConnection:
+    def connect(self, answer_s: float = ANSWER_S) -> KeeperConnection:
         """A new connection to it, on which an answer must come within so many seconds.
 
         Raises DeviceLostError if it has ended, CapacityError without a descriptor for it.

@@ -12,14 +12,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from trims.core.errors import (
-    CapacityError,
-    DaemonAwayError,
-    DeviceLostError,
-    ImageError,
-    InternalError,
-    TrimsError,
-)
+from trims.core.errors import DaemonAwayError, DeviceLostError, ImageError, InternalError, TrimsError
 from trims.core.place import Place, Tier
 from trims.keeper.watch import KeeperWatch
 from trims.tiers.base import Draft, Extent
@@ -127,13 +120,9 @@ class GpuTier:
         if held is None:
             return
         _let_go(held)
-        try:
-            with self._keeper.connect() as connection:
-                self._free(connection, int(extent.label), extent.key[:16])
-        except DeviceLostError as error:
-            log.info("%s at %s went with its keeper: %s", extent.key[:16], self.place, error)
-        except CapacityError as error:
-            self._owe(int(extent.label), extent.key[:16], error)
+        image, what = int(extent.label), extent.key[:16]
+        with self._freeing(image, what), self._keeper.connect() as connection:
+            connection.free(image)
 
     def digest(self, extent: Extent) -> str:
         """blake3 of what lies on the device now, hex."""
@@ -200,17 +189,20 @@ class GpuTier:
 
     def _free(self, connection: KeeperConnection, image: int, what: str) -> None:
         """Have the keeper free it. Raises nothing: see `free`."""
-        try:
+        with self._freeing(image, what):
             connection.free(image)
+
+    @contextlib.contextmanager
+    def _freeing(self, image: int, what: str) -> Iterator[None]:
+        """What the block could not do is owed, if there is still a keeper to do it. Raises no TrimsError."""
+        try:
+            yield
         except (DeviceLostError, DaemonAwayError) as error:
             log.info("%s at %s went with its keeper: %s", what, self.place, error)
         except TrimsError as error:
-            self._owe(image, what, error)
-
-    def _owe(self, image: int, what: str, error: TrimsError) -> None:
-        log.error("%s at %s was not freed, which is tried again: %s", what, self.place, error)
-        with self._lock:
-            self._owed[image] = what
+            log.error("%s at %s was not freed, which is tried again: %s", what, self.place, error)  # noqa: TRY400 - the cause is all there is
+            with self._lock:
+                self._owed[image] = what
 
     def _free_owed(self, connection: KeeperConnection) -> None:
         with self._lock:
