@@ -59,8 +59,7 @@ def only(kind: type[Event | Instruction], out: list[Instruction]) -> list[Instru
 
 def test_a_device_copies_from_its_peer() -> None:
     bench = Devices(peers=True)
-    bench.resident("a", 40, OTHER)
-    bench.resident("a", 40)
+    bench.resident("a", 40, OTHER, CPU)
     (fill,) = bench.ask("a", place=GPU)
     assert isinstance(fill, Fill)
     assert fill.source == OTHER
@@ -97,8 +96,7 @@ def test_one_of_two_peers_may_be_one_sided() -> None:
 
 def test_an_image_for_the_disk_is_taken_from_memory_rather_than_from_a_device() -> None:
     bench = Devices()
-    bench.resident("a", 40, GPU)
-    bench.resident("a", 40)
+    bench.resident("a", 40, GPU, CPU)
     (fill,) = bench.ask("a", place=DISK)
     assert isinstance(fill, Fill)
     assert fill.source == CPU
@@ -138,9 +136,10 @@ def test_a_session_needs_its_working_memory_once_however_often_it_opens() -> Non
         assert bench.residency.room.working[GPU] == left
 
 
-def test_who_ends_gives_the_room_for_his_work_back_to_who_waits() -> None:
+@pytest.mark.parametrize("lies_at", [GPU, DISK], ids=["he reads", "he waits for a fill"])
+def test_who_ends_gives_the_room_for_his_work_to_who_waits(lies_at: Place) -> None:
     bench = Devices()
-    bench.resident("a", 40, GPU)
+    bench.resident("a", 40, lies_at)
     bench.resident("b", 60, DISK)
     bench.want("a", 30)
     assert bench.ask("b", session=2, place=GPU, deadline_in_s=60) == []
@@ -151,8 +150,7 @@ def test_who_ends_gives_the_room_for_his_work_back_to_who_waits() -> None:
 
 def test_an_idle_image_makes_way_for_the_work_of_one_who_reads_another() -> None:
     bench = Devices()
-    bench.resident("idle", 40, GPU)
-    bench.resident("idle", 40)
+    bench.resident("idle", 40, GPU, CPU)
     bench.resident("a", 50, GPU)
     grant, free = bench.want("a", 30)
     assert isinstance(grant, Grant)
@@ -162,8 +160,7 @@ def test_an_idle_image_makes_way_for_the_work_of_one_who_reads_another() -> None
 
 def test_an_idle_image_makes_way_for_the_next_one_who_reads() -> None:
     bench = Devices()
-    bench.resident("idle", 30, GPU)
-    bench.resident("idle", 30)
+    bench.resident("idle", 30, GPU, CPU)
     bench.resident("a", 50, GPU)
     assert kinds(bench.want("a", 20)) == [Grant]
     assert kinds(bench.want("a", 20, session=2)) == [Grant, Free]
@@ -171,8 +168,7 @@ def test_an_idle_image_makes_way_for_the_next_one_who_reads() -> None:
 
 def test_an_idle_image_makes_way_for_everybody_who_waited_for_room() -> None:
     bench = Devices()
-    bench.resident("idle", 20, GPU)
-    bench.resident("idle", 20)
+    bench.resident("idle", 20, GPU, CPU)
     bench.resident("fails", 50, DISK)
     bench.resident("a", 60, DISK)
     bench.ask("fails", place=GPU)
@@ -187,8 +183,7 @@ def test_an_idle_image_makes_way_for_everybody_who_waited_for_room() -> None:
 
 def test_what_is_found_out_while_somebody_reads_counts_from_then_on() -> None:
     bench = Devices()
-    bench.resident("idle", 40, GPU)
-    bench.resident("idle", 40)
+    bench.resident("idle", 40, GPU, CPU)
     bench.resident("a", 50, GPU)
     assert kinds(bench.want("a", 0)) == [Grant]
     (free,) = bench.feed(WorkingKnown, key="a", nbytes=25)
@@ -238,21 +233,9 @@ def test_everybody_who_waits_for_a_fill_is_counted_while_he_does() -> None:
     assert bench.residency.room.working[GPU] == 30
 
 
-def test_who_leaves_a_running_fill_gives_the_room_for_his_work_to_who_waits() -> None:
-    bench = Devices()
-    bench.resident("a", 40, DISK)
-    bench.resident("b", 60, DISK)
-    bench.want("a", 30)
-    assert bench.ask("b", session=2, place=GPU, deadline_in_s=60) == []
-    (fill,) = bench.feed(SessionEnded, session=1)
-    assert isinstance(fill, Fill)
-    assert fill.key == "b"
-
-
 def test_an_idle_image_goes_when_more_sessions_wait_for_a_fill_than_the_device_has_room_for() -> None:
     bench = Devices()
-    bench.resident("idle", 20, GPU)
-    bench.resident("idle", 20)
+    bench.resident("idle", 20, GPU, CPU)
     bench.resident("a", 40, DISK)
     assert kinds(bench.want("a", 30)) == [Fill]
     assert bench.want("a", 30, session=2) != []
@@ -262,8 +245,7 @@ def test_an_idle_image_goes_when_more_sessions_wait_for_a_fill_than_the_device_h
 def test_an_image_that_becomes_idle_goes_at_once_if_work_exceeds_the_room() -> None:
     bench = Devices()
     for key, nbytes in (("a", 50), ("b", 40)):
-        bench.resident(key, nbytes, GPU)
-        bench.resident(key, nbytes)
+        bench.resident(key, nbytes, GPU, CPU)
     (grant,) = bench.ask("b", place=GPU)
     assert isinstance(grant, Grant)
     assert kinds(bench.want("a", 30, session=2)) == [Grant]
@@ -284,8 +266,7 @@ def test_a_fill_that_fails_gives_back_what_was_foreseen() -> None:
 
 def test_who_was_parked_while_a_replica_went_brings_what_his_work_needs() -> None:
     bench = Devices()
-    bench.resident("a", 40, GPU)
-    bench.resident("a", 40)
+    bench.resident("a", 40, GPU, CPU)
     bench.feed(EvictRequested, key="a", place=GPU, drain=False)
     assert bench.want("a", 30) == []
     assert kinds(bench.freed("a", GPU)) == [Fill]
@@ -295,8 +276,7 @@ def test_who_was_parked_while_a_replica_went_brings_what_his_work_needs() -> Non
 
 def test_whoever_is_idle_makes_way_for_work_though_it_is_not_enough() -> None:
     bench = Devices()
-    bench.resident("idle", 30, GPU)
-    bench.resident("idle", 30)
+    bench.resident("idle", 30, GPU, CPU)
     bench.resident("a", 60, GPU)
     grant, free = bench.want("a", 100)
     assert isinstance(grant, Grant)
@@ -341,8 +321,7 @@ def test_a_device_is_charged_in_the_units_in_which_it_gives_memory() -> None:
 
 def test_who_reads_on_a_lost_device_is_told_and_holds_nothing_up() -> None:
     bench = Devices()
-    bench.resident("a", 40, GPU)
-    bench.resident("a", 40)
+    bench.resident("a", 40, GPU, CPU)
     (grant,) = bench.ask("a", place=GPU)
     assert isinstance(grant, Grant)
     lost, free = bench.feed(PlaceLost, place=GPU, reason="its keeper has ended")

@@ -164,12 +164,18 @@ def test_who_leaves_takes_the_device_with_him_and_not_a_load_that_runs() -> None
     assert bench.state("a") is State.SEALED
 
 
-def test_who_leaves_before_there_is_room_on_the_host_leaves_nothing_behind_there() -> None:
+def one_that_waits_for_a_full_host(deadline_in_s: float) -> Bench:
+    """Session 2, on behalf of a device; what fills the host is held by session 1."""
     bench = Bench(cpu_bytes=100)
     bench.resident("held", 80)
     bench.opened("held")
-    bench.ask("a", session=2, place=GPU, deadline_in_s=1000)
-    bench.measured("a", 40)
+    bench.ask("a", session=2, place=GPU, deadline_in_s=deadline_in_s)
+    assert bench.measured("a", 40) == []
+    return bench
+
+
+def test_who_leaves_before_there_is_room_on_the_host_leaves_nothing_behind_there() -> None:
+    bench = one_that_waits_for_a_full_host(deadline_in_s=1000)
     bench.feed(SessionEnded, session=2)
     assert bench.state("a", GPU) is bench.state("a", CPU) is State.ABSENT
     bench.ask("b", session=3)
@@ -215,22 +221,14 @@ def test_one_who_waits_for_a_device_waits_for_the_last_reader_on_the_host_too() 
 
 
 def test_a_deadline_that_passes_while_the_host_is_full_tells_of_the_host() -> None:
-    bench = Bench(cpu_bytes=100)
-    bench.resident("held", 80)
-    bench.opened("held")
-    bench.ask("a", session=2, place=GPU, deadline_in_s=5)
-    bench.measured("a", 40)
+    bench = one_that_waits_for_a_full_host(deadline_in_s=5)
     bench.now += 10
     with pytest.raises(CapacityError, match="no room at cpu: 40 bytes needed, 20 free of 100"):
         raise error_of(bench.feed(Tick))
 
 
 def test_an_image_that_comes_to_lie_elsewhere_is_not_waited_for_on_the_host_any_more() -> None:
-    bench = Bench(cpu_bytes=100)
-    bench.resident("held", 80)
-    bench.opened("held")
-    bench.ask("a", session=2, place=GPU, deadline_in_s=1000)
-    bench.measured("a", 40)
+    bench = one_that_waits_for_a_full_host(deadline_in_s=1000)
     bench.ask("a", place=DISK, lease=False)
     bench.measured("a", 40, DISK)
     (promotion,) = [each for each in bench.filled("a", DISK) if isinstance(each, Fill)]

@@ -93,9 +93,10 @@ class Bench:
     def freed(self, key: str, place: Place = CPU) -> list[Instruction]:
         return self.feed(Freed, key=key, place=place, generation=self.generation(key, place))
 
-    def resident(self, key: str, nbytes: int, place: Place = CPU) -> None:
-        """Have an idle, sealed replica."""
-        self.feed(Adopted, key=key, place=place, nbytes=nbytes)
+    def resident(self, key: str, nbytes: int, *places: Place) -> None:
+        """Have an idle, sealed replica at each place; at cpu if none is named."""
+        for place in places or (CPU,):
+            self.feed(Adopted, key=key, place=place, nbytes=nbytes)
 
     def opened(self, key: str, session: int = 1) -> int:
         """Open a resident model; returns the lease's number."""
