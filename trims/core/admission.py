@@ -1,38 +1,44 @@
-"""Admission: from a request to a fill. Who waits, who gets room, in which order, and what has to go for it.
+"""Admission: from a request to a fill. Which waiter is served, which replica gets room, and what is evicted for it.
 
-Room is given in order of arrival; an image that waits for room holds back those behind it, or a large one would starve
-behind small ones. What an event changes is only noted (`look_again`); who gets room because of it is decided once the
-event is over (`settle`), so that no decision is made in the middle of another. Not covered: what happens once a fill
-runs (`Residency`).
+As soon as the size of a queued replica is known, one of four things happens to it:
+
+1. It starts: there is room, or idle replicas were evicted and the room is free.
+2. It claims: room that is on its way back is kept for it. Only a running copy delays that, no lease.
+3. It stands in line: only the end of leases makes room. Its waiters without a deadline are refused at once.
+4. It is refused for good: it exceeds the place.
+
+A later arrival may overtake the first in line, or one patient waiter would hold up a whole place. It may do so for as
+many bytes as the first needs; after that what comes free is kept for the first for `RESERVATION_S`, and then the same
+begins again. So neither can the first starve the others, nor the others the first.
+
+What an event changes is only noted by the ledger; which replica gets room because of it is decided once the event is
+over (`settle`), so that no decision is made in the middle of another. Every decision costs O(log n). Not covered: what
+happens once a fill runs (`Residency`).
 """
 
 from __future__ import annotations
 
-from enum import Enum, auto
+import itertools
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from trims.core import books
+from trims.core import refusals
 from trims.core.errors import DeadlineError, TooLargeError, TrimsError
-from trims.core.events import Requested
-from trims.core.place import CPU, Tier
+from trims.core.events import KeepAlive, Requested
+from trims.core.line import Line
+from trims.core.place import CPU, TierKind
 from trims.core.promotion import host_for
-from trims.core.replica import State
+from trims.core.replica import Share, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
+    from trims.core.capacity import PlaceBooks
     from trims.core.lease import Waiter
     from trims.core.ledger import Ledger
     from trims.core.place import Place
     from trims.core.replica import Replica
 
-
-class _Answer(Enum):
-    """What a place says to a replica that needs room."""
-
-    FITS = auto()
-    WAITS = auto()
-    REFUSED = auto()
+#: How long what comes free is kept for the first in line once others have overtaken it by as many bytes as it needs.
+RESERVATION_S = 5.0
 
 
 class Admission:
@@ -42,68 +48,70 @@ class Admission:
         ledger: The books.
 
     Attributes:
-        queues: Replicas that wait for room, in order of arrival.
+        lines: Replicas that wait for leases to end, by place.
+        claims: Replicas that wait for room that is on its way back, by place, then by generation, oldest claim first.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._unsettled: dict[Place, None] = {}
-        self.queues: dict[Place, list[Replica]] = {place: [] for place in ledger.room.capacities}
+        self._measurements = itertools.count(1)
+        #: Replicas whose size became known, or whose waiters became more, and about which nothing was decided since.
+        self._fresh: OrderedDict[int, Replica] = OrderedDict()
+        self.lines: dict[Place, Line] = {place: Line() for place in ledger.capacity.at}
+        self.claims: dict[Place, OrderedDict[int, Replica]] = {place: OrderedDict() for place in ledger.capacity.at}
 
-    # -- who waits -------------------------------------------------------------------------------------------------
+    # -- waiters ---------------------------------------------------------------------------------------------------
 
     def request(self, event: Requested) -> None:
-        """Somebody wants a replica: serve him, refuse him, or let him wait."""
+        """A waiter wants a replica: serve it, refuse it, or let it wait."""
         ledger = self._ledger
-        if event.place not in ledger.room.capacities:
-            self.refuse(event.waiter, books.no_such_place(event.place, ledger.room.capacities), event.at_s)
+        if event.place not in ledger.capacity:
+            self.refuse(event.waiter, refusals.no_such_place(event.place, ledger.capacity.at), event.at_s)
             return
-        replica = ledger.shelf.find(event.key, event.place) or self.enqueue(event.key, event.place, event.at_s)
-        replica.keep_alive_s = event.keep_alive_s
-        if event.working_bytes is not None and replica.place.tier is Tier.GPU:
-            self.expect_work(replica, event.working_bytes)
+        replica = ledger.table.find(event.key, event.place) or self.enqueue(event.key, event.place, event.at_s)
+        if event.keep is not None:
+            replica.keep_alive_s = event.keep.seconds
+        if event.workspace_bytes is not None and replica.place.tier is TierKind.GPU:
+            self.expect_work(replica, event.workspace_bytes)
         if replica.state is State.SEALED:
             self.serve(replica, event.waiter, event.at_s, warm=True)
         else:
             ledger.join(replica, event.waiter)
-            self._look_at(replica, event.at_s)
+            self._waiter_joined(replica, event.at_s)
 
     def enqueue(self, key: str, place: Place, at_s: float) -> Replica:
-        """A new replica at the end of its place's queue."""
-        replica = self._ledger.shelf.add(key, place)
-        self.queues[place].append(replica)
+        """A new replica in the queue of its place."""
+        replica = self._ledger.table.add(key, place)
         self._ledger.step(replica, State.QUEUED, at_s, "first waiter")
+        self._ledger.changed_keys[key] = None
         return replica
 
     def expect_work(self, replica: Replica, nbytes: int) -> None:
         """Each session that reads it needs so much on the device beside it."""
-        if nbytes != replica.working_bytes:
+        if nbytes != replica.workspace_bytes:
             self._ledger.expect_work(replica, nbytes)
-            self.look_again(replica.place)
 
     def serve(self, replica: Replica, waiter: Waiter, at_s: float, *, warm: bool) -> None:
-        """Give a waiter what he waited for."""
+        """Give a waiter what it waited for."""
         ledger = self._ledger
         if waiter.reader is not None:
             ledger.grant(replica, waiter, waiter.reader, at_s, warm=warm)
-            if replica.working_bytes:
-                self.look_again(replica.place)
             return
         ledger.touch(replica, at_s)
         if ledger.promotions.end(waiter.ticket) is None:
             ledger.outbox.ready(waiter, replica)
 
     def refuse(self, waiter: Waiter, error: TrimsError, at_s: float) -> None:
-        """Tell a waiter; one of our own, who waited for the host on a device's behalf, passes it on."""
+        """Answer a waiter with an error. A promotion passes it on to the waiters at its device."""
         ledger = self._ledger
         promotion = ledger.promotions.end(waiter.ticket)
         if promotion is None:
             ledger.outbox.refuse(waiter, error)
             return
         replica, host = promotion
-        another = host_for(ledger.room.capacities, after=host) if isinstance(error, TooLargeError) else None
+        another = host_for(ledger.capacity.at, after=host) if isinstance(error, TooLargeError) else None
         if another is None:
-            self._refuse_all(replica, error, at_s)
+            self.refuse_all(replica, error, at_s)
         else:
             self._bring_to(another, replica, at_s)
 
@@ -111,33 +119,32 @@ class Admission:
         """A waiter gave up."""
         replica = self._ledger.leave(ticket)
         if replica is not None:
-            self._was_left(replica, at_s)
+            self._drop_if_unwanted(replica, at_s)
 
-    def expire(self, replica: Replica, waiter: Waiter, at_s: float) -> None:
-        """A waiter's deadline has passed: tell him what it was that took so long."""
+    def expire(self, ticket: int, at_s: float) -> None:
+        """A waiter's deadline has passed: tell it what took so long."""
         ledger = self._ledger
+        replica = ledger.waiters.by_ticket[ticket]
+        waiter = replica.waiters[ticket]
         late = self._awaited(replica) or replica
-        if late.state is State.QUEUED and ledger.room.need_of(late) > ledger.room.free_bytes(late.place):
-            error: TrimsError = ledger.room.refusal(late, ledger.shelf.replicas.values())
+        books = ledger.capacity.at[late.place]
+        if late.state is State.QUEUED and books.need_of(late) > books.free_bytes:
+            error: TrimsError = refusals.no_room(books, late)
         else:
-            error = DeadlineError(books.why_late(late))
-        ledger.leave(waiter.ticket)
+            error = DeadlineError(refusals.why_late(late))
+        ledger.leave(ticket)
         self.refuse(waiter, error, at_s)
-        self._was_left(replica, at_s)
-
-    def _was_left(self, replica: Replica, at_s: float) -> None:
-        """One waits for it no longer: it may be wanted no more, or his work may leave room to others."""
         self._drop_if_unwanted(replica, at_s)
-        self.look_again(replica.place)
 
-    def _look_at(self, replica: Replica, at_s: float) -> None:
-        """Somebody has come to wait for it, or for what a device waits for: he may not have to, or may not want to."""
+    def _waiter_joined(self, replica: Replica, at_s: float) -> None:
+        """A waiter joined: decide again about its replica, and about the host's if a device waits for that."""
         if replica.state is State.DRAINING and replica.leases:
-            self._refuse_impatient(replica, books.going(replica), at_s)
-        self.look_again(replica.place)
+            self._refuse_impatient(replica, refusals.leaving(replica), at_s)
+        elif replica.state is State.QUEUED and replica in self.lines[replica.place]:
+            self._fresh[replica.generation] = replica
         awaited = self._awaited(replica)
         if awaited is not None:
-            self._look_at(awaited, at_s)
+            self._waiter_joined(awaited, at_s)
 
     def _awaited(self, replica: Replica) -> Replica | None:
         """The host's replica that a device's waits for."""
@@ -145,14 +152,20 @@ class Admission:
         return None if ticket is None else self._ledger.waiters.by_ticket.get(ticket)
 
     def _drop_if_unwanted(self, replica: Replica, at_s: float) -> None:
-        """A queued replica nobody waits for leaves the queue; a running fill is finished: the cache is persistent."""
+        """A queued replica without a waiter leaves the queue; a running fill is finished: the cache is persistent."""
         if replica.state is State.QUEUED and not replica.waiters:
             self._await_no_longer(replica, at_s)
-            self.queues[replica.place].remove(replica)
+            self._leave_queue(replica)
             self._ledger.remove(replica, at_s, "last waiter gone")
             self._ledger.outbox.abandon(replica)
-            if replica.place.tier is Tier.GPU:
-                self.look_everywhere()  # what was kept for it on the host may go
+
+    def _leave_queue(self, replica: Replica) -> None:
+        """Take a queued replica out of the line and drop its claim: what that held back may go on."""
+        self.lines[replica.place].remove(replica)
+        self.claims[replica.place].pop(replica.generation, None)
+        self._fresh.pop(replica.generation, None)
+        self._ledger.capacity.claim(replica, 0)
+        self._ledger.changed_places[replica.place] = None
 
     def _await_no_longer(self, replica: Replica, at_s: float) -> None:
         """A device's replica needs nothing of the host any more."""
@@ -162,132 +175,228 @@ class Admission:
             self.leave(ticket, at_s)
 
     def _refuse_impatient(self, replica: Replica, error: TrimsError, at_s: float) -> None:
-        """Those with a deadline stay, also those who wait on a device for this replica; the others are told now."""
-        for waiter in list(replica.waiters.values()):
-            device = self._ledger.promotions.device_of(waiter)
-            if device is not None:
-                self._refuse_impatient(device, error, at_s)
-            elif waiter.deadline_at_s is None:
-                self._ledger.leave(waiter.ticket)
-                self.refuse(waiter, error, at_s)
+        """Waiters with a deadline stay, also those at a device that waits for this replica; the others are told now."""
+        for device in self._devices_behind(replica):
+            self._refuse_impatient(device, error, at_s)
+        for waiter in list(replica.impatient.values()):
+            self._ledger.leave(waiter.ticket)
+            self.refuse(waiter, error, at_s)
         self._drop_if_unwanted(replica, at_s)
 
-    def _refuse_all(self, replica: Replica, error: TrimsError, at_s: float) -> None:
+    def _devices_behind(self, replica: Replica) -> list[Replica]:
+        """Device replicas of the same image that wait for this one."""
+        if not replica.promotions:
+            return []
+        siblings = self._ledger.table.places_of(replica.key)
+        return [each for each in siblings if self._awaited(each) is replica]
+
+    def refuse_all(self, replica: Replica, error: TrimsError, at_s: float) -> None:
+        """Refuse every waiter of a replica; one that is queued leaves the queue."""
         for waiter in self._ledger.take(replica):
             self.refuse(waiter, error, at_s)
         self._drop_if_unwanted(replica, at_s)
 
-    # -- who gets room ---------------------------------------------------------------------------------------------
-
-    def look_again(self, place: Place) -> None:
-        """Something has changed there: room may have come free, or become too little."""
-        self._unsettled[place] = None
-
-    def look_everywhere(self) -> None:
-        """The same for all places."""
-        self._unsettled.update(dict.fromkeys(self.queues))
+    # -- what has to be decided ------------------------------------------------------------------------------------
 
     def settle(self, at_s: float) -> None:
-        """Decide who gets room, wherever something has changed, until nothing changes any more."""
-        while self._unsettled:
-            place = next(iter(self._unsettled))
-            del self._unsettled[place]
-            if self._ledger.room.working[place]:
-                self._make_way(place, at_s)
-            if self.queues[place]:
-                self._admit(place, at_s)
-
-    def _admit(self, place: Place, at_s: float) -> None:
-        """Start queued fills in order of arrival, for as long as there is room or room can be made.
-
-        An image whose size is still being measured holds nobody up; one that waits for room does.
-        """
-        for replica in list(self.queues[place]):
-            if not self._know_size(replica, at_s):
-                continue
-            answer = self._make_room(replica, at_s)
-            if answer is _Answer.WAITS:
-                return
-            if answer is _Answer.FITS:
-                self._start_fill(replica, at_s)
-
-    def _know_size(self, replica: Replica, at_s: float) -> bool:
+        """Decide which replicas get room, wherever something has changed, until nothing changes any more."""
         ledger = self._ledger
-        source = ledger.shelf.source_of(replica)
+        while True:
+            if ledger.changed_keys:
+                self._find_sizes(ledger.changed_keys.popitem()[0], at_s)
+            elif ledger.changed_places:
+                self._admit(ledger.changed_places.popitem()[0], at_s)
+            elif self._fresh:
+                self._decide(self._fresh.popitem(last=False)[1], at_s)
+            elif (surplus := self._surplus_image()) is not None:
+                ledger.free(surplus, at_s, "evicted: the daemon may open no more images", evicted=True)
+            else:
+                return
+
+    # -- sizes -----------------------------------------------------------------------------------------------------
+
+    def _find_sizes(self, key: str, at_s: float) -> None:
+        for replica in self._ledger.table.places_of(key):
+            if replica.state is State.QUEUED:
+                self._find_size(replica, at_s)
+
+    def _find_size(self, replica: Replica, at_s: float) -> None:
+        """A replica whose size is known is decided upon; for another, the size is found out."""
+        ledger = self._ledger
+        source = ledger.table.source_of(replica)
         if source is not None:
             replica.nbytes = source.nbytes
             self._await_no_longer(replica, at_s)  # it may have come to lie elsewhere first
-            return True
-        host = host_for(ledger.room.capacities)
-        if replica.place.tier is Tier.GPU and host is not None:
+        elif not replica.measured:
+            self._leave_queue(replica)  # what it was going to be copied from may be gone
+            self._ask_for_size(replica, at_s)
+            return
+        if replica not in self.lines[replica.place] and not replica.claimed_bytes:
+            self._fresh[replica.generation] = replica
+
+    def _ask_for_size(self, replica: Replica, at_s: float) -> None:
+        host = host_for(self._ledger.capacity.at)
+        if replica.place.tier is TierKind.GPU and host is not None:
             self._bring_to(host, replica, at_s)
-            return False
-        if not replica.measured and not replica.measuring:
-            replica.measuring = True
-            ledger.outbox.measure(replica)
-        return replica.measured
+        elif not replica.measuring:
+            replica.measuring = next(self._measurements)
+            self._ledger.outbox.measure(replica)
 
     def _bring_to(self, host: Place, replica: Replica, at_s: float) -> None:
         """Wait for the image at a host place on behalf of a device, where nothing can be converted."""
         ledger = self._ledger
         if ledger.promotions.ticket_of(replica) is None:
-            there = ledger.shelf.find(replica.key, host)
-            brought = replica.keep_alive_s if host == CPU else None  # what lies on disk takes no memory
-            keep_alive_s = brought if there is None else there.keep_alive_s
+            there = ledger.table.find(replica.key, host)
+            brought = KeepAlive(replica.keep_alive_s if host == CPU else None)  # what lies on disk takes no memory
+            keep = brought if there is None else None
             waiter = ledger.promotions.begin(replica, host)
-            self.request(Requested(at_s=at_s, key=replica.key, place=host, waiter=waiter, keep_alive_s=keep_alive_s))
+            self.request(Requested(at_s=at_s, key=replica.key, place=host, waiter=waiter, keep=keep))
 
-    def _make_room(self, replica: Replica, at_s: float) -> _Answer:
-        """Evict what it needs; refuse those who will not wait, and everybody if it never fits."""
-        room, everything = self._ledger.room, self._ledger.shelf.replicas.values()
-        place, need = replica.place, room.need_of(replica)
-        if room.least_need_of(replica) > room.capacities[place]:
-            self._refuse_all(replica, books.too_large(room, replica), at_s)
-            return _Answer.REFUSED
-        if need <= room.free_bytes(place):
-            return _Answer.FITS
-        # What is promised to a device goes for who wants the room himself. If it went for another one that a device
-        # waits for, each of the two would have the other made anew for as long as both wait.
-        for_devices = all(self._ledger.promotions.device_of(waiter) for waiter in replica.waiters.values())
-        spare = self._ledger.shelf.is_promised if for_devices else lambda _: False
-        self._evict(room.victims(place, need, everything, spare=spare), at_s)
-        if not room.is_coming(place, need, everything):
-            self._refuse_impatient(replica, room.refusal(replica, everything), at_s)
-        return _Answer.WAITS if replica.state is State.QUEUED else _Answer.REFUSED
+    # -- room ------------------------------------------------------------------------------------------------------
+
+    def _admit(self, place: Place, at_s: float) -> None:
+        """Room has changed at a place: serve claims, then the first in line, then what may overtake it."""
+        books = self._ledger.capacity.at[place]
+        if books.workspace_bytes and books.free_bytes < 0:
+            self._make_way(place, at_s)
+        self._serve_claims(place, at_s)
+        line = self.lines[place]
+        while (first := line.first()) is not None and self._decide(first, at_s):
+            pass
+        while first is not None and (small := line.smallest_after(first)) is not None:
+            if not self._may_fit(books, small) or not self._decide(small, at_s):
+                return
+
+    @staticmethod
+    def _may_fit(books: PlaceBooks, replica: Replica) -> bool:
+        """A cheap look that spares most decisions."""
+        return books.need_of(replica) <= books.coming_bytes + books.evictable_bytes(spare_promised=False)
+
+    def _serve_claims(self, place: Place, at_s: float) -> None:
+        """Start what fits now, oldest claim first. Where readers' work has grown, claims are decided upon again."""
+        books, claims = self._ledger.capacity.at[place], self.claims[place]
+        while claims:
+            oldest = next(iter(claims.values()))
+            need = books.need_of(oldest)
+            if need <= books.free_bytes:
+                self._start_fill(oldest, at_s)
+            elif need > books.free_bytes + books.shares[Share.LEAVING]:
+                self._give_up_claim(oldest)
+            else:
+                break
+        while claims and books.coming_bytes < 0:
+            self._give_up_claim(next(reversed(claims.values())))
+
+    def _give_up_claim(self, replica: Replica) -> None:
+        self._leave_queue(replica)
+        self._fresh[replica.generation] = replica
+
+    def _decide(self, replica: Replica, at_s: float) -> bool:
+        """Give a queued replica of known size room or a claim, or refuse it; True if it waits for leases no longer."""
+        books, line = self._ledger.capacity.at[replica.place], self.lines[replica.place]
+        if books.least_need_of(replica) > books.capacity_bytes:
+            self.refuse_all(replica, refusals.too_large(books, replica), at_s)
+            return True
+        need, first = books.need_of(replica), line.first()
+        overtaken = first if first is not None and first.generation < replica.generation else None
+        if overtaken is not None and not self._may_overtake(overtaken, need, at_s):
+            return self._stand_in_line(replica, at_s, behind=overtaken)
+        self._evict_for(replica, need, at_s)
+        if need > books.coming_bytes:
+            return self._stand_in_line(replica, at_s)
+        if overtaken is not None:
+            overtaken.overtaken_bytes += need
+        if need <= books.free_bytes:
+            self._start_fill(replica, at_s)
+        else:
+            self._claim(replica, need)
+        return True
+
+    def _claim(self, replica: Replica, need: int) -> None:
+        self.lines[replica.place].remove(replica)
+        self._ledger.capacity.claim(replica, need)
+        self.claims[replica.place][replica.generation] = replica
+
+    def _stand_in_line(self, replica: Replica, at_s: float, behind: Replica | None = None) -> bool:
+        """Only leases that end make room: waiters without a deadline are refused; True if no other is left."""
+        if replica.impatient or replica.promotions:
+            books = self._ledger.capacity.at[replica.place]
+            no_room = refusals.no_room(books, replica)
+            self._refuse_impatient(replica, refusals.reserved(books, replica, behind) if behind else no_room, at_s)
+        if replica.state is not State.QUEUED:
+            return True
+        self.lines[replica.place].add(replica)
+        return False
+
+    def _may_overtake(self, first: Replica, need: int, at_s: float) -> bool:
+        """True while the first in line has not been overtaken by as many bytes as it needs."""
+        if first.reserved_until_s is not None:
+            if at_s < first.reserved_until_s:
+                return False
+            first.reserved_until_s, first.overtaken_bytes = None, 0
+        if first.overtaken_bytes + need <= self._ledger.capacity.at[first.place].need_of(first):
+            return True
+        first.reserved_until_s = at_s + RESERVATION_S
+        self._ledger.due.add(first.reserved_until_s, first.place)
+        return False
+
+    def _start_fill(self, replica: Replica, at_s: float) -> None:
+        ledger = self._ledger
+        self._leave_queue(replica)
+        source = ledger.table.source_of(replica)
+        if source is not None:
+            ledger.lend(source, replica)
+        ledger.step(replica, State.FILLING, at_s, f"room found, source {replica.source or 'artifact'}")
+        ledger.outbox.fill(replica)
+
+    # -- eviction --------------------------------------------------------------------------------------------------
+
+    def _evict_for(self, replica: Replica, need: int, at_s: float) -> None:
+        """Evict as few as will do, in the policy's order. If even all idle replicas would not do, none is evicted."""
+        # What is promised to a device goes for a request for this place itself. If it went for another image that a
+        # device waits for, each of the two would have the other loaded again for as long as both wait.
+        spare = replica.promotions == len(replica.waiters)
+        books = self._ledger.capacity.at[replica.place]
+        missing = need - books.coming_bytes
+        if 0 < missing <= books.evictable_bytes(spare_promised=spare):
+            self._evict(replica.place, missing, at_s, spare_promised=spare)
 
     def _make_way(self, place: Place, at_s: float) -> None:
-        """Those who read at a place need more beside their images than is left there: who is idle goes for it."""
-        room = self._ledger.room
-        if room.free_bytes(place) < 0:
-            self._evict(room.victims(place, 0, self._ledger.shelf.replicas.values(), in_part=True), at_s)
+        """Readers' work exceeds what is free here: evict idle replicas, as far as there are any."""
+        books = self._ledger.capacity.at[place]
+        missing = -books.free_bytes - books.shares[Share.LEAVING]
+        self._evict(place, missing, at_s, spare_promised=False)
 
-    def _evict(self, victims: Iterable[Replica], at_s: float) -> None:
-        for victim in victims:
+    def _evict(self, place: Place, missing: int, at_s: float, *, spare_promised: bool) -> None:
+        books, table = self._ledger.capacity.at[place], self._ledger.table
+        while missing > 0 and (key := books.next_victim(spare_promised=spare_promised)) is not None:
+            victim = table.replicas[key, place]
+            missing -= victim.charged_bytes
             if not self._demote(victim, at_s):
                 self._ledger.free(victim, at_s, "evicted for room", evicted=True)
+
+    def _surplus_image(self) -> Replica | None:
+        """If there are more images than descriptors for them: the one on the host that has been idle longest."""
+        ledger = self._ledger
+        if ledger.capacity.images <= ledger.capacity.max_images:
+            return None
+        hosts = [place for place in ledger.capacity.at if place.tier is not TierKind.GPU]
+        victims = [(ledger.capacity.at[place].next_victim(spare_promised=True), place) for place in hosts]
+        idle = [ledger.table.replicas[key, place] for key, place in victims if key is not None]
+        return min(idle, key=lambda replica: replica.last_used_s, default=None)
 
     def _demote(self, victim: Replica, at_s: float) -> bool:
         """A device's image goes to the host first if it is not there and fits beside what is: True if it does."""
         ledger = self._ledger
-        if victim.place.tier is not Tier.GPU or CPU not in ledger.room.capacities:
+        if victim.place.tier is not TierKind.GPU or CPU not in ledger.capacity:
             return False
-        if ledger.shelf.find(victim.key, CPU) is not None or victim.nbytes > ledger.room.free_bytes(CPU):
+        books = ledger.capacity.at[CPU]
+        if ledger.table.find(victim.key, CPU) is not None or victim.nbytes > min(books.free_bytes, books.coming_bytes):
             return False
-        if self.queues[CPU]:  # the room is theirs who wait for it
+        if self.lines[CPU] or self.claims[CPU]:  # the room is kept for those that wait for it
             return False
         host = self.enqueue(victim.key, CPU, at_s)
         host.nbytes, host.keep_alive_s = victim.nbytes, victim.keep_alive_s
         self._start_fill(host, at_s)
         ledger.retire(victim, at_s, "evicted for room, demoted to cpu")
         return True
-
-    def _start_fill(self, replica: Replica, at_s: float) -> None:
-        ledger = self._ledger
-        source = ledger.shelf.source_of(replica)
-        if source is not None:
-            ledger.lend(source, replica)
-        self.queues[replica.place].remove(replica)
-        ledger.step(replica, State.FILLING, at_s, f"room found, source {replica.source or 'artifact'}")
-        if replica.working_bytes:  # more of those who wait may read it than room was asked for
-            self.look_again(replica.place)
-        ledger.outbox.fill(replica)

@@ -1,4 +1,4 @@
-"""The one error tree: every class says who is the culprit and whether asking again can help.
+"""The one error tree: every class names the culprit and says whether asking again can help.
 
 Five branches, one for each culprit: the caller (`CallerError`), a lack of room (`CapacityError`), a peer that went
 away (`LostPeerError`), bytes that are not what they claim (`BrokenWeightsError`) and trims itself
@@ -130,7 +130,7 @@ class DrainingError(LostPeerError):
 
 
 class DeviceLostError(LostPeerError):
-    """A GPU, or the context of the process that used it, is gone: its replicas are filled anew elsewhere."""
+    """A GPU, or the context of the process that used it, is gone: its replicas are filled again elsewhere."""
 
     code = "device_lost"
 
@@ -145,6 +145,13 @@ class ArtifactError(BrokenWeightsError):
     """A published file is missing, truncated, lying about its sizes, or not of the format it should be."""
 
     code = "bad_artifact"
+
+
+class ArtifactChangedError(ArtifactError):
+    """A file of the artifact was replaced or written between two looks at it; ask again once that is done."""
+
+    code = "artifact_changed"
+    retryable = True
 
 
 class DigestMismatchError(BrokenWeightsError):

@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from trims.core.replica import State
 
 
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """How long an idle replica stays.
+
+    Attributes:
+        seconds: 0 not at all (eager), None until the room is needed (lazy).
+    """
+
+    seconds: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Something happened at `at_s`."""
@@ -28,14 +39,15 @@ class Requested(Event):
     """A waiter wants a replica: to lease it (open) or just to have it there (prefetch, pin, write-back).
 
     Attributes:
-        working_bytes: What each session that reads it on a device needs there beside it; None if nobody knows.
+        keep: How long the replica stays once it is idle; None leaves that as it is.
+        workspace_bytes: What each session that reads it on a device needs there beside it; None if that is unknown.
     """
 
     key: str
     place: Place
     waiter: Waiter
-    keep_alive_s: float | None = None
-    working_bytes: int | None = None
+    keep: KeepAlive | None = None
+    workspace_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,17 +74,29 @@ class WaiterLeft(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured(Event):
-    """Planning a conversion has told the image's size."""
+    """A measurement ended: planning the conversion has told the image's size. Counts only while it is running."""
 
     key: str
     place: Place
     generation: int
+    measurement: int
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureFailed(Event):
+    """A measurement failed, or was given up. Counts only while it is running: it never ends a fill."""
+
+    key: str
+    place: Place
+    generation: int
+    measurement: int
+    error: TrimsError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Filled(Event):
-    """A fill is sealed; it took `cost_s` seconds."""
+    """A fill is sealed; it took `cost_s` seconds. Counts only while the replica is being filled."""
 
     key: str
     place: Place
@@ -82,7 +106,7 @@ class Filled(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillFailed(Event):
-    """Measuring or filling failed, and whatever memory it had is given back."""
+    """A fill failed, and its memory is given back. Counts only while the replica is being filled."""
 
     key: str
     place: Place
@@ -92,7 +116,7 @@ class FillFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freed(Event):
-    """The tier confirms that the replica's memory is given back."""
+    """The tier confirms that the replica's memory is given back. Counts only while it is being freed."""
 
     key: str
     place: Place
@@ -101,7 +125,7 @@ class Freed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictRequested(Event):
-    """Somebody wants the replica gone. With `drain`, leases may run out first; without, they refuse it."""
+    """The replica is to go. With `drain`, leases may run out first; without, they refuse the eviction."""
 
     key: str
     place: Place
@@ -120,15 +144,15 @@ class ReplicaBroken(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceLost(Event):
-    """Whatever kept a place's memory has ended: its sealed replicas are gone under whoever reads them."""
+    """The process that kept a place's memory has ended: its sealed replicas are gone under their readers."""
 
     place: Place
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkingKnown(Event):
-    """Somebody found out how much of a device an image's readers need beside its bytes, each of them."""
+class WorkspaceKnown(Event):
+    """It became known how much of a device each reader of an image needs beside its bytes."""
 
     key: str
     nbytes: int
@@ -145,13 +169,19 @@ class PinChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adopted(Event):
-    """A restarted daemon found a sealed replica that checks out."""
+    """A restarted daemon found a sealed replica.
+
+    Attributes:
+        verified: Its bytes are known to be right. If not, the replica is as one that is being filled until a check of
+            its bytes ends in Filled or FillFailed.
+    """
 
     key: str
     place: Place
     nbytes: int
     cost_s: float = 0.0
     keep_alive_s: float | None = None
+    verified: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,11 +229,12 @@ class Refuse(Instruction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure(Instruction):
-    """Plan the conversion of the artifact; answer with Measured or FillFailed."""
+    """Plan the conversion of the artifact; answer with Measured or MeasureFailed and the measurement's number."""
 
     key: str
     place: Place
     generation: int
+    measurement: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +250,7 @@ class Fill(Instruction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abandon(Instruction):
-    """Nobody waits for this queued replica any more: drop a planned conversion. No answer is expected."""
+    """The last waiter of this queued replica left: drop a planned conversion. No answer is expected."""
 
     key: str
     place: Place
@@ -246,7 +277,7 @@ class Lost(Instruction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed(Instruction):
-    """For those who watch: a replica changed state."""
+    """For watchers: a replica changed state."""
 
     at_s: float
     key: str

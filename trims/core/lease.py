@@ -1,4 +1,4 @@
-"""Who reads and who waits: leases, and the waiters that will become leases."""
+"""Records of readers and waiters: a lease is a right to read, a waiter is a request that is not answered yet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trims.core.place import Place
-    from trims.core.replica import Replica
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +15,7 @@ class Lease:
     """A session's right to read one replica.
 
     Attributes:
-        number: Unique in the life of a daemon.
+        number: Unique among the daemons that share a runtime folder, not only in the life of one.
         session: The session that holds it; the lease ends with it at the latest.
         key: Image key of the replica.
         place: Where the replica lies.
@@ -32,79 +31,73 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """Somebody who waits for a replica.
+    """A request that waits for a replica.
 
     Attributes:
-        ticket: Chosen by the asker; comes back in the answer.
-        session: The asking session, or None for work of the daemon itself.
-        wants_lease: True for an open, False for a prefetch or a pin.
-        deadline_at_s: Clock time after which the answer is an error, or None. Without a deadline a waiter waits
-            for a load to finish but not for leases of others to end.
+        ticket: Chosen by the store; comes back in the answer. Negative for a promotion, which waits on the host on
+            behalf of a device.
+        session: The asking session, or None for a request without one (a prefetch, the control door, the store).
+        wants_lease: True for an open, False for a request that only wants the replica there.
+        deadline_at_s: Clock time after which the answer is an error, or None. A waiter without a deadline is
+            *impatient*: it waits for a load to finish but not for leases of others to end.
+        internal: The store asks for its own sake (keeping an image on disk, loading again what a device lost): it is
+            served while the daemon drains.
     """
 
     ticket: int
     session: int | None
     wants_lease: bool
     deadline_at_s: float | None
+    internal: bool = False
 
     @property
     def reader(self) -> int | None:
-        """The session that will read the replica; None if nobody will."""
+        """The session that will read the replica; None if none will."""
         return self.session if self.wants_lease else None
+
+    @property
+    def is_promotion(self) -> bool:
+        """True if it waits on the host on behalf of a device."""
+        return self.ticket < 0
+
+    @property
+    def is_impatient(self) -> bool:
+        """True if it must be refused rather than wait for leases of others."""
+        return self.deadline_at_s is None and self.ticket >= 0
 
 
 class Leases:
-    """All leases of a daemon, by number and by session."""
+    """All leases of a daemon, by number and by session.
 
-    def __init__(self) -> None:
+    Args:
+        first: Number of the first lease. Each daemon begins elsewhere, so that a client that gives back a lease of a
+            dead daemon never names one of the next.
+
+    Attributes:
+        by_number: All leases.
+        sessions: Numbers of the leases of each session, oldest first.
+    """
+
+    def __init__(self, first: int = 1) -> None:
         self.by_number: dict[int, Lease] = {}
-        self._by_session: dict[int, set[int]] = {}
-        self._numbers = itertools.count(1)
+        self.sessions: dict[int, dict[int, None]] = {}
+        self._numbers = itertools.count(first)
 
     def grant(self, session: int, key: str, place: Place, generation: int) -> Lease:
         """A new lease with a number of its own."""
         lease = Lease(next(self._numbers), session, key, place, generation)
         self.by_number[lease.number] = lease
-        self._by_session.setdefault(session, set()).add(lease.number)
+        self.sessions.setdefault(session, {})[lease.number] = None
         return lease
 
     def end(self, lease: Lease) -> None:
         """Take the lease out of the books."""
         del self.by_number[lease.number]
-        held = self._by_session[lease.session]
-        held.discard(lease.number)
+        held = self.sessions[lease.session]
+        del held[lease.number]
         if not held:
-            del self._by_session[lease.session]
+            del self.sessions[lease.session]
 
     def of_session(self, session: int) -> list[Lease]:
         """What a session holds, oldest first."""
-        return [self.by_number[number] for number in sorted(self._by_session.get(session, ()))]
-
-    def sessions(self) -> dict[int, frozenset[int]]:
-        """Numbers by session, for checking."""
-        return {session: frozenset(numbers) for session, numbers in self._by_session.items()}
-
-
-class Waiters:
-    """Everybody who waits for a replica. A replica knows its waiters; a ticket leads to the replica.
-
-    Attributes:
-        by_ticket: The replica each waits for.
-    """
-
-    def __init__(self) -> None:
-        self.by_ticket: dict[int, Replica] = {}
-
-    def join(self, replica: Replica, waiter: Waiter) -> None:
-        """One more waits for the replica, behind those who do already."""
-        replica.waiters[waiter.ticket] = waiter
-        self.by_ticket[waiter.ticket] = replica
-
-    def leave(self, ticket: int) -> tuple[Replica, Waiter] | None:
-        """One waits no longer; returns what he waited for and who he was, None if he did not wait."""
-        replica = self.by_ticket.pop(ticket, None)
-        return None if replica is None else (replica, replica.waiters.pop(ticket))
-
-    def of_session(self, session: int) -> list[int]:
-        """Tickets of a session, in order of arrival."""
-        return [ticket for ticket, replica in self.by_ticket.items() if replica.waiters[ticket].session == session]
+        return [self.by_number[number] for number in self.sessions.get(session, ())]

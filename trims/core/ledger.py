@@ -1,21 +1,24 @@
-"""The ledger: everything residency keeps, and the steps it is kept by. Each step leaves the books consistent.
+"""The ledger: everything residency keeps, and the steps by which it changes. Each step leaves the books consistent.
 
-A replica's state changes here and nowhere else. What brings a step about is decided elsewhere: who gets room by
-`Admission`, what follows from an event by `Residency`.
+A replica's state changes here and nowhere else. What brings a step about is decided elsewhere: which replica gets room
+by `Admission`, what follows from an event by `Residency`.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trims.core import books
+from trims.core.capacity import Capacity
+from trims.core.due import DueTimes
 from trims.core.errors import InternalError
-from trims.core.lease import Leases, Waiters
+from trims.core.lease import Leases
 from trims.core.outbox import Outbox
+from trims.core.place import TierKind
 from trims.core.promotion import Promotions
-from trims.core.replica import LEASABLE, State
-from trims.core.room import Room
-from trims.core.shelf import Shelf
+from trims.core.refusals import why_in_use
+from trims.core.replica import LEASABLE, ReplicaId, State
+from trims.core.table import ReplicaTable
+from trims.core.waiting import Waiters
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -32,12 +35,16 @@ class Ledger:
     Args:
         capacities: Bytes each place may hold.
         policies: One for each place.
-        reserves: See `Room`.
-        units: See `Room`.
-        peers: See `Shelf`.
+        reserves: See `Capacity`.
+        units: See `Capacity`.
+        peers: See `ReplicaTable`.
+        first_lease: See `Leases`.
 
     Attributes:
         outbox: What has to be done about the event at hand; `Residency` gives each event a new one.
+        due: Deadlines of waiters (by ticket), ends of keep-alive (by replica), ends of reservations (by place).
+        changed_places: Where bytes count as something else since `Admission` decided last.
+        changed_keys: Images that came to lie somewhere, or lie there no longer, since then.
     """
 
     def __init__(
@@ -47,63 +54,109 @@ class Ledger:
         reserves: Mapping[Place, int],
         units: Mapping[Place, int],
         peers: Collection[tuple[Place, Place]],
+        *,
+        first_lease: int,
+        max_images: int,
     ) -> None:
-        self.room = Room(capacities, policies, reserves, units)
-        self.shelf = Shelf(peers)
-        self.leases = Leases()
+        self.capacity = Capacity(capacities, policies, reserves, units, max_images)
+        self.table = ReplicaTable(capacities, peers)
+        self.leases = Leases(first_lease)
         self.waiters = Waiters()
         self.promotions = Promotions()
         self.outbox = Outbox()
+        self.changed_places: dict[Place, None] = {}
+        self.changed_keys: dict[str, None] = {}
+        self.due: DueTimes[int | ReplicaId | Place] = DueTimes(self._is_due)
+        self._has_devices = any(place.tier is TierKind.GPU for place in capacities)
+
+    # -- states and bytes ------------------------------------------------------------------------------------------
 
     def step(self, replica: Replica, to: State, at_s: float, why: str) -> None:
-        """Change a replica's state. Raises InvalidTransitionError with its story if the table has no such step."""
+        """Change a replica's state. Raises InvalidTransitionError with its history if the table has no such step."""
         old = replica.state
         replica.step(to, at_s, why)
-        self.room.moved(replica, old)
-        if State.FILLING in (old, to):
-            for waiter in replica.waiters.values():
-                self._count(replica, waiter.reader, 1 if to is State.FILLING else -1)
         if to not in LEASABLE and replica.leases:
             raise InternalError(f"{replica.key[:16]} at {replica.place} went to {to.value} with leases")
+        self.recount(replica)
+        if len(self.table.by_key[replica.key]) > 1:
+            self._siblings_changed(replica, sealed=State.SEALED in (old, to))
+        if State.FILLING in (old, to):
+            for waiter in replica.waiters.values():
+                self._count_reader(replica, waiter.reader, 1 if to is State.FILLING else -1)
         self.outbox.changed(replica, old, at_s, why)
 
+    def recount(self, replica: Replica) -> None:
+        """Count a replica's bytes as what they are now."""
+        promised = self._has_devices and replica.state is State.SEALED and self.table.is_promised(replica)
+        if self.capacity.recount(replica, promised=promised):
+            self.changed_places[replica.place] = None
+
+    def _siblings_changed(self, replica: Replica, *, sealed: bool) -> None:
+        """What one replica of an image does changes from which of the others the rest is going to be filled."""
+        if sealed:
+            self.changed_keys[replica.key] = None
+        for sibling in self.table.by_key[replica.key].values() if self._has_devices else ():
+            if sibling is not replica and sibling.state is State.SEALED:
+                self.recount(sibling)
+
     def touch(self, replica: Replica, at_s: float) -> None:
-        """It was used just now: keep-alive begins anew when nobody holds it."""
+        """It was used just now: keep-alive begins again when nothing holds it."""
         replica.last_used_s = at_s
-        lazy = replica.keep_alive_s is None or (replica.key, replica.place) in self.room.pins
-        replica.keep_until_s = None if replica.held or lazy else at_s + (replica.keep_alive_s or 0.0)
+        lazy = replica.keep_alive_s is None or (replica.key, replica.place) in self.capacity.pins
+        self.keep_until(replica, None if replica.held or lazy else at_s + (replica.keep_alive_s or 0.0))
+        self.recount(replica)
 
     def seal(self, replica: Replica, at_s: float, why: str) -> None:
         """Its bytes are there."""
-        replica.filled_at_s = at_s
+        replica.filled_at_s = replica.last_used_s = at_s
+        self.capacity.used(replica)
         self.step(replica, State.SEALED, at_s, why)
-        self.room.used(replica)
         self.touch(replica, at_s)
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def keep_until(self, replica: Replica, at_s: float | None) -> None:
+        """Set when keep-alive ends. A replica has one entry in `due` at a time, or one more when it comes earlier."""
+        replica.keep_until_s = at_s
+        if at_s is not None and (replica.alarm_s is None or at_s < replica.alarm_s):
+            replica.alarm_s = at_s
+            self.due.add(at_s, replica.id)
+
+    def _is_due(self, at_s: float, item: int | ReplicaId | Place) -> bool:
+        if isinstance(item, int):
+            return item in self.waiters.by_ticket
+        if isinstance(item, ReplicaId):
+            replica = self.table.find(item.key, item.place)
+            return replica is not None and replica.generation == item.generation and replica.alarm_s == at_s
+        return True
+
+    # -- leases ----------------------------------------------------------------------------------------------------
 
     def grant(self, replica: Replica, waiter: Waiter, session: int, at_s: float, *, warm: bool) -> None:
         """The waiter's session may read it from now on."""
         lease = self.leases.grant(session, replica.key, replica.place, replica.generation)
-        replica.leases.add(lease.number)
-        self._count(replica, session, 1)
+        replica.leases[lease.number] = None
+        self._count_reader(replica, session, 1)
         replica.uses += 1
         self.touch(replica, at_s)
-        self.room.used(replica)
+        self.capacity.used(replica)
         self.outbox.grant(waiter, replica, lease, warm=warm)
 
     def end_lease(self, lease: Lease, at_s: float) -> Replica:
         """The session reads it no longer; returns what it read."""
-        replica = self.shelf.replicas[lease.key, lease.place]
+        replica = self.table.replicas[lease.key, lease.place]
         self._strike(lease, replica)
         self.touch(replica, at_s)
         self.release(replica, at_s)
         return replica
 
     def lose(self, replica: Replica, at_s: float, why: str) -> None:
-        """Its memory is gone: its leases are for nothing, and whoever holds one is told."""
-        for number in sorted(replica.leases):
+        """Its memory is gone: its leases are for nothing, and each session that holds one is told."""
+        for number in list(replica.leases):
             lease = self.leases.by_number[number]
             self._strike(lease, replica)
             self.outbox.lost(lease, why)
+        self.recount(replica)
         if replica.state is State.SEALED:
             self.retire(replica, at_s, why)
         else:
@@ -111,27 +164,31 @@ class Ledger:
 
     def _strike(self, lease: Lease, replica: Replica) -> None:
         self.leases.end(lease)
-        replica.leases.discard(lease.number)
-        self._count(replica, lease.session, -1)
+        del replica.leases[lease.number]
+        self._count_reader(replica, lease.session, -1)
+
+    # -- waiters ---------------------------------------------------------------------------------------------------
 
     def join(self, replica: Replica, waiter: Waiter) -> None:
-        """One more waits for it, behind those who do already."""
+        """A waiter joins those of a replica."""
         self.waiters.join(replica, waiter)
+        if waiter.deadline_at_s is not None:
+            self.due.add(waiter.deadline_at_s, waiter.ticket)
         if replica.state is State.FILLING:
-            self._count(replica, waiter.reader, 1)
+            self._count_reader(replica, waiter.reader, 1)
 
     def leave(self, ticket: int) -> Replica | None:
-        """One waits no longer; returns what he waited for, None if he did not wait."""
+        """A waiter waits no longer; returns what it waited for, None if it did not wait."""
         left = self.waiters.leave(ticket)
         if left is None:
             return None
         replica, waiter = left
         if replica.state is State.FILLING:
-            self._count(replica, waiter.reader, -1)
+            self._count_reader(replica, waiter.reader, -1)
         return replica
 
     def take(self, replica: Replica) -> list[Waiter]:
-        """Nobody waits for it any longer; returns who did, in order of arrival."""
+        """No waiter waits for it any longer; returns those that did, in order of arrival."""
         taken = list(replica.waiters.values())
         for waiter in taken:
             self.leave(waiter.ticket)
@@ -139,64 +196,77 @@ class Ledger:
 
     def expect_work(self, replica: Replica, nbytes: int) -> None:
         """Each session that reads it needs so much on the device beside it."""
-        self.room.working[replica.place] += (nbytes - replica.working_bytes) * len(replica.readers)
-        replica.working_bytes = nbytes
+        books = self.capacity.at[replica.place]
+        books.workspace_bytes += (nbytes - replica.workspace_bytes) * len(replica.readers)
+        replica.workspace_bytes = nbytes
+        self.changed_places[replica.place] = None
 
-    def _count(self, replica: Replica, session: int | None, leases: int) -> None:
+    def _count_reader(self, replica: Replica, session: int | None, leases: int) -> None:
         """A session has, or waits for, so many leases more. Its work is counted once, however many they are."""
         if session is None:
             return
-        before = replica.readers.get(session, 0)
+        books, before = self.capacity.at[replica.place], replica.readers.get(session, 0)
         replica.readers[session] = before + leases
         if before == 0:
-            self.room.working[replica.place] += replica.working_bytes
+            books.workspace_bytes += replica.workspace_bytes
         elif before + leases == 0:
             del replica.readers[session]
-            self.room.working[replica.place] -= replica.working_bytes
+            books.workspace_bytes -= replica.workspace_bytes
+        if replica.workspace_bytes:
+            self.changed_places[replica.place] = None
+
+    # -- copies ----------------------------------------------------------------------------------------------------
 
     def lend(self, source: Replica, replica: Replica) -> None:
         """A fill reads from it: the internal lease of a promotion."""
         source.borrowers.add((replica.place, replica.generation))
         replica.source = source.place
+        self.recount(source)
 
     def return_source(self, replica: Replica, at_s: float) -> None:
-        """The fill is over. Whatever waited for its source to be free may go now."""
-        source = self.shelf.find(replica.key, replica.source) if replica.source else None
+        """The fill is over. What waited for its source to be free may happen now."""
+        source = self.table.find(replica.key, replica.source) if replica.source else None
         replica.source = None
         if source is not None:
             source.borrowers.discard((replica.place, replica.generation))
             self.touch(source, at_s)
             self.release(source, at_s)
 
+    # -- leaving ---------------------------------------------------------------------------------------------------
+
     def release(self, replica: Replica, at_s: float) -> None:
-        """Somebody let go of it: if nobody holds it now, what waited for that happens."""
+        """A lease or a copy let go of it: if nothing holds it now, what waited for that happens."""
         if replica.held:
             return
         if replica.state is State.DRAINING:
             self.free(replica, at_s, "last lease closed", evicted=False)
-        elif replica.keep_alive_s == 0 and self.room.evictable(replica) and not self.shelf.is_promised(replica):
+        elif replica.keep_alive_s == 0 and self.evictable(replica) and not self.table.is_promised(replica):
             self.free(replica, at_s, "eager reclaim", evicted=False)
 
+    def evictable(self, replica: Replica) -> bool:
+        """True if nothing holds it and it is not pinned."""
+        pinned = (replica.key, replica.place) in self.capacity.pins
+        return replica.state is State.SEALED and not replica.held and not pinned
+
     def retire(self, replica: Replica, at_s: float, why: str) -> None:
-        """No new lease; away with it after the last one."""
+        """No new lease; it is freed after the last one."""
         if replica.held:
+            self.keep_until(replica, None)
             self.step(replica, State.DRAINING, at_s, why)
-            replica.keep_until_s = None
         else:
             self.free(replica, at_s, why, evicted=False)
 
     def free(self, replica: Replica, at_s: float, why: str, *, evicted: bool) -> None:
-        """Have its memory given back. Raises InternalError if somebody holds it."""
+        """Have its memory given back. Raises InternalError if a lease or a copy holds it."""
         if replica.held:
-            raise InternalError(
-                f"{replica.key[:16]} at {replica.place} was to be freed under {books.why_in_use(replica)}"
-            )
+            raise InternalError(f"{replica.key[:16]} at {replica.place} was to be freed, and {why_in_use(replica)}")
+        self.keep_until(replica, None)
         self.step(replica, State.FREEING, at_s, why)
-        replica.keep_until_s = None
-        self.room.leaves(replica, evicted=evicted)
+        self.capacity.leaves(replica, evicted=evicted)
         self.outbox.free(replica, evicted=evicted)
 
     def remove(self, replica: Replica, at_s: float, why: str) -> None:
         """Take it out of the books."""
+        self.capacity.claim(replica, 0)
         self.step(replica, State.ABSENT, at_s, why)
-        self.shelf.remove(replica)
+        self.table.remove(replica)

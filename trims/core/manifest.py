@@ -64,7 +64,7 @@ class ArtifactSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class ResidencySettings:
     """How long to keep the model where.
 
     Attributes:
@@ -72,14 +72,14 @@ class Keep:
         pin: Never evict it from there.
         keep_alive_s: Seconds an idle replica stays: None until the room is needed, 0 not at all.
         persist: Whether a disk image is kept: `auto` when the artifact had to be converted.
-        working_bytes: What each process that reads it on a GPU needs there beside it; None until somebody measured it.
+        workspace_bytes: What each process that reads it on a GPU needs there beside it; None until it was measured.
     """
 
     place: Place = CPU
     pin: bool = False
     keep_alive_s: float | None = None
     persist: str = "auto"
-    working_bytes: int | None = None
+    workspace_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Manifest:
     description: str = ""
     license: str = ""
     framework: Framework | None = None
-    residency: Keep = field(default_factory=Keep)
+    residency: ResidencySettings = field(default_factory=ResidencySettings)
     attributes: Mapping[str, Any] = field(default_factory=dict)
     origin: str = ""
 
@@ -187,27 +187,27 @@ def _digests(raw: Mapping[str, Any], name: str) -> Mapping[str, str]:
     return raw
 
 
-def _keep(raw: object, name: str) -> Keep:
+def _keep(raw: object, name: str) -> ResidencySettings:
     if raw is None:
-        return Keep()
+        return ResidencySettings()
     fields = _Fields(raw, f"{name}: residency")
     try:
         place = Place.parse(fields.text("place", "cpu"))
     except CallerError as error:
         raise ManifestError(f"{name}: residency.place: {error}") from error
-    keep = Keep(
+    keep = ResidencySettings(
         place=place,
         pin=fields.flag("pin"),
         keep_alive_s=fields.seconds("keep_alive_s"),
         persist=fields.choice("persist", PERSIST, "auto"),
-        working_bytes=fields.size("working_bytes"),
+        workspace_bytes=fields.size("workspace_bytes"),
     )
     fields.done()
     return keep
 
 
 class _Fields:
-    """One mapping of a manifest, taken apart field by field; `done` refuses what nobody took."""
+    """One mapping of a manifest, taken apart field by field; `done` refuses fields that were not taken."""
 
     def __init__(self, raw: object, where: str) -> None:
         if not isinstance(raw, Mapping) or not all(isinstance(key, str) for key in raw):

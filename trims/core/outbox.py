@@ -23,11 +23,11 @@ class Outbox:
         self.instructions: list[Instruction] = []
 
     def grant(self, waiter: Waiter, replica: Replica, lease: Lease, *, warm: bool) -> None:
-        """The waiter has a lease; `warm` if the replica was there when he asked."""
+        """The waiter has a lease; `warm` if the replica was there when the request came."""
         self.instructions.append(Grant(ticket=waiter.ticket, lease=lease, nbytes=replica.nbytes, warm=warm))
 
     def ready(self, waiter: Waiter, replica: Replica) -> None:
-        """The waiter wanted it there, and it is."""
+        """The waiter wanted the replica there, and it is."""
         ready = Ready(ticket=waiter.ticket, key=replica.key, place=replica.place, nbytes=replica.nbytes)
         self.instructions.append(ready)
 
@@ -37,10 +37,16 @@ class Outbox:
 
     def measure(self, replica: Replica) -> None:
         """The replica's size must be known before there can be room for it."""
-        self.instructions.append(Measure(key=replica.key, place=replica.place, generation=replica.generation))
+        measure = Measure(
+            key=replica.key,
+            place=replica.place,
+            generation=replica.generation,
+            measurement=replica.measuring,
+        )
+        self.instructions.append(measure)
 
     def abandon(self, replica: Replica) -> None:
-        """Nobody waits for the queued replica any more."""
+        """The last waiter of the queued replica left."""
         self.instructions.append(Abandon(key=replica.key, place=replica.place, generation=replica.generation))
 
     def fill(self, replica: Replica) -> None:

@@ -9,7 +9,7 @@ from enum import Enum
 from trims.core.errors import CallerError
 
 
-class Tier(Enum):
+class TierKind(Enum):
     """Kinds of memory, fastest first."""
 
     GPU = "gpu"
@@ -25,21 +25,31 @@ class Tier(Enum):
         return _ORDER.index(self)
 
 
-_ORDER = (Tier.GPU, Tier.CPU, Tier.DISK, Tier.CLOUD)
+_ORDER = (TierKind.GPU, TierKind.CPU, TierKind.DISK, TierKind.CLOUD)
+_PLACES: dict[tuple[TierKind, int], Place] = {}
 _TEXT = re.compile(r"(gpu|cpu|disk|cloud)(?::([0-9]{1,3}))?\Z")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where a replica lies.
+    """Where a replica lies. There is one object for each place: the books look places up dozens of times an event.
 
     Attributes:
         tier: The kind of memory.
         device: Number of the device; always 0 for tiers that have only one.
     """
 
-    tier: Tier
+    tier: TierKind
     device: int = 0
+
+    def __new__(cls, tier: TierKind, device: int = 0) -> Place:  # noqa: PYI034 - not a class to inherit from
+        """The one object of this place."""
+        known = _PLACES.get((tier, device))
+        return known if known is not None else _PLACES.setdefault((tier, device), object.__new__(cls))
+
+    def __reduce__(self) -> tuple[type[Place], tuple[TierKind, int]]:
+        """A copy, also in another process, is the one object there."""
+        return Place, (self.tier, self.device)
 
     @classmethod
     def parse(cls, text: str) -> Place:
@@ -50,12 +60,12 @@ class Place:
         device = int(match.group(2) or 0)
         if device and match.group(1) != "gpu":
             raise CallerError(f"{text!r} is not a place: only gpu has devices")
-        return cls(Tier(match.group(1)), device)
+        return cls(TierKind(match.group(1)), device)
 
     def __str__(self) -> str:
-        return f"gpu:{self.device}" if self.tier is Tier.GPU else self.tier.value
+        return f"gpu:{self.device}" if self.tier is TierKind.GPU else self.tier.value
 
 
-CPU = Place(Tier.CPU)
-GPU = Place(Tier.GPU)
-DISK = Place(Tier.DISK)
+CPU = Place(TierKind.CPU)
+GPU = Place(TierKind.GPU)
+DISK = Place(TierKind.DISK)

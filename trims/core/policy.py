@@ -1,17 +1,20 @@
-"""Eviction policies: they choose, the store acts.
+"""Eviction policies: a policy keeps the idle replicas of one place in order, the store evicts the first.
 
-A policy sees `Usage` records of what may be evicted and puts them in order, first to go first. It is told of every
-use and of every eviction, and keeps no other books. One instance serves one place. Third parties add policies with the
-entry-point group `trims.policies`.
+A policy is told when a replica is used, when it becomes idle (it may be evicted from now on), when it is busy again,
+and when it leaves. It is asked for one replica at a time, so an eviction costs O(log n) among n idle replicas.
+One instance serves one place. Third parties add policies with the entry-point group `trims.policies`; the contract
+suite is `trims.testing.policies`.
 """
 
 from __future__ import annotations
 
+import heapq
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+#: Stale heap entries that are tolerated beside the live ones, so that rebuilding the heap is amortised O(1).
+_SLACK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,7 @@ class Usage:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Chooses victims for one place."""
+    """Orders the idle replicas of one place."""
 
     name: ClassVar[str]
 
@@ -45,68 +48,117 @@ class Policy(Protocol):
         """The replica was filled or granted; `usage` already counts it."""
         ...
 
-    def gone(self, key: str, *, evicted: bool) -> None:
-        """The replica has left the place; `evicted` if this policy's order chose it."""
+    def idle(self, usage: Usage) -> None:
+        """The replica may be evicted from now on. Called again when its usage changes while it is idle."""
         ...
 
-    def order(self, candidates: Sequence[Usage]) -> list[str]:
-        """Keys of all candidates, first to go first. Deterministic for equal input."""
+    def busy(self, key: str) -> None:
+        """The replica may not be evicted any more. Idempotent."""
+        ...
+
+    def first(self) -> str | None:
+        """Key of the idle replica to evict first, None if none is idle. Deterministic; changes nothing."""
+        ...
+
+    def gone(self, key: str, *, evicted: bool) -> None:
+        """The replica has left the place; `evicted` if it was the first in this policy's order."""
         ...
 
 
-class _Stateless:
-    """What policies that sort by the usage record alone have in common."""
+class RankedPolicy(ABC):
+    """A policy whose order is a rank that does not change while a replica is idle: a heap, O(log n) for each step."""
 
-    def used(self, usage: Usage) -> None:
-        """Nothing to keep."""
+    def __init__(self) -> None:
+        self._ranks: dict[str, tuple[float, ...]] = {}
+        self._heap: list[tuple[tuple[float, ...], str]] = []
+
+    @abstractmethod
+    def rank(self, usage: Usage) -> tuple[float, ...]:
+        """Smallest goes first; ties go by key."""
+
+    def used(self, usage: Usage) -> None:  # noqa: B027 - most policies rank by the usage record alone
+        """Nothing to keep: the usage record says all."""
+
+    def idle(self, usage: Usage) -> None:
+        """See `Policy.idle`."""
+        rank = self.rank(usage)
+        if self._ranks.get(usage.key) != rank:
+            self._ranks[usage.key] = rank
+            heapq.heappush(self._heap, (rank, usage.key))
+            self._compact()
+
+    def busy(self, key: str) -> None:
+        """See `Policy.busy`. The heap entry goes when it comes to the top."""
+        self._ranks.pop(key, None)
+
+    def first(self) -> str | None:
+        """See `Policy.first`."""
+        while self._heap:
+            rank, key = self._heap[0]
+            if self._ranks.get(key) == rank:
+                return key
+            heapq.heappop(self._heap)
+        return None
 
     def gone(self, key: str, *, evicted: bool) -> None:
-        """Nothing to forget."""
+        """See `Policy.gone`."""
+        del evicted
+        self.busy(key)
+
+    def _compact(self) -> None:
+        if len(self._heap) > 2 * len(self._ranks) + _SLACK:
+            self._heap = [(rank, key) for key, rank in self._ranks.items()]
+            heapq.heapify(self._heap)
 
 
-class LeastRecentlyUsed(_Stateless):
+class LeastRecentlyUsed(RankedPolicy):
     """Evict what was not used for longest."""
 
     name: ClassVar[str] = "lru"
 
-    def order(self, candidates: Sequence[Usage]) -> list[str]:
+    def rank(self, usage: Usage) -> tuple[float, ...]:
         """By time of last use."""
-        return [usage.key for usage in sorted(candidates, key=lambda usage: (usage.last_used_s, usage.key))]
+        return (usage.last_used_s,)
 
 
-class LeastFrequentlyUsed(_Stateless):
+class LeastFrequentlyUsed(RankedPolicy):
     """Evict what was opened least often; TrIMS calls it LCU, least commonly used (CLOUD 2019)."""
 
     name: ClassVar[str] = "lfu"
 
-    def order(self, candidates: Sequence[Usage]) -> list[str]:
+    def rank(self, usage: Usage) -> tuple[float, ...]:
         """By number of opens, then by time of last use."""
-        ranked = sorted(candidates, key=lambda usage: (usage.uses, usage.last_used_s, usage.key))
-        return [usage.key for usage in ranked]
+        return (usage.uses, usage.last_used_s)
 
 
-class FirstInFirstOut(_Stateless):
+class FirstInFirstOut(RankedPolicy):
     """Evict what has been there for longest."""
 
     name: ClassVar[str] = "fifo"
 
-    def order(self, candidates: Sequence[Usage]) -> list[str]:
+    def rank(self, usage: Usage) -> tuple[float, ...]:
         """By time of sealing."""
-        return [usage.key for usage in sorted(candidates, key=lambda usage: (usage.filled_at_s, usage.key))]
+        return (usage.filled_at_s,)
 
 
-class GreedyDualSizeFrequency:
+class GreedyDualSizeFrequency(RankedPolicy):
     """Evict what is cheapest to lose: GDSF, Cherkasova 1998 (HP Labs Technical Report HPL-98-69R1).
 
-    Priority = inflation + uses x reload seconds / bytes. Inflation rises to the priority of whatever is
-    evicted, so that what was valuable long ago ages out.
+    Priority = inflation + uses x reload seconds / bytes. Inflation rises to the priority of each evicted replica, so
+    that what was valuable long ago ages out.
     """
 
     name: ClassVar[str] = "gdsf"
 
     def __init__(self) -> None:
+        super().__init__()
         self._inflation = 0.0
         self._priorities: dict[str, float] = {}
+
+    def rank(self, usage: Usage) -> tuple[float, ...]:
+        """By priority, then by time of last use."""
+        priority = self._priorities.get(usage.key, self._inflation + _value(usage))
+        return (priority, usage.last_used_s)
 
     def used(self, usage: Usage) -> None:
         """Renew the priority at today's inflation."""
@@ -117,15 +169,7 @@ class GreedyDualSizeFrequency:
         priority = self._priorities.pop(key, self._inflation)
         if evicted:
             self._inflation = max(self._inflation, priority)
-
-    def order(self, candidates: Sequence[Usage]) -> list[str]:
-        """By priority, then by time of last use."""
-
-        def rank(usage: Usage) -> tuple[float, float, str]:
-            priority = self._priorities.get(usage.key, self._inflation + _value(usage))
-            return (priority, usage.last_used_s, usage.key)
-
-        return [usage.key for usage in sorted(candidates, key=rank)]
+        super().gone(key, evicted=evicted)
 
 
 def _value(usage: Usage) -> float:

@@ -1,7 +1,7 @@
 """Promotions: devices that wait for an image to lie on the host, because nothing is converted on a device.
 
-Kept here: on whose behalf residency itself waits for a host replica, under a ticket nobody outside knows. What follows
-when that wait ends is decided by `Admission`.
+Kept here: the device replica on whose behalf residency itself waits for a host replica, under a ticket of its own. What
+follows when that wait ends is decided by `Admission`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container
 
     from trims.core.place import Place
     from trims.core.replica import Replica
@@ -33,28 +33,28 @@ class Promotions:
         self.by_ticket: dict[int, tuple[Replica, Place]] = {}
 
     def begin(self, replica: Replica, host: Place) -> Waiter:
-        """Wait at a host place; returns who does. He has no deadline: those on whose behalf he waits have theirs."""
+        """Wait at a host place; returns the waiter. It has no deadline: the waiters at the device have theirs."""
         waiter = Waiter(-replica.generation, None, wants_lease=False, deadline_at_s=None)
         self.by_ticket[waiter.ticket] = (replica, host)
         return waiter
 
     def end(self, ticket: int) -> tuple[Replica, Place] | None:
-        """The wait is over; returns whose it was and where, None if nobody of ours waited under that ticket."""
+        """The wait is over; returns the device replica and the host place, None if the ticket is no promotion's."""
         return self.by_ticket.pop(ticket, None)
 
     def ticket_of(self, replica: Replica) -> int | None:
-        """Under which ticket the host is waited for on this replica's behalf; None if it is not."""
+        """The ticket under which a host place is waited for on this replica's behalf; None if none is."""
         return -replica.generation if -replica.generation in self.by_ticket else None
 
     def device_of(self, waiter: Waiter) -> Replica | None:
-        """On whose behalf he waits; None for a waiter who is not ours."""
+        """The device replica on whose behalf a waiter waits; None for any other waiter."""
         promotion = self.by_ticket.get(waiter.ticket)
         return None if promotion is None else promotion[0]
 
 
-def host_for(capacities: Mapping[Place, int], after: Place | None = None) -> Place | None:
+def host_for(known: Container[Place], after: Place | None = None) -> Place | None:
     """The best host place there is, or the best after one that would not do; None if there is none left."""
-    hosts = [place for place in _HOSTS if place in capacities]
+    hosts = [place for place in _HOSTS if place in known]
     if after is not None:
         hosts = hosts[hosts.index(after) + 1 :]
     return hosts[0] if hosts else None

@@ -1,6 +1,6 @@
-"""A replica's states, the table of its legal steps, and its story.
+"""A replica's states, the table of its legal steps, and its history.
 
-The table in `docs/design.md` and this one are compared by a test. State changes only in `Residency`.
+The table in `docs/design.md` and this one are compared by a test. State changes only in `Ledger`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trims.core.errors import InvalidTransitionError
 
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from trims.core.place import Place
 
 _STORY_LENGTH = 32
+
+
+class ReplicaId(NamedTuple):
+    """One incarnation of an image at a place."""
+
+    key: str
+    place: Place
+    generation: int
 
 
 class State(Enum):
@@ -29,11 +37,28 @@ class State(Enum):
     DRAINING = "draining"
     FREEING = "freeing"
 
+    __hash__ = object.__hash__  # members are singletons; Enum's own hash is a call into Python
+
+
+class Share(Enum):
+    """What the bytes of a replica count as at its place; every charged replica counts in exactly one."""
+
+    NONE = "not charged"
+    FILLING = "being filled"
+    READ = "leased or copied from"
+    PINNED = "pinned"
+    PROMISED = "kept for a device that waits for room"
+    IDLE = "idle"
+    LEAVING = "on its way back"
+
+    __hash__ = object.__hash__
+
 
 #: (from, to) -> what brings it about.
 TRANSITIONS: dict[tuple[State, State], str] = {
     (State.ABSENT, State.QUEUED): "first waiter",
     (State.ABSENT, State.SEALED): "adopted after a restart",
+    (State.ABSENT, State.FILLING): "found after a restart, being verified",
     (State.QUEUED, State.FILLING): "room found",
     (State.QUEUED, State.ABSENT): "last waiter gone or refused",
     (State.FILLING, State.SEALED): "filled",
@@ -57,23 +82,31 @@ class Replica:
     Attributes:
         key: Image key.
         place: Where.
-        generation: Which incarnation; completions of an older one are stale.
+        generation: Which incarnation; completions of an older one are stale. Rises with the order of arrival.
         state: See `State`.
         nbytes: Size in bytes, 0 while unknown.
         measured: True once the size is known from planning a conversion.
+        measuring: Number of the measurement that is running, 0 if none is. A report of another one is stale.
         cost_s: Seconds the last fill took: what losing the replica would cost.
         leases: Numbers of the leases that hold it.
         borrowers: Fills that read from it, as (place, generation): the internal lease of a promotion.
         waiters: By ticket, in order of arrival.
+        impatient: Those of them that have no deadline.
+        promotions: How many of them wait on behalf of a device.
         source: Where a running fill reads from; None for the artifact.
-        working_bytes: What each session that reads it needs on its device beside it: activations, libraries' own.
+        workspace_bytes: What each session that reads it needs on its device beside it: activations, libraries' own.
         readers: How many leases each session has on it; while it is filled, how many each waits for.
-        doomed: Its place was lost while it was filled: wherever its bytes are, they are not to be granted.
+        place_lost: Its place was lost while it was filled: wherever its bytes are, they are not to be granted.
+        share: What its bytes count as, and `charged_bytes` how many; kept by `Capacity`.
+        claimed_bytes: Room that is on its way back and kept for it while it is queued.
+        overtaken_bytes: Bytes given to later arrivals while it was the first in line for room.
+        reserved_until_s: Until when nothing may overtake it any more; None if it has not been overtaken that far.
         uses: Opens granted, including those of earlier incarnations that are still remembered.
         filled_at_s: Clock time of sealing.
         last_used_s: Clock time of the last grant or close.
-        keep_alive_s: Seconds an idle replica stays: None until somebody needs the room (lazy), 0 not at all (eager).
+        keep_alive_s: Seconds an idle replica stays: None until the room is needed (lazy), 0 not at all (eager).
         keep_until_s: When keep-alive ends; None while leased or lazy.
+        alarm_s: When its keep-alive is looked at next; None if it is not going to be.
     """
 
     key: str
@@ -82,24 +115,32 @@ class Replica:
     state: State = State.ABSENT
     nbytes: int = 0
     measured: bool = False
-    measuring: bool = False
+    measuring: int = 0
     cost_s: float = 0.0
-    leases: set[int] = field(default_factory=set)
+    leases: dict[int, None] = field(default_factory=dict)
     borrowers: set[tuple[Place, int]] = field(default_factory=set)
     waiters: dict[int, Waiter] = field(default_factory=dict)
+    impatient: dict[int, Waiter] = field(default_factory=dict)
+    promotions: int = 0
     source: Place | None = None
-    working_bytes: int = 0
+    workspace_bytes: int = 0
     readers: dict[int, int] = field(default_factory=dict)
-    doomed: bool = False
+    place_lost: bool = False
+    share: Share = Share.NONE
+    charged_bytes: int = 0
+    claimed_bytes: int = 0
+    overtaken_bytes: int = 0
+    reserved_until_s: float | None = None
     uses: int = 0
     filled_at_s: float = 0.0
     last_used_s: float = 0.0
     keep_alive_s: float | None = None
     keep_until_s: float | None = None
+    alarm_s: float | None = None
     story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_LENGTH))
 
     def step(self, to: State, at_s: float, why: str) -> None:
-        """Change state, if the table allows it. Raises InvalidTransitionError with the replica's story."""
+        """Change state, if the table allows it. Raises InvalidTransitionError with the replica's history."""
         if (self.state, to) not in TRANSITIONS:
             told = "\n  ".join(self.story)
             raise InvalidTransitionError(
@@ -108,6 +149,11 @@ class Replica:
             )
         self.story.append(f"{at_s:.6f} {self.state.value} -> {to.value}: {why}")
         self.state = to
+
+    @property
+    def id(self) -> ReplicaId:
+        """Which incarnation of which image, and where."""
+        return ReplicaId(self.key, self.place, self.generation)
 
     @property
     def held(self) -> bool:

@@ -1,4 +1,4 @@
-"""The shelf: every replica a daemon has, by image and place, and what is remembered of images that are gone.
+"""The table of replicas: every replica a daemon has, by image and place, and how often images that left were used.
 
 It keeps and finds. Which state a replica is in, when it comes and when it goes, is decided by `Residency`.
 """
@@ -9,35 +9,36 @@ import itertools
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from trims.core.place import Tier
+from trims.core.place import TierKind
 from trims.core.replica import Replica, State
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from trims.core.place import Place
 
-#: Opens of images that are not resident any more are remembered for so many images, so that frequency outlives
-#: eviction.
+#: Use counts of images that are not resident any more are kept for so many images, so that frequency outlives eviction.
 REMEMBERED_IMAGES = 4096
 
 
-class Shelf:
+class ReplicaTable:
     """All replicas.
 
     Args:
+        places: All places there are.
         peers: Devices that copy from each other directly, as (target, source).
 
     Attributes:
         replicas: By image key and place.
-        by_key: The same, by image key, then by place. An image lies at a few places at most and is looked for by every
-            cold open; walking all replicas for it would take milliseconds where there are thousands.
+        by_key: The same, by image key, then by place. An image lies at a few places at most.
+        by_place: The same, by place, then by image key.
     """
 
-    def __init__(self, peers: Collection[tuple[Place, Place]] = ()) -> None:
+    def __init__(self, places: Iterable[Place], peers: Collection[tuple[Place, Place]] = ()) -> None:
         self._peers = frozenset(peers)
         self.replicas: dict[tuple[str, Place], Replica] = {}
         self.by_key: dict[str, dict[Place, Replica]] = {}
+        self.by_place: dict[Place, dict[str, Replica]] = {place: {} for place in places}
         self._past_uses: OrderedDict[str, int] = OrderedDict()
         self._generations = itertools.count(1)
 
@@ -46,11 +47,13 @@ class Shelf:
         replica = Replica(key, place, next(self._generations), uses=self._past_uses.pop(key, 0))
         self.replicas[key, place] = replica
         self.by_key.setdefault(key, {})[place] = replica
+        self.by_place[place][key] = replica
         return replica
 
     def remove(self, replica: Replica) -> None:
-        """Take it off the shelf; its uses are remembered."""
+        """Take it out of the table; its uses are remembered."""
         del self.replicas[replica.key, replica.place]
+        del self.by_place[replica.place][replica.key]
         elsewhere = self.by_key[replica.key]
         del elsewhere[replica.place]
         if not elsewhere:
@@ -75,26 +78,23 @@ class Shelf:
         A device copies from another one if the two are peers; if not, its image comes through the host. Shared memory
         is the best source of a disk image: nothing has to cross to the host for it.
         """
+        if len(self.by_key.get(replica.key, ())) < 2:
+            return None
         others = [other for other in self.places_of(replica.key) if self._can_copy(other, replica)]
-        if replica.place.tier is not Tier.GPU:
-            others.sort(key=lambda other: other.place.tier is not Tier.CPU)
+        if replica.place.tier is not TierKind.GPU:
+            others.sort(key=lambda other: other.place.tier is not TierKind.CPU)
         return others[0] if others else None
 
     def is_promised(self, replica: Replica) -> bool:
-        """A device's replica waits for room there, and is going to be copied from this one."""
-        return any(
-            other.state is State.QUEUED and other.place.tier is Tier.GPU and self.source_of(other) is replica
-            for other in self.places_of(replica.key)
+        """True if a device's replica waits for room there and is going to be copied from this one."""
+        siblings = self.by_key.get(replica.key, {})
+        return len(siblings) > 1 and any(
+            other.state is State.QUEUED and other.place.tier is TierKind.GPU and self.source_of(other) is replica
+            for other in siblings.values()
         )
 
     def _can_copy(self, source: Replica, target: Replica) -> bool:
         if source is target or source.state is not State.SEALED:
             return False
-        between_devices = source.place.tier is target.place.tier is Tier.GPU
+        between_devices = source.place.tier is target.place.tier is TierKind.GPU
         return not between_devices or (target.place, source.place) in self._peers
-
-    def next_due_s(self) -> float | None:
-        """Clock time at which the next deadline or keep-alive is due, or None."""
-        due = [replica.keep_until_s for replica in self.replicas.values()]
-        due += [waiter.deadline_at_s for replica in self.replicas.values() for waiter in replica.waiters.values()]
-        return min((moment for moment in due if moment is not None), default=None)

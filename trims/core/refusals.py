@@ -1,0 +1,91 @@
+"""Refusals: the errors that residency answers with, each naming the culprit, the numbers and the remedy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trims.core.errors import CapacityError, DrainingError, InUseError, NotSupportedError, TooLargeError
+from trims.core.replica import Replica, Share, State
+from trims.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from trims.core.capacity import PlaceBooks
+    from trims.core.place import Place
+
+
+def too_large(books: PlaceBooks, replica: Replica) -> TooLargeError:
+    """The image exceeds the whole tier."""
+    beside = books.least_need_of(replica) - books.takes(replica.nbytes)
+    work = f", and {format_bytes(beside)} more than the reserve for the session that reads it" if beside else ""
+    return TooLargeError(
+        f"the image takes {format_bytes(replica.nbytes)} ({replica.nbytes} bytes){work}; the {replica.place} tier has "
+        f"a capacity of {format_bytes(books.capacity_bytes)} in all; raise the tier's capacity"
+    )
+
+
+def no_room(books: PlaceBooks, replica: Replica) -> CapacityError:
+    """No room, with the numbers that explain why."""
+    shares = books.shares
+    parts = [f"{format_bytes(max(0, books.free_bytes))} free of {format_bytes(books.capacity_bytes)}"]
+    counted = [
+        (shares[Share.READ], "leased"),
+        (shares[Share.PINNED], "pinned"),
+        (shares[Share.FILLING], "being filled"),
+        (books.claimed_bytes, "on its way back to earlier requests"),
+        (books.workspace_over(), "kept for the work of sessions that read"),
+    ]
+    parts += [f"{format_bytes(nbytes)} {what}" for nbytes, what in counted if nbytes]
+    return CapacityError(
+        f"no room at {replica.place}: {format_bytes(books.need_of(replica))} needed; {', '.join(parts)}. Nothing was "
+        f"evicted. Close readers, unpin, raise the capacity, or set a deadline to wait for room"
+    )
+
+
+def reserved(books: PlaceBooks, replica: Replica, first: Replica) -> CapacityError:
+    """Room is kept for an earlier request."""
+    return CapacityError(
+        f"no room at {replica.place} just now: {format_bytes(books.need_of(replica))} needed; what comes free is kept "
+        f"for an earlier request of {format_bytes(books.need_of(first))} that waits with a deadline. Ask again, or set "
+        f"a deadline to wait for room"
+    )
+
+
+def no_such_place(place: Place, known: Iterable[Place]) -> NotSupportedError:
+    """The daemon has no tier there."""
+    names = ", ".join(str(each) for each in known)
+    return NotSupportedError(
+        f"this daemon has no tier {place}; it has {names}. `trims doctor` says what a missing device lacks"
+    )
+
+
+def draining() -> DrainingError:
+    """The daemon takes no new requests."""
+    return DrainingError("the daemon is draining: open leases run on, new requests are refused; ask the next daemon")
+
+
+def why_in_use(replica: Replica) -> str:
+    """A sentence for InUseError."""
+    if replica.state is not State.SEALED and replica.state is not State.DRAINING:
+        return f"the replica at {replica.place} is {replica.state.value}"
+    return (
+        f"the replica at {replica.place} has {len(replica.leases)} lease(s) and {len(replica.borrowers)} running "
+        f"copies; close them, or evict with drain"
+    )
+
+
+def leaving(replica: Replica) -> InUseError:
+    """It leaves once its last lease closes, and comes again after that."""
+    return InUseError(
+        f"the model is being evicted from {replica.place} and waits for its last reader; set a deadline to wait for it"
+    )
+
+
+def why_late(replica: Replica) -> str:
+    """A sentence for DeadlineError."""
+    what = "the load goes on, ask again" if replica.state is State.FILLING else "ask again, and wait longer"
+    return (
+        f"the deadline passed while the replica at {replica.place} was {replica.state.value} "
+        f"({format_bytes(replica.nbytes)}); {what}"
+    )
