@@ -1,6 +1,6 @@
 """Whether an image keeps every rule of the format: header, index and program against each other.
 
-For whoever seals or adopts an image; readers rely on it having been done.
+It is done where an image is sealed or adopted; readers rely on that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The safetensors header with every check that its format asks for.
 
-Used on artifacts (which anybody may have written) and on images (which a converter child wrote). It reads text
+Used on artifacts (which may come from anywhere) and on images (which a converter child wrote). It reads text
 and numbers only: a lying header ends here, before a byte of weights is touched.
 """
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 #: What every safetensors file begins with: the length of its JSON header.
 LENGTH = struct.Struct("<Q")
-#: The safetensors library stops at 100 MB, model hubs at 25 MB. A header is parsed under the daemon's
-#: interpreter lock, so the smaller limit holds here; it admits some 200,000 tensors.
+#: The safetensors library stops at 100 MB, model hubs at 25 MB. The smaller limit holds here: it bounds what a child
+#: parses before the first byte of weights is read, and admits some 200,000 tensors.
 MAX_HEADER_BYTES = 25_000_000
 MAGIC = b"TRIMSIX1"
 HEADER = struct.Struct("<8sIIQQQQQ8x")

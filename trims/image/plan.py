@@ -7,16 +7,16 @@ fills a mapping of that size: each tensor's bytes are read or produced straight 
 from __future__ import annotations
 
 import json
-import mmap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ImageError
 from trims.core.layout import TENSOR_ALIGNMENT_BYTES, Layout, TensorSpec
-from trims.core.units import align_up
+from trims.core.units import align_up, format_bytes
 from trims.image.header import FORMAT_VERSION, METADATA_KEY
 from trims.image.index import LENGTH, MAX_HEADER_BYTES, encode_index, index_size
 from trims.image.source import read_spans
+from trims.memory.mapping import FileMapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: The data block starts on a page, so that it can be mapped, read with O_DIRECT or registered alone.
 DATA_ALIGNMENT_BYTES = 4096
+#: Entries of the header that are turned into text at a time: a fraction of a millisecond.
+_DUMPED = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,11 @@ class ImagePlan:
 
     def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         """Fill the file or segment behind the descriptor, which must have `nbytes` bytes, zeroed and allocated."""
+        # Aligned: memory that was reserved in large pages is mapped as such, and not in half a million small faults.
         # Closed by hand, when all went well: the traceback of an error may hold views of the mapping, which then goes
         # with them; `with` would raise BufferError in the error's place.
-        target = mmap.mmap(fd, self.nbytes)
-        view = memoryview(target)
+        target = FileMapping(fd, self.nbytes, write=True)
+        view = target.view()
         self.write_into(view, on_progress)
         view.release()
         target.close()
@@ -187,7 +190,7 @@ def _encode_head(
     program_span: tuple[int, int],
     metadata: Mapping[str, str],
 ) -> bytes:
-    """The JSON header: our own tensors under a prefix nobody uses, pads so that no hole is left."""
+    """The JSON header: our own tensors under a prefix that is free, pads so that no hole is left."""
     prefix = "__trims__"
     while any(spec.name.startswith(prefix) for spec in layout):
         prefix += "_"
@@ -199,11 +202,22 @@ def _encode_head(
     entries.add(f"{prefix}.program", "U8", (end - begin,), begin)
     own = {"version": FORMAT_VERSION, "prefix": prefix, "tied": _tied(owned, layout)}
     head = {"__metadata__": {**metadata, METADATA_KEY: json.dumps(own)}, **entries.json}
-    text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+    text = _dump(head)
     if len(text) > MAX_HEADER_BYTES - DATA_ALIGNMENT_BYTES:
-        raise ImageError(f"{len(layout)} tensors make a header of {len(text)} bytes; {MAX_HEADER_BYTES} are the limit")
+        raise ImageError(
+            f"{len(layout)} tensors make a header of {format_bytes(len(text))}; the limit is "
+            f"{format_bytes(MAX_HEADER_BYTES)}"
+        )
     padded = align_up(LENGTH.size + len(text), DATA_ALIGNMENT_BYTES) - LENGTH.size
     return LENGTH.pack(padded) + text.ljust(padded)
+
+
+def _dump(head: Mapping[str, Any]) -> bytes:
+    """The object as JSON, made of pieces: one call for all of it would hold the interpreter lock for as long."""
+    items = list(head.items())
+    pieces = [dict(items[begin : begin + _DUMPED]) for begin in range(0, len(items), _DUMPED)]
+    texts = [json.dumps(piece, separators=(",", ":"), ensure_ascii=False)[1:-1] for piece in pieces]
+    return f"{{{','.join(texts)}}}".encode()
 
 
 class _Entries:

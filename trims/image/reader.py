@@ -1,8 +1,8 @@
 """Reading an image that lies in memory: an attached segment, a mapped file. Standard library only.
 
 `ImageView` trusts nothing it reads: every offset is checked against the length of the buffer. It does not check
-digests; whoever sealed the replica did. Header, program and checks are imported when somebody asks for them: attaching
-and reading weights need none of them.
+digests; that was done when the replica was sealed. Header and program are imported when they are asked for:
+attaching and reading weights need none of them.
 """
 
 from __future__ import annotations
@@ -101,12 +101,6 @@ class ImageView:
         """The bytes of one tensor, without copying. Raises TensorNotFoundError."""
         spec = self.spec(name)
         return self._data[self.data_start + spec.offset : self.data_start + spec.end]
-
-    def validate(self) -> None:
-        """Check header, index and program against each other. Raises ImageError naming what disagrees."""
-        from trims.image.check import check_image
-
-        check_image(self)
 
 
 def is_image(data: bytes | memoryview) -> bool:

@@ -15,7 +15,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ArtifactError
+from trims.core.errors import ArtifactChangedError, ArtifactError
+from trims.image.descriptors import explain_descriptors, lacks_descriptors
+from trims.memory.reading import read_up_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -62,7 +64,7 @@ class SourceFile:
     def check(self, fd: int) -> None:
         """Raise ArtifactError if the descriptor is not of the same file with the same length and time."""
         if _identity(fd) != (self.nbytes, self.stamp):
-            raise ArtifactError(f"{self.path} was changed while it was read; load it again when it is at rest")
+            raise ArtifactChangedError(f"{self.path} was changed while it was read; load it again when it is at rest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,17 @@ class _Piece:
 
 @contextmanager
 def open_source(path: Path) -> Iterator[int]:
-    """A read-only descriptor of an artifact's file for a `with`; ArtifactError where the file cannot be opened."""
+    """A read-only descriptor of an artifact's file for a `with`.
+
+    Raises ArtifactError where the file cannot be opened, CapacityError where no file can.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        if lacks_descriptors(error):
+            raise explain_descriptors(error) from error
+        raise ArtifactError(f"{path} cannot be read: {error}") from error
+    except ValueError as error:
         raise ArtifactError(f"{path} cannot be read: {error}") from error
     try:
         yield fd
@@ -143,12 +152,9 @@ def _read_all(
 
 
 def _read_piece(target: memoryview, piece: _Piece, fd: int) -> int:
-    at, offset = piece.begin, piece.offset
-    while at < piece.end:
-        with target[at : piece.end] as place:
-            got = os.preadv(fd, [place], offset)
-        if got == 0:
-            raise ArtifactError(f"{piece.file.path} ended at {offset} while it was read: truncated meanwhile?")
-        at += got
-        offset += got
-    return piece.end - piece.begin
+    length = piece.end - piece.begin
+    with target[piece.begin : piece.end] as place:
+        done = read_up_to(fd, place, piece.offset)
+    if done < length:
+        raise ArtifactError(f"{piece.file.path} ended at {piece.offset + done} while it was read: truncated meanwhile?")
+    return length

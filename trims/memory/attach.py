@@ -1,7 +1,7 @@
 """The borrower's half of sharing: a descriptor becomes memory this process can read.
 
 Standard library only. An attachment owns a read-only mapping and, made on demand, private copy-on-write ones of
-the same pages for what a framework may write: one for each who asks, so that no two write into each other. Views
+the same pages for what a framework may write: one for each request, so that no two write into each other. Views
 handed out keep their mapping alive: `close` takes effect when the last of them is gone, and only then is `on_release`
 called.
 """
@@ -25,7 +25,7 @@ class Attachment:
     """One image mapped into this process.
 
     Args:
-        fd: A readable descriptor; it is duplicated, the caller keeps his own.
+        fd: A readable descriptor; it is duplicated, the caller keeps its own.
         nbytes: Length of the image. Raises ImageError if the file is shorter: reading past its end would kill
             the process.
         on_release: Called once, from any thread, when no mapping of this attachment is left.
@@ -61,7 +61,7 @@ class Attachment:
         return mapping.view()
 
     def private_data(self) -> memoryview:
-        """All bytes in a new mapping, writable, copy-on-write: a page is shared until somebody writes it.
+        """All bytes in a new mapping, writable, copy-on-write: a page is shared until it is written.
 
         What is written is seen through views of this one mapping only, not through that of another call.
         """
@@ -77,7 +77,7 @@ class Attachment:
 
     @property
     def lost(self) -> None:
-        """A mapped file stays whole whoever dies."""
+        """A mapped file stays whole whichever process dies."""
         return
 
     def close(self) -> None:
@@ -90,6 +90,10 @@ class Attachment:
             self._close_fd()
         if mapping is not None:
             mapping.close()
+
+    def drop(self) -> None:
+        """The same, from a finaliser: nothing else refers to it then."""
+        self.close()
 
 
 class _Live:

@@ -1,6 +1,6 @@
 """How much memory this process may still take: what the machine has, and what its control groups allow.
 
-Memory without a file system has no size of its own that could be full: whoever takes more than there is gets the
+Memory without a file system has no size of its own that could be full: a process that takes more than there is gets the
 kernel's out-of-memory killer instead of an error. So it is asked beforehand. Not covered: what others take meanwhile.
 """
 

@@ -31,7 +31,7 @@ class FileMapping:
         fd: Open for what is asked; the mapping does not need it afterwards.
         nbytes: At least 1, and not more than the file has.
         write: Writes go to the file.
-        private: Copy-on-write: writable, and nobody else sees it.
+        private: Copy-on-write: writable, and no other process sees it.
         align: Whether to align; None where it pays.
         on_unmap: Called once when the memory is gone; from any thread, not at the end of the process.
 

@@ -1,8 +1,8 @@
-"""Sealed memory without a name: the driver for tenants that nobody trusts, root in a container included.
+"""Sealed memory without a name: the driver for tenants that are not trusted, root in a container included.
 
-The kernel itself refuses every write to a sealed memfd, by whatever descriptor or mapping, whoever asks; seals
+The kernel itself refuses every write to a sealed memfd, by whatever descriptor or mapping, of every process; seals
 cannot be taken off. There is no name, so nothing can be found or removed behind the owner's back, and nothing outlives
-him: the memory goes with the last descriptor and mapping.
+it: the memory goes with the last descriptor and mapping.
 
 The file system below has no size, so room is asked for beforehand (`available`), drafts that are not yet filled
 included.
@@ -19,6 +19,7 @@ import time
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CapacityError, ImageError
+from trims.core.units import format_bytes
 from trims.memory.available import available_bytes
 from trims.memory.segments import Segment, is_full
 
@@ -38,7 +39,7 @@ class SealedMemfd:
     """Sealed memfds of this process. See `SegmentDriver`.
 
     Args:
-        prefix: Shown in /proc/PID/maps of whoever has one mapped.
+        prefix: Shown in /proc/PID/maps of every process that has one mapped.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -81,7 +82,7 @@ class SealedMemfd:
 
     def seal(self, segment: Segment, key: str, digest: str) -> Segment:
         """See `SegmentDriver.seal`. Raises ImageError if a process keeps it mapped for writing."""
-        del key, digest  # nobody will ever have to recognise it
+        del key, digest  # it is never found again, so it need not be recognised
         try:
             os.fchmod(segment.fd, 0o400)
             _add_seals(segment)
@@ -142,8 +143,9 @@ def _allocated_bytes(segment: Segment) -> int:
 
 
 def _full(nbytes: int, available: int, promised: int) -> CapacityError:
-    spoken_for = f", {promised} of them spoken for" if promised else ""
+    spoken_for = f", {format_bytes(promised)} of them spoken for" if promised else ""
     return CapacityError(
-        f"memory is full: {nbytes} bytes needed, {available} available to this process{spoken_for}; lower the cpu "
+        f"memory is full: {format_bytes(nbytes)} ({nbytes} bytes) needed, {format_bytes(available)} available to this "
+        f"process{spoken_for}; lower the cpu "
         f"tier's capacity"
     )

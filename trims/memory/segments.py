@@ -1,6 +1,6 @@
 """The owner's half of CPU sharing, whatever the memory is: what a driver can do, and what it gives.
 
-A segment is created, filled by its owner alone, and sealed: after that nobody changes it. Borrowers get read-only
+A segment is created, filled by its owner alone, and sealed: after that it never changes. Borrowers get read-only
 descriptors. Drivers: `shm.PosixShm`, `memfd.SealedMemfd`. Not covered: capacity (the tier's), the borrower's half
 (`attach`).
 """
@@ -53,7 +53,7 @@ class SegmentDriver(Protocol):
         ...
 
     def allocate(self, segment: Segment) -> None:
-        """Reserve every page now, so that full memory is an error here and not a SIGBUS in whoever writes.
+        """Reserve every page now, so that full memory is an error here and not a SIGBUS in the process that writes.
 
         Raises CapacityError.
         """
@@ -75,13 +75,13 @@ class SegmentDriver(Protocol):
         ...
 
     def names(self) -> Iterator[str]:
-        """All segments that can be found again, also those of an earlier owner, finished or not."""
+        """All segments that can be found again, also those of an earlier owner, finished or not. Raises OSError."""
         ...
 
     def open(self, name: str) -> tuple[Segment, str, str]:
         """A sealed segment found by name, and the key and digest it was sealed with.
 
-        Raises ImageError if it was never sealed; OSError.
+        Raises ImageError if it was never sealed, OSError if it cannot be opened or is another user's.
         """
         ...
 

@@ -10,13 +10,17 @@ Segments lie in /dev/shm, or in any other tmpfs that was mounted for them. Not c
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import posix_ipc
 
 from trims.core.errors import CapacityError, ConfigError, ImageError
+from trims.core.units import format_bytes
 from trims.memory.segments import Segment, is_full
 
 if TYPE_CHECKING:
@@ -25,6 +29,9 @@ if TYPE_CHECKING:
 #: Where Linux shows POSIX shared memory; posix_ipc can neither rename nor list.
 SHM_FOLDER = Path("/dev/shm")  # noqa: S108 - this is the point
 _UNFINISHED = "filling"
+#: Of the daemons' prefixes, which end in a hash of their state folders.
+_PREFIX = re.compile(r"trims-[0-9a-f]{12}")
+_SEALED_MODE = 0o400
 
 
 class PosixShm:
@@ -45,7 +52,6 @@ class PosixShm:
         name = f"{self._prefix}.{_UNFINISHED}.{label}"
         segment = Segment(name, nbytes, self._create(name))
         try:
-            os.set_inheritable(segment.fd, False)
             os.ftruncate(segment.fd, nbytes)
         except OSError as error:
             self.discard(segment)
@@ -59,8 +65,7 @@ class PosixShm:
             raise self._full(nbytes)
 
     def _create(self, name: str) -> int:
-        if self._folder == SHM_FOLDER:
-            return int(posix_ipc.SharedMemory(f"/{name}", posix_ipc.O_CREX, mode=0o600).fd)
+        # Not through posix_ipc, whose errors carry no number: no descriptor left would look like any other failure.
         return os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
     def allocate(self, segment: Segment) -> None:
@@ -73,11 +78,11 @@ class PosixShm:
     def seal(self, segment: Segment, key: str, digest: str) -> Segment:
         """See `SegmentDriver.seal`.
 
-        After this nobody can open it for writing but its owner, and no descriptor that left this process can write.
+        After this only its owner can open it for writing, and no descriptor that left this process can write.
         """
         name = f"{self._prefix}.{key}.{digest}"
         try:
-            os.fchmod(segment.fd, 0o400)
+            os.fchmod(segment.fd, _SEALED_MODE)
             (self._folder / segment.name).rename(self._folder / name)
             return self._open(name)
         except BaseException:
@@ -108,11 +113,16 @@ class PosixShm:
         return self._open(name), *stated
 
     def _open(self, name: str) -> Segment:
-        fd = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        status = os.fstat(fd)
-        if status.st_mode & 0o777 != 0o400 or status.st_uid != os.geteuid():
+        fd = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            status = os.fstat(fd)
+            if status.st_uid != os.geteuid():
+                raise PermissionError(errno.EPERM, f"it belongs to user {status.st_uid}")
+            if stat.S_IMODE(status.st_mode) != _SEALED_MODE:  # what its bytes are now is for a hash to say
+                os.fchmod(fd, _SEALED_MODE)
+        except BaseException:
             os.close(fd)
-            raise ImageError(f"segment {name} is not sealed: mode {status.st_mode & 0o777:o}, user {status.st_uid}")
+            raise
         return Segment(name, status.st_size, fd)
 
     def explain(self, error: OSError, nbytes: int) -> Exception:
@@ -122,8 +132,9 @@ class PosixShm:
     def _full(self, nbytes: int) -> CapacityError:
         held = os.statvfs(self._folder)
         return CapacityError(
-            f"{self._folder} is full: {nbytes} bytes needed, {held.f_bavail * held.f_frsize} free of "
-            f"{held.f_blocks * held.f_frsize}; lower the cpu tier's capacity or remount it larger"
+            f"{self._folder} is full: {format_bytes(nbytes)} ({nbytes} bytes) needed, "
+            f"{format_bytes(held.f_bavail * held.f_frsize)} free of {format_bytes(held.f_blocks * held.f_frsize)}; "
+            "lower the cpu tier's capacity or remount it larger"
         )
 
 
@@ -139,9 +150,47 @@ def unlink(name: str, folder: Path = SHM_FOLDER) -> None:
 
 
 def names(prefix: str, folder: Path = SHM_FOLDER) -> Iterator[str]:
-    """All segments under this prefix, finished or not."""
-    for path in sorted(folder.glob(f"{prefix}.*")):
-        yield path.name
+    """All segments under this prefix, finished or not. Raises OSError if the folder cannot be listed."""
+    return (name for name in sorted(os.listdir(folder)) if name.startswith(f"{prefix}."))
+
+
+def unopened_segments(folder: Path = SHM_FOLDER) -> dict[str, list[str]]:
+    """This user's segments by prefix, without the prefixes of which a process has a segment open.
+
+    A daemon that runs has all of its own open. Raises OSError if the folder cannot be listed.
+    """
+    opened = _opened_files(folder)
+    found: dict[str, list[str]] = {}
+    for name in sorted(os.listdir(folder)):
+        prefix, dot, rest = name.partition(".")
+        if dot and rest and _PREFIX.fullmatch(prefix) and _is_own(folder / name):
+            found.setdefault(prefix, []).append(name)
+    return {prefix: names for prefix, names in found.items() if not any(str(folder / name) in opened for name in names)}
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        return path.stat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
+
+
+def _opened_files(folder: Path) -> set[str]:
+    """Paths in a folder that processes have open, of those processes that this user may look at."""
+    found: set[str] = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            links = os.listdir(process / "fd")
+        except OSError:
+            continue
+        for link in links:
+            try:
+                target = os.readlink(process / "fd" / link)
+            except OSError:
+                continue
+            if target.startswith(f"{folder}/"):
+                found.add(target)
+    return found
 
 
 def file_system_of(folder: Path) -> str:

@@ -81,9 +81,9 @@ class Cuda(Protocol):
         ...
 
     def leave(self) -> None:
-        """Give the context back; the driver frees what it took when nobody else in the process holds it.
+        """Give the context back; the driver frees what it took when nothing else in the process holds it.
 
-        A calling thread that used it uses nothing then, unless somebody else holds it. Idempotent.
+        A calling thread that used it uses nothing then, unless another part of the process holds it. Idempotent.
         """
         ...
 
@@ -191,18 +191,3 @@ class Cuda(Protocol):
     def synchronize(self, stream: int) -> None:
         """Wait until all copies of the stream are done. Does not hold the interpreter lock."""
         ...
-
-
-def connect(kind: str = "driver") -> Cuda:
-    """The driver, or `fake:FOLDER`. Raises NotSupportedError saying what is missing.
-
-    Both are imported here, by name: only processes that use a device pay for them.
-    """
-    import importlib
-
-    kind, _, folder = kind.partition(":")
-    if kind == "fake":
-        found: Cuda = importlib.import_module("trims.testing.fake_cuda").FakeCuda(folder)
-    else:
-        found = importlib.import_module("trims.memory.cuda.bindings").Driver()
-    return found

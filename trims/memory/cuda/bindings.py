@@ -115,8 +115,8 @@ class Driver:
         context, self._context = self._context, None
         if context is None:
             return
-        # The release ends it if nobody else holds it, and leaves it current all the same: then this thread's next call
-        # of the driver, whoever makes it, would meet a context that is destroyed. Another one is not ours to move.
+        # The release ends it if nothing else holds it, and leaves it current all the same: then this thread's next call
+        # of the driver, from any library, would meet a context that is destroyed. Another one is not ours to move.
         here = int(_call("cuCtxGetCurrent")) == int(context)
         if here:
             _call("cuCtxPopCurrent")

@@ -1,12 +1,12 @@
 """Sharing one image on a device between processes: two ways behind one protocol.
 
 `VmmMemory` hands out a descriptor: borrowers map it read-only, the device holds them to that mapping, and the memory
-lives for as long as anybody holds it. `IpcMemory` hands out a handle of 64 bytes: it works where descriptors do not,
-nothing enforces reading, and freeing under a borrower is undefined; so the owner frees only when every borrower has
-gone.
+lives for as long as any process holds it. `IpcMemory` hands out a handle of 64 bytes. It works where descriptors do
+not, but nothing enforces reading, and freeing under a borrower is undefined: the owner frees only when every borrower
+has gone.
 
-The owner's half (`allocate`, `seal`, `export`, `free`) runs in the keeper, the borrower's (`open`, `close`) in whoever
-attaches. Not covered: which process that is, and when freeing is allowed (`trims.keeper`).
+The owner's half (`allocate`, `seal`, `export`, `free`) runs in the keeper, the borrower's (`open`, `close`) in the
+process that attaches. Not covered: which process that is, and when freeing is allowed (`trims.keeper`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Export:
         device: UUID.
         size_bytes: Of the allocation.
         handle: The legacy handle, empty for `vmm`.
-        fd: The descriptor, -1 for `ipc`. Owned by who holds the export; it keeps the memory alive: close it promptly.
-        cuda: What reaches the device: see `trims.memory.cuda.api.connect`.
+        fd: The descriptor, -1 for `ipc`. It belongs to the export and keeps the memory alive: close it promptly.
+        cuda: What reaches the device: see `trims.memory.cuda.connect.connect`.
     """
 
     driver: str
@@ -73,7 +73,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """An allocation of somebody else, open here: `address` is its first byte."""
+    """An allocation of another process, open here: `address` is its first byte."""
 
     address: int
     size_bytes: int
@@ -101,7 +101,7 @@ class DeviceMemory(Protocol):
         ...
 
     def reading(self, allocation: Allocation) -> Opened:
-        """Let the owner read it himself, for a copy elsewhere; end it with `close`."""
+        """Let the owner itself read it, for a copy elsewhere; end it with `close`."""
         ...
 
     def free(self, allocation: Allocation) -> None:
@@ -109,7 +109,7 @@ class DeviceMemory(Protocol):
         ...
 
     def open(self, export: Export, *, peer: bool = False) -> Opened:
-        """Map somebody's allocation; the export may be closed then. With `peer`, another device's if it is one."""
+        """Map another process's allocation; the export may be closed then. `peer`: of another device."""
         ...
 
     def close(self, opened: Opened) -> None:
@@ -120,9 +120,9 @@ class DeviceMemory(Protocol):
 class VmmMemory:
     """Virtual memory management: physical memory behind a descriptor, mapped read-only by borrowers.
 
-    It is each borrower that maps it so: the descriptor carries no right of access, and who is handed one can map it
-    writable if he sets out to. This guards against accidents and bugs, not against a hostile tenant, whom the sealed
-    memfd of the host (`trims.memory.memfd`) does stop.
+    Each borrower maps it read-only of its own accord: the descriptor carries no right of access, so a process that
+    sets out to can map it writable. This guards against accidents and bugs, not against a hostile tenant. The sealed
+    memfd of the host (`trims.memory.memfd`) does stop a hostile tenant.
     """
 
     name = "vmm"

@@ -6,11 +6,11 @@ The daemon's own process uses this and nothing else of CUDA.
 from __future__ import annotations
 
 import contextlib
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import NotSupportedError
+from trims.memory.cuda.connect import stand_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ class Surveyed:
 
     Attributes:
         uuid: As nvidia-smi prints it: `GPU-` and 36 characters, `MIG-` for a part of a partitioned GPU.
-        free_bytes: Of its memory, whoever uses the rest.
+        free_bytes: Of the whole device, all processes counted.
         parent: UUID of the GPU that it is a part of; empty for a whole one.
         partitioned: MIG mode is on: CUDA sees its parts, never itself.
     """
@@ -52,7 +52,7 @@ def survey(kind: str = "driver") -> list[Surveyed]:
     """All devices of the machine that CUDA can use, in NVML's order; of a partitioned GPU, its parts.
 
     Args:
-        kind: As for `trims.memory.cuda.api.connect`.
+        kind: As for `trims.memory.cuda.connect.connect`.
 
     Raises:
         NotSupportedError: There is no driver, or nvidia-ml-py is missing; the message says which.
@@ -62,9 +62,8 @@ def survey(kind: str = "driver") -> list[Surveyed]:
 
 def survey_all(kind: str = "driver") -> list[Surveyed]:
     """The same with partitioned GPUs themselves, each before its parts."""
-    kind, _, folder = kind.partition(":")
-    if kind == "fake":
-        fake = importlib.import_module("trims.testing.fake_cuda").FakeCuda(folder)
+    if kind != "driver":
+        fake = stand_in(kind)
         return [Surveyed(d.uuid, d.name, fake.free_bytes(d), d.total_bytes) for d in fake.devices()]
     with _nvml() as nvml:
         return [device for number in range(nvml.nvmlDeviceGetCount()) for device in _look(nvml, number)]

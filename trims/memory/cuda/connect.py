@@ -1,0 +1,41 @@
+"""The driver by its name: NVIDIA's, or a stand-in for machines without a device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import NotSupportedError
+
+if TYPE_CHECKING:
+    from trims.memory.cuda.api import Cuda
+
+
+def connect(kind: str = "driver") -> Cuda:
+    """The driver, or a stand-in for it, such as `fake:FOLDER`. Raises NotSupportedError saying what is missing.
+
+    Both are imported here: only processes that use a device pay for them.
+    """
+    if kind != "driver":
+        made: Cuda = stand_in(kind)
+        return made
+    from trims.memory.cuda.bindings import Driver
+
+    found: Cuda = Driver()
+    return found
+
+
+def stand_in(kind: str) -> Any:
+    """A driver for machines without a device: `NAME:FOLDER`, by its name in the entry points `trims.cuda`.
+
+    Beside `Cuda` it has `free_bytes(device)`, which no context is needed for.
+
+    Raises:
+        NotSupportedError: There is none of this name; the message names those there are.
+    """
+    from importlib.metadata import entry_points
+
+    name, _, folder = kind.partition(":")
+    found = {entry.name: entry for entry in entry_points(group="trims.cuda")}
+    if name not in found:
+        raise NotSupportedError(f"there is no CUDA driver {name!r}; known are driver, {', '.join(sorted(found))}")
+    return found[name].load()(folder)
