@@ -108,3 +108,16 @@ class Converter(Protocol):
         Raises ArtifactError naming the file and what is wrong with it.
         """
         ...
+
+
+@runtime_checkable
+class Measurable(Protocol):
+    """A converter that needs no child for its own sake, and can tell when an artifact needs one for its size.
+
+    Parsing holds the interpreter lock, so what is large is parsed in a child. A converter without these methods is
+    believed to parse little.
+    """
+
+    def described_bytes(self, artifact: Artifact) -> int:
+        """About how many bytes `plan` parses, found out by reading a few. Raises ArtifactError."""
+        ...

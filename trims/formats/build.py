@@ -1,7 +1,7 @@
 """Artifacts that a function makes: the manifest names a builder instead of a path.
 
 The builder runs in a child of its environment, with limits, and leaves files in a fresh folder, which then takes its
-place by one rename: whoever sees the folder sees all of it. Builders of one folder wait for each other, also across
+place by one rename: a folder that is there is complete. Builders of one folder wait for each other, also across
 processes, so that the work is done once. Not covered: rebuilding when the builder's code changes; remove the folder.
 """
 
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import ArtifactError, ConversionError
 from trims.formats.base import check_relative
 from trims.formats.process import LimitedChild
+from trims.image.descriptors import explain_descriptors, lacks_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -59,13 +60,14 @@ def build_artifact(
         ConversionError: The builder raised, died or broke a limit.
         NotSupportedError: It cannot be imported in its environment.
         ArtifactError: It left no files, or none of the name it returned.
+        CapacityError: This process has no descriptor left to start it with.
     """
     order = _Order(call, args, python, limits, extra_paths)
     if not target_dir.exists():
-        target_dir.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(target_dir, limits.time_s):
-            if not target_dir.exists():
-                _build(order, target_dir)
+        try:
+            _build_once(order, target_dir)
+        except OSError as error:
+            raise explain_descriptors(error) from error
     return _main_file(target_dir)
 
 
@@ -80,11 +82,20 @@ class _Order:
     paths: Sequence[Path]
 
 
+def _build_once(order: _Order, target_dir: Path) -> None:
+    target_dir.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(target_dir, order.limits.time_s):
+        if not target_dir.exists():
+            _build(order, target_dir)
+
+
 def _main_file(built_dir: Path) -> Path:
-    """As its record says. Raises ArtifactError if there is none: somebody else made this folder."""
+    """As its record says. Raises ArtifactError if there is none: then no builder made this folder."""
     try:
         return built_dir / str(json.loads((built_dir / RECORD).read_text())["main"])
     except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, OSError) and lacks_descriptors(error):
+            raise explain_descriptors(error) from error
         raise ArtifactError(
             f"{built_dir} was not made by a builder of trims, or is damaged ({error}); remove it to have it made again"
         ) from error
@@ -117,6 +128,8 @@ def _build(order: _Order, target_dir: Path) -> None:
         _make_durable(out_dir)
         out_dir.rename(target_dir)
     except OSError as error:
+        if lacks_descriptors(error):
+            raise
         raise ConversionError(f"{order.call}: its files cannot be put at {target_dir}: {error}") from error
     finally:
         shutil.rmtree(out_dir, ignore_errors=True)

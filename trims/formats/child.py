@@ -13,6 +13,7 @@ import importlib
 import importlib.abc
 import importlib.util
 import json
+import logging
 import os
 import resource
 import select
@@ -25,15 +26,21 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import ArtifactError, ConversionError, NotSupportedError, TrimsError
 from trims.formats.base import Artifact
 from trims.formats.process import FRAME
+from trims.image.descriptors import explain_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from importlib.machinery import ModuleSpec
 
+    from typing_extensions import Self
+
     from trims.image.plan import ImagePlan
 
 #: Progress below this step is not worth a message.
 _PROGRESS_STEP_BYTES = 4 << 20
+#: Characters of an error: names out of an artifact may be of any length.
+_MAX_MESSAGE = 10_000
+_MAX_WARNINGS, _MAX_WARNING = 20, 1000
 
 
 class Child:
@@ -61,14 +68,15 @@ class Child:
 
     def _carry_out(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         do: dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any]]]
-        do = {"plan": self._make_plan, "write": self._write, "build": _build, "versions": _versions}
+        do = {"plan": self._make_plan, "write": self._write, "names": _names, "build": _build, "versions": _versions}
         return do[message["do"]](message, fds)
 
     def _make_plan(self, message: dict[str, Any], _: list[int]) -> dict[str, Any]:
         files = tuple(Path(name) for name in message["files"])
         artifact = Artifact(message["format"], files, message["options"])
-        self._plan = load_name(message["converter"], "the converter")().plan(artifact)
-        return {"planned_bytes": self._plan.nbytes}
+        with _Warnings() as warnings:
+            self._plan = load_name(message["converter"], "the converter")().plan(artifact)
+        return {"planned_bytes": self._plan.nbytes, "warnings": warnings.texts}
 
     def _write(self, _: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         assert self._plan is not None
@@ -123,6 +131,31 @@ class _Lent(importlib.abc.MetaPathFinder):
         return importlib.util.spec_from_file_location(fullname, file, submodule_search_locations=folder)
 
 
+class _Warnings(logging.Handler):
+    """What is warned of while the block runs, for the parent to log: what is said here goes to no log."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        if len(self.texts) < _MAX_WARNINGS:
+            self.texts.append(record.getMessage()[:_MAX_WARNING])
+
+    def __enter__(self) -> Self:
+        logging.getLogger("trims").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("trims").removeHandler(self)
+
+
+def _names(message: dict[str, Any], _: list[int]) -> dict[str, Any]:
+    chosen = load_name(message["converter"], "the converter")()
+    return {"names": chosen.names_here(Path(message["files"][0]), message["options"])}
+
+
 def _build(message: dict[str, Any], _: list[int]) -> dict[str, Any]:
     function = load_name(message["call"], "the builder")
     main = function(Path(message["out_dir"]), **message["args"])
@@ -138,12 +171,14 @@ def _versions(message: dict[str, Any], _: list[int]) -> dict[str, Any]:
 
 
 def _refusal(error: Exception, what: str) -> dict[str, Any]:
+    if isinstance(error, OSError):
+        error = explain_descriptors(error)
     if isinstance(error, TrimsError):
-        return {"error": error.code, "message": str(error)}
+        return {"error": error.code, "message": str(error)[:_MAX_MESSAGE]}
     if isinstance(error, ModuleNotFoundError):
         remedy = f"install it there: {sys.executable} -m pip install {error.name}"
         return {"error": NotSupportedError.code, "message": f"{what}: {sys.prefix} has no {error.name!r}; {remedy}"}
-    text = f"{what}: {type(error).__name__}: {error}"[:10_000]
+    text = f"{what}: {type(error).__name__}: {error}"[:_MAX_MESSAGE]
     return {"error": ConversionError.code, "message": text, "memory": isinstance(error, MemoryError)}
 
 

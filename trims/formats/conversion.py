@@ -1,22 +1,26 @@
 """Turning an artifact into an image: one interface, whether it happens here or in a child.
 
 The store calls `plan`, makes room, calls `write`; minutes may lie between. A converter that runs foreign code gets a
-child with limits (`trims.formats.process`); one that only copies bytes runs in the calling thread. The
-image is validated by whoever sealed it, not here. `recipe` says what besides the artifact's bytes decides the image.
+child with limits (`trims.formats.process`), and so does an artifact with more to parse than other threads can wait for;
+one that only copies bytes runs in the calling thread. The image is validated before it is sealed, not here. `recipe`
+says what besides the artifact's bytes decides the image.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConversionError, InternalError
-from trims.formats.catalogue import converter, detect
+from trims.formats.base import Measurable
+from trims.formats.plugins import converter, detect
 from trims.formats.process import LimitedChild
 from trims.image.host import cpu_features
+from trims.image.look import PARSE_HERE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,7 +33,14 @@ if TYPE_CHECKING:
     from trims.formats.environments import Environment
     from trims.image.plan import ImagePlan
 
-__all__ = ["Conversion", "converter", "detect", "recipe", "start_conversion"]
+log = logging.getLogger(__name__)
+#: Of one child: what it says is not trusted to be little.
+_MAX_WARNINGS = 20
+#: Why most conversions are stopped.
+NOT_NEEDED = "no request waits for it any more"
+_CLOSED = "it was closed before its end"
+
+__all__ = ["NOT_NEEDED", "Conversion", "converter", "detect", "recipe", "start_conversion"]
 
 
 class Conversion(ABC):
@@ -40,12 +51,13 @@ class Conversion(ABC):
         """Length of the image in bytes.
 
         Raises ArtifactError for what is wrong with the files, ConversionError for a converter that died, was
-        cancelled or broke a limit, NotSupportedError for an environment that lacks something.
+        stopped or broke a limit, NotSupportedError for an environment that lacks something, CapacityError where no
+        descriptor is left to open a file or start a child.
         """
 
     @abstractmethod
     def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
-        """Write the image; afterwards nobody but the caller can reach the descriptor's memory.
+        """Write the image; afterwards only the caller can reach the descriptor's memory.
 
         Args:
             fd: Read-write, of exactly the planned size, allocated and zeroed. The caller keeps it.
@@ -55,12 +67,16 @@ class Conversion(ABC):
         """
 
     @abstractmethod
-    def cancel(self) -> None:
-        """Make `plan` and `write`, running or to come, raise ConversionError. From any thread, returns at once."""
+    def cancel(self, why: str = NOT_NEEDED) -> None:
+        """Make `plan` and `write`, running or to come, raise ConversionError. From any thread, returns at once.
+
+        Args:
+            why: The end of the sentence "its conversion was stopped: ". The first reason given stays.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Cancel whatever still runs and give everything back. Idempotent."""
+        """Stop what still runs and give everything back. Idempotent."""
 
     def __enter__(self) -> Self:
         return self
@@ -83,16 +99,72 @@ def start_conversion(
         extra_paths: Folders put in front of a child's `sys.path`: the manifest's own, for its module builders.
 
     Raises:
-        NotSupportedError: Nobody knows the artifact's format.
+        NotSupportedError: No converter has the artifact's format.
     """
     chosen = converter(artifact.format)
     if chosen.needs_child(artifact.options):
         return _ChildConversion(chosen, artifact, python, limits, extra_paths)
-    return _LocalConversion(chosen, artifact, limits)
+    return _ConversionBySize(chosen, artifact, limits)
+
+
+def is_large(chosen: Converter, artifact: Artifact) -> bool:
+    """True if planning parses more than this process may while others wait. Raises ArtifactError, CapacityError."""
+    return isinstance(chosen, Measurable) and chosen.described_bytes(artifact) > PARSE_HERE_BYTES
+
+
+class _ConversionBySize(Conversion):
+    """Here or in a child of this environment, by what there is to parse: found out when it is planned."""
+
+    def __init__(self, chosen: Converter, artifact: Artifact, limits: Limits) -> None:
+        self._converter = chosen
+        self._artifact = artifact
+        self._limits = limits
+        self._chosen: Conversion | None = None
+        self._why: str | None = None
+        self._lock = threading.Lock()
+
+    def plan(self) -> int:
+        if self._why is not None:
+            raise _stopped(self._artifact, self._why)
+        return self._choose(large=is_large(self._converter, self._artifact)).plan()
+
+    def _choose(self, *, large: bool) -> Conversion:
+        with self._lock:
+            if self._chosen is not None:
+                raise InternalError("plan() twice")
+            if large:
+                self._chosen = _ChildConversion(self._converter, self._artifact, None, self._limits, ())
+            else:
+                self._chosen = _LocalConversion(self._converter, self._artifact, self._limits)
+            if self._why is not None:
+                self._chosen.cancel(self._why)
+            return self._chosen
+
+    def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
+        with self._lock:
+            chosen = self._chosen
+        if chosen is None:
+            raise _stopped(self._artifact, self._why) if self._why else InternalError("write() before plan()")
+        chosen.write(fd, on_progress)
+
+    def cancel(self, why: str = NOT_NEEDED) -> None:
+        with self._lock:
+            self._why = self._why or why
+            if self._chosen is not None:
+                self._chosen.cancel(why)
+
+    def close(self) -> None:
+        self.cancel(_CLOSED)
+        if self._chosen is not None:
+            self._chosen.close()
+
+
+def _stopped(artifact: Artifact, why: str) -> ConversionError:
+    return ConversionError(f"{artifact.files[0]}: its conversion was stopped: {why}")
 
 
 class _LocalConversion(Conversion):
-    """In the calling thread; cancelled between pieces of a few MiB."""
+    """In the calling thread; stopped between pieces of a few MiB."""
 
     def __init__(self, chosen: Converter, artifact: Artifact, limits: Limits) -> None:
         self._converter = chosen
@@ -100,7 +172,7 @@ class _LocalConversion(Conversion):
         self._limits = limits
         self._left_s = limits.time_s
         self._plan: ImagePlan | None = None
-        self._cancelled = False
+        self._why: str | None = None
 
     def plan(self) -> int:
         self._check(0.0)
@@ -125,17 +197,17 @@ class _LocalConversion(Conversion):
         plan.write(fd, tick)
 
     def _check(self, running_s: float) -> None:
-        if self._cancelled:
-            raise ConversionError(f"{self._artifact.files[0]}: the conversion was cancelled")
+        if self._why is not None:
+            raise _stopped(self._artifact, self._why)
         if running_s > self._left_s:
             limit = f"the time limit of {self._limits.time_s:g} s"
             raise ConversionError(f"{self._artifact.files[0]}: not done within {limit}")
 
-    def cancel(self) -> None:
-        self._cancelled = True
+    def cancel(self, why: str = NOT_NEEDED) -> None:
+        self._why = self._why or why
 
     def close(self) -> None:
-        self._cancelled = True
+        self.cancel(_CLOSED)
         self._plan = None
 
 
@@ -152,8 +224,8 @@ class _ChildConversion(Conversion):
         self._limits = limits
         self._child: LimitedChild | None = None
         self._planned_bytes = 0
-        self._cancelled = False
-        #: Guards `_child` and `_cancelled`; `_busy` is held while a request runs, so that close waits for its end.
+        self._why: str | None = None
+        #: Guards `_child` and `_why`; `_busy` is held while a request runs, so that close waits for its end.
         self._lock = threading.Lock()
         self._busy = threading.Lock()
 
@@ -168,14 +240,21 @@ class _ChildConversion(Conversion):
         }
         with self._busy:
             child = self._start()
-            self._planned_bytes = child.size_of(child.request(message), "planned_bytes")
+            answer = child.request(message)
+            self._planned_bytes = child.size_of(answer, "planned_bytes")
+        for warning in list(answer.get("warnings", ()))[:_MAX_WARNINGS]:
+            log.warning("%s", warning)
         return self._planned_bytes
 
     def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         try:
             with self._busy:
                 if self._child is None:
-                    raise self._cancellation() if self._cancelled else InternalError("write() before plan(), or twice")
+                    raise (
+                        _stopped(self._artifact, self._why)
+                        if self._why
+                        else InternalError("write() before plan(), or twice")
+                    )
                 self._child.request({"do": "write"}, [fd], on_progress)
         finally:
             self._bury()  # it must not reach the image once the caller seals it
@@ -183,8 +262,8 @@ class _ChildConversion(Conversion):
     def _start(self) -> LimitedChild:
         sizes = [path.stat().st_size for path in self._artifact.files if path.exists()]
         with self._lock:
-            if self._cancelled:
-                raise self._cancellation()
+            if self._why is not None:
+                raise _stopped(self._artifact, self._why)
             if self._child is not None:
                 raise InternalError("plan() twice")
             self._child = LimitedChild(
@@ -202,23 +281,20 @@ class _ChildConversion(Conversion):
         names = [type(self._converter).__module__, str(self._artifact.options.get("module", "trims"))]
         return sorted({name.partition(":")[0].partition(".")[0] for name in names} - {"trims"})
 
-    def _cancellation(self) -> ConversionError:
-        return ConversionError(f"{self._artifact.files[0]}: the conversion was cancelled")
-
     def _bury(self) -> None:
         with self._busy, self._lock:
             child, self._child = self._child, None
         if child is not None:
             child.close()
 
-    def cancel(self) -> None:
+    def cancel(self, why: str = NOT_NEEDED) -> None:
         with self._lock:
-            self._cancelled = True
+            self._why = self._why or why
             if self._child is not None:
-                self._child.cancel()
+                self._child.cancel(self._why)
 
     def close(self) -> None:
-        self.cancel()
+        self.cancel(_CLOSED)
         self._bury()
 
 

@@ -15,8 +15,9 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trims.core.errors import ArtifactError
+from trims.core.units import format_bytes
 from trims.formats.base import check_options
-from trims.formats.mxnet_params import is_params, read_params
+from trims.formats.mxnet_params import is_params, params_described_bytes, read_params
 from trims.image.plan import ImagePlan, SourceTensor, plan_image
 from trims.image.program import Program
 from trims.image.source import FileSpan, SourceFile
@@ -41,7 +42,7 @@ class MxnetConverter:
     host_specific: ClassVar[bool] = False
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """Never: nothing of the artifact is run."""
+        """Never for its own sake: nothing of the artifact is run."""
         return False
 
     def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
@@ -59,6 +60,11 @@ class MxnetConverter:
         for path in (main, other):
             SourceFile.look(path)
         return main, other
+
+    def described_bytes(self, artifact: Artifact) -> int:
+        """The symbol, which is parsed, and what describes the arrays."""
+        symbol, params = sorted(artifact.files[:2], key=_is_symbol, reverse=True)
+        return SourceFile.look(symbol).nbytes + params_described_bytes(SourceFile.look(params))
 
     def plan(self, artifact: Artifact) -> ImagePlan:
         """Check both files and lay the image out."""
@@ -119,7 +125,9 @@ def _sources(file: SourceFile) -> tuple[list[SourceTensor], list[str]]:
 
 def _program(file: SourceFile, sources: list[SourceTensor], auxiliary: list[str]) -> Program:
     if file.nbytes > _MAX_SYMBOL_BYTES:
-        raise ArtifactError(f"{file.path}: {file.nbytes} bytes are no symbol; {_MAX_SYMBOL_BYTES} are the limit")
+        raise ArtifactError(
+            f"{file.path}: {format_bytes(file.nbytes)} are no symbol; {format_bytes(_MAX_SYMBOL_BYTES)} are the limit"
+        )
     body = file.read(file.nbytes)
     known = {source.name for source in sources}
     inputs = [name for name in _variables(body, file.path) if name not in known]

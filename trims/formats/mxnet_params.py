@@ -30,6 +30,8 @@ _MAX_DIMENSIONS = 32
 _MAX_NAME_BYTES = 1 << 16
 #: A name's length, and a head without dimensions.
 _MIN_ARRAY_BYTES = 8 + 16
+#: What an array adds to a header of JSON.
+_DESCRIBED_BYTES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,14 @@ class StoredArray:
 def is_params(first_bytes: bytes) -> bool:
     """True if a file that begins so is a list of MXNet arrays."""
     return len(first_bytes) >= _FILE.size and _FILE.unpack_from(first_bytes)[:2] == (_FILE_MAGIC, 0)
+
+
+def params_described_bytes(file: SourceFile) -> int:
+    """About how many bytes describe the arrays of this file, by what it says of their number."""
+    head = file.read(_FILE.size)
+    if len(head) < _FILE.size or not is_params(head):
+        return 0
+    return min(int(_FILE.unpack(head)[2]) * _DESCRIBED_BYTES, file.nbytes)
 
 
 def read_params(file: SourceFile) -> list[StoredArray]:

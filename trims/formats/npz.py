@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trims.core.errors import ArtifactError
 from trims.core.layout import element_count
 from trims.formats.base import check_options
+from trims.image.descriptors import explain_descriptors, lacks_descriptors
 from trims.image.plan import ImagePlan, SourceTensor, plan_image
 from trims.image.source import SourceFile
 
@@ -93,6 +94,8 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
     except (
         zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, OSError, NotImplementedError, RuntimeError
     ) as error:  # fmt: skip
+        if isinstance(error, OSError) and lacks_descriptors(error):
+            raise explain_descriptors(error) from error
         raise ArtifactError(f"{path}: {type(error).__name__}: {error}") from error
 
 
@@ -112,7 +115,7 @@ class _Member:
 
         target = np.frombuffer(place, dtype=self.dtype.newbyteorder("<")).reshape(self.shape)
         with _archive(self.path) as archive, archive.open(self.name) as stream:
-            _read_header(stream, self.name)
+            read_header(stream, self.name)
             if self.fortran:
                 target[...] = np.frombuffer(stream.read(), dtype=self.dtype).reshape(self.shape, order="F")
             else:
@@ -134,18 +137,29 @@ def _describe(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> So
     if info.file_size > _MAX_RATIO * info.compress_size + _MAX_HEADER_BYTES:
         raise ArtifactError(f"{where} claims to unpack {info.compress_size} bytes into {info.file_size}")
     with archive.open(info) as stream:
-        shape, fortran, dtype = _read_header(stream, where)
+        shape, fortran, dtype = read_header(stream, where)
         data_bytes = info.file_size - stream.tell()
-    kind = _DTYPES.get(f"{dtype.kind}{dtype.itemsize}")
-    if kind is None:
-        raise ArtifactError(f"{where} has the dtype {dtype}, which images do not know")
+    kind = kind_of(dtype, where)
     if data_bytes != element_count(shape) * dtype.itemsize:
         raise ArtifactError(f"{where} has {data_bytes} bytes for an array of {kind}{list(shape)}")
     member = _Member(path, info.filename, shape, fortran, dtype)
     return SourceTensor(info.filename.removesuffix(".npy"), kind, shape, fill=member.fill)
 
 
-def _read_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def kind_of(dtype: np.dtype[Any], where: str) -> str:
+    """Our name of an array's dtype. Raises ArtifactError with the way out."""
+    kind = _DTYPES.get(f"{dtype.kind}{dtype.itemsize}")
+    if kind is None:
+        remedy = "; save it as complex64" if dtype.kind == "c" else "; save it as another one"
+        raise ArtifactError(f"{where} has the dtype {dtype}, which images do not know{remedy}")
+    return kind
+
+
+def read_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether it is column-major, and dtype of an array as its header describes it; leaves the stream after it.
+
+    Raises ArtifactError; ValueError if numpy cannot read it.
+    """
     from numpy.lib import format as npy
 
     readers: dict[tuple[int, int], Callable[..., Any]] = {(1, 0): npy.read_array_header_1_0}

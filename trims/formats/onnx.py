@@ -9,7 +9,7 @@ over 2 GiB too. Not covered: custom operator libraries; initializers of types no
 Options:
     optimize: `all` (default, also `true`): for this host's processor and this ONNX Runtime alone. `extended`: for
         this ONNX Runtime on any processor. `basic`: for this ONNX Runtime on any processor or GPU; the default where
-        the manifest's `residency.place` is a GPU. `none` (`false`): the graph as published, for anybody.
+        the manifest's `residency.place` is a GPU. `none` (`false`): the graph as published, for every host.
     prepack: Whether sessions may copy matrix weights, re-ordered, into private memory. Default false: every weight is
         shared and a session is ready in milliseconds. Convolutions run at full speed either way; products with few
         rows do not: measured on a BERT-sized stack of layers, 2.8, 1.9, 1.4 and 1.2 times slower for 8, 32, 128
@@ -50,7 +50,7 @@ INLINE_INTEGERS_BELOW_BYTES = 64 << 10
 _INTEGERS = (6, 7, 9)
 _ON_DEVICES = ("basic", "none")
 #: The file the program names for fed initializers. With /dev as folder it is there on every host, holds
-#: nothing and cannot be mapped: an initializer nobody feeds is an error, never zeros.
+#: nothing and cannot be mapped: an initializer that is not fed is an error, never zeros.
 FED_LOCATION = "null"
 PROGRAM_KIND = "onnxruntime"
 _SCRATCH_WEIGHTS = "weights"

@@ -3,7 +3,7 @@
 The child is trusted with nothing. It runs in its own session with limits; what it says is parsed as bounded JSON; how
 it dies is found out from the kernel and told in one sentence. When the parent dies, a pipe that only the parent
 held hangs up and the kernel kills the child's whole process group: no thread and no cooperation needed. Temporary
-files it makes lie in a folder that the parent removes, or whoever sweeps after it (`scratch`).
+files it makes lie in a folder that the parent removes, or the next daemon's sweep (`scratch`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import trims
-from trims.core.errors import ArtifactError, ConversionError, ImageError, NotSupportedError, TrimsError
+from trims.core.errors import (
+    ArtifactError,
+    CapacityError,
+    ConversionError,
+    ImageError,
+    NotSupportedError,
+    TrimsError,
+)
 from trims.core.units import format_bytes
 from trims.formats.scratch import Scratch
+from trims.image.descriptors import explain_descriptors, lacks_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +42,8 @@ if TYPE_CHECKING:
     from trims.formats.base import Limits
 
 FRAME = struct.Struct("<I")
-MAX_FRAME_BYTES = 1 << 20
+#: Parsed in this process, by which others must not be held up.
+MAX_FRAME_BYTES = 256 << 10
 _TAIL_BYTES = 4096
 #: Between a hang-up of the socket and the end of the process: the time a dying process takes to be buried.
 _BURIAL_S = 5.0
@@ -53,7 +62,7 @@ main()
 """
 _OUT_OF_MEMORY = ("MemoryError", "bad_alloc", "an't allocate memory", "annot allocate memory", "Unable to allocate")
 _REPLIES: dict[str, type[TrimsError]] = {
-    cls.code: cls for cls in (ArtifactError, ConversionError, ImageError, NotSupportedError)
+    cls.code: cls for cls in (ArtifactError, CapacityError, ConversionError, ImageError, NotSupportedError)
 }
 
 
@@ -67,6 +76,8 @@ class LimitedChild:
         free_bytes: Memory beside the limit: the size of the files the child may map.
         extra_paths: Folders put in front of the child's `sys.path`.
         lent: Names of our packages that the child may import if its environment lacks them: what holds a builder.
+
+    Raises CapacityError if this process has no descriptor left, NotSupportedError if the interpreter cannot be started.
     """
 
     def __init__(
@@ -85,25 +96,34 @@ class LimitedChild:
         self._stderr_tail = b""
         self._stderr_open = True
         self._unread = b""
-        self._cancelled = False
+        self._why_stopped: str | None = None
         self._lock = threading.Lock()
-        self._scratch = Scratch()
+        config = {
+            "memory_bytes": limits.memory_bytes + free_bytes,
+            "paths": [os.fspath(path) for path in extra_paths],
+            "lent": dict(filter(None, map(_origin, lent))),
+        }
+        try:
+            self._begin(python, config)
+        except OSError as error:
+            raise explain_descriptors(error) from error
+
+    def _begin(self, python: Path | None, config: dict[str, Any]) -> None:
+        """Start the process with all that ties it to this one; nothing is left if a step fails."""
         with contextlib.ExitStack() as undo:
+            self._scratch = Scratch()
             undo.callback(self._scratch.remove)
             self._socket, theirs = socket.socketpair()
             undo.callback(self._socket.close)
-            self._lifeline_read, self._lifeline = os.pipe()
+            undo.enter_context(theirs)
+            lifeline_read, self._lifeline = os.pipe()
             undo.callback(os.close, self._lifeline)
-            config = {
-                "memory_bytes": limits.memory_bytes + free_bytes,
-                "paths": [os.fspath(path) for path in extra_paths],
-                "lent": dict(filter(None, map(_origin, lent))),
-            }
-            with theirs, _closing(self._lifeline_read):
-                self._process = self._start(python, [theirs.fileno(), self._lifeline_read], config)
+            with _closing(lifeline_read):
+                self._process = self._start(python, [theirs.fileno(), lifeline_read], config)
             undo.callback(self._end)
             self._pidfd = os.pidfd_open(self._process.pid)
             undo.pop_all()
+        theirs.close()
 
     def _start(self, python: Path | None, fds: list[int], config: dict[str, Any]) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "TMPDIR": self._scratch.path}
@@ -123,6 +143,8 @@ class LimitedChild:
                 start_new_session=True,
             )
         except OSError as error:
+            if lacks_descriptors(error):
+                raise
             raise NotSupportedError(f"{self.what}: no converter can be started with {command[0]}: {error}") from error
 
     def request(
@@ -139,7 +161,7 @@ class LimitedChild:
             on_progress: Called with each number the child reports meanwhile.
 
         Raises:
-            ConversionError: The child died, was cancelled, broke a limit or sent garbage. It is killed then.
+            ConversionError: The child died, was stopped, broke a limit or sent garbage. It is killed then.
             TrimsError: The child refused, with its own words.
         """
         began = time.monotonic()
@@ -245,8 +267,8 @@ class LimitedChild:
 
     def _post_mortem(self) -> ConversionError:
         """How the child died, in one sentence and its last words."""
-        if self._cancelled:
-            return ConversionError(f"{self.what}: the conversion was cancelled")
+        if self._why_stopped is not None:
+            return ConversionError(f"{self.what}: its conversion was stopped: {self._why_stopped}")
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
         alive = not poll.poll(_BURIAL_S * 1000)
@@ -275,9 +297,9 @@ class LimitedChild:
                 self._stderr_tail = (self._stderr_tail + data)[-_TAIL_BYTES:]
             self._stderr_open = False
 
-    def cancel(self) -> None:
-        """Kill the child; a request that waits in another thread raises ConversionError."""
-        self._cancelled = True
+    def cancel(self, why: str) -> None:
+        """Kill the child; a request that waits in another thread raises ConversionError, which says why."""
+        self._why_stopped = self._why_stopped or why
         self.kill()
 
     def kill(self) -> None:
@@ -327,5 +349,5 @@ def _death(status: int) -> str:
     if status >= 0:
         return f"ended with exit code {status} and without an answer"
     name = signal.Signals(-status).name
-    why = " (by the kernel for lack of memory, or by somebody)" if -status == signal.SIGKILL else ""
+    why = " (by the kernel for lack of memory, or by another process)" if -status == signal.SIGKILL else ""
     return f"was killed by {name}{why}"

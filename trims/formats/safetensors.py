@@ -1,7 +1,8 @@
-"""safetensors artifacts: one file, shards behind an index, and images that trims wrote. No framework, no child.
+"""safetensors artifacts: one file, shards behind an index, and images that trims wrote. No framework.
 
 Headers are checked by `trims.image.header`, bytes are read straight from the files into their place. With the option
-`module` the image also gets a torch skeleton (see `trims.formats.torch`), and only then torch and a child are needed.
+`module` the image also gets a torch skeleton (see `trims.formats.torch`), and only then torch is needed. A child is
+needed for that, and for headers and indexes too large to parse where others wait.
 
 Options:
     module, module_args, ignore: as for format `torch`.
@@ -13,15 +14,18 @@ from __future__ import annotations
 
 import json
 import logging
-import mmap
 import os
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trims.core.errors import ArtifactError, ImageError
+from trims.core.units import format_bytes
+from trims.formats.apart import names_apart
 from trims.formats.base import check_options, check_relative
+from trims.image.check import check_image
 from trims.image.header import SafetensorsHeader, parse_header
 from trims.image.index import HEADER as INDEX_HEADER
-from trims.image.index import LENGTH, MAX_HEADER_BYTES, decode_header, header_length
+from trims.image.index import LENGTH, MAX_HEADER_BYTES, header_length
+from trims.image.look import PARSE_HERE_BYTES, described_bytes, without_weights
 from trims.image.plan import ImagePlan, SourceTensor, plan_image
 from trims.image.program import EXECUTABLE_KINDS, Program
 from trims.image.reader import ImageView, is_image
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
 
 _INDEX_SUFFIX = ".safetensors.index.json"
 _MAX_INDEX_BYTES = 64 << 20
+#: Shards of one artifact, and the length of their names together: the largest published models have some 200.
+_MAX_SHARDS, _MAX_NAMES = 4096, 128 << 10
 _OPTIONS = ("module", "module_args", "ignore", "allow_pickle")
 _log = logging.getLogger(__name__)
 
@@ -45,6 +51,7 @@ class SafetensorsConverter:
     format: ClassVar[str] = "safetensors"
     version: ClassVar[int] = 1
     host_specific: ClassVar[bool] = False
+    suffixes: ClassVar[tuple[str, ...]] = (".safetensors",)
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:
         """Only for a skeleton."""
@@ -64,11 +71,30 @@ class SafetensorsConverter:
     def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
         """The file, or the index and its shards."""
         check_options(main, options, _OPTIONS)
-        shards = sorted(set(_weight_map(main).values())) if main.name.endswith(_INDEX_SUFFIX) else []
+        index = SourceFile.look(main)
+        if not main.name.endswith(_INDEX_SUFFIX):
+            return (main,)
+        large = index.nbytes > PARSE_HERE_BYTES
+        shards = names_apart(type(self), main, options) if large else self.names_here(main, options)
         files = (main, *(main.parent / shard for shard in shards))
         for path in files:
             SourceFile.look(path)
         return files
+
+    def names_here(self, main: Path, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of the shards of an index, parsed in this process whatever its size."""
+        del options
+        shards = sorted(set(_weight_map(main).values()))
+        if len(shards) > _MAX_SHARDS or sum(map(len, shards)) > _MAX_NAMES:
+            raise ArtifactError(f"{main}: it names {len(shards)} files; more than {_MAX_SHARDS} shards are refused")
+        return tuple(shards)
+
+    def described_bytes(self, artifact: Artifact) -> int:
+        """The index of shards and the headers of all files; of an image its own index and program too."""
+        main, *shards = artifact.files
+        if not main.name.endswith(_INDEX_SUFFIX):
+            return _described_bytes(main)
+        return SourceFile.look(main).nbytes + sum(map(_described_bytes, shards))
 
     def plan(self, artifact: Artifact) -> ImagePlan:
         """Check all headers and lay the image out."""
@@ -87,6 +113,11 @@ class SafetensorsConverter:
 
 #: Tensors, metadata, program.
 _Read = tuple[list[SourceTensor], dict[str, str], Program | None]
+
+
+def _described_bytes(path: Path) -> int:
+    with open_source(path) as fd:
+        return described_bytes(fd, os.fstat(fd).st_size, str(path))
 
 
 def read_header(path: Path) -> tuple[SourceFile, SafetensorsHeader, bytes]:
@@ -112,39 +143,18 @@ def _sources(file: SourceFile, header: SafetensorsHeader) -> list[SourceTensor]:
 
 
 def _read_image(file: SourceFile, allow_pickle: bool) -> _Read:
-    """The tensors of an image and its program. Laying them out anew gives the same bytes again."""
+    """The tensors of an image and its program. Laying them out again gives the same bytes again."""
     try:
-        with _without_weights(file) as data, memoryview(data) as memory:
-            view = ImageView(memory)
-            view.validate()
-            program, metadata, sources = view.program(), dict(view.metadata), _image_sources(file, view)
+        with open_source(file.path) as fd:
+            view = ImageView(memoryview(without_weights(fd, file.nbytes)))
+        check_image(view)
+        program, metadata, sources = view.program(), dict(view.metadata), _image_sources(file, view)
     except ImageError as error:
         raise ArtifactError(f"{file.path}: {error}") from error
     if program is not None and program.kind in EXECUTABLE_KINDS and not allow_pickle:
         _log.warning("%s: its %s was left out: it runs code; allow_pickle: true keeps it", file.path, program.kind)
         program = None
     return sources, metadata, program
-
-
-def _without_weights(file: SourceFile) -> mmap.mmap:
-    """A sparse copy of an image: header, index and program only.
-
-    The file itself is never mapped here: a mapped file that somebody truncates kills its reader.
-    """
-    with open_source(file.path) as source, open(os.memfd_create("trims-look"), "w+b", buffering=0) as copy:
-
-        def take(begin: int, length: int) -> bytes:
-            data = os.pread(source, min(length, file.nbytes - begin), begin)
-            os.pwrite(copy.fileno(), data, begin)
-            return data
-
-        os.ftruncate(copy.fileno(), file.nbytes)
-        data_start = LENGTH.size + LENGTH.unpack(take(0, LENGTH.size))[0]
-        take(LENGTH.size, data_start - LENGTH.size)
-        index = decode_header(take(data_start, INDEX_HEADER.size))
-        take(data_start, index.index_bytes)
-        take(data_start + index.program_offset, index.program_bytes)
-        return mmap.mmap(copy.fileno(), file.nbytes, prot=mmap.PROT_READ)
 
 
 def _image_sources(file: SourceFile, view: ImageView) -> list[SourceTensor]:
@@ -180,7 +190,7 @@ def _weight_map(main: Path) -> Mapping[str, str]:
     """The index of a sharded artifact, with safe file names. Raises ArtifactError."""
     file = SourceFile.look(main)
     if file.nbytes > _MAX_INDEX_BYTES:
-        raise ArtifactError(f"{main}: {file.nbytes} bytes are too many for an index of shards")
+        raise ArtifactError(f"{main}: {format_bytes(file.nbytes)} are too many for an index of shards")
     try:
         found = json.loads(file.read(_MAX_INDEX_BYTES))["weight_map"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""Folders for what converter children leave lying about, which outlive nobody for long.
+"""Folders for what converter children leave lying about, which do not outlive their process for long.
 
 A folder is held by a lock on itself for as long as the process lives that made it: the kernel lets go of it however
-that process ends. So a folder of this user that nobody holds is rubbish, whoever made it, and the next daemon removes
+that process ends. So a folder of this user that no process holds is rubbish, and the next daemon removes
 it. Links are never followed, and what belongs to another user is not looked into.
 """
 
@@ -15,6 +15,7 @@ import shutil
 import tempfile
 
 from trims.core.errors import ConversionError
+from trims.image.descriptors import explain_descriptors, lacks_descriptors
 
 log = logging.getLogger(__name__)
 _TRIES = 10
@@ -24,20 +25,28 @@ class Scratch:
     """A new, empty folder in the temporary folder, of this user alone. `remove` it.
 
     Raises ConversionError where nothing can be locked, with the remedy: unheld, it could be swept under its child.
+    Raises CapacityError where this process has no descriptor left to hold it by.
     """
 
     def __init__(self) -> None:
         for _ in range(_TRIES):
             self.path = tempfile.mkdtemp(prefix=_prefix())
-            self._fd = _hold(self.path)
+            self._fd = self._hold_or_remove()
             if self._fd >= 0:
                 return
-            # Somebody swept between the two calls, and has removed it or is about to.
+            # Another daemon swept between the two calls, and has removed it or is about to.
             with contextlib.suppress(OSError):
                 os.rmdir(self.path)
         raise ConversionError(
             f"no folder in {tempfile.gettempdir()} can be locked; point TMPDIR at one where flock works"
         )
+
+    def _hold_or_remove(self) -> int:
+        try:
+            return _hold(self.path)
+        except OSError as error:  # no descriptor is left: a sweep would find the folder, but there may be none
+            os.rmdir(self.path)
+            raise explain_descriptors(error) from error
 
     def remove(self) -> None:
         """Remove the folder with all that is in it, as far as possible. Idempotent."""
@@ -45,6 +54,8 @@ class Scratch:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._fd)
             self._fd = -1
+            if os.path.lexists(self.path):  # listing it takes a descriptor, and that was the last one
+                shutil.rmtree(self.path, ignore_errors=True)
 
 
 def sweep_scratch() -> int:
@@ -63,7 +74,11 @@ def _prefix() -> str:
 
 
 def _sweep(path: str) -> bool:
-    fd = _hold(path)
+    try:
+        fd = _hold(path)
+    except OSError as error:
+        log.warning("%s is not looked at: %s", path, error)
+        return False
     if fd < 0:
         return False
     try:
@@ -79,10 +94,15 @@ def _sweep(path: str) -> bool:
 
 
 def _hold(path: str) -> int:
-    """Lock a folder of this user; a descriptor that holds it, or -1 if it is another's, held, gone or no folder."""
+    """Lock a folder of this user; a descriptor that holds it, or -1 if it is another's, held, gone or no folder.
+
+    Raises OSError only if no descriptor is left.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        if lacks_descriptors(error):
+            raise
         return -1
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from trims.core.errors import ArtifactError
 from trims.formats.child import load_name
-from trims.formats.torch import dtype_of, filler
+from trims.formats.torch_tensors import dtype_of, filler
 from trims.image.plan import SourceTensor
 from trims.image.program import Program
 

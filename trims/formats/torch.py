@@ -14,15 +14,18 @@ Options:
 from __future__ import annotations
 
 import pickle
+import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trims.core.errors import ArtifactError
 from trims.formats.base import check_options
-from trims.image.plan import ImagePlan, SourceTensor, plan_image
+from trims.formats.torch_tensors import describe
+from trims.image.descriptors import explain_descriptors, lacks_descriptors
+from trims.image.plan import ImagePlan, plan_image
 from trims.image.source import SourceFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     import torch
@@ -36,13 +39,6 @@ _ZIP_MAGIC = b"PK\x03\x04"
 #: How `torch.save`'s legacy format begins: its magic number, pickled with protocol 2.
 _LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
-#: torch's dtype, by its name, -> ours.
-_DTYPES = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
-    "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ", "complex64": "C64",
-}  # fmt: skip
 
 
 class TorchConverter:
@@ -91,6 +87,10 @@ class TorchConverter:
         return plan_image(sources, program=program, metadata=metadata, files=(file,))
 
 
+#: What torch writes its messages in colours with.
+_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
 def _load(path: Path, *, allow_pickle: bool) -> Any:
     import torch
 
@@ -99,13 +99,21 @@ def _load(path: Path, *, allow_pickle: bool) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=not allow_pickle, mmap=is_zip)
     except pickle.UnpicklingError as error:
-        reason = str(error).partition("\n")[0]
-        remedy = "" if allow_pickle else "; if you trust its author, allow_pickle: true lets its code run"
+        reason = _TERMINAL_CODES.sub("", str(error)).partition("\n")[0]
+        remedy = (
+            ""
+            if allow_pickle
+            else "; save module.state_dict() instead of a whole module, or, if you trust its author, "
+            "let its code run with allow_pickle: true"
+        )
         raise ArtifactError(f"{path}: not a checkpoint of tensors only: {reason}{remedy}") from error
     except MemoryError:
         raise
     except (RuntimeError, EOFError, KeyError, ValueError, AttributeError, IndexError, TypeError, OSError) as error:
-        raise ArtifactError(f"{path}: torch cannot read it: {type(error).__name__}: {error}"[:2000]) from error
+        if isinstance(error, OSError) and lacks_descriptors(error):
+            raise explain_descriptors(error) from error
+        told = _TERMINAL_CODES.sub("", f"{path}: torch cannot read it: {type(error).__name__}: {error}")
+        raise ArtifactError(told[:2000]) from error
 
 
 def _as_module(loaded: Any) -> torch.nn.Module | None:
@@ -141,50 +149,3 @@ def _is_tensor(value: Any) -> bool:
     import torch
 
     return isinstance(value, torch.Tensor)
-
-
-def describe(tensors: Mapping[str, torch.Tensor], path: Path) -> list[SourceTensor]:
-    """Tensors on their way into an image, in order; the second of two that are the same memory is tied to the first.
-
-    Raises ArtifactError for a tensor that is more, or less, than dense bytes of a known dtype.
-    """
-    owners: dict[tuple[Any, ...], str] = {}
-    found = []
-    for name, tensor in tensors.items():
-        dtype, shape = dtype_of(tensor, name, path), tuple(tensor.shape)
-        place = (tensor.data_ptr(), tensor.dtype, shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
-        owner = owners.setdefault(place, name) if tensor.numel() else name
-        if owner == name:
-            found.append(SourceTensor(name, dtype, shape, fill=filler(tensor)))
-        else:
-            found.append(SourceTensor(name, dtype, shape, tied_to=owner))
-    return found
-
-
-def dtype_of(tensor: torch.Tensor, name: str, path: Path) -> str:
-    """Our name of its dtype. Raises ArtifactError for what is not a plain dense tensor in memory."""
-    import torch
-
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        raise ArtifactError(f"{path}: tensor {name!r} is a {type(tensor).__name__}; only plain tensors can be shared")
-    if tensor.is_quantized or tensor.layout is not torch.strided or tensor.is_nested:
-        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
-        raise ArtifactError(f"{path}: tensor {name!r} is {kind}; save it dense (tensor.to_dense(), dequantize())")
-    if tensor.device.type != "cpu":
-        raise ArtifactError(f"{path}: tensor {name!r} is on device {tensor.device}: it has no bytes")
-    dtype = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
-    if dtype is None:
-        raise ArtifactError(f"{path}: tensor {name!r} has the dtype {tensor.dtype}, which images do not know")
-    return dtype
-
-
-def filler(tensor: torch.Tensor) -> Callable[[memoryview], None]:
-    """Writes the tensor's elements, row-major, into the memory it is given."""
-
-    def fill(place: memoryview) -> None:
-        import torch
-
-        target = torch.frombuffer(place, dtype=tensor.dtype, count=tensor.numel())
-        target.view(tensor.shape).copy_(tensor.detach())
-
-    return fill

@@ -22,6 +22,16 @@ GROUP = "trims.formats"
 FIRST_BYTES = 4096
 
 
+#: First bytes of formats that are refused by name, and what to do instead.
+_FOREIGN = {
+    b"GGUF": "a GGUF file, whose quantised blocks are no tensors that a framework here reads: take the model's "
+    "safetensors, or dequantise it with the tools of llama.cpp",
+    b"\x89HDF\r\n": "an HDF5 file, as Keras writes them: save the weights as safetensors or .npz",
+    b"\x80": "a pickle that torch.save did not write: save its arrays as safetensors or .npz, or its tensors with "
+    "torch.save",
+}
+
+
 def detect(main: Path) -> Converter:
     """The converter of this file, by its first bytes and name.
 
@@ -29,8 +39,13 @@ def detect(main: Path) -> Converter:
     """
     first_bytes = SourceFile.look(main).read(FIRST_BYTES)
     claiming = [found for found in map(converter, _entry_points()) if found.claims(main, first_bytes)]
+    if not claiming:  # then its name counts, so that its own format says what is wrong with it
+        claiming = [each for each in map(converter, _entry_points()) if main.suffix in getattr(each, "suffixes", ())]
     if len(claiming) == 1:
         return claiming[0]
+    for magic, refusal in _FOREIGN.items():
+        if first_bytes.startswith(magic):
+            raise NotSupportedError(f"{main} is {refusal}")
     named = " and ".join(found.format for found in claiming) or "no converter"
     raise ArtifactError(
         f"{main} is claimed by {named}; write `format:` in the manifest (known: {', '.join(formats())})"
