@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import json
-import sqlite3
 import threading
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import CapacityError, ConfigError, ManifestError, ModelExistsError, ModelNotFoundError
+from trims.core.errors import ConfigError, ManifestError, ModelExistsError, ModelNotFoundError
 from trims.core.manifest import Manifest, parse_manifest
+from trims.registry.database import damaged, open_database
 
 if TYPE_CHECKING:
+    import sqlite3
     from pathlib import Path
 
 _SCHEMA = """
@@ -28,18 +29,8 @@ _VERSION = 1
 
 
 def connect(path: Path, schema: str) -> sqlite3.Connection:
-    """Open a database that several threads share under a lock of their own. Raises ConfigError if it is damaged."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=10.0)
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.executescript(schema)
-    except sqlite3.DatabaseError as error:
-        raise ConfigError(
-            f"{path} is not a usable database ({error}); move it away and register the models again"
-        ) from error
-    return connection
+    """Open a database that several threads share under a lock of their own. See `open_database`."""
+    return open_database(path, schema)
 
 
 def version_of(connection: sqlite3.Connection) -> int:
@@ -48,35 +39,41 @@ def version_of(connection: sqlite3.Connection) -> int:
 
 
 def write(connection: sqlite3.Connection, path: Path, statement: str, values: tuple[object, ...]) -> sqlite3.Cursor:
-    """Execute a statement that changes something. Raises CapacityError if the disk is full."""
-    try:
-        return connection.execute(statement, values)
-    except sqlite3.OperationalError as error:
-        if "full" not in str(error):
-            raise
-        raise CapacityError(
-            f"the disk under {path.parent} is full: {path.name} cannot be written; free some"
-        ) from error
+    """Execute a statement that changes something.
+
+    Raises CapacityError if the disk is full, InUseError if another process holds the file.
+    """
+    del path  # the connection knows it
+    return connection.execute(statement, values)
 
 
 class SqliteRegistry:
     """See `Registry`.
 
     Args:
-        path: The file; made if it is not there. Raises ConfigError if a newer trims wrote it.
+        path: The file; made if it is not there. Raises ConfigError if a newer trims wrote it, else as `open_database`.
+
+    What is wrong with the file may show later: every method may raise what `open_database` does.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._db = connect(path, _SCHEMA)
-        if version_of(self._db) not in (0, _VERSION):
-            found = version_of(self._db)
+        try:
+            self._check_version()
+        except BaseException:
             self._db.close()
+            raise
+
+    def _check_version(self) -> None:
+        found = version_of(self._db)
+        if found not in (0, _VERSION):
             raise ConfigError(
-                f"{path} was written by another trims (version {found}, this reads {_VERSION}); install it"
+                f"{self._path} was written by another trims (version {found}, this reads {_VERSION}); install it"
             )
-        self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        if found != _VERSION:
+            self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     def put(self, raw: dict[str, Any], origin: str, *, replace: bool = False) -> Manifest:
         """See `Registry.put`."""
@@ -100,7 +97,11 @@ class SqliteRegistry:
             row = self._db.execute("SELECT raw, origin FROM models WHERE name = ?", (name,)).fetchone()
         if row is None:
             raise self._unknown(name)
-        return parse_manifest(json.loads(row[0]), row[1])
+        try:
+            raw = json.loads(row[0])
+        except (ValueError, RecursionError) as error:
+            raise damaged(self._path, f"the manifest of {name!r} is not JSON: {error}") from error
+        return parse_manifest(raw, row[1])
 
     def names(self) -> list[str]:
         """See `Registry.names`."""

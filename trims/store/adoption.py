@@ -1,45 +1,138 @@
-"""Taking over what an earlier daemon left: replicas that check out and that somebody can still name."""
+"""Taking over what an earlier daemon left: replicas whose names say what they are.
+
+A name states key and digest, so the name and the bytes are the proof; the catalog's record is a hint that saves
+hashing. A replica that a record vouches for (its identity is the one it had when its bytes were last known to be
+right) is lent at once and read again behind. Another is read and hashed before it is lent, behind too: a daemon
+answers at once, however many bytes it found. Its bytes are charged meanwhile.
+"""
 
 from __future__ import annotations
 
 import logging
-import time
 from typing import TYPE_CHECKING
 
 from trims.core.events import Adopted
+from trims.core.place import DISK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections import Counter
+    from collections.abc import Callable
 
     from trims.core.place import Place
     from trims.core.residency import Residency
     from trims.store.catalog import Catalog
+    from trims.store.runner import Runner
     from trims.tiers.base import Extent, Tier
 
 log = logging.getLogger(__name__)
 
 
-def adoptable(
-    tier: Tier, catalog: Catalog, residency: Residency, keep_alive_for: Callable[[Place], float | None]
-) -> Iterator[tuple[Adopted, Extent]]:
-    """What the tier finds and residency may take in, one after the other; the rest is freed.
+def seal_identity(extent: Extent) -> str | None:
+    """The identity of sealed memory as the catalog keeps it."""
+    return None if extent.identity is None else ":".join(map(str, extent.identity))
 
-    The caller feeds each event before he asks for the next: room is counted as of then.
+
+class Adoption:
+    """Takes over what tiers find.
+
+    Args:
+        residency: The books.
+        runner: Gets the memory, and verifies it.
+        catalog: Vouches.
+        counters: `adopted`, `adopted_unverified`, `adoption_skipped`.
+        feed: Lets an event happen.
+        keep_alive_for: Seconds an image stays at a place once it is idle, by its key.
+        clock: Monotonic seconds.
+        max_images: Images that may be open at once.
     """
-    for extent in tier.scan():
-        record = catalog.image(extent.key)
-        taken = residency.room.takes(tier.place, extent.nbytes)
-        if record is None or taken > residency.room.free_bytes(tier.place):
-            why = "nothing is known of it" if record is None else "the tier has become too small for it"
-            log.warning("replica %s at %s is freed: %s", extent.key[:16], tier.place, why)
+
+    def __init__(
+        self,
+        residency: Residency,
+        runner: Runner,
+        catalog: Catalog,
+        counters: Counter[str],
+        *,
+        feed: Callable[[Adopted], None],
+        keep_alive_for: Callable[[str, Place], float | None],
+        clock: Callable[[], float],
+        max_images: int,
+    ) -> None:
+        self._residency = residency
+        self._runner = runner
+        self._catalog = catalog
+        self._counters = counters
+        self._feed = feed
+        self._keep_alive_for = keep_alive_for
+        self._clock = clock
+        self._max_images = max_images
+        #: Of all memory that was found, whatever became of it.
+        self._labels: set[str] = set()
+        self._taken: list[Tier] = []
+
+    def take_over(self, tier: Tier) -> None:
+        """Adopt what fits; what does not is given back. Images beyond the limit of files are left where they are."""
+        beyond = 0
+        self._taken.append(tier)
+        for extent in tier.scan():
+            self._labels.add(extent.label)
+            if len(self._residency.replicas) >= self._max_images:
+                tier.leave(extent)
+                beyond += 1
+                continue
+            books = self._residency.capacity.at[tier.place]
+            if self._residency.find(extent.key, tier.place) is not None:
+                self._give_back(tier, extent, "the same image lies there twice")
+            elif books.takes(extent.nbytes) > books.free_bytes:
+                self._give_back(tier, extent, "the tier has become too small for it")
+            else:
+                self._adopt(tier, extent)
+        if beyond:
+            log.warning(
+                "%d images at %s are left alone: this daemon's limit of files allows %d in all; raise it (`ulimit -n`, "
+                "LimitNOFILE=) and start again",
+                beyond,
+                tier.place,
+                self._max_images,
+            )
+        self._counters["adoption_skipped"] += tier.skipped + beyond
+
+    def forget_what_is_gone(self) -> None:
+        """Once all tiers are taken over: the catalog vouches for what was found, and for nothing else.
+
+        What could not be looked at has no label here and may be vouched for, so then everything is kept.
+        """
+        if not any(tier.skipped for tier in self._taken):
+            self._catalog.forget_seals_except(self._labels)
+
+    def _give_back(self, tier: Tier, extent: Extent, why: str) -> None:
+        log.warning("replica %s at %s is freed: %s", extent.key[:16], tier.place, why)
+        try:
             tier.free(extent)
-            continue
+        except Exception:  # one replica that cannot be removed must not keep a daemon from starting
+            log.exception("%s cannot be removed, and is left where it is", extent.label)
+
+    def _adopt(self, tier: Tier, extent: Extent) -> None:
+        seals = tier.hash_on_adoption or tier.place == DISK  # a device's keeper vouches for what it holds
+        vouched = self._catalog.seal_of(extent.label) if seals else None
+        lent = not seals or (vouched is not None and vouched == seal_identity(extent))
+        record = self._catalog.image(extent.key)
         event = Adopted(
-            at_s=time.monotonic(),
+            at_s=self._clock(),
             key=extent.key,
             place=tier.place,
             nbytes=extent.nbytes,
-            cost_s=record.cost_s,
-            keep_alive_s=keep_alive_for(tier.place),
+            cost_s=record.cost_s if record else 0.0,
+            keep_alive_s=self._keep_alive_for(extent.key, tier.place),
+            verified=lent,
         )
-        yield event, extent
+        self._feed(event)
+        replica = self._residency.find(event.key, event.place)
+        assert replica is not None, "it was adopted a moment ago"
+        self._counters["adopted" if lent else "adopted_unverified"] += 1
+        if not lent:
+            self._runner.verify(replica.id, extent)
+            return
+        self._runner.adopt(replica.id, extent)
+        if tier.hash_on_adoption:
+            self._runner.verify_behind(replica.id, extent)

@@ -1,4 +1,4 @@
-"""What somebody wants from the store, and what he gets."""
+"""Requests to the store, and their outcomes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trims.core.errors import TrimsError
+from trims.core.errors import LostPeerError, TrimsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The replica is there; nobody holds it."""
+    """The replica is there; no lease holds it."""
 
     key: str
     place: Place
@@ -58,13 +58,14 @@ class Ask:
     Attributes:
         ticket: Unique in the life of a store.
         name: Model, or `file:` and a path.
-        session: Who asks; None for the daemon itself and the control door.
+        session: The session that asks; None for the daemon itself and the control door.
         place: Where; None leaves it to the manifest.
         deadline_at_s: On the monotonic clock.
         wants_lease: False for a prefetch.
         answer: Called exactly once, from any thread, without a lock held.
         resolved: Set once the name has been looked into.
         retried: True after one attempt met a broken replica.
+        internal: The store asks for its own sake: served while the daemon drains.
     """
 
     ticket: int
@@ -76,6 +77,12 @@ class Ask:
     answer: Callable[[Outcome], None]
     resolved: Resolved | None = None
     retried: bool = False
+    internal: bool = False
+
+
+def session_ended(ask: Ask) -> LostPeerError:
+    """The answer to a request whose session is over."""
+    return LostPeerError(f"the session ended before its request for {ask.name!r} was answered")
 
 
 @dataclass(slots=True)
@@ -105,7 +112,7 @@ class Pending:
 
 
 def log_failure(what: str) -> Callable[[Outcome], None]:
-    """The `answer` of an Ask nobody waits for: if it fails, the log says what that means."""
+    """The `answer` of an Ask that no client waits for: a failure is logged, with what it means."""
 
     def tell(outcome: Outcome) -> None:
         if isinstance(outcome, TrimsError):

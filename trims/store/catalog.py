@@ -1,7 +1,11 @@
-"""What the store remembers between lives: digests of files it has read, images it has made, pins.
+"""What the store remembers between lives: digests of files, images it has made, names, pins, seals.
 
-Everything here can be found out again; losing the file costs time, never weights. A file's digest counts for as long as
-device, inode, length and both times are the ones it was read with.
+Everything here but pins can be found out again; losing the file costs time, never weights. A file's digest counts for
+as long as device, inode, length and both times are the ones it was read with.
+
+What the attach door asks for (names, pins, needs of work) lies in memory. What is learnt is kept in memory at once and
+written behind, in order, by a thread of its own: a slow or locked disk delays no open. A pin is written before it
+counts.
 """
 
 from __future__ import annotations
@@ -12,20 +16,32 @@ import os
 import sqlite3
 import threading
 import time
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import CapacityError
+from trims.core.errors import ConfigError, TrimsError
+from trims.registry.database import is_frozen
 from trims.registry.sqlite import connect, version_of, write
+from trims.store.work import thread_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
+    from trims.store.work import Pools
+
 log = logging.getLogger(__name__)
-#: Raised when the tables change; a catalog of another version is emptied and found out again.
-_VERSION = 2
-_TABLES = ("digests", "images", "names", "pins", "working")
+#: Names of this form are paths that were opened without a manifest.
+FILE_PREFIX = "file:"
+#: Raised when the tables change. Version 2 is brought up to date; any other is emptied and found out again.
+_VERSION = 3
+#: Paths that were opened without a manifest, and rows of files and images: beyond so many the oldest are forgotten.
+_MOST_PATHS = 20_000
+_MOST_ROWS = 100_000
+#: Rows that are written before the tables are cut to that.
+_CUT_EVERY = 10_000
+_TABLES = ("digests", "images", "names", "pins", "workspaces", "seals")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS digests (
     path TEXT PRIMARY KEY, identity TEXT NOT NULL, blake3 TEXT NOT NULL, sha256 TEXT
@@ -35,9 +51,16 @@ CREATE TABLE IF NOT EXISTS images (
     nbytes INTEGER NOT NULL, cost_s REAL NOT NULL, made_at REAL NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, key TEXT NOT NULL, manifest TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS working (key TEXT PRIMARY KEY, nbytes INTEGER NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS pins (name TEXT NOT NULL, place TEXT NOT NULL, PRIMARY KEY (name, place)) STRICT;
+CREATE TABLE IF NOT EXISTS workspaces (key TEXT PRIMARY KEY, nbytes INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS pins (
+    name TEXT NOT NULL, place TEXT NOT NULL, pinned INTEGER NOT NULL DEFAULT 1, PRIMARY KEY (name, place)
+) STRICT;
+CREATE TABLE IF NOT EXISTS seals (label TEXT PRIMARY KEY, identity TEXT NOT NULL) STRICT;
 """
+_FROM_2_TO_3 = {
+    "pins": "ALTER TABLE pins ADD COLUMN pinned INTEGER NOT NULL DEFAULT 1",
+    "working": "ALTER TABLE working RENAME TO workspaces",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,114 +75,315 @@ class ImageRecord:
 
 
 def identity_of(path: Path | str) -> str:
-    """What changes whenever somebody touches a file. Raises OSError."""
+    """What changes whenever the file is written, replaced or touched. Raises OSError.
+
+    A write through a shared mapping changes the times only when the kernel writes the pages back: `always_hash` is for
+    artifacts that are written that way.
+    """
     status = os.stat(path)
     return f"{status.st_dev}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}:{status.st_ctime_ns}"
 
 
+def identities_of(files: Sequence[Path]) -> tuple[str, ...]:
+    """Identities of all files; empty if one cannot be looked at, which counts as changed."""
+    try:
+        return tuple(identity_of(file) for file in files)
+    except OSError:
+        return ()
+
+
 class Catalog:
-    """The sqlite file behind a store. Safe to call from several threads."""
+    """The sqlite file behind a store. Safe to call from several threads.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The file. One that is damaged is moved aside, because all but pins can be found out again.
+        pools: Makes the pool that writes.
+    """
+
+    def __init__(self, path: Path, pools: Pools = thread_pool) -> None:
         self._path = path
+        #: Each guards one thing: the writing connection, the reading one, the maps of names. The last is never held
+        #: while a disk is waited for.
         self._lock = threading.Lock()
-        self._db = connect(path, "")
-        if version_of(self._db) != _VERSION:
-            self._empty(path)
-        self._db.executescript(_SCHEMA)
+        self._reading = threading.Lock()
+        self._naming = threading.Lock()
+        self._db = _opened(path)
+        self._reader = connect(path, "")
+        #: Not written yet: statement and values, in order.
+        self._unwritten: deque[tuple[str, tuple[object, ...]]] = deque()
+        #: Rows of it that questions must find, by table and key.
+        self._fresh: dict[tuple[str, str], Any] = {}
+        self._flushing = False
+        self._keys: dict[str, tuple[str, str]] = {}
+        self._names: dict[str, dict[str, None]] = {}
+        #: Names that are paths, in the order in which they were last looked at.
+        self._paths: OrderedDict[str, None] = OrderedDict()
+        self._pins = {(name, place): bool(on) for name, place, on in self._db.execute("SELECT * FROM pins")}
+        for name, key, manifest in self._db.execute("SELECT name, key, manifest FROM names ORDER BY rowid"):
+            self._name(name, key, manifest)
+        self._until_cut = 0
+        self._writer = pools("catalog", 1)
+        self._forget_paths()
 
-    def _empty(self, path: Path) -> None:
-        for table in _TABLES:
-            gone = self._db.execute("SELECT count(*) FROM sqlite_master WHERE name = ?", (table,)).fetchone()[0]
-            if gone:
-                log.warning("%s: the table %s is of another version; it is emptied and found out again", path, table)
-                self._db.execute(f"DROP TABLE {table}")
-        self._db.execute(f"PRAGMA user_version = {_VERSION}")
+    # -- files and images ------------------------------------------------------------------------------------------
 
     def digests(self, path: str, identity: str) -> tuple[str, str | None] | None:
         """blake3 and, where known, sha256 of a file that has not changed since."""
-        with self._lock:
-            row = self._db.execute(
-                "SELECT blake3, sha256 FROM digests WHERE path = ? AND identity = ?", (path, identity)
-            ).fetchone()
-        return (row[0], row[1]) if row else None
+        fresh = self._fresh.get(("digests", path))
+        row = fresh or self._row("SELECT identity, blake3, sha256 FROM digests WHERE path = ?", path)
+        return (row[1], row[2]) if row is not None and row[0] == identity else None
 
     def remember_digests(self, path: str, identity: str, blake3: str, sha256: str | None) -> None:
         """Keep what reading the file has told."""
+        self._fresh["digests", path] = (identity, blake3, sha256)
         self._remember("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?)", (path, identity, blake3, sha256))
 
     def image(self, key: str) -> ImageRecord | None:
         """The record of an image, or None if it was never made here."""
-        with self._lock:
-            row = self._db.execute(
-                "SELECT key, name, recipe, nbytes, cost_s FROM images WHERE key = ?", (key,)
-            ).fetchone()
+        fresh: ImageRecord | None = self._fresh.get(("images", key))
+        if fresh is not None:
+            return fresh
+        row = self._row("SELECT key, name, recipe, nbytes, cost_s FROM images WHERE key = ?", key)
         return ImageRecord(row[0], row[1], json.loads(row[2]), row[3], row[4]) if row else None
 
     def remember_image(self, record: ImageRecord) -> None:
         """Keep that the image was made."""
+        self._fresh["images", record.key] = record
         made = (record.key, record.name, json.dumps(record.recipe), record.nbytes, record.cost_s, time.time())
         self._remember("INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?, ?)", made)
 
-    def working(self) -> dict[str, int]:
-        """Bytes of a device that readers of each image were seen to need beside it."""
-        with self._lock:
-            return dict(self._db.execute("SELECT key, nbytes FROM working"))
+    def seal_of(self, label: str) -> str | None:
+        """The identity that a segment had when its bytes were last known to be right."""
+        fresh = self._fresh.get(("seals", label))
+        row = self._row("SELECT identity FROM seals WHERE label = ?", label) if fresh is None else fresh
+        return str(row[0]) if row else None
 
-    def remember_working(self, key: str, nbytes: int) -> None:
+    def remember_seal(self, label: str, identity: str | None) -> None:
+        """Keep that a segment's bytes are right as long as it has this identity; None forgets it."""
+        self._fresh["seals", label] = () if identity is None else (identity,)
+        if identity is None:
+            self._remember("DELETE FROM seals WHERE label = ?", (label,))
+        else:
+            self._remember("INSERT OR REPLACE INTO seals VALUES (?, ?)", (label, identity))
+
+    def forget_seals_except(self, labels: Collection[str]) -> None:
+        """Keep the seals of these segments only: no others are left."""
+        known = {label for (label,) in self._rows("SELECT label FROM seals")}
+        for label in known.difference(labels):
+            self.remember_seal(label, None)
+
+    def workspaces(self) -> dict[str, int]:
+        """Bytes of a device that readers of each image were seen to need beside it."""
+        return dict(self._rows("SELECT key, nbytes FROM workspaces"))
+
+    def remember_workspace(self, key: str, nbytes: int) -> None:
         """Keep what an image's readers need."""
-        self._remember("INSERT OR REPLACE INTO working VALUES (?, ?)", (key, nbytes))
+        self._remember("INSERT OR REPLACE INTO workspaces VALUES (?, ?)", (key, nbytes))
+
+    # -- names: all in memory --------------------------------------------------------------------------------------
 
     def key_of(self, name: str) -> str | None:
         """The key a name stood for last time."""
-        with self._lock:
-            row = self._db.execute("SELECT key FROM names WHERE name = ?", (name,)).fetchone()
-        return row[0] if row else None
+        found = self._keys.get(name)
+        return None if found is None else found[0]
 
     def key_under(self, name: str, manifest: str) -> str | None:
         """The key a name stood for last time, if that was under this manifest."""
-        with self._lock:
-            row = self._db.execute("SELECT key FROM names WHERE name = ? AND manifest = ?", (name, manifest)).fetchone()
-        return row[0] if row else None
+        found = self._keys.get(name)
+        return found[0] if found is not None and found[1] == manifest else None
 
     def remember_key(self, name: str, key: str, manifest: str) -> None:
         """Keep what a name stands for under this manifest."""
-        self._remember("INSERT OR REPLACE INTO names VALUES (?, ?, ?)", (name, key, manifest))
+        if self._keys.get(name) != (key, manifest):
+            with self._naming:
+                self._name(name, key, manifest)
+            self._remember("INSERT OR REPLACE INTO names VALUES (?, ?, ?)", (name, key, manifest))
+            self._forget_paths()
+        elif name in self._paths:
+            with self._naming:
+                self._paths[name] = None
+                self._paths.move_to_end(name)
 
     def names_of(self, key: str) -> list[str]:
         """All names that stand for this image."""
-        with self._lock:
-            return [row[0] for row in self._db.execute("SELECT name FROM names WHERE key = ? ORDER BY name", (key,))]
+        return sorted(self._names.get(key, ()))
+
+    def manifests_of(self, key: str) -> list[str]:
+        """The manifests, as JSON, under which names stand for this image."""
+        return [self._keys[name][1] for name in self.names_of(key)]
 
     def forget(self, name: str) -> None:
-        """The name is not registered any more."""
-        self._write("DELETE FROM names WHERE name = ?", (name,))
-        self._write("DELETE FROM pins WHERE name = ?", (name,))
+        """The name is not registered any more. Raises TrimsError if that cannot be written."""
+        with self._lock:
+            self._flush("DELETE FROM names WHERE name = ?", (name,))
+            self._flush("DELETE FROM pins WHERE name = ?", (name,))
+        with self._naming:
+            self._unname(name)
+            self._pins = {where: on for where, on in self._pins.items() if where[0] != name}
+
+    def _name(self, name: str, key: str, manifest: str) -> None:
+        self._unname(name)
+        self._keys[name] = (key, manifest)
+        self._names.setdefault(key, {})[name] = None
+        if name.startswith(FILE_PREFIX):
+            self._paths[name] = None
+
+    def _unname(self, name: str) -> None:
+        before = self._keys.pop(name, None)
+        self._paths.pop(name, None)
+        if before is not None:
+            names = self._names[before[0]]
+            del names[name]
+            if not names:
+                del self._names[before[0]]
+
+    def _forget_paths(self) -> None:
+        """Beyond `_MOST_PATHS`, forget what was looked at least recently. A path that is pinned stays."""
+        forgotten = []
+        with self._naming:
+            for _ in range(len(self._paths) - _MOST_PATHS):
+                name, _ = self._paths.popitem(last=False)
+                if any(pinned == name for pinned, _ in self._pins):
+                    self._paths[name] = None
+                else:
+                    self._unname(name)
+                    forgotten.append(name)
+        for name in forgotten:
+            self._remember("DELETE FROM names WHERE name = ?", (name,))
+
+    # -- pins: all in memory ---------------------------------------------------------------------------------------
 
     def pins(self) -> list[tuple[str, str]]:
         """All pins as (name, place)."""
-        with self._lock:
-            return list(self._db.execute("SELECT name, place FROM pins ORDER BY name, place"))
+        return sorted(where for where, pinned in self._pins.items() if pinned)
+
+    def pinned(self, name: str, place: str) -> bool | None:
+        """True if the name is pinned there, False if an operator took that back, None if neither ever happened."""
+        return self._pins.get((name, place))
 
     def pin(self, name: str, place: str, *, pinned: bool) -> None:
-        """Keep or drop a pin. Raises CapacityError if the disk is full: a pin must not be lost in silence."""
-        if pinned:
-            self._write("INSERT OR REPLACE INTO pins VALUES (?, ?)", (name, place))
-        else:
-            self._write("DELETE FROM pins WHERE name = ? AND place = ?", (name, place))
-
-    def _write(self, statement: str, values: tuple[object, ...]) -> None:
+        """Keep a pin, or that it was taken back. Raises TrimsError if it cannot be written: a pin is never lost."""
+        known = self._keys.get(name)
         with self._lock:
-            write(self._db, self._path, statement, values)
+            if known is not None:  # what the name stands for, too: else the next daemon would not know what is pinned
+                self._unwritten.append(("INSERT OR REPLACE INTO names VALUES (?, ?, ?)", (name, *known)))
+            self._flush("INSERT OR REPLACE INTO pins VALUES (?, ?, ?)", (name, place, int(pinned)))
+            self._pins[name, place] = pinned
+
+    def remember_pin(self, name: str, place: str) -> None:
+        """Keep a pin that a manifest states. It counts at once, and again whenever the model is opened."""
+        self._pins[name, place] = True
+        self._remember("INSERT OR REPLACE INTO pins VALUES (?, ?, 1)", (name, place))
+
+    # -- the file --------------------------------------------------------------------------------------------------
+
+    def _rows(self, question: str) -> list[Any]:
+        with self._reading:
+            return list(self._reader.execute(question))
+
+    def _row(self, question: str, key: str) -> Any:
+        with self._reading:
+            return self._reader.execute(question, (key,)).fetchone()
 
     def _remember(self, statement: str, values: tuple[object, ...]) -> None:
-        """What can be found out again is not worth an error: a full disk must not end an open."""
+        """Write soon. What can be found out again is not worth an error: a full disk must not end an open."""
+        self._unwritten.append((statement, values))
+        if not self._flushing:
+            self._flushing = True
+            self._writer.submit(self._write_behind)
+
+    def _write_behind(self) -> None:
+        self._flushing = False  # first: what is appended from now on is either seen below or submits again
         try:
-            self._write(statement, values)
-        except (CapacityError, sqlite3.OperationalError) as error:
-            log.warning("not remembered: %s", error)
+            with self._lock:
+                self._flush()
+        except (TrimsError, sqlite3.Error) as error:
+            log.warning("%s: not remembered: %s", self._path, error)
+
+    def _flush(self, statement: str = "", values: tuple[object, ...] = ()) -> None:
+        """Under the lock: write what is unwritten, then one statement more, in one transaction."""
+        batch = list(self._unwritten)
+        for _ in batch:
+            self._unwritten.popleft()
+        fresh = dict(self._fresh)
+        if statement:
+            batch.append((statement, values))
+        if not batch:
+            return
+        try:
+            write(self._db, self._path, "BEGIN IMMEDIATE", ())
+            for each, with_values in [*batch, *self._cuts(len(batch))]:
+                write(self._db, self._path, each, with_values)
+            write(self._db, self._path, "COMMIT", ())
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        finally:
+            for row, value in fresh.items():
+                if self._fresh.get(row) is value:
+                    del self._fresh[row]
+
+    def _cuts(self, written: int) -> list[tuple[str, tuple[object, ...]]]:
+        """Every now and then, the statements that cut the tables to their newest rows."""
+        self._until_cut -= written
+        if self._until_cut > 0:
+            return []
+        self._until_cut = _CUT_EVERY
+        cut = "DELETE FROM {0} WHERE rowid <= (SELECT max(rowid) FROM {0}) - ?"
+        return [(cut.format(table), (_MOST_ROWS,)) for table in ("digests", "images")]
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
-        with self._lock:
+        """Write what is unwritten and close the file. Idempotent."""
+        self._writer.stop()
+        with self._lock, self._reading:
             self._db.close()
+            self._reader.close()
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    try:
+        return _prepared(path)
+    except ConfigError as error:
+        if "usable database" not in str(error):
+            raise  # it cannot be opened or written: that is no reason to give it up
+        aside = path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+        log.error("%s; it is moved to %s, pins must be set again, the rest is found out again", error, aside)  # noqa: TRY400
+        for suffix in ("", "-wal", "-shm"):
+            part = path.with_name(path.name + suffix)
+            if part.exists():
+                part.rename(aside.with_name(aside.name + suffix))
+        return _prepared(path)
+
+
+def _prepared(path: Path) -> sqlite3.Connection:
+    db = connect(path, "")
+    try:
+        version = version_of(db)
+        if version == _VERSION and (is_frozen(db) or all(_has(db, table) for table in _TABLES)):
+            return db  # nothing is written: on a full disk a daemon must start, too
+        db.execute("BEGIN")  # a daemon that dies here leaves the version before, whole
+        for table, change in _FROM_2_TO_3.items() if version == 2 else ():
+            if _has(db, table):
+                db.execute(change)
+        if version not in (2, _VERSION):
+            _empty(db, path)
+        db.execute(f"PRAGMA user_version = {_VERSION}")
+        db.execute("COMMIT")
+        db.executescript(_SCHEMA)
+        db.execute("CREATE INDEX IF NOT EXISTS names_by_key ON names (key)")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _empty(db: sqlite3.Connection, path: Path) -> None:
+    for table in _TABLES:
+        if _has(db, table):
+            log.warning("%s: the table %s is of another version; it is emptied and found out again", path, table)
+            db.execute(f"DROP TABLE {table}")
+
+
+def _has(db: sqlite3.Connection, table: str) -> bool:
+    return bool(db.execute("SELECT count(*) FROM sqlite_master WHERE name = ?", (table,)).fetchone()[0])

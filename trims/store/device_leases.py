@@ -1,4 +1,4 @@
-"""Leases on devices: what opens their memory, who may still read it, and what the loss of a device means for them.
+"""Leases on devices: what opens their memory, which sessions may still read it, and what a lost device means.
 
 Not covered: copies to and from them (`runner`), keepers (`trims.keeper`).
 """
@@ -6,14 +6,13 @@ Not covered: copies to and from them (`runner`), keepers (`trims.keeper`).
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError, DeviceLostError, TrimsError
-from trims.core.events import Closed, PlaceLost, WorkingKnown
+from trims.core.events import Closed, PlaceLost, WorkspaceKnown
 from trims.core.replica import State
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from trims.memory.cuda.drivers import Export
     from trims.store.asks import Outcome
     from trims.store.shell import Shell
-    from trims.store.working import WorkingMemory
+    from trims.store.workspace import Workspaces
     from trims.tiers.base import DeviceTier
 
 log = logging.getLogger(__name__)
@@ -43,10 +42,11 @@ class DeviceLeases:
         tiers: One for each device.
         shell: Knows leases and memory.
         residency: The books; read under the shell's lock.
-        working: What models need beside their bytes.
+        workspace: What models need beside their bytes.
         counters: What is counted for operators.
-        have: Has an image brought to a place for the store's own sake: key, place, keep-alive, who is answered.
-        lease: Leases exactly one image for a session: session, key, place, who is answered.
+        have: Brings an image to a place for the store's own sake: key, place, keep-alive, callback for the outcome.
+        lease: Leases exactly one image for a session: session, key, place, callback for the outcome.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -54,19 +54,21 @@ class DeviceLeases:
         tiers: Iterable[DeviceTier],
         shell: Shell,
         residency: Residency,
-        working: WorkingMemory,
+        workspace: Workspaces,
         *,
         counters: Counter[str],
         have: Callable[[str, Place, float | None, Callable[[Outcome], None]], None],
         lease: Callable[[int, str, Place, Callable[[Outcome], None]], None],
+        clock: Callable[[], float],
     ) -> None:
         self._tiers = {tier.place: tier for tier in tiers}
         self._shell = shell
         self._residency = residency
-        self._working = working
+        self._workspace = workspace
         self._counters = counters
         self._have = have
         self._lease = lease
+        self._clock = clock
         #: What was read or pinned on a device when it was lost, by image key: to be loaded when it is back.
         self._missing: dict[Place, dict[str, _Refill]] = {}
         #: How often each device was back.
@@ -82,7 +84,8 @@ class DeviceLeases:
         freeing under them is undefined.
         """
         with self._shell.lock:
-            found = [it for it in self._residency.replicas.values() if self.must_outlive(it.place)]
+            places = [place for place in self._tiers if self.must_outlive(place)]
+            found = [it for place in places for it in self._residency.table.by_place[place].values()]
             adopted = [(it.key, it.place) for it in found if it.state is State.SEALED]
         if adopted:
             self._guard, self.due_s = self._shell.begin_session(), now_s + GUARD_S
@@ -100,7 +103,7 @@ class DeviceLeases:
         return place in self._tiers and self._tiers[place].ends_with_session
 
     def keeps(self, session: int, lease: int) -> bool:
-        """True if a lease stays when the client gives it back: nothing but the session's end shows that he is gone."""
+        """True if a lease stays when the client gives it back: only the session's end proves it gone."""
         place = self._shell.place_of(session, lease) if self._tiers else None
         return place is not None and self.must_outlive(place)
 
@@ -110,18 +113,23 @@ class DeviceLeases:
 
     def take_back(self, session: int, lease: int) -> None:
         """End a lease whose grant never left, whatever the place says of its end."""
-        self._shell.feed(Closed(at_s=time.monotonic(), lease=lease, session=session))
+        self._shell.feed(Closed(at_s=self._clock(), lease=lease, session=session))
 
     def export_of(self, session: int, lease: int) -> Export:
-        """What opens the device's memory that a lease is for; valid while the lease is. Raises CallerError."""
+        """What opens the device's memory that a lease is for; valid while the lease is.
+
+        Raises DeviceLostError for a lease that has ended, CallerError for one at the host.
+        """
         extent = self._shell.extent_of(session, lease)
         if extent is None:
-            raise CallerError(f"session {session} has no lease {lease}")
+            raise DeviceLostError(
+                f"lease {lease} has ended: its memory was lost with the keeper, or it was closed; open again"
+            )
         if extent.export is None:
             raise CallerError(f"lease {lease} is for memory at {extent.place}: its descriptor came with the grant")
         return extent.export
 
-    def report_working(self, session: int, lease: int, nbytes: int) -> int:
+    def report_workspace(self, session: int, lease: int, nbytes: int) -> int:
         """A reader has needed so much of the device beside the weights; returns what is counted from now on.
 
         Raises CallerError if the session has no such lease on a device, or the device is smaller than that.
@@ -132,8 +140,8 @@ class DeviceLeases:
         tier = self._tiers[extent.place]
         if nbytes > tier.capacity_bytes + tier.reserve_bytes:
             raise CallerError(f"{nbytes} bytes of work do not fit beside anything at {tier.place}; nothing is changed")
-        counted = self._working.measured(extent.key, nbytes, self._shell.image(extent.key))
-        self._shell.feed(WorkingKnown(at_s=time.monotonic(), key=extent.key, nbytes=counted))
+        counted = self._workspace.measured(extent.key, nbytes, self._shell.image(extent.key))
+        self._shell.feed(WorkspaceKnown(at_s=self._clock(), key=extent.key, nbytes=counted))
         return counted
 
     def tell_losses_to(self, tell: Callable[[Lease, str], None]) -> None:
@@ -141,23 +149,23 @@ class DeviceLeases:
         self._shell.lost = tell
 
     def lost(self, place: Place) -> None:
-        """Whatever kept a device's memory has ended: who read there is told."""
+        """The keeper of a device has ended: tell the sessions that read there."""
         with self._shell.lock:
-            here = [replica for replica in self._residency.replicas.values() if replica.place == place]
-            pins = self._residency.room.pins
+            here = list(self._residency.table.by_place[place].values())
+            pins = self._residency.capacity.pins
             kept = [replica for replica in here if replica.state is State.SEALED]  # no eviction is taken back
             wanted = [each for each in kept if each.leases or (each.key, place) in pins]
         missing = self._missing.setdefault(place, {})
         for each in wanted:
             missing[each.key] = _Refill(each.key, place, each.keep_alive_s, for_pin=not each.leases)
         reason = f"the keeper of {place} has ended, and with it the memory it kept"
-        self._shell.feed(PlaceLost(at_s=time.monotonic(), place=place, reason=reason))
+        self._shell.feed(PlaceLost(at_s=self._clock(), place=place, reason=reason))
 
     def back(self, place: Place) -> None:
         """Something keeps a device's memory again: what was read or pinned there when it was lost is loaded again."""
         self._backs[place] += 1
         for refill in self._missing.pop(place, {}).values():
-            if not refill.for_pin or (refill.key, place) in self._residency.room.pins:
+            if not refill.for_pin or (refill.key, place) in self._residency.capacity.pins:
                 self._again(refill)
 
     def _again(self, refill: _Refill) -> None:
@@ -182,7 +190,7 @@ class _Refill:
     """An image that a device lost.
 
     Attributes:
-        for_pin: Nobody read it: it is wanted for as long as it is pinned.
+        for_pin: No session read it: it is wanted for as long as it is pinned.
         tries: How often it was asked for.
         asked_in: How often its device had been back then.
     """

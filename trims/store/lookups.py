@@ -1,26 +1,52 @@
-"""Names that are being looked into: one look for each name, however many ask, and deadlines that hold meanwhile.
+"""Names that are being looked into: one look for each name and epoch, and deadlines that hold meanwhile.
 
-Looking may take minutes (a builder runs, a large file is hashed), so it happens in workers of its own and never holds
-up another name. Not covered: what looking means (`resolve`).
+Looking may take minutes (a builder runs, a large file is hashed) or hang for ever (a dead network mount). So looks run
+in workers, and each mount point has workers of its own: what hangs on one file system holds up no other. Files that
+take long to hash have workers apart, so that short files, and models that are known, do not wait for them. A file that
+no ask waits for any more is not read to its end. Not covered: what looking means (`resolve`).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trims.core.errors import DeadlineError, InternalError, TrimsError
+from trims.core.due import DueTimes
+from trims.core.errors import ArtifactError, DeadlineError, InternalError, TrimsError
+from trims.image.descriptors import explain_descriptors
+from trims.store.asks import session_ended
+from trims.store.resolve import LongReadError, NotWantedError, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims.store.asks import Ask
     from trims.store.resolve import Resolved, Resolver
+    from trims.store.work import Pool, Pools
 
 log = logging.getLogger(__name__)
-_WORKERS = 8
+#: Workers for each mount point. A file system that hangs takes at most so many threads.
+_WORKERS = 16
+#: Of them, how many long files of a mount point are hashed at once: each keeps several processors busy.
+_LONG_READS = 4
+#: Workers that read the registry to find out which mount point a name belongs to.
+_SORTERS = 2
+
+
+@dataclass(slots=True, eq=False)
+class _Look:
+    """A look that is running, and the asks it answers.
+
+    Attributes:
+        dropped: All its asks were of clients that are gone. One whose asks only ran out of time goes on.
+    """
+
+    name: str
+    epoch: int
+    asks: dict[int, Ask] = field(default_factory=dict)
+    dropped: bool = False
 
 
 class Lookups:
@@ -29,61 +55,150 @@ class Lookups:
     Args:
         resolver: Looks.
         found: Called from a worker, once for each ask, with what was found or the error.
+        pools: Makes the workers.
     """
 
-    def __init__(self, resolver: Resolver, found: Callable[[Ask, Resolved | TrimsError], None]) -> None:
+    def __init__(self, resolver: Resolver, found: Callable[[Ask, Resolved | TrimsError], None], pools: Pools) -> None:
         self._resolver = resolver
         self._found = found
+        self._new_pool = pools
         self._lock = threading.Lock()
-        self._asks: dict[str, list[Ask]] = {}
-        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="trims-resolve")
+        self._looks: dict[str, _Look] = {}
+        self._by_ticket: dict[int, _Look] = {}
+        #: Tickets of opens by session; a prefetch outlives its session.
+        self._by_session: dict[int, set[int]] = {}
+        self._due: DueTimes[int] = DueTimes(lambda _, ticket: ticket in self._by_ticket)
+        self._sorters = pools("names", _SORTERS)
+        self._by_mount: dict[str, Pool] = {}
+        self._long_by_mount: dict[str, Pool] = {}
+        self._stopped = False
 
     def add(self, ask: Ask) -> None:
-        """Have the name looked into, or join the look that is running."""
+        """Have the name looked into, or join the look that is running. Never blocks."""
         with self._lock:
-            first = ask.name not in self._asks
-            self._asks.setdefault(ask.name, []).append(ask)
-        if first:
-            self._workers.submit(self._look, ask.name)
+            look = self._looks.get(ask.name)
+            # A lookup of an earlier epoch goes on for its own asks; this ask must not get its answer.
+            joins = look is not None and look.epoch == self._resolver.epoch(ask.name)
+            if look is None or not joins:
+                look = self._looks[ask.name] = _Look(ask.name, self._resolver.epoch(ask.name))
+            look.asks[ask.ticket] = ask
+            self._by_ticket[ask.ticket] = look
+            if ask.session is not None and ask.wants_lease:
+                self._by_session.setdefault(ask.session, set()).add(ask.ticket)
+            if ask.deadline_at_s is not None:
+                self._due.add(ask.deadline_at_s, ask.ticket)
+        if not joins:
+            self._begin(look)
 
     def next_due_s(self) -> float | None:
-        """Clock time of the next deadline among those who wait."""
+        """Clock time of the next deadline among the asks."""
         with self._lock:
-            due = [ask.deadline_at_s for asks in self._asks.values() for ask in asks]
-        return min((moment for moment in due if moment is not None), default=None)
+            return self._due.next_s()
 
     def expire(self, now_s: float) -> None:
-        """Answer those whose deadline has passed; the look goes on."""
+        """Answer the asks whose deadline has passed; their looks go on."""
         late: list[Ask] = []
         with self._lock:
-            for asks in self._asks.values():
-                overdue = [ask for ask in asks if ask.deadline_at_s is not None and ask.deadline_at_s <= now_s]
-                late += overdue
-                for ask in overdue:
-                    asks.remove(ask)
+            while (ticket := self._due.pop_due(now_s)) is not None:
+                ask = self._by_ticket.pop(ticket).asks.pop(ticket)
+                self._forget(ask)
+                late.append(ask)
         for ask in late:
             error = DeadlineError(f"the deadline passed while {ask.name!r} was being looked into; ask again")
             self._found(ask, error)
 
-    def stop(self) -> list[Ask]:
-        """Wait for running looks; returns who was never answered."""
-        self._workers.shutdown(wait=True, cancel_futures=True)
+    def end_session(self, session: int) -> None:
+        """The client is gone: its asks are refused, and looks that no other ask waits for end."""
+        refused: list[Ask] = []
         with self._lock:
-            left = [ask for asks in self._asks.values() for ask in asks]
-            self._asks.clear()
+            for ticket in self._by_session.pop(session, ()):
+                look = self._by_ticket.pop(ticket)
+                refused.append(look.asks.pop(ticket))
+                look.dropped = not look.asks
+                if look.dropped and self._looks.get(look.name) is look:
+                    del self._looks[look.name]
+        for ask in refused:
+            ask.answer(session_ended(ask))
+
+    def _forget(self, ask: Ask) -> None:
+        if ask.session is not None and (tickets := self._by_session.get(ask.session)) is not None:
+            tickets.discard(ask.ticket)
+            if not tickets:
+                del self._by_session[ask.session]
+
+    def _is_wanted(self, look: _Look) -> bool:
+        return not (look.dropped or self._stopped)
+
+    def stop(self) -> list[Ask]:
+        """Take no more asks; returns those that were not answered. A look that hangs is left to itself."""
+        with self._lock:
+            self._stopped = True
+            left = [look.asks[ticket] for ticket, look in self._by_ticket.items()]
+            self._by_ticket.clear()
+            self._by_session.clear()
+            self._looks.clear()
+            pools = [self._sorters, *self._by_mount.values(), *self._long_by_mount.values()]
+        for pool in pools:
+            pool.stop(drop=True, timeout_s=1.0)
         return left
 
-    def _look(self, name: str) -> None:
+    def _begin(self, look: _Look) -> None:
+        """Choose workers. What is remembered of the name tells its mount point; else the registry must be asked."""
+        remembered = self._resolver.remembered(look.name)
+        if remembered is not None:
+            self._look_soon(look, remembered.mount)
+        else:
+            self._sorters.submit(lambda: self._sort(look))
+
+    def _sort(self, look: _Look) -> None:
         try:
-            result: Resolved | TrimsError = self._resolver.resolve(name)
-        except TrimsError as error:
-            result = error
-        except OSError as error:
-            result = InternalError(f"{name}: {error}")
-        except Exception as error:
-            log.exception("looking into %s failed", name)
-            result = InternalError(f"{name}: {type(error).__name__}: {error}")
+            where = self._resolver.where(look.name)
+        except Exception as error:  # noqa: BLE001 - every failure is an answer
+            self._end(look, _as_answer(look.name, error))
+            return
+        self._look_soon(look, where)
+
+    def _look_soon(self, look: _Look, where: str, *, long: bool = False) -> None:
+        pools, workers = (self._long_by_mount, _LONG_READS) if long else (self._by_mount, _WORKERS)
         with self._lock:
-            asks = self._asks.pop(name, [])
+            pool = pools.get(where)
+            if pool is None:
+                pool = pools[where] = self._new_pool("hash" if long else "resolve", workers)
+        pool.submit(lambda: self._look(look, where, long=long))
+
+    def _look(self, look: _Look, where: str, *, long: bool) -> None:
+        if not self._is_wanted(look):
+            return
+        try:
+            reading = Reading(long=long, wanted=lambda: self._is_wanted(look))
+            result: Resolved | TrimsError = self._resolver.resolve(look.name, reading)
+        except LongReadError:
+            self._look_soon(look, where, long=True)
+            return
+        except NotWantedError:
+            return
+        except Exception as error:  # noqa: BLE001 - every failure is an answer
+            result = _as_answer(look.name, error)
+        self._end(look, result)
+
+    def _end(self, look: _Look, result: Resolved | TrimsError) -> None:
+        with self._lock:
+            if self._looks.get(look.name) is look:
+                del self._looks[look.name]
+            asks = [ask for ticket, ask in look.asks.items() if self._by_ticket.pop(ticket, None) is look]
+            for ask in asks:
+                self._forget(ask)
+            look.asks.clear()
         for ask in asks:
             self._found(ask, result)
+
+
+def _as_answer(name: str, error: Exception) -> TrimsError:
+    if isinstance(error, OSError):
+        error = explain_descriptors(error)
+    if isinstance(error, TrimsError):
+        return error
+    if isinstance(error, OSError):  # what the kernel says of the artifact's files
+        return ArtifactError(f"{name} cannot be read: {error.strerror or error}")
+    log.error("looking into %s failed", name, exc_info=error)
+    return InternalError(f"{name}: {type(error).__name__}: {error}")

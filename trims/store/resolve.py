@@ -2,6 +2,9 @@
 
 The first resolution reads every byte of the artifact once (blake3, and sha256 where the manifest states one); later
 ones compare identities. The key is content-true: digests of all files, and everything else the image depends on.
+
+A name has an *epoch*, which rises whenever its manifest changes or goes. A resolution that began in an earlier epoch
+is not remembered, and its askers are resolved again: they never get what the name stood for before they asked.
 """
 
 from __future__ import annotations
@@ -10,37 +13,50 @@ import hashlib
 import importlib.util
 import json
 import logging
+import math
+import os
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import blake3
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from trims.core.errors import ArtifactError, DigestMismatchError, ManifestError, NotSupportedError
+from trims.core.errors import (
+    ArtifactChangedError,
+    ArtifactError,
+    DigestMismatchError,
+    ManifestError,
+    NotSupportedError,
+    TrimsError,
+)
 from trims.core.manifest import ArtifactSource, Manifest
-from trims.core.place import Tier
+from trims.core.place import TierKind
 from trims.formats.base import Artifact, Converter, Limits
 from trims.formats.build import build_artifact
 from trims.formats.conversion import converter, detect, recipe
 from trims.formats.environments import Environment
-from trims.store.catalog import identity_of
+from trims.memory.reading import read_up_to
+from trims.store.catalog import FILE_PREFIX, identities_of, identity_of
+from trims.store.mounts import mount_of
+from trims.store.work import stepped_back
 from trims.tiers.transfer import default_threads
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from trims.registry.base import Registry
     from trims.store.catalog import Catalog
 
 log = logging.getLogger(__name__)
-#: Names of this form are paths that were opened without a manifest.
-FILE_PREFIX = "file:"
-#: How long an open may trust that the artifact's files are the ones it looked at last.
+#: How long an open may trust, in seconds, that the artifact's files are those that were looked at last.
 _TRUST_S = 0.5
 _READ_BYTES = 16 << 20
+#: A file up to this length is hashed in less time than a thread takes to start on a busy machine.
+_HASH_HERE_BYTES = 1 << 20
 #: Names kept in memory; the oldest are looked up in the catalog again, which reads no artifact.
 _REMEMBERED = 4096
 
@@ -56,8 +72,10 @@ class Resolved:
         recipe: What besides the bytes decides the image.
         python: Interpreter of the environment conversion runs in; None for the daemon's own.
         identities: Of each file, to notice changes.
-        checked_at_s: When they were last compared.
+        checked_at_s: When they were last compared, on the store's clock.
         converted: True if making the image takes a converter child.
+        mount: Mount point of the main file: looking at it may hang with that file system.
+        epoch: Of the name, when the look began.
     """
 
     name: str
@@ -69,6 +87,32 @@ class Resolved:
     identities: tuple[str, ...]
     checked_at_s: float
     converted: bool
+    mount: str = "/"
+    epoch: int = 0
+
+
+class LongReadError(Exception):
+    """A file must be read in full, which takes long: ask again where that holds up no other lookup."""
+
+
+class NotWantedError(Exception):
+    """No request waits for the answer any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a lookup may do to learn a file's digest.
+
+    Attributes:
+        long: Whether it may read long files; else it raises LongReadError.
+        wanted: Asked now and then while a file is read; False ends that with NotWantedError.
+    """
+
+    long: bool = True
+    wanted: Callable[[], bool] = lambda: True
+
+
+ANY_READING = Reading()
 
 
 class Resolver:
@@ -80,6 +124,9 @@ class Resolver:
         environments: Framework name -> interpreter, for frameworks that live in an environment of their own.
         artifacts: Folder for what builders make.
         limits: For builders.
+        always_hash: Read every artifact whenever its files would only be compared: for artifacts that are written
+            through shared mappings, which changes no time that could be compared.
+        clock: Monotonic seconds.
     """
 
     def __init__(
@@ -89,47 +136,87 @@ class Resolver:
         environments: Mapping[str, Path],
         artifacts: Path,
         limits: Limits,
+        *,
+        always_hash: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
         self._catalog = catalog
         self._environments = dict(environments)
         self._artifacts = artifacts
         self._limits = limits
+        self._always_hash = always_hash
+        self._clock = clock
         self._known: dict[str, Resolved] = {}
+        self._epochs: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def cached(self, name: str) -> Resolved | None:
-        """What is known of the name, if its files are still the ones that were read. Fast: at most a few stats."""
+    def known(self, name: str) -> Resolved | None:
+        """What the name stands for, if that was looked at within the last half second. Memory only: never blocks."""
         known = self._known.get(name)
-        if known is None:
-            return None
-        now = time.monotonic()
-        if now - known.checked_at_s < _TRUST_S:
-            return known
-        if _identities(known.artifact.files) != known.identities:
-            return None
-        fresh = replace(known, checked_at_s=now)
-        with self._lock:
-            if self._known.get(name) is known:
-                self._known[name] = fresh
-        return fresh
+        fresh = known is not None and self._clock() - known.checked_at_s < _TRUST_S
+        return known if fresh else None
 
-    def resolve(self, name: str) -> Resolved:
-        """Look into the name, reading the artifact if nobody has. Slow; call it from a worker.
+    def remembered(self, name: str) -> Resolved | None:
+        """What the name stood for when it was last looked at, however long ago. Memory only: never blocks."""
+        return self._known.get(name)
 
-        Raises ModelNotFoundError, ManifestError, ArtifactError, DigestMismatchError or NotSupportedError.
+    def epoch(self, name: str) -> int:
+        """Rises whenever the name's manifest changes or goes."""
+        return self._epochs.get(name, 0)
+
+    def resolve(self, name: str, reading: Reading = ANY_READING) -> Resolved:
+        """Look into the name, reading the artifact if its files changed. Slow; call it from a worker.
+
+        Raises ModelNotFoundError, ManifestError, ArtifactError, DigestMismatchError or NotSupportedError, and what
+        `reading` says.
         """
-        known = self.cached(name)
-        if known is not None:
-            return known
+        while True:
+            epoch = self.epoch(name)
+            try:
+                resolved = self._looked_at_again(name) or self._resolve(name, reading)
+            except TrimsError:
+                if epoch == self.epoch(name):
+                    raise
+                continue  # an error about a manifest that is gone
+            if self._remember(name, resolved := replace(resolved, epoch=epoch), epoch):
+                return resolved
+
+    def _looked_at_again(self, name: str) -> Resolved | None:
+        """What is known of the name, if its files are still those that were read."""
+        known = self._known.get(name)
+        if known is None or (self._always_hash and known.checked_at_s + _TRUST_S <= self._clock()):
+            return None
+        return (
+            replace(known, checked_at_s=self._clock())
+            if identities_of(known.artifact.files) == known.identities
+            else None
+        )
+
+    def _resolve(self, name: str, reading: Reading) -> Resolved:
         manifest = self.manifest(name)
-        resolved = self._without_artifact(name, manifest) or self._from_artifact(name, manifest)
+        resolved = self._without_artifact(name, manifest) or self._from_artifact(name, manifest, reading)
+        true_path = os.path.realpath(resolved.artifact.files[0])  # it was read just now: links may be followed
+        return replace(resolved, mount=mount_of(Path(true_path)))
+
+    def _remember(self, name: str, resolved: Resolved, epoch: int) -> bool:
+        """Keep it; False if the manifest changed since `epoch`. The catalog keeps it in the same order."""
         with self._lock:
+            if self.epoch(name) != epoch:
+                return False
             self._known[name] = resolved
             while len(self._known) > _REMEMBERED:
                 self._known.pop(next(iter(self._known)))
-        self._catalog.remember_key(name, resolved.key, _text_of(manifest))
-        return resolved
+            self._catalog.remember_key(name, resolved.key, _text_of(resolved.manifest))
+            return True
+
+    def where(self, name: str) -> str:
+        """What a look into the name may hang on: the mount point of its file, or `builder`. Reads the registry.
+
+        Raises ModelNotFoundError or ManifestError.
+        """
+        source = (manifest := self.manifest(name)).artifact
+        return "builder" if source.path is None else mount_of(Path(manifest.origin, source.path))
 
     def manifest(self, name: str) -> Manifest:
         """The registered manifest, or one made up for a path."""
@@ -138,14 +225,22 @@ class Resolver:
         return self._registry.get(name)
 
     def forget(self, name: str) -> None:
-        """The manifest changed or went."""
+        """The manifest changed or went: what is being looked up under it now counts no more."""
         with self._lock:
+            self._epochs[name] = self.epoch(name) + 1
             self._known.pop(name, None)
 
-    def _from_artifact(self, name: str, manifest: Manifest) -> Resolved:
+    def looked_stale(self, name: str) -> None:
+        """What is known of the name is out of date before its time: compare its files at the next look."""
+        with self._lock:
+            known = self._known.get(name)
+            if known is not None:
+                self._known[name] = replace(known, checked_at_s=-math.inf)
+
+    def _from_artifact(self, name: str, manifest: Manifest, reading: Reading) -> Resolved:
         main = self._main_file(manifest)
         chosen = converter(manifest.artifact.format) if manifest.artifact.format else detect(main)
-        return self._look(name, manifest, chosen, main)
+        return self._look(name, manifest, chosen, main, reading)
 
     def _without_artifact(self, name: str, manifest: Manifest) -> Resolved | None:
         """A registered model whose file is gone stands for the image it stood for last; a path stands for its file."""
@@ -166,12 +261,12 @@ class Resolver:
             artifact=Artifact(chosen.format, (main,), options),
             recipe=record.recipe,
             python=self._python(manifest),
-            identities=_identities((main,)),
-            checked_at_s=time.monotonic(),
+            identities=identities_of((main,)),
+            checked_at_s=self._clock(),
             converted=chosen.needs_child(options),
         )
 
-    def _look(self, name: str, manifest: Manifest, chosen: Converter, main: Path) -> Resolved:
+    def _look(self, name: str, manifest: Manifest, chosen: Converter, main: Path, reading: Reading) -> Resolved:
         options = _options(manifest, chosen)
         files = chosen.files(main, options)
         artifact = Artifact(chosen.format, files, options)
@@ -179,8 +274,8 @@ class Resolver:
         environment = Environment(python)
         _check_framework(manifest, environment, required=chosen.needs_child(options))
         made_by = recipe(chosen, artifact, environment)
-        identities = _identities(files)
-        digests = self._digests(files, manifest)
+        identities = identities_of(files)
+        digests = self._digests(files, manifest, reading)
         return Resolved(
             name=name,
             key=_key(files, digests, made_by),
@@ -189,7 +284,7 @@ class Resolver:
             recipe=made_by,
             python=python,
             identities=identities,
-            checked_at_s=time.monotonic(),
+            checked_at_s=self._clock(),
             converted=chosen.needs_child(options),
         )
 
@@ -225,22 +320,26 @@ class Resolver:
             extra_paths=(Path(manifest.origin),) if manifest.origin else (),
         )
 
-    def _digests(self, files: tuple[Path, ...], manifest: Manifest) -> list[str]:
+    def _digests(self, files: tuple[Path, ...], manifest: Manifest, reading: Reading) -> list[str]:
         stated = dict(manifest.artifact.sha256)
         unknown = set(stated) - {file.name for file in files}
         if unknown:
             raise ManifestError(
                 f"{manifest.name}: artifact.sha256 names {sorted(unknown)[0]!r}, which is not a file of it"
             )
-        return [self._digest(file, stated.get(file.name)) for file in files]
+        return [self._digest(file, stated.get(file.name), reading) for file in files]
 
-    def _digest(self, file: Path, stated_sha256: str | None) -> str:
+    def _digest(self, file: Path, stated_sha256: str | None, reading: Reading) -> str:
         identity = identity_of(file)
-        known = self._catalog.digests(str(file), identity)
+        known = None if self._always_hash else self._catalog.digests(str(file), identity)
         if known is None or (stated_sha256 is not None and known[1] is None):
-            known = _read_digests(file, with_sha256=stated_sha256 is not None)
+            long = file.stat().st_size > _HASH_HERE_BYTES
+            if long and not reading.long:
+                raise LongReadError(str(file))
+            read = partial(_read_digests, file, with_sha256=stated_sha256 is not None, wanted=reading.wanted)
+            known = stepped_back(read) if long else read()
             if identity_of(file) != identity:
-                raise ArtifactError(f"{file} changed while it was read; try again when whoever writes it is done")
+                raise ArtifactChangedError(f"{file} changed while it was read; open it again once it is written")
             self._catalog.remember_digests(str(file), identity, *known)
         if stated_sha256 is not None and known[1] != stated_sha256:
             raise DigestMismatchError(
@@ -252,7 +351,7 @@ class Resolver:
 
 def _options(manifest: Manifest, chosen: Converter) -> dict[str, Any]:
     """The manifest's; for a model that lives on a device, what its format has there unless the manifest says else."""
-    on_device = manifest.residency.place.tier is Tier.GPU
+    on_device = manifest.residency.place.tier is TierKind.GPU
     options = {**(getattr(chosen, "device_options", {}) if on_device else {}), **manifest.artifact.options}
     if manifest.artifact.allow_pickle:
         options["allow_pickle"] = True
@@ -263,14 +362,6 @@ def _text_of(manifest: Manifest) -> str:
     return json.dumps(asdict(manifest), default=str, sort_keys=True)
 
 
-def _identities(files: tuple[Path, ...]) -> tuple[str, ...]:
-    """Identities of all files; one that is gone counts as changed."""
-    try:
-        return tuple(identity_of(file) for file in files)
-    except OSError:
-        return ()
-
-
 def _inside_package(package: str, path: str) -> Path:
     """A file inside an installed package, found without importing it."""
     spec = importlib.util.find_spec(package.split(".", maxsplit=1)[0])
@@ -279,18 +370,28 @@ def _inside_package(package: str, path: str) -> Path:
     return Path(spec.submodule_search_locations[0]).joinpath(*package.split(".")[1:], path)
 
 
-def _read_digests(file: Path, *, with_sha256: bool) -> tuple[str, str | None]:
-    """Read the whole file once. Not through a mapping: a file that shrinks meanwhile would kill the daemon."""
-    tree, sha256 = blake3.blake3(max_threads=default_threads()), hashlib.sha256()
-    buffer = bytearray(_READ_BYTES)
-    with memoryview(buffer) as view, open(file, "rb", buffering=0) as source:
-        while got := source.readinto(view):
+def _read_digests(file: Path, *, with_sha256: bool, wanted: Callable[[], bool]) -> tuple[str, str | None]:
+    """Read the whole file once. Not through a mapping: a file that shrinks meanwhile would kill the daemon.
+
+    Raises NotWantedError.
+    """
+    tree, sha256, done = blake3.blake3(max_threads=default_threads()), hashlib.sha256(), 0
+    with open(file, "rb", buffering=0) as source, memoryview(bytearray(_buffer_bytes(source.fileno()))) as view:
+        while got := read_up_to(source.fileno(), view, done):
             tree.update(view[:got])
             if with_sha256:
                 sha256.update(view[:got])
-        if source.tell() == 0:
-            raise ArtifactError(f"{file} is empty")
+            done += got
+            if not wanted():
+                raise NotWantedError(f"{file} was not read to its end: no request waits for it any more")
+    if done == 0:
+        raise ArtifactError(f"{file} is empty")
     return tree.hexdigest(), sha256.hexdigest() if with_sha256 else None
+
+
+def _buffer_bytes(fd: int) -> int:
+    """No more than the file has: zeroing memory takes longer than reading a small file."""
+    return max(1, min(_READ_BYTES, os.fstat(fd).st_size))
 
 
 def _key(files: tuple[Path, ...], digests: list[str], made_by: Mapping[str, Any]) -> str:

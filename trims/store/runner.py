@@ -1,47 +1,52 @@
-"""Carrying out what takes time: measuring, filling, freeing.
+"""Carrying out what takes time: measuring, filling, verifying, freeing.
 
-Workers report every outcome as an event, never by raising. Extents and running conversions live here, keyed by image,
-place and generation. Not covered: who asked, and what to do about an outcome (`store`).
+Workers report every outcome as an event, never by raising. Extents and planned conversions live here, by replica. Not
+covered: which request asked, and what to do about an outcome (`store`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
+import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import ConversionError, ImageError, InternalError, LostPeerError, TrimsError
-from trims.core.events import Event, Filled, FillFailed, Freed, Measured, ReplicaBroken
-from trims.formats.conversion import Conversion, start_conversion
+from trims.core.errors import CapacityError, ImageError, InternalError, LostPeerError, TrimsError
+from trims.core.events import Event, Filled, FillFailed, Freed, Measured, MeasureFailed, ReplicaBroken
+from trims.core.place import DISK
+from trims.formats.conversion import start_conversion
+from trims.image.descriptors import explain_descriptors
+from trims.store.copying import Copier, RealHostBytes
+from trims.store.plans import SHUTTING_DOWN, Plans
+from trims.store.work import BEHIND, LAST, thread_pool
 from trims.tiers.base import DeviceTier
-from trims.tiers.transfer import check_bytes, copy, default_threads, digest_by_reading, digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from trims.core.place import Place
+    from trims.core.replica import ReplicaId
     from trims.formats.base import Limits
+    from trims.formats.conversion import Conversion
+    from trims.store.copying import HostBytes
     from trims.store.resolve import Resolved
+    from trims.store.work import Pool, Pools
     from trims.tiers.base import Draft, Extent, Tier
     from trims.trace.spans import Tracer
 
 log = logging.getLogger(__name__)
-_LOW_PRIORITY = 19
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One replica that is being worked on."""
-
-    key: str
-    place: Place
-    generation: int
+#: Artifacts whose headers are read at once: each takes milliseconds, unless its file system hangs.
+_PLANNERS = 4
+#: How often giving memory back is tried again, and the pause between two tries. After that it counts as given back:
+#: the log says what was left where.
+FREE_TRIES = 4
+FREE_PAUSE_S = 1.0
+#: How long the end of a daemon waits for a fill that hangs, in a dead file system say: every fill is asked to stop.
+END_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,193 +57,346 @@ class Progress:
     total_bytes: int
 
 
+def converter_of(limits: Limits) -> Callable[[Resolved], Conversion]:
+    """Begins conversions with these limits."""
+
+    def convert(resolved: Resolved) -> Conversion:
+        origin = resolved.manifest.origin
+        return start_conversion(
+            resolved.artifact,
+            python=resolved.python,
+            limits=limits,
+            extra_paths=[Path(origin)] if origin else [],
+        )
+
+    return convert
+
+
 class Runner:
     """Workers over tiers.
 
     Args:
         tiers: By place.
-        limits: For converter children.
+        convert: Begins conversions.
         tracer: Every step becomes a span.
         report: Called with the event each job ends in, from a worker.
-        workers: Fills that run at once.
-        converters: Conversions that are planned or running at once; each may be a process with a framework in it.
+        workers: Copies that run at once.
+        converters: Conversions in children that are planned or written at once; each may be a process with a framework
+            in it. As many more may wait for room. What needs no child takes no converter.
+        pools: Makes the workers.
+        host: Bytes of the host.
+        clock: Monotonic seconds.
+        max_images: Images that may be open at once: each takes a descriptor.
     """
 
     def __init__(
         self,
         tiers: Mapping[Place, Tier],
-        limits: Limits,
+        convert: Callable[[Resolved], Conversion],
         tracer: Tracer,
         report: Callable[[Event], None],
         *,
         workers: int = 4,
         converters: int = 2,
+        pools: Pools = thread_pool,
+        host: HostBytes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        max_images: int = sys.maxsize,
     ) -> None:
+        self._max_images = max_images
         self._tiers = tiers
-        self._limits = limits
         self._tracer = tracer
         self._report = report
-        self._fillers = ThreadPoolExecutor(workers, thread_name_prefix="trims-fill")
-        self._planners = ThreadPoolExecutor(converters, thread_name_prefix="trims-plan")
-        self._freers = ThreadPoolExecutor(1, thread_name_prefix="trims-free")
-        #: A device that does not answer must hold up nobody but those who wait for it: (copies, frees) of each.
-        self._of_devices = {
-            place: (
-                ThreadPoolExecutor(workers, thread_name_prefix=f"trims-fill-{place}"),
-                ThreadPoolExecutor(1, thread_name_prefix=f"trims-free-{place}"),
-            )
+        self._clock = clock
+        self._host = host if host is not None else RealHostBytes()
+        self._plans = Plans(convert, converters)
+        self._stopping = threading.Event()
+        self._copier = Copier(self._host, self._stopping)
+        self._converters = pools("convert", converters, niceness=BEHIND)
+        self._planners = pools("plan", _PLANNERS)
+        self._copiers = pools("copy", workers, niceness=BEHIND)
+        self._freers = pools("free", 2, niceness=BEHIND)
+        self._verifiers = pools("verify", 1, niceness=LAST)
+        #: A device that does not answer holds up no other place: (copies, frees) of each.
+        self._of_devices: dict[Place, tuple[Pool, Pool]] = {
+            place: (pools(f"copy-{place}", workers), pools(f"free-{place}", 1))
             for place, tier in tiers.items()
             if isinstance(tier, DeviceTier)
         }
-        #: Shared by all fills: more copies at once than there are processors only slow whoever answers clients.
-        self._readers = ThreadPoolExecutor(default_threads(), thread_name_prefix="trims-copy", initializer=_step_back)
-        self._slots = threading.Semaphore(converters)
-        self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._extents: dict[Job, Extent] = {}
-        self._conversions: dict[Job, Conversion] = {}
-        self._wanted: set[Job] = set()
+        self._extents: dict[ReplicaId, Extent] = {}
         self._progress: dict[tuple[str, Place], Progress] = {}
+        #: What could not be given back: (when to try again, how often it was tried, replica).
+        self._unfreed: list[tuple[float, int, ReplicaId]] = []
+        #: What is being given back, and fills that wait for a descriptor of it.
+        self._freeing: set[ReplicaId] = set()
+        self._parked: list[Callable[[], None]] = []
+        self._unverified: dict[ReplicaId, int] = {}
+        #: What is to be verified before it is lent, oldest first.
+        self._to_verify: OrderedDict[ReplicaId, tuple[Callable[[], Event], Callable[[TrimsError], Event]]]
+        self._to_verify = OrderedDict()
 
     # -- extents ---------------------------------------------------------------------------------------------------
 
-    def extent(self, job: Job) -> Extent | None:
-        """The memory of a sealed replica."""
-        with self._lock:
-            return self._extents.get(job)
+    def extent(self, replica: ReplicaId) -> Extent | None:
+        """The memory of a sealed replica. Never blocks."""
+        return self._extents.get(replica)
 
-    def extents(self) -> dict[Job, Extent]:
+    def extents(self) -> dict[ReplicaId, Extent]:
         """All of them, now."""
         with self._lock:
             return dict(self._extents)
 
-    def adopt(self, job: Job, extent: Extent) -> None:
-        """A replica found by a tier's scan."""
+    def was_touched(self, extent: Extent) -> bool:
+        """True if a file of the disk tier is not as it was sealed. Looks at an open descriptor only: never blocks."""
+        if extent.place != DISK or extent.identity is None:
+            return False
+        try:
+            return self._host.identity(extent.fd) != extent.identity
+        except OSError:
+            return True
+
+    def adopt(self, replica: ReplicaId, extent: Extent) -> None:
+        """A replica found by a tier's scan, whose bytes may be lent."""
         with self._lock:
-            self._extents[job] = extent
+            self._extents[replica] = extent
 
     def progress(self, key: str, place: Place) -> Progress | None:
-        """How far the fill is; None if there is none running."""
+        """How far the fill is; None if none is running."""
         return self._progress.get((key, place))
+
+    @property
+    def unverified_bytes(self) -> int:
+        """Bytes that an earlier daemon left and that are still to be read and hashed."""
+        with self._lock:
+            return sum(self._unverified.values())
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    def measure(self, job: Job, resolved: Resolved) -> None:
-        """Plan the conversion of the artifact; ends in Measured or FillFailed."""
-        with self._lock:
-            self._wanted.add(job)
-        self._submit(self._planners, job, lambda: self._measure(job, resolved))
+    def measure(self, replica: ReplicaId, measurement: int, resolved: Resolved) -> None:
+        """Plan the conversion of the artifact; ends in Measured or MeasureFailed."""
+        plan, before = self._plans.begin(replica, resolved)
+        if before is not None:
+            self._freers.submit(lambda: self._plans.drop(replica, before))
 
-    def abandon(self, job: Job) -> None:
-        """Nobody waits any more: stop planning, drop the plan."""
-        with self._lock:
-            self._wanted.discard(job)
-            conversion = self._conversions.get(job)
-        if conversion is not None:
-            conversion.cancel()
-            self._freers.submit(self._drop_conversion, job)
+        def failed(error: TrimsError) -> Event:
+            self._plans.drop(replica, plan)
+            return MeasureFailed(at_s=self._clock(), **_about(replica), measurement=measurement, error=error)
 
-    def fill(self, job: Job, nbytes: int, source: Job | None) -> None:
+        def work() -> Event:
+            with self._tracer.span("convert.plan", model=resolved.name) as span:
+                nbytes = self._plans.measure(replica, plan)
+                if span is not None:
+                    span.attributes["image_bytes"] = nbytes
+            return Measured(at_s=self._clock(), **_about(replica), measurement=measurement, nbytes=nbytes)
+
+        self._submit(self._converters if resolved.converted else self._planners, replica, work, failed)
+
+    def abandon(self, replica: ReplicaId) -> None:
+        """The last request for it is gone: stop planning, drop the plan. Never blocks."""
+        if replica in self._plans:
+            self._plans.stop(replica)
+            self._freers.submit(lambda: self._plans.drop(replica))
+
+    def fill(self, replica: ReplicaId, nbytes: int, source: ReplicaId | None) -> None:
         """Fill from a sealed replica, or from the planned conversion; ends in Filled or FillFailed.
 
         A source that turns out broken is reported with ReplicaBroken first.
         """
-        if source is not None:
-            self.abandon(job)  # while it was measured, the image came to lie somewhere
-        device = next((it for it in (job, source) if it is not None and it.place in self._of_devices), None)
-        fillers = self._fillers if device is None else self._of_devices[device.place][0]
-        self._submit(fillers, job, lambda: self._fill(job, nbytes, source))
+        if source is None:
+            pool = self._converters if self._plans.needs_child(replica) else self._copiers
+            self._fill_once_there_is_a_descriptor(pool, replica, nbytes, None)
+            return
+        self.abandon(replica)  # while it was measured, the image came to lie somewhere
+        device = next((it.place for it in (replica, source) if it.place in self._of_devices), None)
+        pool = self._copiers if device is None else self._of_devices[device][0]
+        self._fill_once_there_is_a_descriptor(pool, replica, nbytes, source)
 
-    def free(self, job: Job) -> None:
+    def verify(self, replica: ReplicaId, extent: Extent) -> None:
+        """Read and hash what an earlier daemon left, before it is lent; ends in Filled or FillFailed.
+
+        Only what is proven wrong is removed: bytes that cannot be read just now stay for the next daemon.
+        """
+
+        def failed(error: TrimsError) -> Event:
+            proven = isinstance(error, ImageError)
+            log.warning("%s is %s: %s", extent.label, "removed" if proven else "left alone", error)
+            if proven:
+                self._remove(replica, extent)
+            return self._failure(replica)(error)
+
+        def work() -> Event:
+            began = self._clock()
+            self._verify(replica, extent)
+            self.adopt(replica, extent)
+            return Filled(at_s=self._clock(), **_about(replica), cost_s=self._clock() - began)
+
+        with self._lock:
+            self._unverified[replica] = extent.nbytes
+            self._to_verify[replica] = (work, failed)
+        self._verifiers.submit(self._verify_oldest)
+
+    def hurry(self, replica: ReplicaId) -> None:
+        """A request waits for a replica: if its bytes are still to be verified, do that at once, before others."""
+        with self._lock:
+            waiting = self._to_verify.pop(replica, None)
+        if waiting is not None:
+            self._submit(self._copiers, replica, *waiting)
+
+    def _verify_oldest(self) -> None:
+        with self._lock:
+            if not self._to_verify:
+                return  # a request was in a hurry for it
+            replica, (work, failed) = self._to_verify.popitem(last=False)
+        self._guarded(replica, work, failed)
+
+    def _remove(self, replica: ReplicaId, extent: Extent) -> None:
+        try:
+            self._tiers[replica.place].free(extent)
+        except Exception:
+            log.exception("%s cannot be removed, and is left where it is", extent.label)
+
+    def verify_behind(self, replica: ReplicaId, extent: Extent) -> None:
+        """Read and hash what is lent already; ends in ReplicaBroken if the bytes are wrong, else in nothing."""
+
+        def work() -> None:
+            try:
+                if self.extent(replica) is extent:
+                    self._verify(replica, extent)
+            except ImageError as error:
+                self._report(ReplicaBroken(at_s=self._clock(), **_about(replica), reason=str(error)))
+            except (OSError, TrimsError) as error:
+                log.warning("%s could not be read again: %s", extent.label, error)
+            finally:
+                with self._lock:
+                    self._unverified.pop(replica, None)
+
+        with self._lock:
+            self._unverified[replica] = extent.nbytes
+        self._verifiers.submit(work)
+
+    def _verify(self, replica: ReplicaId, extent: Extent) -> None:
+        try:
+            self._tiers[replica.place].verify(extent, cancelled=self._stopping)
+        finally:
+            with self._lock:
+                self._unverified.pop(replica, None)
+
+    def free(self, replica: ReplicaId, tries: int = 0) -> None:
         """Give the memory back; ends in Freed."""
-        freers = self._of_devices[job.place][1] if job.place in self._of_devices else self._freers
-        freers.submit(self._guard, job, lambda: self._free(job))
+        with self._lock:
+            self._freeing.add(replica)
+        freers = self._of_devices[replica.place][1] if replica.place in self._of_devices else self._freers
+        freers.submit(lambda: self._free(replica, tries))
+
+    def try_again(self, now_s: float) -> None:
+        """Try to free once more what could not be freed, if its pause is over."""
+        with self._lock:
+            due = [entry for entry in self._unfreed if entry[0] <= now_s]
+            self._unfreed = [entry for entry in self._unfreed if entry[0] > now_s]
+        for _, tries, replica in due:
+            self.free(replica, tries)
+
+    def next_due_s(self) -> float | None:
+        """When something is to be tried again."""
+        with self._lock:
+            return min((entry[0] for entry in self._unfreed), default=None)
+
+    # -- the end ---------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Cancel what is being planned and filled, and wait for its end. From now on only freeing is done."""
-        with self._lock:
-            self._stopping.set()
-            conversions = list(self._conversions.values())
-        for conversion in conversions:
-            conversion.cancel()
+        """Stop what is being planned, filled and verified, and wait for its end. From now on only freeing is done."""
+        self._stopping.set()
+        self._plans.end()
+        self._verifiers.stop()
         copiers = [copier for copier, _ in self._of_devices.values()]
-        for pool in (self._planners, self._fillers, *copiers, self._readers):
-            pool.shutdown(wait=True)
+        for pool in (self._planners, self._converters, self._copiers, *copiers):
+            if not pool.stop(timeout_s=END_S):
+                log.error("a fill hangs in a read or a write: it is left behind")
+        self._host.stop()
 
     def stop(self) -> None:
         """Finish, and close the tiers. Sealed replicas stay."""
         self.finish()
         for pool in (self._freers, *(freer for _, freer in self._of_devices.values())):
-            pool.shutdown(wait=True)
-        for job in list(self._conversions):
-            self._drop_conversion(job)
+            pool.stop()
+        self._look_again()  # no pool takes work any more: they are refused
+        self._plans.close()
         for tier in self._tiers.values():
             tier.close()
 
-    def _submit(self, pool: ThreadPoolExecutor, job: Job, work: Callable[[], Event]) -> None:
-        with self._lock:
-            ending = self._stopping.is_set()
-            if not ending:
-                pool.submit(self._guard, job, work)
-        if ending:
-            self._report(self._failure(job, LostPeerError("the daemon is shutting down")))
+    # -- work ------------------------------------------------------------------------------------------------------
 
-    def _guard(self, job: Job, work: Callable[[], Event]) -> None:
+    def _submit(
+        self, pool: Pool, replica: ReplicaId, work: Callable[[], Event | None], failed: Callable[[TrimsError], Event]
+    ) -> None:
+        if not pool.submit(lambda: self._guarded(replica, work, failed)):
+            self._report(failed(LostPeerError(SHUTTING_DOWN)))
+
+    def _guarded(
+        self, replica: ReplicaId, work: Callable[[], Event | None], failed: Callable[[TrimsError], Event]
+    ) -> None:
+        """Do it, and report what it ends in; None: it is done another time."""
         try:
+            if self._stopping.is_set():
+                raise LostPeerError(SHUTTING_DOWN)
             event = work()
-        except TrimsError as error:
-            event = self._failure(job, error)
-        except OSError as error:
-            event = self._failure(job, InternalError(f"{job.key[:16]} at {job.place}: {error}"))
-        except Exception as error:
-            log.exception("a worker failed on %s at %s", job.key[:16], job.place)
-            event = self._failure(job, InternalError(f"{type(error).__name__}: {error}"))
-        self._progress.pop((job.key, job.place), None)
-        self._report(event)
+        except Exception as error:  # noqa: BLE001 - every failure is an outcome
+            event = failed(_as_answer(replica, error))
+        if event is not None:
+            self._progress.pop((replica.key, replica.place), None)
+            self._report(event)
 
-    def _failure(self, job: Job, error: TrimsError) -> FillFailed:
-        self._drop_conversion(job)
-        return FillFailed(at_s=time.monotonic(), key=job.key, place=job.place, generation=job.generation, error=error)
+    def _failure(self, replica: ReplicaId) -> Callable[[TrimsError], Event]:
+        def failed(error: TrimsError) -> Event:
+            self._plans.drop(replica)
+            return FillFailed(at_s=self._clock(), **_about(replica), error=error)
 
-    # -- measuring -------------------------------------------------------------------------------------------------
+        return failed
 
-    def _measure(self, job: Job, resolved: Resolved) -> Event:
-        self._slots.acquire()
-        origin = resolved.manifest.origin
-        conversion = start_conversion(
-            resolved.artifact,
-            python=resolved.python,
-            limits=self._limits,
-            extra_paths=[Path(origin)] if origin else [],
-        )
+    def _fill_once_there_is_a_descriptor(
+        self, pool: Pool, replica: ReplicaId, nbytes: int, source: ReplicaId | None
+    ) -> None:
+        """Fill now, or as soon as an image that is being freed has given its descriptor back."""
+
+        def work() -> Event | None:
+            with self._lock:
+                if len(self._extents) >= self._max_images and self._freeing:
+                    self._parked.append(submit)
+                    return None
+            return self._fill(replica, nbytes, source)
+
+        def submit() -> None:
+            self._submit(pool, replica, work, self._failure(replica))
+
+        submit()
+
+    def _freed_one(self, replica: ReplicaId) -> None:
+        """A free is over, whether it was done or given up: fills that waited for a descriptor look again."""
         with self._lock:
-            self._conversions[job] = conversion
-            wanted = job in self._wanted and not self._stopping.is_set()
-        if not wanted:
-            conversion.cancel()
-        with self._tracer.span("convert.plan", model=resolved.name) as span:
-            nbytes = conversion.plan()
-            span.attributes["image_bytes"] = nbytes
-        return Measured(at_s=time.monotonic(), key=job.key, place=job.place, generation=job.generation, nbytes=nbytes)
+            self._extents.pop(replica, None)
+            self._freeing.discard(replica)
+        self._look_again()
 
-    def _drop_conversion(self, job: Job) -> None:
+    def _look_again(self) -> None:
         with self._lock:
-            conversion = self._conversions.pop(job, None)
-            self._wanted.discard(job)
-        if conversion is not None:
-            conversion.close()
-            self._slots.release()
+            parked, self._parked = self._parked, []
+        for submit in parked:
+            submit()
 
-    # -- filling ---------------------------------------------------------------------------------------------------
-
-    def _fill(self, job: Job, nbytes: int, source: Job | None) -> Event:
-        started = time.monotonic()
-        tier = self._tiers[job.place]
-        name = f"fill.{job.place}" if source is None else f"copy.{source.place}-{job.place}"
-        with self._tracer.span(name, key=job.key[:16], image_bytes=nbytes):
-            draft = tier.create(job.key, job.generation, nbytes, allocate=source is None)
+    def _fill(self, replica: ReplicaId, nbytes: int, source: ReplicaId | None) -> Event:
+        if len(self._extents) >= self._max_images:
+            raise CapacityError(
+                f"{self._max_images} images are open, as many as this daemon's limit of files allows; raise it "
+                "(`ulimit -n`, LimitNOFILE=), or evict models"
+            )
+        started = self._clock()
+        tier = self._tiers[replica.place]
+        name = f"fill.{replica.place}" if source is None else f"copy.{source.place}-{replica.place}"
+        with self._tracer.span(name, key=replica.key[:16], image_bytes=nbytes):
+            draft = tier.create(replica.key, replica.generation, nbytes, allocate=source is None)
             try:
-                digest = self._convert(job, draft) if source is None else self._copy(job, draft, source)
+                digest = self._convert(replica, draft) if source is None else self._copy(replica, draft, source)
             except OSError as error:
                 tier.abort(draft)
                 raise tier.explain(error, nbytes) from error
@@ -246,128 +404,70 @@ class Runner:
                 tier.abort(draft)
                 raise
             try:
-                extent = tier.seal(draft, job.key, digest)
+                extent = tier.seal(draft, replica.key, digest)
             except OSError as error:
                 raise tier.explain(error, nbytes) from error
-            extent.identity = _identity(extent.fd)
-        with self._lock:
-            self._extents[job] = extent
-        return Filled(
-            at_s=time.monotonic(),
-            key=job.key,
-            place=job.place,
-            generation=job.generation,
-            cost_s=time.monotonic() - started,
-        )
+            self._identify(tier, extent)
+        self.adopt(replica, extent)
+        return Filled(at_s=self._clock(), **_about(replica), cost_s=self._clock() - started)
 
-    def _convert(self, job: Job, draft: Draft) -> str:
-        with self._lock:
-            conversion = self._conversions.get(job)
-        if conversion is None:
-            raise InternalError("a fill from the artifact came without a plan")
+    def _identify(self, tier: Tier, extent: Extent) -> None:
         try:
-            conversion.write(draft.fd, lambda done: self._tell(job, done, draft.nbytes))
-        finally:
-            self._drop_conversion(job)
-        check_bytes(draft.fd, draft.nbytes)  # a converter child is not trusted
-        return digest_of(draft.fd, draft.nbytes)
+            extent.identity = self._host.identity(extent.fd)
+        except OSError:
+            tier.free(extent)
+            raise
 
-    def _copy(self, job: Job, draft: Draft, source: Job) -> str:
+    def _convert(self, replica: ReplicaId, draft: Draft) -> str:
+        self._plans.write(replica, draft.fd, draft.nbytes, lambda done: self._tell(replica, done, draft.nbytes))
+        self._host.check(draft.fd, draft.nbytes)  # a converter child is not trusted
+        return self._host.digest(draft.fd, draft.nbytes)
+
+    def _copy(self, replica: ReplicaId, draft: Draft, source: ReplicaId) -> str:
         extent = self.extent(source)
         if extent is None:
             raise InternalError(f"{source.key[:16]} at {source.place} is borrowed but has no memory")
+        target, origin = self._tiers[replica.place], self._tiers[source.place]
         try:
-            return self._copy_checked(job, draft, extent)
-        except ImageError as error:
-            broken = ReplicaBroken(
-                at_s=time.monotonic(),
-                key=source.key,
-                place=source.place,
-                generation=source.generation,
-                reason=str(error),
+            return self._copier.copy(
+                target, draft, origin, extent, lambda done: self._tell(replica, done, draft.nbytes)
             )
-            self._report(broken)
+        except ImageError as error:
+            self._report(ReplicaBroken(at_s=self._clock(), **_about(source), reason=str(error)))
             raise
 
-    def _copy_checked(self, job: Job, draft: Draft, source: Extent) -> str:
-        target_tier, source_tier = self._tiers[job.place], self._tiers[source.place]
-        if isinstance(target_tier, DeviceTier):
-            if isinstance(source_tier, DeviceTier):
-                target_tier.copy_across(draft, source, lambda done: self._tell_or_stop(job, done, draft.nbytes))
-                return source.digest
-            with self._checking(source):
-                target_tier.copy_in(draft, source, lambda done: self._tell_or_stop(job, done, draft.nbytes))
-        elif isinstance(source_tier, DeviceTier):
-            source_tier.copy_out(source, draft, lambda done: self._tell_or_stop(job, done, draft.nbytes))
-            self._check_source(source, draft.fd)
-        else:
-            self._copy_on_host(job, draft, source)
-            self._check_source(source, draft.fd)
-        return source.digest
+    def _tell(self, replica: ReplicaId, done_bytes: int, total_bytes: int) -> None:
+        self._progress[replica.key, replica.place] = Progress(done_bytes, total_bytes)
 
-    def _copy_on_host(self, job: Job, draft: Draft, source: Extent) -> None:
-        copy(
-            source.fd,
-            draft.fd,
-            draft.nbytes,
-            on_progress=lambda done: self._tell(job, done, draft.nbytes),
-            cancelled=self._stopping,
-            readers=self._readers,
-            pages=draft.pages,
-        )
-
-    @contextlib.contextmanager
-    def _checking(self, source: Extent) -> Iterator[None]:
-        """Hash the source while the block copies it: what lies on a device cannot be read back cheaply."""
-        if _is_known(source):
-            yield
-            return
-        with ThreadPoolExecutor(1, thread_name_prefix="trims-check") as pool:
-            checked = pool.submit(self._check_source, source, source.fd, digest_by_reading)
-            yield
-            checked.result()
-
-    def _check_source(self, source: Extent, fd: int, digest: Callable[[int, int], str] = digest_of) -> None:
-        """Hash its bytes, which `fd` has, unless they are known to be as they were sealed."""
-        if _is_known(source):
-            return
-        found = digest(fd, source.nbytes)
-        if found != source.digest:
-            raise ImageError(
-                f"the replica at {source.place} ({source.label}) hashes to {found[:16]}..., "
-                f"{source.digest[:16]}... was sealed: changed or truncated"
-            )
-        source.fresh, source.identity = True, _identity(source.fd)
-
-    def _tell_or_stop(self, job: Job, done_bytes: int, total_bytes: int) -> None:
-        if self._stopping.is_set():
-            raise ConversionError("the copy was cancelled")
-        self._tell(job, done_bytes, total_bytes)
-
-    def _tell(self, job: Job, done_bytes: int, total_bytes: int) -> None:
-        self._progress[job.key, job.place] = Progress(done_bytes, total_bytes)
-
-    # -- freeing ---------------------------------------------------------------------------------------------------
-
-    def _free(self, job: Job) -> Event:
+    def _free(self, replica: ReplicaId, tries: int) -> None:
         with self._lock:
-            extent = self._extents.pop(job, None)
-        if extent is not None:
-            with self._tracer.span(f"free.{job.place}", key=job.key[:16], image_bytes=extent.nbytes):
-                self._tiers[job.place].free(extent)
-        return Freed(at_s=time.monotonic(), key=job.key, place=job.place, generation=job.generation)
+            extent = self._extents.get(replica)
+        try:
+            if extent is not None:
+                with self._tracer.span(f"free.{replica.place}", key=replica.key[:16], image_bytes=extent.nbytes):
+                    self._tiers[replica.place].free(extent)
+        except Exception as error:
+            log.exception("%s at %s cannot be given back", replica.key[:16], replica.place)
+            if tries < FREE_TRIES and not self._stopping.is_set():
+                with self._lock:
+                    self._unfreed.append((self._clock() + FREE_PAUSE_S, tries + 1, replica))
+                return
+            label = "" if extent is None else extent.label
+            log.error("%s is left where it is and counts no more: %s", label, error)  # noqa: TRY400 - told above
+        self._freed_one(replica)
+        self._report(Freed(at_s=self._clock(), **_about(replica)))
 
 
-def _step_back() -> None:
-    """Let this thread run when others do not want to: it is inside one system call for most of its life."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+def _about(replica: ReplicaId) -> dict[str, Any]:
+    return {"key": replica.key, "place": replica.place, "generation": replica.generation}
 
 
-def _identity(fd: int) -> tuple[int, int, int]:
-    status = os.fstat(fd)
-    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def _is_known(extent: Extent) -> bool:
-    """True if its bytes were seen to be right in this life, and nobody has touched the file since."""
-    return extent.fresh and extent.identity in (None, _identity(extent.fd))
+def _as_answer(replica: ReplicaId, error: Exception) -> TrimsError:
+    if isinstance(error, OSError):
+        error = explain_descriptors(error)
+    if isinstance(error, TrimsError):
+        return error
+    if isinstance(error, OSError):
+        return InternalError(f"{replica.key[:16]} at {replica.place}: {error}")
+    log.error("a worker failed on %s at %s", replica.key[:16], replica.place, exc_info=error)
+    return InternalError(f"{type(error).__name__}: {error}")

@@ -1,6 +1,6 @@
-"""The shell round residency: events go in one after the other, what they lead to is carried out, askers are answered.
+"""The shell round residency: events go in one after the other, what they lead to is carried out, requests are answered.
 
-One lock guards the books. Under it an event is decided and whatever must be looked up before the books change again is
+One lock guards the books. Under it an event is decided, and what must be looked up before the books change again is
 bound; what takes time, answers included, is done after it is released. Not covered: names and orders (`store`), bytes
 (`runner`), decisions (`trims.core.residency`).
 """
@@ -14,24 +14,26 @@ import time
 from typing import TYPE_CHECKING
 
 from trims.core.errors import (
+    ArtifactChangedError,
     DigestMismatchError,
     ImageError,
     InternalError,
-    LostPeerError,
     ModelNotFoundError,
 )
 from trims.core.events import (
     Abandon,
     Changed,
+    Closed,
     Event,
     Fill,
     Filled,
-    FillFailed,
     Free,
     Grant,
     Instruction,
+    KeepAlive,
     Lost,
     Measure,
+    MeasureFailed,
     Ready,
     Refuse,
     ReplicaBroken,
@@ -39,8 +41,8 @@ from trims.core.events import (
     SessionEnded,
 )
 from trims.core.lease import Waiter
-from trims.store.asks import Ask, Granted, Loaded
-from trims.store.runner import Job
+from trims.core.replica import ReplicaId
+from trims.store.asks import Ask, Granted, Loaded, session_ended
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -60,16 +62,17 @@ _REMEMBERED_IMAGES = 4096
 
 
 class Shell:
-    """Residency, and who asked it what.
+    """Residency, and the request behind each of its waiters.
 
     Args:
         residency: The books.
         runner: Does what takes time; its reports must be fed.
         watchers: Told of every change of state.
         counters: What is counted for operators.
-        again: Takes an ask that met a broken replica; called without the lock.
-        filled: Takes every fill that succeeded, after whoever waited for it was answered; called without the lock.
+        again: Takes a request that met a broken replica or a changed artifact (True); called without the lock.
+        filled: Takes every fill that succeeded, after its waiters were answered; called without the lock.
         verify: Check every invariant after every event.
+        clock: Monotonic seconds.
 
     Attributes:
         lock: Guards the books; hold it to read several of them at one moment.
@@ -83,9 +86,10 @@ class Shell:
         watchers: Watchers,
         counters: Counter[str],
         *,
-        again: Callable[[Ask, Resolved], None],
+        again: Callable[[Ask, bool], None],
         filled: Callable[[Filled], None],
         verify: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)
@@ -95,10 +99,12 @@ class Shell:
         self._again = again
         self._filled = filled
         self._verify = verify
-        self.lost: Callable[[Lease, str], None] = _tell_nobody
+        self._clock = clock
+        self.lost: Callable[[Lease, str], None] = _log_loss
         self._session_numbers = itertools.count(1)
         self._sessions: set[int] = set()
         self._asks: dict[int, Ask] = {}
+        self._tickets_of: dict[int, set[int]] = {}
         self._images: dict[str, Resolved] = {}
         self._most_images = _REMEMBERED_IMAGES
         self._bindings: dict[type[Instruction], Callable[..., Callable[[], None] | None]] = {
@@ -107,7 +113,7 @@ class Shell:
             Refuse: self._bind_refuse,
             Measure: self._bind_measure,
             Fill: self._bind_fill,
-            Abandon: lambda it: lambda: runner.abandon(Job(it.key, it.place, it.generation)),
+            Abandon: lambda it: lambda: runner.abandon(ReplicaId(it.key, it.place, it.generation)),
             Free: self._bind_free,
             Lost: self._bind_lost,
             Changed: watchers.tell,
@@ -120,6 +126,7 @@ class Shell:
 
         Raises:
             InUseError: An eviction without `drain` met a lease, a copy or a fill; nothing changed.
+            NotSupportedError: A pin at a place without a tier; nothing changed.
         """
         if isinstance(event, ReplicaBroken):
             self._counters["broken"] += 1
@@ -132,31 +139,43 @@ class Shell:
             self._filled(event)
 
     def ask(
-        self, ask: Ask, key: str, place: Place, keep_alive_s: float | None, working_bytes: int | None = None
+        self, ask: Ask, key: str, place: Place, keep: KeepAlive | None = None, workspace_bytes: int | None = None
     ) -> bool:
-        """Let somebody ask for an image at a place; he is answered now or later. True if he waits."""
-        waiter = Waiter(ask.ticket, ask.session, ask.wants_lease, ask.deadline_at_s)
+        """Ask residency for an image at a place; the answer comes now or later. True if the request waits."""
+        waiter = Waiter(ask.ticket, ask.session, ask.wants_lease, ask.deadline_at_s, ask.internal)
         event = Requested(
-            at_s=time.monotonic(),
-            key=key,
-            place=place,
-            waiter=waiter,
-            keep_alive_s=keep_alive_s,
-            working_bytes=working_bytes,
+            at_s=self._clock(), key=key, place=place, waiter=waiter, keep=keep, workspace_bytes=workspace_bytes
         )
         waits = False
         with self.lock:
             gone = ask.session is not None and ask.session not in self._sessions
             if not gone:
-                self._asks[ask.ticket] = ask
+                self._keep_ask(ask)
                 work = self._handle(event)
                 waits = ask.ticket in self._asks
+                found = self._residency.find(key, place) if waits else None
         if gone:
-            ask.answer(LostPeerError("the session ended before its request was looked into"))
+            ask.answer(session_ended(ask))
             return False
         for do in work:
             do()
+        if found is not None:
+            self._runner.hurry(found.id)
         return waits
+
+    def _keep_ask(self, ask: Ask) -> None:
+        self._asks[ask.ticket] = ask
+        if ask.session is not None:
+            self._tickets_of.setdefault(ask.session, set()).add(ask.ticket)
+
+    def _take_ask(self, ticket: int) -> Ask | None:
+        ask = self._asks.pop(ticket, None)
+        if ask is not None and ask.session is not None:
+            tickets = self._tickets_of[ask.session]
+            tickets.discard(ticket)
+            if not tickets:
+                del self._tickets_of[ask.session]
+        return ask
 
     def begin_session(self) -> int:
         """A client connected; returns its number."""
@@ -166,20 +185,20 @@ class Shell:
             return number
 
     def end_session(self, session: int) -> None:
-        """The client went away: its leases close, its asks are dropped unanswered. Idempotent."""
+        """The client went away: its leases close, its requests are refused. Idempotent."""
         with self.lock:
             self._sessions.discard(session)
-        self.feed(SessionEnded(at_s=time.monotonic(), session=session))
+        self.feed(SessionEnded(at_s=self._clock(), session=session))
         with self.lock:
-            for ticket in [ask.ticket for ask in self._asks.values() if ask.session == session]:
-                del self._asks[ticket]
+            tickets = list(self._tickets_of.get(session, ()))
+            refused = [ask for ticket in tickets if (ask := self._take_ask(ticket)) is not None]
+        for ask in refused:
+            ask.answer(session_ended(ask))
 
     def take_asks(self) -> list[Ask]:
-        """Everybody who was not answered yet; whoever takes them answers them."""
+        """All requests that were not answered yet; the caller answers them."""
         with self.lock:
-            left = list(self._asks.values())
-            self._asks.clear()
-        return left
+            return [ask for ticket in list(self._asks) if (ask := self._take_ask(ticket)) is not None]
 
     # -- questions -------------------------------------------------------------------------------------------------
 
@@ -187,6 +206,11 @@ class Shell:
         """All replicas of an image now, fastest place first."""
         with self.lock:
             return self._residency.places_of(key)
+
+    def keys_that_begin(self, beginning: str) -> set[str]:
+        """Keys of images in the books that begin so."""
+        with self.lock:
+            return {key for key, _ in self._residency.replicas if key.startswith(beginning)}
 
     def place_of(self, session: int, lease: int) -> Place | None:
         """Where a session's lease is for, or None if it has no such lease."""
@@ -200,13 +224,13 @@ class Shell:
             found = self._residency.leases.by_number.get(lease)
             if found is None or found.session != session:
                 return None
-            return self._runner.extent(Job(found.key, found.place, found.generation))
+            return self._runner.extent(ReplicaId(found.key, found.place, found.generation))
 
     def is_resident(self, key: str, place: Place) -> bool:
         """True if the image is sealed there now."""
         with self.lock:
             replica = self._residency.find(key, place)
-            return replica is not None and self._runner.extent(Job(key, place, replica.generation)) is not None
+            return replica is not None and self._runner.extent(replica.id) is not None
 
     def wait_for(self, holds: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until something holds, looked at under the lock after each change; False if the time was too short."""
@@ -221,7 +245,7 @@ class Shell:
                 wanted = {key for key, _ in self._residency.replicas} | {resolved.key}
                 wanted.update(ask.resolved.key for ask in self._asks.values() if ask.resolved)
                 self._images = {key: image for key, image in self._images.items() if key in wanted}
-                # Twice what is wanted, so that looking for what is not costs nothing by the request.
+                # Prune again only after the table doubles, so pruning is amortised O(1).
                 self._most_images = max(_REMEMBERED_IMAGES, 2 * len(self._images))
 
     def image(self, key: str) -> Resolved | None:
@@ -241,10 +265,13 @@ class Shell:
         return [work for work in bound if work is not None]
 
     def _bind_grant(self, it: Grant) -> Callable[[], None]:
-        ask = self._asks.pop(it.ticket)
+        ask = self._take_ask(it.ticket)
+        assert ask is not None, "a grant answers a request that waits"
         lease = it.lease
-        extent = self._runner.extent(Job(lease.key, lease.place, lease.generation))
+        extent = self._runner.extent(ReplicaId(lease.key, lease.place, lease.generation))
         self._counters["warm" if it.warm else "cold"] += 1
+        if extent is not None and self._runner.was_touched(extent):
+            return lambda: self._take_back(ask, lease)
         if extent is None:
             return lambda: ask.answer(InternalError(f"{lease.key[:16]} at {lease.place} is sealed but has no memory"))
         granted = Granted(
@@ -260,43 +287,62 @@ class Shell:
         )
         return lambda: ask.answer(granted)
 
+    def _take_back(self, ask: Ask, lease: Lease) -> None:
+        """A file that was touched since it was sealed is not lent: it is retired, and the request served once more."""
+        reason = f"the file at {lease.place} was changed or truncated since it was sealed"
+        self.feed(Closed(at_s=self._clock(), lease=lease.number, session=lease.session))
+        broken = ReplicaBroken(
+            at_s=self._clock(), key=lease.key, place=lease.place, generation=lease.generation, reason=reason
+        )
+        self.feed(broken)
+        if ask.retried or ask.resolved is None:
+            ask.answer(ImageError(f"{reason}; open it again"))
+            return
+        ask.retried = True
+        self._again(ask, False)
+
     def _bind_ready(self, it: Ready) -> Callable[[], None] | None:
-        ask = self._asks.pop(it.ticket, None)
+        ask = self._take_ask(it.ticket)
         return None if ask is None else lambda: ask.answer(Loaded(it.key, it.place, it.nbytes))
 
     def _bind_refuse(self, it: Refuse) -> Callable[[], None] | None:
-        ask = self._asks.pop(it.ticket, None)
+        ask = self._take_ask(it.ticket)
         if ask is None:
             return None
-        if isinstance(it.error, ImageError | DigestMismatchError) and not ask.retried and ask.resolved is not None:
-            # A broken replica is not the asker's fault: it has been retired, the artifact is still there.
+        again = (ImageError, DigestMismatchError, ArtifactChangedError)
+        if isinstance(it.error, again) and not ask.retried and ask.resolved is not None:
+            # Not the fault of the request: a broken replica has been retired, the artifact or its successor is there.
             ask.retried = True
-            resolved = ask.resolved
-            return lambda: self._again(ask, resolved)
+            changed = isinstance(it.error, ArtifactChangedError)
+            return lambda: self._again(ask, changed)
         self._counters[f"refused.{it.error.code}"] += 1
         return lambda: ask.answer(it.error)
 
     def _bind_measure(self, it: Measure) -> Callable[[], None]:
-        job, resolved = Job(it.key, it.place, it.generation), self._images.get(it.key)
+        replica, resolved = ReplicaId(it.key, it.place, it.generation), self._images.get(it.key)
         if resolved is None:
             error = ModelNotFoundError(
                 f"the artifact of image {it.key[:16]} is not known to this daemon; open it by name"
             )
-            failed = FillFailed(
-                at_s=time.monotonic(), key=it.key, place=it.place, generation=it.generation, error=error
+            failed = MeasureFailed(
+                at_s=self._clock(),
+                key=it.key,
+                place=it.place,
+                generation=it.generation,
+                measurement=it.measurement,
+                error=error,
             )
             return lambda: self.feed(failed)
-        return lambda: self._runner.measure(job, resolved)
+        return lambda: self._runner.measure(replica, it.measurement, resolved)
 
     def _bind_fill(self, it: Fill) -> Callable[[], None]:
-        job = Job(it.key, it.place, it.generation)
         self._counters[f"fills.{it.place}"] += 1
         source = None
         if it.source is not None:
-            replica = self._residency.find(it.key, it.source)
-            assert replica is not None, "residency has borrowed it"
-            source = Job(it.key, it.source, replica.generation)
-        return lambda: self._runner.fill(job, it.nbytes, source)
+            lent = self._residency.find(it.key, it.source)
+            assert lent is not None, "residency has borrowed it"
+            source = lent.id
+        return lambda: self._runner.fill(ReplicaId(it.key, it.place, it.generation), it.nbytes, source)
 
     def _bind_lost(self, it: Lost) -> Callable[[], None]:
         self._counters["leases_lost"] += 1
@@ -304,8 +350,10 @@ class Shell:
 
     def _bind_free(self, it: Free) -> Callable[[], None]:
         self._counters[f"evictions.{it.place}" if it.evicted else f"frees.{it.place}"] += 1
-        return lambda: self._runner.free(Job(it.key, it.place, it.generation))
+        return lambda: self._runner.free(ReplicaId(it.key, it.place, it.generation))
 
 
-def _tell_nobody(lease: Lease, reason: str) -> None:
-    log.warning("session %d has lost its lease %d, and nobody tells it: %s", lease.session, lease.number, reason)
+def _log_loss(lease: Lease, reason: str) -> None:
+    log.warning(
+        "session %d has lost its lease %d, and there is no door to tell it: %s", lease.session, lease.number, reason
+    )

@@ -7,50 +7,69 @@ Not covered: sockets (`trims.daemon`), how events become work and answers (`shel
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import math
+import re
+import secrets
+import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CapacityError, LostPeerError, ModelNotFoundError, TrimsError
+from trims.core import refusals
+from trims.core.errors import InUseError, LostPeerError, ModelNotFoundError, TrimsError
 from trims.core.events import (
     Closed,
     DrainRequested,
     Event,
     EvictRequested,
     Filled,
+    KeepAlive,
     PinChanged,
     ReplicaBroken,
     Tick,
     WaiterLeft,
 )
 from trims.core.place import DISK, Place
+from trims.core.replica import ReplicaId
 from trims.core.residency import Residency
-from trims.store.adoption import adoptable
+from trims.store.adoption import Adoption, seal_identity
 from trims.store.asks import Ask, Outcome, Pending, log_failure
 from trims.store.catalog import ImageRecord
 from trims.store.device_leases import DeviceLeases
 from trims.store.lookups import Lookups
-from trims.store.runner import Job, Progress, Runner
+from trims.store.pins import Pins
+from trims.store.read_model import ReadModel
+from trims.store.runner import Runner, converter_of
 from trims.store.shell import Shell
 from trims.store.ticker import Ticker
 from trims.store.watchers import Watchers
-from trims.store.working import WorkingMemory
+from trims.store.work import thread_pool
+from trims.store.workspace import Workspaces
 from trims.tiers.base import DeviceTier
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Mapping, Sequence
 
     from trims.core.policy import Policy
     from trims.formats.base import Limits
+    from trims.formats.conversion import Conversion
     from trims.store.catalog import Catalog
+    from trims.store.copying import HostBytes
     from trims.store.resolve import Resolved, Resolver
+    from trims.store.work import Pools
     from trims.tiers.base import Tier
     from trims.trace.spans import Tracer
 
 log = logging.getLogger(__name__)
+#: Lease numbers of two daemons' lives lie in ranges of so many; the wire carries numbers below 2^53.
+_LEASES_OF_A_LIFE = 1 << 32
+_LIVES = 1 << 20
+#: Images are evicted before their descriptors run out: those that leave keep theirs until they are freed.
+_SPARE_IMAGES = 8
+#: What may be the beginning of an image key.
+_KEY_BEGINS = re.compile(r"[0-9a-f]{8,64}")
 
 
 class Store:
@@ -65,8 +84,14 @@ class Store:
         tracer: Gets a span for every step.
         keep_alive_s: For models whose manifest does not say.
         verify: Check every invariant after every event (`TRIMS_VERIFY=1`).
-        workers: Fills that run at once.
+        workers: Copies that run at once.
         converters: Conversions that run at once.
+        life: Which of the ranges of lease numbers this daemon uses; by chance if None.
+        convert: Begins conversions; by default as `limits` say.
+        pools: Makes the workers.
+        host: Bytes of the host.
+        clock: Monotonic seconds.
+        max_images: Images that may be open at once: each takes a descriptor.
     """
 
     def __init__(
@@ -82,7 +107,15 @@ class Store:
         verify: bool = False,
         workers: int = 4,
         converters: int = 2,
+        life: int | None = None,
+        convert: Callable[[Resolved], Conversion] | None = None,
+        pools: Pools = thread_pool,
+        host: HostBytes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        max_images: int = sys.maxsize,
     ) -> None:
+        self._clock = clock
+        most_images = max(1, max_images - _SPARE_IMAGES)
         self.tiers = {tier.place: tier for tier in tiers}
         self.resolver = resolver
         self.catalog = catalog
@@ -94,32 +127,67 @@ class Store:
             reserves={tier.place: tier.reserve_bytes for tier in devices},
             units={tier.place: tier.unit_bytes for tier in devices},
             peers=[(one.place, other.place) for one in devices for other in devices if other.uuid in one.peers],
+            max_images=most_images,
+            first_lease=(secrets.randbelow(_LIVES) if life is None else life % _LIVES) * _LEASES_OF_A_LIFE + 1,
         )
         self.watchers = Watchers(self.counters)
-        self.runner = Runner(self.tiers, limits, tracer, self._feed, workers=workers, converters=converters)
+        self.runner = Runner(
+            self.tiers,
+            convert or converter_of(limits),
+            tracer,
+            self._feed,
+            workers=workers,
+            converters=converters,
+            pools=pools,
+            host=host,
+            clock=clock,
+            max_images=max_images,
+        )
         self._shell = Shell(
             self.residency,
             self.runner,
             self.watchers,
             self.counters,
-            again=self._request,
+            again=self._again,
             filled=self._after_fill,
             verify=verify,
+            clock=clock,
         )
-        self._working = WorkingMemory(catalog)
+        self.read = ReadModel(
+            residency=self.residency,
+            shell=self._shell,
+            runner=self.runner,
+            catalog=catalog,
+            resolver=resolver,
+            counters=self.counters,
+            clock=clock,
+        )
+        self.pins = Pins(catalog, resolver, self.tiers, self._pin_changed)
+        self._adoption = Adoption(
+            self.residency,
+            self.runner,
+            catalog,
+            self.counters,
+            feed=self._feed,
+            keep_alive_for=self._keep_alive_of,
+            clock=clock,
+            max_images=most_images,
+        )
+        self._workspace = Workspaces(catalog)
         self._keep_alive_s = keep_alive_s
         self.device_leases = DeviceLeases(
             devices,
             self._shell,
             self.residency,
-            self._working,
+            self._workspace,
             counters=self.counters,
             have=self._have,
             lease=self.resume,
+            clock=clock,
         )
         self._tickets = itertools.count(1)
-        self._lookups = Lookups(resolver, self._found)
-        self._ticker = Ticker(self._next_due_s, self._tick)
+        self._lookups = Lookups(resolver, self._found, pools)
+        self._ticker = Ticker(self.next_due_s, self.tick)
 
     def _feed(self, event: Event) -> None:
         """Let an event happen: an order's, or one that the runner reports."""
@@ -131,32 +199,28 @@ class Store:
 
     def start(self) -> None:
         """Adopt what an earlier daemon left, then begin to keep time."""
-        for tier in self.tiers.values():
-            found = adoptable(tier, self.catalog, self.residency, lambda place: self._keep_alive_for(place, None))
-            for event, extent in found:
-                self._feed(event)
-                replica = self.residency.find(event.key, event.place)
-                assert replica is not None, "it was adopted a moment ago"
-                self.runner.adopt(Job(event.key, event.place, replica.generation), extent)
-                self.counters["adopted"] += 1
-        self.device_leases.guard_adopted(time.monotonic())
-        for name, place in self.catalog.pins():
-            key = self.catalog.key_of(name)
-            if key is not None:
-                self._feed(PinChanged(at_s=time.monotonic(), key=key, place=Place.parse(place), pinned=True))
+        self.adopt()
         self._ticker.start()
+
+    def adopt(self) -> None:
+        """Take over what an earlier daemon left, and its pins."""
+        for tier in self.tiers.values():
+            self._adoption.take_over(tier)
+        self.device_leases.guard_adopted(self._clock())
+        self.pins.restore()
+        self._adoption.forget_what_is_gone()
 
     def drain(self) -> None:
         """Take no new opens from now on."""
-        self._feed(DrainRequested(at_s=time.monotonic()))
+        self._feed(DrainRequested(at_s=self._clock()))
 
     def stop(self, *, purge: bool = False) -> None:
-        """End: whoever waits is told, workers finish. Replicas stay for the next daemon unless `purge`."""
+        """End: requests that wait are refused, workers finish. Replicas stay for the next daemon unless `purge`."""
         self.drain()
         self._ticker.stop()
         self.device_leases.expire(math.inf)
         for ask in self._lookups.stop() + self._shell.take_asks():
-            self._feed(WaiterLeft(at_s=time.monotonic(), ticket=ask.ticket))
+            self._feed(WaiterLeft(at_s=self._clock(), ticket=ask.ticket))
             ask.answer(LostPeerError("the daemon is shutting down"))
         self.runner.finish()
         if purge:
@@ -165,11 +229,17 @@ class Store:
 
     def _purge(self) -> None:
         """Free every replica whose memory does not survive a reboot anyway. Nothing is being filled any more."""
-        for job in self.runner.extents():
-            if job.place != DISK:
-                self._feed(PinChanged(at_s=time.monotonic(), key=job.key, place=job.place, pinned=False))
-                self._feed(EvictRequested(at_s=time.monotonic(), key=job.key, place=job.place, drain=True))
-        self._shell.wait_for(lambda: all(job.place == DISK for job in self.runner.extents()), timeout_s=30.0)
+        for replica in self.runner.extents():
+            if replica.place != DISK:
+                self._pin_changed(replica.key, replica.place, False)
+                try:
+                    self._feed(EvictRequested(at_s=self._clock(), key=replica.key, place=replica.place, drain=True))
+                except InUseError as error:
+                    log.warning("%s at %s is not purged: %s", replica.key[:16], replica.place, error)
+        self._shell.wait_for(self._is_purged, timeout_s=30.0)
+
+    def _is_purged(self) -> bool:
+        return all(replica.place == DISK for replica in self.runner.extents())
 
     # -- sessions and requests -------------------------------------------------------------------------------------
 
@@ -178,7 +248,8 @@ class Store:
         return self._shell.begin_session()
 
     def end_session(self, session: int) -> None:
-        """The client went away: its leases close, its requests are dropped. Idempotent."""
+        """The client went away: its leases close, its requests are refused. Idempotent."""
+        self._lookups.end_session(session)
         self._shell.end_session(session)
 
     def open(
@@ -196,15 +267,15 @@ class Store:
         Args:
             name: A registered model, or `file:` and an absolute path.
             answer: Gets Granted, Loaded (without `lease`) or an error.
-            session: Who asks; leases need one.
+            session: The session that asks; leases need one.
             place: Where; None for what the manifest says.
-            deadline_s: Seconds to wait for load and room; None waits for a load, but not for leases of others.
+            deadline_s: Seconds to wait for load and room; None waits for a load, but not for leases of others to end.
             lease: False to have it loaded only.
         """
-        deadline_at_s = None if deadline_s is None else time.monotonic() + deadline_s
+        deadline_at_s = None if deadline_s is None else self._clock() + deadline_s
         ask = Ask(next(self._tickets), name, session, place, deadline_at_s, lease, answer)
         self.counters["opens" if lease else "prefetches"] += 1
-        resolved = self.resolver.cached(name)
+        resolved = self.resolver.known(name)
         if resolved is not None:
             self._request(ask, resolved)
             return
@@ -234,7 +305,7 @@ class Store:
         if self.device_leases.keeps(session, lease):
             self.counters["leases_kept"] += 1
             return
-        self._feed(Closed(at_s=time.monotonic(), lease=lease, session=session))
+        self._feed(Closed(at_s=self._clock(), lease=lease, session=session))
 
     def _found(self, ask: Ask, result: Resolved | TrimsError) -> None:
         """A name has been looked into."""
@@ -244,23 +315,22 @@ class Store:
         else:
             self._request(ask, result)
 
+    def _again(self, ask: Ask, changed: bool) -> None:
+        """A request met a broken replica, or an artifact that changed on its way: look once more."""
+        if changed or ask.resolved is None:
+            self.resolver.looked_stale(ask.name)
+            self._lookups.add(ask)
+        else:
+            self._request(ask, ask.resolved)
+
     def _request(self, ask: Ask, resolved: Resolved) -> None:
         ask.resolved = resolved
         self._shell.remember(resolved)
         keep = resolved.manifest.residency
         place = ask.place or keep.place
-        keep_alive_s = self._keep_alive_for(place, keep.keep_alive_s)
-        if keep.pin and (resolved.key, place) not in self.residency.room.pins:
-            self._pin_as_stated(resolved, place)
-        self._working.stated(resolved)
-        self._ask(ask, resolved.key, place, keep_alive_s)
-
-    def _pin_as_stated(self, resolved: Resolved, place: Place) -> None:
-        try:
-            self.catalog.pin(resolved.name, str(place), pinned=True)
-            self._pins_changed(resolved.key, place)
-        except CapacityError as error:  # the next open tries again
-            log.warning("%s is not pinned as its manifest says: %s", resolved.name, error)
+        self.pins.stated(resolved, resolved.epoch)
+        self._workspace.stated(resolved)
+        self._ask(ask, resolved.key, place, KeepAlive(self._keep_alive_for(place, keep.keep_alive_s)))
 
     def _keep_alive_for(self, place: Place, stated_s: float | None) -> float | None:
         """Keep-alive is about memory: what lies on disk stays until the disk tier needs the room."""
@@ -268,26 +338,38 @@ class Store:
             return None
         return stated_s if stated_s is not None else self._keep_alive_s
 
-    def _ask(self, ask: Ask, key: str, place: Place, keep_alive_s: float | None) -> None:
-        waits = self._shell.ask(ask, key, place, keep_alive_s, self._working.of(key))
+    def _keep_alive_of(self, key: str, place: Place) -> float | None:
+        """What the manifests of an image's names said when they were last opened: the longest counts."""
+        stated = [json.loads(text)["residency"]["keep_alive_s"] for text in self.catalog.manifests_of(key)]
+        longest = None if None in stated else max(stated, default=None)
+        return self._keep_alive_for(place, longest)
+
+    def _ask(self, ask: Ask, key: str, place: Place, keep: KeepAlive | None) -> None:
+        waits = self._shell.ask(ask, key, place, keep, self._workspace.of(key))
         if waits and ask.deadline_at_s is not None:
             self._ticker.look_again(ask.deadline_at_s)
 
     def _remember(self, event: Filled) -> None:
-        """Before anybody reads the image: the next daemon adopts only what it knows of, whenever this one dies.
+        """Keep what the next daemon would find out again by reading: how the image was made, and that it is sealed.
 
-        Never raises: who waits for the image must hear of it whatever becomes of the catalog.
+        Never raises: the requests that wait for the image must be answered whatever becomes of the catalog.
         """
+        try:
+            self._note(event)
+        except Exception:
+            log.exception("%s is not remembered: the next daemon reads it again", event.key[:16])
+
+    def _note(self, event: Filled) -> None:
+        extent = self.runner.extent(ReplicaId(event.key, event.place, event.generation))
+        if extent is not None and (self.tiers[event.place].hash_on_adoption or event.place == DISK):
+            self.catalog.remember_seal(extent.label, seal_identity(extent))
         resolved = self._shell.image(event.key)
         replica = self.residency.find(event.key, event.place)
         if resolved is None or replica is None:
             return
-        try:
-            if self.catalog.image(event.key) is None:
-                record = ImageRecord(event.key, resolved.name, resolved.recipe, replica.nbytes, event.cost_s)
-                self.catalog.remember_image(record)
-        except Exception:
-            log.exception("%s is not remembered: the next daemon loads it again", resolved.name)
+        if self.catalog.image(event.key) is None:
+            record = ImageRecord(event.key, resolved.name, resolved.recipe, replica.nbytes, event.cost_s)
+            self.catalog.remember_image(record)
 
     def _after_fill(self, event: Filled) -> None:
         """Keep the image on disk if making it was dear."""
@@ -302,9 +384,9 @@ class Store:
             self._have(event.key, DISK, None, log_failure(f"{resolved.name} is not kept on disk"))
 
     def _have(self, key: str, place: Place, keep_alive_s: float | None, answer: Callable[[Outcome], None]) -> None:
-        """Have an image somewhere for our own sake."""
-        ask = Ask(next(self._tickets), f"key:{key[:16]}", None, place, None, False, answer)
-        self._ask(ask, key, place, keep_alive_s)
+        """Have an image somewhere for the store's own sake."""
+        ask = Ask(next(self._tickets), f"key:{key[:16]}", None, place, None, False, answer, internal=True)
+        self._ask(ask, key, place, KeepAlive(keep_alive_s))
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -315,78 +397,96 @@ class Store:
 
         With `drain` a leased replica goes when its last lease closes, and this returns at once.
         """
-        key = self.key_of(name)
-        places = [replica.place for replica in self._shell.places_of(key) if place in (None, replica.place)]
-        for there in places:
-            self._feed(EvictRequested(at_s=time.monotonic(), key=key, place=there, drain=drain))
-        self._shell.wait_for(lambda: all(self._settled(key, there) for there in places), timeout_s)
-        return places
+        return self.evict_image(self.key_of(name), place, drain=drain, timeout_s=timeout_s)
 
-    def _settled(self, key: str, place: Place) -> bool:
-        replica = self.residency.find(key, place)
-        return replica is None or replica.held
+    def evict_image(
+        self, key: str, place: Place | None = None, *, drain: bool = False, timeout_s: float = 60.0
+    ) -> list[Place]:
+        """The same for an image by its whole key."""
+        there = [replica.id for replica in self._shell.places_of(key) if place in (None, replica.place)]
+        for replica in there:
+            self._feed(EvictRequested(at_s=self._clock(), key=key, place=replica.place, drain=drain))
+        self._shell.wait_for(lambda: all(map(self._settled, there)), timeout_s)
+        return [replica.place for replica in there]
+
+    def _settled(self, evicted: ReplicaId) -> bool:
+        """It is gone, or waits for its readers. The image may have been loaded again meanwhile."""
+        replica = self.residency.find(evicted.key, evicted.place)
+        return replica is None or replica.id != evicted or replica.held
 
     def pin(self, name: str, place: Place, *, pinned: bool) -> None:
-        """Pin or unpin; the pin is kept over restarts. Pinning does not load."""
-        key = self.key_of(name) if not pinned else self.resolver.resolve(name).key
-        self.catalog.pin(name, str(place), pinned=pinned)
-        self._pins_changed(key, place)
+        """Pin or unpin; that is kept over restarts, and an unpin outlives the manifest's `pin`. Pinning does not load.
 
-    def _pins_changed(self, key: str, place: Place) -> None:
-        """An image is pinned for as long as one of its names is."""
-        pins = self.catalog.pins()
-        pinned = any((name, str(place)) in pins for name in self.catalog.names_of(key))
-        self._feed(PinChanged(at_s=time.monotonic(), key=key, place=place, pinned=pinned))
+        Raises NotSupportedError for a place without a tier, ModelNotFoundError, or what reading the artifact raises.
+        """
+        if place not in self.tiers:
+            raise refusals.no_such_place(place, self.tiers)
+        key = self.key_of(name) if not pinned else self.resolver.resolve(name).key
+        self.pins.set(name, key, place, pinned=pinned)
+
+    def _pin_changed(self, key: str, place: Place, pinned: bool) -> None:
+        self._feed(PinChanged(at_s=self._clock(), key=key, place=place, pinned=pinned))
+
+    def manifest_changed(self, name: str) -> None:
+        """A name has another manifest: what is being looked up under the old one counts no more."""
+        self.resolver.forget(name)
 
     def retire(self, name: str) -> None:
-        """The name goes: its image too, once nobody reads it, if no other name stands for it."""
+        """The name goes: its image too, after its last lease, if no other name stands for it."""
         key = self.catalog.key_of(name)
-        self.catalog.forget(name)
         self.resolver.forget(name)
-        if key is None:
-            return
-        for place in self.tiers:
-            self._pins_changed(key, place)
-        if self.catalog.names_of(key):
+        self.pins.forget(name)
+        if key is None or self.catalog.names_of(key):
             return
         for replica in self._shell.places_of(key):
             try:
-                self._feed(EvictRequested(at_s=time.monotonic(), key=key, place=replica.place, drain=True))
+                self._feed(EvictRequested(at_s=self._clock(), key=key, place=replica.place, drain=True))
             except TrimsError as error:
                 log.warning("%s stays at %s for now: %s", name, replica.place, error)
 
     def report_broken(self, key: str, place: Place, generation: int, reason: str) -> None:
         """A replica's bytes turned out wrong."""
-        self._feed(ReplicaBroken(at_s=time.monotonic(), key=key, place=place, generation=generation, reason=reason))
+        self._feed(ReplicaBroken(at_s=self._clock(), key=key, place=place, generation=generation, reason=reason))
 
     # -- questions -------------------------------------------------------------------------------------------------
 
     def key_of(self, name: str) -> str:
-        """The key a name stands for. Raises ModelNotFoundError if it was never loaded nor registered."""
-        known = self.resolver.cached(name)
+        """The key a name stands for; an image that has no name any more is named by the beginning of its key.
+
+        Raises ModelNotFoundError if the name was never loaded nor registered, or stands for several images.
+        """
+        known = self.resolver.remembered(name)
         key = known.key if known else self.catalog.key_of(name)
+        if key is None and _KEY_BEGINS.fullmatch(name):
+            key = self._key_that_begins(name)
         if key is None:
             self.resolver.manifest(name)  # raises if there is no such model
             raise ModelNotFoundError(f"{name!r} is registered but was never loaded here; `trims load {name}` does")
         return key
 
-    def progress(self, name: str, place: Place) -> Progress | None:
-        """How far a running load is."""
-        known = self.resolver.cached(name)
-        return self.runner.progress(known.key, place) if known else None
-
-    def locked(self) -> threading.Lock:
-        """The lock of the books, for reading several of them at one moment."""
-        return self._shell.lock
+    def _key_that_begins(self, beginning: str) -> str | None:
+        keys = self._shell.keys_that_begin(beginning)
+        if len(keys) > 1:
+            several = ", ".join(sorted(keys)[:3])
+            raise ModelNotFoundError(f"{len(keys)} images have keys that begin with {beginning}: {several}; give more")
+        return next(iter(keys), None)
 
     # -- time ------------------------------------------------------------------------------------------------------
 
-    def _next_due_s(self) -> float | None:
+    def next_due_s(self) -> float | None:
+        """When `tick` has something to do, on the store's clock."""
         with self._shell.lock:
-            due = (self.residency.next_due_s(), self._lookups.next_due_s(), self.device_leases.due_s)
+            due = (
+                self.residency.next_due_s(),
+                self._lookups.next_due_s(),
+                self.runner.next_due_s(),
+                self.device_leases.due_s,
+            )
         return min((moment for moment in due if moment is not None), default=None)
 
-    def _tick(self, now_s: float) -> None:
+    def tick(self, now_s: float) -> None:
+        """Time has passed: answer requests whose deadline is over, end keep-alives, try again what failed."""
         self._lookups.expire(now_s)
         self.device_leases.expire(now_s)
+        self.runner.try_again(now_s)
         self._feed(Tick(at_s=now_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+log = logging.getLogger(__name__)
 _LONGEST_S = 1.0
 
 
@@ -52,17 +54,26 @@ class Ticker:
 
     def _run(self) -> None:
         while not self._stopping:
-            # Nothing told is lost, because both sides keep an order. Here: the longest sleep is set, then we look, then
-            # we sleep until the earlier of what we saw and what we were told. There: first the books, then
-            # `look_again`. Who tells before the longest sleep is set has the books ready for this look; who tells after
-            # it, while we look or sleep, lowers the moment we sleep until, and nothing but the next round raises it.
+            # No due time is lost, because both sides keep an order. This thread: 1. set the longest sleep; 2. look at
+            # what is due; 3. sleep until the earlier of what it saw and what it was told. Another thread: 1. write the
+            # books; 2. call `look_again`. If that call comes before step 1 here, step 2 here sees the books. If it
+            # comes later, it lowers the end of the sleep, and only the next round raises that again.
             with self._told:
                 self._until_s = time.monotonic() + _LONGEST_S
             due, now = self._next_due_s(), time.monotonic()
-            if due is not None and due <= now:
-                self._tick(now)
-            else:
+            if due is None or due > now:
                 self._sleep(due)
+            elif not self._ticked(now):
+                self._sleep(now + _LONGEST_S)  # what failed is due still: try again, but not without a pause
+
+    def _ticked(self, now: float) -> bool:
+        """Time must be kept whatever one tick meets: without it no deadline is ever over."""
+        try:
+            self._tick(now)
+        except Exception:
+            log.exception("a tick failed")
+            return False
+        return True
 
     def _sleep(self, due: float | None) -> None:
         with self._told:

@@ -1,4 +1,4 @@
-"""Those who watch changes of state. A watcher that does not keep up loses changes, and that is counted."""
+"""Watchers of changes of state. A watcher that does not keep up loses changes; how many is counted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Watchers:
     """All subscriptions.
 
     Args:
-        counters: `watch_events_lost` counts what nobody could take.
+        counters: `watch_events_lost` counts the changes that a full watcher lost.
     """
 
     def __init__(self, counters: Counter[str]) -> None:

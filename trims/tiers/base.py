@@ -1,4 +1,4 @@
-"""The tier protocol: create, seal, free, scan. Every tier passes the contract suite in `trims.testing.contracts`.
+"""The tier protocol: create, seal, free, scan, verify. Every tier passes the contract suite in `trims.testing.tiers`.
 
 A tier knows how to hold images at one place. It never decides what to hold: capacity is charged by residency, which
 asks for nothing that does not fit; a tier still refuses with CapacityError when the machine has less than was promised.
@@ -6,8 +6,14 @@ asks for nothing that does not fit; a tier still refuses with CapacityError when
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from trims.core.errors import DrainingError
+from trims.image.descriptors import explain_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -16,10 +22,18 @@ if TYPE_CHECKING:
     from trims.memory.cuda.drivers import Export
     from trims.memory.large_pages import LargePages
 
+__all__ = ["DeviceTier", "Draft", "Extent", "Tier", "explain_descriptors", "identity_of"]
+
+
+def identity_of(fd: int) -> tuple[int, ...]:
+    """What changes whenever a file is replaced or touched: device, inode, length, time of change, time of status."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
 
 @dataclass(slots=True)
 class Draft:
-    """Memory being filled; nobody else can see it.
+    """Memory being filled, which no other process can see.
 
     Attributes:
         fd: Readable and writable, exactly `nbytes` long, zeroed.
@@ -40,11 +54,12 @@ class Extent:
     Attributes:
         key: Image key.
         digest: blake3 of all bytes, hex.
-        fd: Read-only descriptor, owned by the tier, open until `free`.
+        fd: Read-only descriptor, owned by the tier, open until `free`. A thread that may run beside `free` uses
+            `reader` instead: the kernel gives the number of a closed descriptor to the next file.
         label: For the tier's own use; shows where the bytes are.
         fresh: True if the bytes were checked in this daemon's life.
-        identity: Length and times of the file when they were; a difference means that somebody touched it.
-        named: Whether the file has a name, which somebody could remove.
+        identity: `identity_of` the file when it was sealed, found or verified; another one means that it was touched.
+        named: Whether the file has a name, which another process could remove.
         export: What lets borrowers open the memory, if it is a device's; `fd` is the head of the image then, and owned
             by the tier as that is.
     """
@@ -56,9 +71,30 @@ class Extent:
     fd: int
     label: str
     fresh: bool = True
-    identity: tuple[int, int, int] | None = None
+    identity: tuple[int, ...] | None = None
     named: bool = True
     export: Export | None = None
+    _closed: bool = False
+    _closing: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @contextmanager
+    def reader(self) -> Iterator[int]:
+        """A descriptor of the block's own. Raises DrainingError if the memory was given back, OSError without one."""
+        with self._closing:
+            if self._closed:
+                raise DrainingError(f"{self.label} was given back before it was read")
+            fd = os.dup(self.fd)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Close the descriptor, at most once. For the tier that owns it."""
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                os.close(self.fd)
 
 
 @runtime_checkable
@@ -75,10 +111,24 @@ class Tier(Protocol):
         """Bytes of images it may hold."""
         ...
 
+    @property
+    def hash_on_adoption(self) -> bool:
+        """True if what `scan` finds must be verified before it is lent: another process may have written to it.
+
+        False where the bytes are checked when they are first copied (disk), or where they never left the hands of the
+        process that holds them (a device's keeper).
+        """
+        ...
+
+    @property
+    def skipped(self) -> int:
+        """How many replicas the last scan could not look at and left alone."""
+        ...
+
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
         """Give memory to fill. With `allocate` every page is reserved, so that it may be written through a mapping.
 
-        Raises CapacityError when the machine has no room; nothing is left behind.
+        Raises CapacityError when the machine has no room or the process no descriptor; nothing is left behind.
         """
         ...
 
@@ -91,7 +141,7 @@ class Tier(Protocol):
         ...
 
     def explain(self, error: OSError, nbytes: int) -> Exception:
-        """What a failed write into a draft means here: CapacityError if the memory is full, else the error itself."""
+        """What a failed write into a draft means here: CapacityError for a lack of room or descriptors, else itself."""
         ...
 
     def free(self, extent: Extent) -> None:
@@ -99,7 +149,33 @@ class Tier(Protocol):
         ...
 
     def scan(self) -> Iterator[Extent]:
-        """Find what an earlier daemon left: yields what checks out, removes the rest. Called once, before anything."""
+        """Find what an earlier daemon left, without reading all of it. Called once, before anything.
+
+        Yields every finished, well-formed replica with `fresh` False and its present identity. Removes only what is
+        proven wrong: never finished, no image, or shorter than its own header says. What cannot be opened or read is
+        left alone, logged with the reason, and counted in `skipped`.
+        """
+        ...
+
+    def leave(self, extent: Extent) -> None:
+        """Close what `scan` found and leave it where it is, for another daemon. It is not this tier's any more."""
+        ...
+
+    def verify(
+        self, extent: Extent, cancelled: threading.Event | None = None, pace: Callable[[int], None] | None = None
+    ) -> None:
+        """Read and hash all bytes of a replica; sets `fresh` and `identity` if they are what was sealed.
+
+        Args:
+            extent: Of this tier. Freeing a broken one is up to the caller.
+            cancelled: Stops it when set.
+            pace: Called in this thread after each piece with the bytes done so far; it may sleep.
+
+        Raises:
+            ImageError: What lies there is not what was sealed; the message says what differs.
+            OSError: It cannot be read, which proves nothing.
+            TrimsError: Any other: it was stopped (DrainingError), or could not be finished.
+        """
         ...
 
     def close(self) -> None:
@@ -114,7 +190,7 @@ class DeviceTier(Tier, Protocol):
     Attributes:
         uuid: Of the device.
         peers: UUIDs of the devices it can copy from directly.
-        reserve_bytes: Left free beside the capacity, for the work of those who read there.
+        reserve_bytes: Left free beside the capacity, for the work of sessions that read there.
         unit_bytes: In which it gives memory.
     """
 

@@ -10,11 +10,12 @@ from trims.core.errors import ImageError
 from trims.core.place import CPU, Place
 from trims.memory.large_pages import LargePages
 from trims.memory.mapping import LARGE_PAGE_BYTES
-from trims.tiers.base import Draft, Extent
-from trims.tiers.transfer import check_bytes, digest_of
+from trims.tiers.base import Draft, Extent, explain_descriptors, identity_of
+from trims.tiers.checking import Skipped, check_ends, verify_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import threading
+    from collections.abc import Callable, Iterator
 
     from trims.memory.segments import Segment, SegmentDriver
 
@@ -31,6 +32,7 @@ class CpuTier:
     """
 
     place: Place = CPU
+    hash_on_adoption: bool = True
 
     def __init__(self, driver: SegmentDriver, capacity_bytes: int, *, large_pages: bool = True) -> None:
         self.capacity_bytes = capacity_bytes
@@ -38,10 +40,19 @@ class CpuTier:
         self._driver = driver
         self._drafts: dict[str, Segment] = {}
         self._open: dict[str, Extent] = {}
+        self._skipped = Skipped(self.place)
+
+    @property
+    def skipped(self) -> int:
+        """See `Tier.skipped`."""
+        return len(self._skipped)
 
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
         """See `Tier.create`."""
-        segment = self._driver.create(f"{key[:16]}-{os.getpid()}-{generation}", nbytes)
+        try:
+            segment = self._driver.create(f"{key[:16]}-{os.getpid()}-{generation}", nbytes)
+        except OSError as error:
+            raise self.explain(error, nbytes) from error
         self._drafts[segment.name] = segment
         draft = Draft(segment.fd, nbytes, segment.name)
         try:
@@ -77,43 +88,80 @@ class CpuTier:
 
     def explain(self, error: OSError, nbytes: int) -> Exception:
         """See `Tier.explain`."""
-        return self._driver.explain(error, nbytes)
+        explained = self._driver.explain(error, nbytes)
+        return explain_descriptors(error) if explained is error else explained
 
     def free(self, extent: Extent) -> None:
         """See `Tier.free`."""
         self._driver.remove(extent.label)
         if self._open.pop(extent.label, None) is not None:
-            os.close(extent.fd)
+            extent.close()
 
     def scan(self) -> Iterator[Extent]:
-        """Adopt sealed segments whose bytes hash to what they were sealed with; remove all others."""
-        for name in self._driver.names():
-            try:
-                extent = self._check(name)
-            except (ImageError, OSError) as error:
-                log.warning("segment %s is removed: %s", name, error)
-                self._driver.remove(name)
-            else:
+        """See `Tier.scan`."""
+        self._skipped = Skipped(self.place)
+        for name in self._names():
+            extent = self._find(name)
+            if extent is not None:
                 yield self._hold(extent)
+        self._skipped.tell()
+
+    def leave(self, extent: Extent) -> None:
+        """See `Tier.leave`."""
+        self._open.pop(extent.label).close()
+
+    def verify(
+        self, extent: Extent, cancelled: threading.Event | None = None, pace: Callable[[int], None] | None = None
+    ) -> None:
+        """See `Tier.verify`."""
+        verify_bytes(extent, cancelled, pace)
 
     def close(self) -> None:
         """See `Tier.close`. Segments without a name go with their last reader."""
         for extent in self._open.values():
-            os.close(extent.fd)
+            extent.close()
         self._open.clear()
 
     def _hold(self, extent: Extent) -> Extent:
         self._open[extent.label] = extent
         return extent
 
-    def _check(self, name: str) -> Extent:
+    def _names(self) -> list[str]:
+        try:
+            return list(self._driver.names())
+        except OSError as error:
+            self._skipped.add("every segment", error)
+            return []
+
+    def _find(self, name: str) -> Extent | None:
+        """The segment of this name; None if it is removed, left alone, or gone meanwhile."""
+        try:
+            return self._adopt(name)
+        except ImageError as error:
+            log.warning("segment %s is removed: %s", name, error)
+            self._remove(name)
+        except FileNotFoundError:
+            log.info("segment %s went while it was looked for", name)
+        except OSError as error:
+            self._skipped.add(name, error)
+        return None
+
+    def _remove(self, name: str) -> None:
+        try:
+            self._driver.remove(name)
+        except OSError as error:
+            self._skipped.add(name, error)
+
+    def _adopt(self, name: str) -> Extent:
         segment, key, digest = self._driver.open(name)
         try:
-            check_image(segment.fd, segment.nbytes, digest)
+            check_ends(segment.fd, segment.nbytes)
+            extent = _extent(segment, key, digest)
+            extent.fresh, extent.identity = False, identity_of(segment.fd)
         except BaseException:
             segment.close()
             raise
-        return _extent(segment, key, digest)
+        return extent
 
 
 def _extent(sealed: Segment, key: str, digest: str) -> Extent:
@@ -123,13 +171,3 @@ def _extent(sealed: Segment, key: str, digest: str) -> Extent:
 def _unmap(draft: Draft) -> None:
     if draft.pages is not None:
         draft.pages.close()
-
-
-def check_image(fd: int, nbytes: int, digest: str) -> None:
-    """Check that a file is an image with these bytes. Raises ImageError naming what differs."""
-    if nbytes == 0:
-        raise ImageError("it is empty")
-    found = digest_of(fd, nbytes)
-    if found != digest:
-        raise ImageError(f"its bytes hash to {found[:16]}..., {digest[:16]}... was sealed: changed or truncated")
-    check_bytes(fd, nbytes)

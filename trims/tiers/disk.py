@@ -1,8 +1,8 @@
 """The disk tier: a folder of images under content-true names.
 
 `images/<key>.<digest>.safetensors` is written under a temporary name, synced, and renamed, so that a name is a promise.
-Whether the bytes still keep it is checked by length and, when the file was touched since this daemon checked it, by
-digest.
+Whether the bytes still keep it is checked by length when the file is found and, when it was touched since this daemon
+checked it, by digest.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import CapacityError, ImageError
 from trims.core.place import DISK, Place
-from trims.image.index import HEADER, LENGTH, decode_header
-from trims.tiers.base import Draft, Extent
+from trims.core.units import format_bytes
+from trims.tiers.base import Draft, Extent, explain_descriptors, identity_of
+from trims.tiers.checking import Skipped, check_ends, verify_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import threading
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -36,24 +38,35 @@ class DiskTier:
     """
 
     place: Place = DISK
+    hash_on_adoption: bool = False
 
     def __init__(self, folder: Path, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self._folder = folder
         self._open: dict[str, Extent] = {}
+        self._skipped = Skipped(self.place)
+
+    @property
+    def skipped(self) -> int:
+        """See `Tier.skipped`."""
+        return len(self._skipped)
 
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
         """See `Tier.create`. Blocks are always reserved: a disk that fills up should say so first."""
         del allocate
-        self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{key[:16]}-{os.getpid()}-{generation}{_UNFINISHED}"
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self.explain(error, nbytes) from error
+        draft = Draft(fd, nbytes, str(path))
         try:
             os.posix_fallocate(fd, 0, nbytes)
         except OSError as error:
-            self.abort(Draft(fd, nbytes, str(path)))
-            raise disk_full(error, nbytes, self._folder) from error
-        return Draft(fd, nbytes, str(path))
+            self.abort(draft)
+            raise self.explain(error, nbytes) from error
+        return draft
 
     def seal(self, draft: Draft, key: str, digest: str) -> Extent:
         """See `Tier.seal`."""
@@ -84,32 +97,66 @@ class DiskTier:
         """See `Tier.free`."""
         _remove(extent.label)
         if self._open.pop(extent.label, None) is not None:
-            os.close(extent.fd)
+            extent.close()
 
     def scan(self) -> Iterator[Extent]:
-        """Adopt images whose length agrees with their header; digests are checked when they are first read."""
-        if not self._folder.is_dir():
-            return
-        for path in sorted(self._folder.iterdir()):
+        """See `Tier.scan`. Digests are checked when images are first read."""
+        self._skipped = Skipped(self.place)
+        for path in self._paths():
             if not _NAME.match(path.name) and not path.name.endswith(_UNFINISHED):
                 log.warning("%s is not an image of trims; it is left alone and not counted", path)
                 continue
-            try:
-                extent = self._adopt(path)
-            except (ImageError, OSError) as error:
-                log.warning("disk image %s is removed: %s", path, error)
-                _remove(str(path))
-            else:
+            extent = self._find(path)
+            if extent is not None:
                 yield extent
+        self._skipped.tell()
+
+    def leave(self, extent: Extent) -> None:
+        """See `Tier.leave`."""
+        self._open.pop(extent.label).close()
+
+    def verify(
+        self, extent: Extent, cancelled: threading.Event | None = None, pace: Callable[[int], None] | None = None
+    ) -> None:
+        """See `Tier.verify`."""
+        verify_bytes(extent, cancelled, pace)
 
     def close(self) -> None:
         """See `Tier.close`."""
         for extent in self._open.values():
-            os.close(extent.fd)
+            extent.close()
         self._open.clear()
 
+    def _paths(self) -> list[Path]:
+        try:
+            return sorted(self._folder.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            self._skipped.add(str(self._folder), error)
+            return []
+
+    def _find(self, path: Path) -> Extent | None:
+        """The image at this path; None if it is removed, left alone, or gone meanwhile."""
+        try:
+            return self._adopt(path)
+        except ImageError as error:
+            log.warning("disk image %s is removed: %s", path, error)
+            self._discard(path)
+        except FileNotFoundError:
+            log.info("disk image %s went while it was looked for", path)
+        except OSError as error:
+            self._skipped.add(str(path), error)
+        return None
+
+    def _discard(self, path: Path) -> None:
+        try:
+            _remove(str(path))
+        except OSError as error:
+            self._skipped.add(str(path), error)
+
     def _hold(self, key: str, digest: str, path: Path) -> Extent:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         extent = Extent(key, self.place, os.fstat(fd).st_size, digest, fd, str(path))
         self._open[extent.label] = extent
         return extent
@@ -119,12 +166,11 @@ class DiskTier:
         if stated is None:
             raise ImageError("it was never finished")
         extent = self._hold(stated.group(1), stated.group(2), path)
-        extent.fresh = False
         try:
-            _check_length(extent)
+            check_ends(extent.fd, extent.nbytes)
+            extent.fresh, extent.identity = False, identity_of(extent.fd)
         except BaseException:
-            self._open.pop(extent.label)
-            os.close(extent.fd)
+            self._open.pop(extent.label).close()
             raise
         return extent
 
@@ -137,23 +183,12 @@ class DiskTier:
 
 
 def disk_full(error: OSError, nbytes: int, folder: Path) -> Exception:
-    """CapacityError if the disk was full, else the error itself."""
+    """CapacityError if the disk was full or no descriptor left, else the error itself."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return error
-    return CapacityError(f"the disk under {folder} is full: {nbytes} bytes needed; free some, or move the folder")
-
-
-def _check_length(extent: Extent) -> None:
-    """The cheap check: the end that header and index give is the file's."""
-    prefix = os.pread(extent.fd, LENGTH.size, 0)
-    if len(prefix) < LENGTH.size:
-        raise ImageError("it is too short to be an image")
-    start = LENGTH.size + LENGTH.unpack(prefix)[0]
-    if not 0 < start <= extent.nbytes:
-        raise ImageError("its header claims more bytes than the file has")
-    data_bytes = decode_header(os.pread(extent.fd, HEADER.size, start)).data_bytes
-    if start + data_bytes != extent.nbytes:
-        raise ImageError(f"its index describes {start + data_bytes} bytes, the file has {extent.nbytes}")
+        return explain_descriptors(error)
+    return CapacityError(
+        f"the disk under {folder} is full: {format_bytes(nbytes)} needed; free some, or move the folder"
+    )
 
 
 def _remove(path: str) -> None:

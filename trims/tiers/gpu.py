@@ -13,9 +13,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from trims.core.errors import DaemonAwayError, DeviceLostError, ImageError, InternalError, TrimsError
-from trims.core.place import Place, Tier
+from trims.core.place import Place, TierKind
 from trims.keeper.watch import KeeperWatch
-from trims.tiers.base import Draft, Extent
+from trims.tiers.base import Draft, Extent, explain_descriptors, identity_of
+from trims.tiers.checking import check_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: In which devices give memory that can be shared, whichever way.
 UNIT_BYTES = 2 << 20
-#: Seconds; who asks for a description sits before a terminal.
+#: Seconds; a description is waited for at a terminal.
 _DESCRIBE_S = 3.0
 
 
@@ -40,8 +41,11 @@ class GpuTier:
         reserve_bytes: See `DeviceTier.reserve_bytes`.
     """
 
+    #: The keeper never died and no other process writes there.
+    hash_on_adoption: bool = False
+
     def __init__(self, number: int, find: Callable[[], Path], capacity_bytes: int, reserve_bytes: int = 0) -> None:
-        self.place = Place(Tier.GPU, number)
+        self.place = Place(TierKind.GPU, number)
         self.capacity_bytes = capacity_bytes
         self.reserve_bytes = reserve_bytes
         self.unit_bytes = UNIT_BYTES
@@ -53,11 +57,17 @@ class GpuTier:
         self._open: dict[str, Extent] = {}
         #: What the keeper could not free when it was told to, with what it is.
         self._owed: dict[int, str] = {}
+        self._skipped = 0
 
     @property
     def ends_with_session(self) -> bool:
         """See `DeviceTier.ends_with_session`."""
         return not self._keeper.state.read_only
+
+    @property
+    def skipped(self) -> int:
+        """See `Tier.skipped`."""
+        return self._skipped
 
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:  # noqa: ARG002 - the protocol's
         """See `Tier.create`. The draft has no descriptor: `copy_in` fills it."""
@@ -96,7 +106,7 @@ class GpuTier:
             try:
                 return self._hold(connection, int(draft.label), key, digest, draft.nbytes)
             except BaseException:
-                self._free(connection, int(draft.label), f"{key[:16]}, which nobody can borrow,")
+                self._free(connection, int(draft.label), f"{key[:16]}, which cannot be borrowed,")
                 raise
 
     def abort(self, draft: Draft) -> None:
@@ -107,8 +117,8 @@ class GpuTier:
             self._free(connection, int(draft.label), "a draft")
 
     def explain(self, error: OSError, nbytes: int) -> Exception:  # noqa: ARG002 - the protocol's
-        """See `Tier.explain`: the keeper says CapacityError itself."""
-        return error
+        """See `Tier.explain`: of the device's memory the keeper says CapacityError itself."""
+        return explain_descriptors(error)
 
     def free(self, extent: Extent) -> None:
         """See `Tier.free`. A keeper that is gone has freed it; one that cannot is asked again before the next image.
@@ -129,11 +139,32 @@ class GpuTier:
         with self._keeper.connect() as connection:
             return connection.digest(int(extent.label))
 
+    def leave(self, extent: Extent) -> None:
+        """See `Tier.leave`: the keeper keeps it."""
+        with self._lock:
+            held = self._open.pop(extent.label)
+        _let_go(held)
+
+    def verify(
+        self, extent: Extent, cancelled: threading.Event | None = None, pace: Callable[[int], None] | None = None
+    ) -> None:
+        """See `Tier.verify`. The keeper hashes in one order, so it is stopped only before and paced only after."""
+        check_wanted(extent, cancelled)
+        found = self.digest(extent)
+        if found != extent.digest:
+            raise ImageError(
+                f"{extent.key[:16]} at {self.place} hashes to {found[:16]}..., {extent.digest[:16]}... was sealed"
+            )
+        extent.fresh, extent.identity = True, identity_of(extent.fd)
+        if pace is not None:
+            pace(extent.nbytes)
+
     def scan(self) -> Iterator[Extent]:
-        """Take over what the keeper holds. It never died and nobody else writes there, so nothing is hashed again.
+        """Take over what the keeper holds; see `Tier.scan`. Nothing there is ever removed.
 
         What cannot be had, such as beside a full or a lost device, is left with the keeper: a daemon starts anyway.
         """
+        self._skipped = 0
         try:
             connection = self._keeper.connect()
         except TrimsError as error:
@@ -151,9 +182,11 @@ class GpuTier:
         for kept in images:
             try:
                 extent = self._hold(connection, kept.image, kept.key, kept.digest, kept.nbytes)
-            except TrimsError as error:
+            except (TrimsError, OSError) as error:
                 log.warning("%s stays in the keeper of %s, unused: %s", kept.key[:16], self.place, error)
+                self._skipped += 1
                 continue
+            extent.fresh, extent.identity = False, identity_of(extent.fd)
             yield extent
 
     def describe(self) -> KeeperState:
@@ -223,6 +256,6 @@ class GpuTier:
 
 
 def _let_go(extent: Extent) -> None:
-    os.close(extent.fd)
+    extent.close()
     if extent.export is not None:
         extent.export.close()

@@ -1,8 +1,9 @@
 """Moving the bytes of an image between two descriptors, and hashing them.
 
 A target whose memory is reserved in large pages is read into directly. Any other is written through the file, so that
-a full one is an error and never a SIGBUS: inside the kernel, one system call a chunk, because whoever answers clients
-needs the interpreter lock. Whether the source is read around the page cache is decided by measurement (`reading`).
+a full one is an error and never a SIGBUS: inside the kernel, one system call a chunk, because the threads that
+answer clients need the interpreter lock. Whether the source is read around the page cache is decided by measurement
+(`reading`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import TYPE_CHECKING
 
 import blake3
 
-from trims.core.errors import ConversionError, ImageError
-from trims.image.reader import ImageView
+from trims.core.errors import ArtifactError, ConversionError, ImageError
+from trims.image.apart import check_apart, check_here
+from trims.image.look import CHECK_HERE_BYTES, described_bytes
 from trims.memory.mapping import FileMapping
-from trims.memory.reading import Source, read_all, read_some
+from trims.memory.reading import Source, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,7 +46,7 @@ def digest_of(fd: int, nbytes: int) -> str:
 
 
 def digest_by_reading(fd: int, nbytes: int) -> str:
-    """The same for files somebody else may touch: one that was cut short, or a disk that fails, is an ImageError.
+    """The same for files that other processes may touch: one that was cut short, or a failing disk, is an ImageError.
 
     Through a mapping it would be the end of the process (SIGBUS).
     """
@@ -59,9 +61,19 @@ def digest_by_reading(fd: int, nbytes: int) -> str:
 
 
 def check_bytes(fd: int, nbytes: int) -> None:
-    """Check that a file is an image in every respect. Raises ImageError naming the first thing that is wrong."""
-    with contextlib.closing(FileMapping(fd, nbytes)) as mapping:  # views of what was wrong may outlive the block
-        ImageView(mapping.view()).validate()
+    """Check that a file is an image in every respect: in a child if that is too much to parse where others wait.
+
+    The file is read and never mapped, so it may be truncated meanwhile. Raises ImageError naming the first thing that
+    is wrong, OSError if the file cannot be read, ConversionError or CapacityError if a child was needed and failed.
+    """
+    try:
+        large = described_bytes(fd, nbytes, "image") > CHECK_HERE_BYTES
+    except ArtifactError as error:
+        raise ImageError(str(error)) from error
+    if large:
+        check_apart(fd, nbytes)
+    else:
+        check_here(fd, nbytes)
 
 
 def copy(
@@ -71,6 +83,7 @@ def copy(
     *,
     on_progress: Callable[[int], None] | None = None,
     cancelled: threading.Event | None = None,
+    why: str = "the daemon is shutting down",
     readers: ThreadPoolExecutor | None = None,
     pages: LargePages | None = None,
 ) -> None:
@@ -82,6 +95,7 @@ def copy(
         nbytes: How much.
         on_progress: Called with the bytes done so far, from reader threads.
         cancelled: When set, the copy stops with ConversionError.
+        why: What that error says of the reason.
         readers: Threads to copy with, shared by all copies of a daemon, so that no more run than there are
             processors; None for threads of this copy alone.
         pages: Of the target, where it is memory that may be had in large pages.
@@ -94,7 +108,7 @@ def copy(
 
     def copy_chunk(chunk: int) -> None:
         if cancelled is not None and cancelled.is_set():
-            raise ConversionError("the copy was cancelled")
+            raise ConversionError(f"the copy was stopped: {why}")
         begin, end = chunk * CHUNK_BYTES, min((chunk + 1) * CHUNK_BYTES, nbytes)
         direct = source.use_direct(chunk) and end - begin == CHUNK_BYTES
         started = time.perf_counter()
@@ -154,7 +168,7 @@ def _send(target_fd: int, source_fd: int, position: int, count: int) -> int:
     try:
         return os.sendfile(target_fd, source_fd, position, count)
     except OSError:
-        read_some(source_fd, memoryview(bytearray(1)), position)  # raises ImageError if it is the source's fault
+        read_all(source_fd, memoryview(bytearray(1)), position)  # raises ImageError if it is the source's fault
         raise
 
 

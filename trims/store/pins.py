@@ -1,0 +1,113 @@
+"""Pins: which names are pinned where, kept over restarts, and which images that pins now.
+
+A pin belongs to a name. What is pinned in residency is the image the name stands for just now, at that place; an image
+is pinned for as long as one of its names is. Operators pin and unpin; a manifest's `pin: true` pins at the manifest's
+own place until an operator unpins it there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from trims.core import refusals
+from trims.core.errors import CallerError
+from trims.core.place import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from trims.store.catalog import Catalog
+    from trims.store.resolve import Resolved, Resolver
+
+log = logging.getLogger(__name__)
+
+
+class Pins:
+    """All pins of a daemon.
+
+    Args:
+        catalog: Keeps them between lives.
+        resolver: Knows the epoch of a name.
+        places: The places this daemon has.
+        changed: Called with key, place and whether the image is pinned there now.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        resolver: Resolver,
+        places: Collection[Place],
+        changed: Callable[[str, Place, bool], None],
+    ) -> None:
+        self._catalog = catalog
+        self._resolver = resolver
+        self._places = places
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._keys: dict[str, str] = {}
+
+    def restore(self) -> None:
+        """Pin again what was pinned when the last daemon ended. Pins at places that are away now are kept for later."""
+        for name, text in self._catalog.pins():
+            place = _place(text)
+            if place is None or place not in self._places:
+                log.warning("%s is pinned at %s, which this daemon does not have: kept for when it is back", name, text)
+                continue
+            key = self._catalog.key_of(name)
+            if key is not None:
+                self._keys[name] = key
+                self._changed(key, place, True)
+
+    def set(self, name: str, key: str, place: Place, *, pinned: bool) -> None:
+        """An operator pins or unpins. Raises NotSupportedError for a place without a tier, TrimsError if not kept."""
+        if place not in self._places:
+            raise refusals.no_such_place(place, self._places)
+        self._catalog.pin(name, str(place), pinned=pinned)
+        with self._lock:
+            self._keys[name] = key  # so that the pin moves along when the name comes to stand for another image
+        self._apply(key, place)
+
+    def stated(self, resolved: Resolved, epoch: int) -> None:
+        """A model is opened whose manifest may say `pin: true`; and what the name stands for may have changed."""
+        keep, name = resolved.manifest.residency, resolved.name
+        place = keep.place
+        with self._lock:
+            if self._resolver.epoch(name) != epoch:
+                return  # the manifest went or changed meanwhile
+            before = self._keys.get(name)
+            fresh = keep.pin and place in self._places and self._catalog.pinned(name, str(place)) is None
+            if before == resolved.key and not fresh:
+                return
+            self._keys[name] = resolved.key
+            if fresh:
+                self._catalog.remember_pin(name, str(place))
+        self._moved(name, before, resolved.key)
+
+    def forget(self, name: str) -> None:
+        """The name is not registered any more, and its epoch has risen. Raises TrimsError if that cannot be written."""
+        with self._lock:  # a request of the epoch before that pins just now is waited for; a later one pins nothing
+            key = self._keys.pop(name, None) or self._catalog.key_of(name)
+        self._catalog.forget(name)
+        if key is not None:
+            for place in self._places:
+                self._apply(key, place)
+
+    def _moved(self, name: str, before: str | None, now: str) -> None:
+        for place in self._places:
+            if self._catalog.pinned(name, str(place)) is not None:
+                for key in {before, now} - {None}:
+                    self._apply(str(key), place)
+
+    def _apply(self, key: str, place: Place) -> None:
+        names = self._catalog.names_of(key)
+        pinned = any(self._catalog.pinned(name, str(place)) for name in names)
+        self._changed(key, place, pinned)
+
+
+def _place(text: str) -> Place | None:
+    try:
+        return Place.parse(text)
+    except CallerError:
+        return None

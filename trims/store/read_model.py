@@ -1,0 +1,293 @@
+"""The store for reading: what status, ps, show, check and metrics are told. Nothing here changes anything.
+
+Every view is a copy that was made under the lock of the books, so that its figures belong to one moment. A list of all
+replicas is made in pieces, because opens wait for the lock: each replica is of one moment, the list is not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trims.core.errors import InvariantError
+from trims.core.replica import ReplicaId, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from trims.core.place import Place
+    from trims.core.replica import Replica
+    from trims.core.residency import Residency
+    from trims.store.catalog import Catalog
+    from trims.store.resolve import Resolver
+    from trims.store.runner import Runner
+    from trims.store.shell import Shell
+    from trims.tiers.base import Extent
+
+#: Replicas that are copied while the lock is held once: a fraction of a millisecond.
+_PIECE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """One replica.
+
+    Attributes:
+        waiters: Requests that wait for it.
+        idle_s: Seconds since its last use; 0 while it is held.
+        keep_left_s: Seconds until its keep-alive ends; None if it stays until its room is needed.
+        digest: blake3 of the image; empty while it is not sealed.
+        location: Where its bytes are, for a person; empty while they are nowhere.
+        device: UUID of the device it lies on, if any.
+        names: All names that stand for its image.
+        leases_by_session: How many leases each session holds.
+        story: The steps it went through, if they were asked for.
+    """
+
+    id: ReplicaId
+    state: State
+    nbytes: int
+    leases: int
+    waiters: int
+    pinned: bool
+    cost_s: float
+    uses: int
+    idle_s: float
+    keep_left_s: float | None
+    digest: str
+    location: str
+    device: str
+    names: tuple[str, ...]
+    leases_by_session: Mapping[int, int]
+    story: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TierView:
+    """One tier.
+
+    Attributes:
+        charged_bytes: What its replicas take, those that are leaving included.
+        leases: Leases of replicas that lie there.
+    """
+
+    place: Place
+    capacity_bytes: int
+    charged_bytes: int
+    replicas: int
+    leases: int
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreView:
+    """The whole store at one moment.
+
+    Attributes:
+        unverified_bytes: What an earlier daemon left and is still to be read and hashed.
+        images: Images that are open, each with a descriptor.
+    """
+
+    counters: Mapping[str, int]
+    tiers: tuple[TierView, ...]
+    leases: int
+    unverified_bytes: int
+    images: int
+    draining: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoadView:
+    """How far a load is.
+
+    Attributes:
+        phase: `resolving`, `queued`, `filling`, or the state of the replica.
+    """
+
+    phase: str
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NameView:
+    """What a name stood for when it was last looked into.
+
+    Attributes:
+        key: Of the image; empty if the name was never looked into.
+        format: Of the artifact; empty if it was not looked at in this life of the daemon.
+        nbytes: Length of the image; 0 if it was never made.
+    """
+
+    key: str = ""
+    format: str = ""
+    nbytes: int = 0
+
+
+class ReadModel:
+    """Views of one store.
+
+    Args:
+        residency: The books.
+        shell: Has their lock.
+        runner: Knows the memory.
+        catalog: Knows the names.
+        resolver: Knows what names stand for.
+        counters: Of the store.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        residency: Residency,
+        shell: Shell,
+        runner: Runner,
+        catalog: Catalog,
+        resolver: Resolver,
+        counters: Counter[str],
+        clock: Callable[[], float],
+    ) -> None:
+        self._residency = residency
+        self._lock = shell.lock
+        self._runner = runner
+        self._catalog = catalog
+        self._resolver = resolver
+        self._counters = counters
+        self._clock = clock
+
+    # -- replicas --------------------------------------------------------------------------------------------------
+
+    def replicas(self) -> list[ReplicaView]:
+        """All of them: fastest place first, then largest first."""
+        with self._lock:
+            ids = list(self._residency.replicas)
+        views: list[ReplicaView] = []
+        for begin in range(0, len(ids), _PIECE):
+            with self._lock:
+                here = [self._residency.find(*where) for where in ids[begin : begin + _PIECE]]
+                views += [self._view(found) for found in here if found is not None]
+        views.sort(key=lambda it: (it.id.place.tier.rank, it.id.place.device, -it.nbytes, it.id.key))
+        return views
+
+    def replicas_of(self, key: str, *, story: bool = False) -> list[ReplicaView]:
+        """All replicas of an image, fastest place first."""
+        with self._lock:
+            return [self._view(found, story=story) for found in self._residency.places_of(key)]
+
+    def replica(self, key: str, place: Place) -> ReplicaView | None:
+        """One replica, in whatever state."""
+        with self._lock:
+            found = self._residency.find(key, place)
+            return None if found is None else self._view(found)
+
+    def _view(self, found: Replica, *, story: bool = False) -> ReplicaView:
+        """Under the lock."""
+        now = self._clock()
+        extent = self._runner.extent(found.id)
+        sessions = (self._residency.leases.by_number[number].session for number in found.leases)
+        return ReplicaView(
+            id=found.id,
+            state=found.state,
+            nbytes=found.nbytes,
+            leases=len(found.leases),
+            waiters=len(found.waiters),
+            pinned=(found.key, found.place) in self._residency.capacity.pins,
+            cost_s=found.cost_s,
+            uses=found.uses,
+            idle_s=0.0 if found.held or not found.last_used_s else now - found.last_used_s,
+            keep_left_s=None if found.keep_until_s is None else max(0.0, found.keep_until_s - now),
+            digest="" if extent is None else extent.digest,
+            location="" if extent is None else _location(extent),
+            device="" if extent is None or extent.export is None else extent.export.device,
+            names=tuple(self._catalog.names_of(found.key)),
+            leases_by_session=Counter(sessions) if found.leases else {},
+            story=tuple(found.story) if story else (),
+        )
+
+    # -- the whole -------------------------------------------------------------------------------------------------
+
+    def whole(self) -> StoreView:
+        """Counters, tiers and sums."""
+        images = len(self._runner.extents())
+        with self._lock:
+            return StoreView(
+                counters=dict(self._counters),
+                tiers=tuple(self._tier(place) for place in self._residency.capacity.at),
+                leases=len(self._residency.leases.by_number),
+                unverified_bytes=self._runner.unverified_bytes,
+                images=images,
+                draining=self._residency.draining,
+            )
+
+    def _tier(self, place: Place) -> TierView:
+        books, here = self._residency.capacity.at[place], self._residency.table.by_place[place]
+        leases = sum(len(found.leases) for found in here.values())
+        return TierView(place, books.capacity_bytes, books.charged_bytes, len(here), leases, books.policy.name)
+
+    @property
+    def draining(self) -> bool:
+        """True if the daemon takes no new requests."""
+        return self._residency.draining
+
+    # -- names -----------------------------------------------------------------------------------------------------
+
+    def image_of(self, name: str) -> NameView:
+        """What a name stands for, as far as that is known without looking into it."""
+        known = self._resolver.remembered(name)
+        key = known.key if known else self._catalog.key_of(name) or ""
+        record = self._catalog.image(key) if key else None
+        return NameView(key, known.artifact.format if known else "", record.nbytes if record else 0)
+
+    def names_of(self, key: str) -> list[str]:
+        """All names that stand for an image."""
+        return self._catalog.names_of(key)
+
+    def load(self, name: str, place: Place | None) -> LoadView:
+        """Where a running load is; None for the place that the manifest says."""
+        known = self._resolver.remembered(name)
+        if known is None:
+            return LoadView("resolving")
+        where = place or known.manifest.residency.place
+        found = self._residency.find(known.key, where)
+        if found is None or found.state is not State.FILLING:
+            return LoadView(found.state.value if found else "queued")
+        progress = self._runner.progress(known.key, where)
+        return LoadView("filling", progress.done_bytes if progress else 0, found.nbytes)
+
+    # -- checks ----------------------------------------------------------------------------------------------------
+
+    def broken_invariants(self) -> list[str]:
+        """Which rules the books break. In pieces: opens are served between two of them."""
+        with self._lock:
+            pieces = list(self._residency.checks())
+        broken = []
+        for piece in pieces:
+            with self._lock:
+                try:
+                    piece()
+                except InvariantError as error:
+                    broken.append(str(error))
+        return broken
+
+    def sealed(self) -> list[tuple[ReplicaId, int]]:
+        """All sealed replicas, and their lengths."""
+        with self._lock:
+            return [(it.id, it.nbytes) for it in self._residency.replicas.values() if it.state is State.SEALED]
+
+    def is_sealed(self, replica: ReplicaId) -> bool:
+        """True if this very replica is still sealed."""
+        with self._lock:
+            found = self._residency.find(replica.key, replica.place)
+            return found is not None and found.id == replica and found.state is State.SEALED
+
+    def extent(self, replica: ReplicaId) -> Extent | None:
+        """The memory of a sealed replica. Read it through `Extent.reader`: it may be given back at any moment."""
+        return self._runner.extent(replica)
+
+
+def _location(extent: Extent) -> str:
+    if extent.export is None:
+        return extent.label
+    return f"image {extent.label} of the keeper of {extent.export.device}, shared by {extent.export.driver}"

@@ -1,0 +1,151 @@
+"""Where work that may block is done: small pools of threads, and what the store needs of a clock.
+
+A pool's threads are daemon threads: one that hangs in a system call (a dead network mount) must not keep the process
+from ending. The simulation puts its own pools and clock in their place, which run in one thread in an order of its
+choice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Result = TypeVar("Result")
+log = logging.getLogger(__name__)
+#: Niceness of threads that use a processor for as long as they have work. The doors' threads share the interpreter
+#: lock with them, so it is no more than it takes: a thread that is stopped while it has the lock stops the doors.
+BEHIND = 10
+#: Niceness of work that no request waits for.
+LAST = 19
+
+
+class Pool(Protocol):
+    """Runs work, oldest first, some at a time."""
+
+    def submit(self, work: Callable[[], object]) -> bool:
+        """Have it run soon, in another thread; False if the pool has stopped. Never blocks, never raises."""
+        ...
+
+    def stop(self, *, drop: bool = False, timeout_s: float | None = None) -> bool:
+        """Take no more work and wait until what is there is done; False if it was not within the time.
+
+        Args:
+            drop: Forget what has not begun.
+            timeout_s: Seconds to wait; None waits as long as it takes.
+        """
+        ...
+
+
+class Pools(Protocol):
+    """Makes pools."""
+
+    def __call__(self, name: str, threads: int, *, niceness: int = 0) -> Pool:
+        """A pool with a name, at most so many threads, and how much they step back for others."""
+        ...
+
+
+class ThreadPool:
+    """A `Pool` of daemon threads, started when there is work for one more.
+
+    Args:
+        name: Threads are called by it.
+        threads: At most.
+        niceness: Of its threads: `BEHIND` or `LAST` for what keeps a processor busy.
+    """
+
+    def __init__(self, name: str, threads: int, *, niceness: int = 0) -> None:
+        self._name = name
+        self._most = threads
+        self._niceness = niceness
+        self._changed = threading.Condition()
+        self._work: deque[Callable[[], object]] = deque()
+        self._threads = 0
+        self._idle = 0
+        self._stopping = False
+
+    def submit(self, work: Callable[[], object]) -> bool:
+        """See `Pool.submit`."""
+        with self._changed:
+            if self._stopping:
+                return False
+            self._work.append(work)
+            if self._idle >= len(self._work):
+                self._changed.notify()
+            elif self._threads < self._most:
+                self._threads += 1
+                threading.Thread(target=self._run, name=f"trims-{self._name}", daemon=True).start()
+            return True
+
+    def stop(self, *, drop: bool = False, timeout_s: float | None = None) -> bool:
+        """See `Pool.stop`."""
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            self._stopping = True
+            if drop:
+                self._work.clear()
+            self._changed.notify_all()
+            while self._threads:
+                left_s = None if until_s is None else until_s - time.monotonic()
+                if left_s is not None and left_s <= 0:
+                    return False
+                self._changed.wait(left_s)
+        return True
+
+    def _run(self) -> None:
+        step_back(self._niceness)
+        while (work := self._next()) is not None:
+            try:
+                work()
+            except Exception:
+                log.exception("work of %s failed", self._name)
+
+    def _next(self) -> Callable[[], object] | None:
+        with self._changed:
+            self._idle += 1
+            while not self._work and not self._stopping:
+                self._changed.wait()
+            self._idle -= 1
+            if self._work:
+                return self._work.popleft()
+            self._threads -= 1
+            self._changed.notify_all()
+            return None
+
+
+def step_back(niceness: int = BEHIND) -> None:
+    """Let other threads go before this one. Threads that it starts inherit that."""
+    if niceness > os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
+def stepped_back(work: Callable[[], Result]) -> Result:
+    """Do what keeps a processor busy in a thread that steps back, and wait for it: a thread cannot step forward again.
+
+    Returns what the work returns, raises what it raises.
+    """
+    done: Future[Result] = Future()
+
+    def run() -> None:
+        step_back()
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            done.set_exception(error)
+
+    behind = threading.Thread(target=run, name="trims-behind", daemon=True)  # it may hang, as those of pools
+    behind.start()
+    behind.join()
+    return done.result()
+
+
+def thread_pool(name: str, threads: int, *, niceness: int = 0) -> Pool:
+    """The `Pools` of a daemon."""
+    return ThreadPool(name, threads, niceness=niceness)
