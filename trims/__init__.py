@@ -5,30 +5,60 @@
     with trims.connect() as session, session.open("resnet50") as weights:
         weights["conv1.weight"]          # a read-only numpy view, no bytes copied
 
-This is the one upward reference of the house: names below are taken from `trims_client` when they are first asked for.
+`trims.admin()` is a client for operators: what the `trims` command does, from Python; `trims.aadmin()` is the same for
+asyncio. `trims.errors` has every error class. `trims.torch`, `trims.onnxruntime`, `trims.mxnet` and `trims.cupy` turn
+weights into what the framework runs; each needs its framework and is imported when it is first asked for.
+
+This is the one upward reference of the house: the names below are taken from `trims_client`, lazily.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trims_client import Session, Weights, connect, open_file
+    from trims_client.frameworks import cupy, mxnet, onnxruntime, torch
+    from trims_client.losses import Loss
 
+    from trims import errors
+    from trims.control import aadmin, admin
     from trims.core.errors import TrimsError
 
-__all__ = ["Session", "TrimsError", "Weights", "connect", "open_file"]
+__version__ = "0.1.0"
+__all__ = [
+    "Loss",
+    "Session",
+    "TrimsError",
+    "Weights",
+    "__version__",
+    "aadmin",
+    "admin",
+    "connect",
+    "cupy",
+    "errors",
+    "mxnet",
+    "onnxruntime",
+    "open_file",
+    "torch",
+]
+_FRAMEWORKS = ("cupy", "mxnet", "onnxruntime", "torch")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("trims.errors")
     if name == "TrimsError":
-        from trims.core.errors import TrimsError
-
-        return TrimsError
+        return importlib.import_module("trims.core.errors").TrimsError
+    if name in ("admin", "aadmin"):
+        return getattr(importlib.import_module("trims.control"), name)
+    if name == "Loss":
+        return importlib.import_module("trims_client.losses").Loss
+    if name in _FRAMEWORKS:
+        return importlib.import_module(f"trims_client.frameworks.{name}")
     if name in __all__:
-        import trims_client
-
-        return getattr(trims_client, name)
+        return getattr(importlib.import_module("trims_client"), name)
     raise AttributeError(f"module 'trims' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trims.cli.control import control
 from trims.cli.output import as_json, note, say, say_devices, say_json, table
+from trims.control import admin
 from trims.core.units import format_bytes, format_seconds
-from trims.wire import trims_pb2 as pb
 
 if TYPE_CHECKING:
     import argparse
@@ -18,8 +17,8 @@ _FLAGS = {
     "state-dir": "catalog, disk images, built artifacts (default: ~/.local/state/trims)",
     "cpu-capacity-bytes": "images in shared memory, such as 8GiB (default: half of what /dev/shm and memory allow)",
     "disk-capacity-bytes": "images on disk (default: half of what is free, at most 256 GiB)",
-    "cpu-policy": "who goes when memory is full: lru, lfu, fifo, gdsf (default: lru)",
-    "disk-policy": "who goes when the disk tier is full (default: lru)",
+    "cpu-policy": "which idle model goes first when memory is full: lru, lfu, fifo, gdsf (default: lru)",
+    "disk-policy": "which idle model goes first when the disk tier is full (default: lru)",
     "keep-alive-s": "seconds an idle model stays in memory, 0 for none, lazy for until the room is needed (default)",
     "cpu-memory": "shm: found again by the next daemon; memfd: sealed against everybody, gone with it (default: shm)",
     "segment-dir": "tmpfs for shared memory (default: /dev/shm)",
@@ -28,14 +27,16 @@ _FLAGS = {
     "gpu-driver": "how GPU memory is shared: vmm, ipc (default: auto, the better one the device has)",
     "gpu-share": "part of a GPU's free memory for weights (default: 0.9)",
     "gpu-reserve-bytes": "left free besides, for activations (default: 1GiB)",
-    "gpu-policy": "who goes when a GPU is full (default: lru)",
-    "cuda": "driver, or fake:FOLDER (see trims.testing.fake_cuda)",
+    "gpu-policy": "which idle model goes first when a GPU is full (default: lru)",
+    "cuda": "driver, or a stand-in for machines without a GPU: fake:FOLDER (default: driver)",
     "environments": "interpreters of frameworks with an environment of their own: mxnet=/path/to/python,...",
     "converter-memory-bytes": "private memory of a converter child (default: 16GiB)",
     "converter-time-s": "seconds a conversion may take (default: 600)",
     "converters": "conversions that run at once (default: 2)",
     "workers": "loads that run at once (default: as many as processors, 2 to 8)",
     "socket-mode": "permissions of the attach socket, octal (default: 600, this user only)",
+    "max-sessions": "clients that may be connected at once (default: 4096, fewer if the limit of open files is low)",
+    "always-hash": "yes: read artifacts at each look, for those written through shared mappings (default: no)",
     "log-level": "debug, info, warning or error (default: info)",
 }
 
@@ -78,15 +79,22 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _status(options: argparse.Namespace) -> None:
-    with control(options.runtime_dir) as door:
-        health, stats = door.Health(pb.Empty()), door.Stats(pb.Empty())
+    with admin(options.runtime_dir) as daemon:
+        status = daemon.status()
     if options.json:
-        say_json({"health": as_json(health), "stats": as_json(stats)})
+        say_json(as_json(status))
         return
+    health, stats = status.health, status.stats
     say(
         f"{health.status}: process {health.pid}, trims {health.version}, up {format_seconds(stats.uptime_s)}, "
         f"{stats.sessions} sessions, {stats.leases} leases"
     )
+    say(
+        f"descriptors: {stats.max_files} at most; {stats.sessions} of {stats.max_sessions} for sessions, "
+        f"{stats.images} of {stats.max_images} for images"
+    )
+    if stats.unverified_bytes:
+        say(f"found at the start and still to be read: {format_bytes(stats.unverified_bytes)}")
     rows = [
         [
             tier.place,
@@ -105,26 +113,26 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    with control(options.runtime_dir) as door:
-        reply = door.Check(pb.CheckRequest(verify=options.verify))
+    with admin(options.runtime_dir) as daemon:
+        report = daemon.check(verify=options.verify)
     if options.json:
-        say_json(as_json(reply))
-    elif reply.findings:
-        for finding in reply.findings:
+        say_json(as_json(report))
+    elif report.findings:
+        for finding in report.findings:
             say(f"- {finding}")
     else:
-        verified = f", {format_bytes(reply.verified_bytes)} verified" if options.verify else ""
-        say(f"all is well: {reply.replicas} replicas{verified}")
-    return 1 if reply.findings else 0
+        verified = f", {format_bytes(report.verified_bytes)} verified" if options.verify else ""
+        say(f"all is well: {report.replicas} replicas{verified}")
+    return 1 if report.findings else 0
 
 
 def _drain(options: argparse.Namespace) -> None:
-    with control(options.runtime_dir) as door:
-        door.Drain(pb.Empty())
+    with admin(options.runtime_dir) as daemon:
+        daemon.drain()
     note("draining: new opens are refused")
 
 
 def _shutdown(options: argparse.Namespace) -> None:
-    with control(options.runtime_dir) as door:
-        door.Shutdown(pb.ShutdownRequest(purge=options.purge))
+    with admin(options.runtime_dir) as daemon:
+        daemon.shutdown(purge=options.purge)
     note("the daemon is ending")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.cli.finding import Finding
@@ -12,7 +14,7 @@ from trims.core.errors import DaemonAwayError, TrimsError
 from trims.core.units import format_bytes
 from trims.memory.available import available_bytes
 from trims.memory.large_pages import why_no_large_pages
-from trims.memory.shm import check_folder
+from trims.memory.shm import check_folder, unopened_segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,6 +29,7 @@ def examine(runtime_dir: str | None) -> list[Finding]:
     examinations: tuple[Callable[[], Iterator[Finding]], ...] = (
         _python,
         _shared_memory,
+        lambda: _orphans(runtime_dir),
         _descriptors,
         _folders,
         lambda: _daemon(runtime_dir),
@@ -75,6 +78,35 @@ def _shared_memory() -> Iterator[Finding]:
         yield Finding("ok", f"{folder}: large pages on request")
 
 
+def _orphans(runtime_dir: str | None) -> Iterator[Finding]:
+    """Segments that no process has open and that belong to another state folder than this one's."""
+    from trims.control import admin
+    from trims.daemon.config import build_config
+    from trims.daemon.main import shm_prefix
+
+    config = build_config({})
+    states = [config.state_dir]
+    with contextlib.suppress(DaemonAwayError), admin(runtime_dir) as daemon:
+        states.append(Path(daemon.status().health.state_dir))
+    known = {shm_prefix(state) for state in states}
+    for prefix, names in sorted(unopened_segments(config.segment_dir).items()):
+        if prefix not in known:
+            nbytes = sum(_bytes_of(config.segment_dir / name) for name in names)
+            yield Finding(
+                "note",
+                f"{config.segment_dir} holds {format_bytes(nbytes)} ({len(names)} images) for a daemon with another "
+                "state folder; no process has any of them open",
+                f"if that state folder is gone for good: rm {config.segment_dir}/{prefix}.*",
+            )
+
+
+def _bytes_of(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
 def _descriptors() -> Iterator[Finding]:
     import resource
 
@@ -98,12 +130,11 @@ def _folders() -> Iterator[Finding]:
 
 
 def _daemon(runtime_dir: str | None) -> Iterator[Finding]:
-    from trims.cli.control import control
-    from trims.wire import trims_pb2 as pb
+    from trims.control import admin
 
     try:
-        with control(runtime_dir) as door:
-            health = door.Health(pb.Empty())
+        with admin(runtime_dir) as daemon:
+            health = daemon.status().health
     except DaemonAwayError as error:
         yield Finding("note", str(error), "trims serve")
         return

@@ -83,7 +83,7 @@ def gpu_findings(config: Config, runtime_dir: str | None) -> Iterator[Finding]:
 
 def look(kind: str) -> Facts:
     """The facts of this machine; with a fake, of its folder."""
-    from trims.memory.cuda.api import connect
+    from trims.memory.cuda.connect import connect
     from trims.memory.cuda.survey import driver_versions, survey_all
 
     surveyed, no_survey = _tried(lambda: survey_all(kind))
@@ -107,12 +107,11 @@ def look(kind: str) -> Facts:
 
 def running(runtime_dir: str | None) -> Running | None:
     """What a daemon says; None if none runs, or one that is too old to say it."""
-    from trims.cli.control import control
-    from trims.wire import trims_pb2 as pb
+    from trims.control import admin
 
     try:
-        with control(runtime_dir) as door:
-            stats = door.Stats(pb.Empty())
+        with admin(runtime_dir) as daemon:
+            stats = daemon.status().stats
     except TrimsError:  # another examination says why it does not answer
         return None
     troubles = [f"{device.place}: {device.trouble}" for device in stats.devices if device.trouble]
@@ -210,14 +209,14 @@ def _software(facts: Facts) -> Iterator[Finding]:
 
 def _driver_advice(said: str) -> str:
     if "mismatch" in said.lower():
-        return "the kernel runs another version of the driver than the libraries: restart, or load its module anew"
+        return "the kernel runs another version of the driver than the libraries: restart, or reload the kernel module"
     if "NO_DEVICE" in said:
         return "look at CUDA_VISIBLE_DEVICES and at the container's devices"
     return "look at nvidia-smi and the kernel's log (dmesg)"
 
 
 def _named(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Devices that the configuration names and nobody has."""
+    """Devices that the configuration names and that this machine lacks."""
     usable = [device.uuid for device in facts.surveyed if not device.partitioned]
     named = [] if config.gpus == "auto" else [part.strip() for part in config.gpus.split(",") if part.strip()]
     for uuid in named if not facts.no_survey else ():
@@ -304,7 +303,7 @@ def _arrays(facts: Facts) -> Iterator[Finding]:
             what = f"{name} is for CUDA {made_for[1]}, which is newer than the driver's CUDA {known}"
             yield Finding("bad", what, f"update the driver, or pip install {wheel} instead")
     if not wheels:
-        what = "cupy is not installed here; only those need it who want its arrays over weights on a device"
+        what = "cupy is not installed here; only programs that want cupy arrays over weights on a device need it"
         yield Finding("note", what, f"pip install {wheel}, if you use it")
 
 

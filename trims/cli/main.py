@@ -6,41 +6,69 @@ import argparse
 import importlib.metadata
 import os
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
+import trims
 from trims.core.errors import ConfigError, TrimsError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+#: Columns of what a command does, in the help.
+_HELP_COLUMNS = 66
 
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands, those of plugins included."""
     from trims.cli import daemon_commands, model_commands, tools
 
-    parser = argparse.ArgumentParser(prog="trims", description="A resident model store.")
-    parser.add_argument("--version", action="version", version=f"trims {importlib.metadata.version('trims')}")
+    parser = argparse.ArgumentParser(
+        prog="trims", description="A resident model store.", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"trims {trims.__version__}")
     parser.add_argument("--runtime-dir", help="folder of the daemon's sockets (default: $TRIMS_RUNTIME_DIR)")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    daemon_commands.register(commands)
-    model_commands.register(commands)
-    tools.register(commands)
-    _register_plugins(commands)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", help="see below; trims COMMAND --help")
+    parser.epilog = "\n\n".join(
+        [
+            _group("models", commands, model_commands.register),
+            _group("the daemon", commands, daemon_commands.register),
+            _group("tools", commands, tools.register, _register_plugins),
+        ]
+    )
     for command in set(commands.choices.values()):  # a command may be there under two names
         if not any("--runtime-dir" in action.option_strings for action in command._actions):
             command.add_argument("--runtime-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
 
+def _group(title: str, commands: Commands, *registers: Callable[[Commands], None]) -> str:
+    """Register commands; returns their part of the help, in lines of at most 80 columns."""
+    for register in registers:
+        register(commands)
+    listed = [(action.dest, action.help or "") for action in commands._choices_actions]
+    commands._choices_actions.clear()  # else they would be listed once more, in one heap
+    lines = [f"{title}:"]
+    for name, what in listed:
+        first, *more = textwrap.wrap(what, _HELP_COLUMNS)
+        lines += [f"  {name:10} {first}", *(f"{'':13}{line}" for line in more)]
+    return "\n".join(lines)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     parser = build_parser()
     options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
     try:
         status = int(options.run(options) or 0)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has enough; nothing is left to say to him.
+        # The reader of our output has closed it: there is nothing left to say.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (TrimsError, OSError) as error:
@@ -51,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _register_plugins(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _register_plugins(commands: Commands) -> None:
     for entry in importlib.metadata.entry_points(group="trims.commands"):
         register = entry.load()
         if not callable(register):

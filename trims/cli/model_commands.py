@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import yaml
-
-from trims.cli.control import control
 from trims.cli.output import (
     REPLICA_COLUMNS,
     as_json,
@@ -21,10 +18,8 @@ from trims.cli.output import (
     table,
     until,
 )
-from trims.core.errors import CallerError
+from trims.control import admin
 from trims.core.units import format_bytes, format_seconds
-from trims.registry.base import read_manifest
-from trims.wire import trims_pb2 as pb
 
 if TYPE_CHECKING:
     import argparse
@@ -34,8 +29,8 @@ if TYPE_CHECKING:
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     add = _add(commands, "add", "register a manifest, or any checkpoint by its path", _register_model, json=True)
-    add.add_argument("source", type=Path, help="a manifest (.yaml) or an artifact")
-    add.add_argument("--name", help="name for an artifact (default: from its file name)")
+    add.add_argument("source", type=Path, help="a manifest (.yaml), an artifact, or the folder of a Hugging Face model")
+    add.add_argument("--name", help="name for an artifact (default: from its file, or folder)")
     add.add_argument("--replace", action="store_true", help="replace another manifest of the same name")
     add.add_argument("--lazy", action="store_true", help="do not convert now; the first load will")
     commands.add_parser("register", parents=[add], add_help=False, help="the same as add").set_defaults(
@@ -44,13 +39,14 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _add(commands, "list", "all registered models", _list, json=True)
     _add(commands, "ps", "what is resident, where, how large, held by whom, until when", _ps, json=True)
     _model(_add(commands, "show", "everything about one model", _show, json=True))
-    load = _model(
-        _add(commands, "load", "have a model loaded before anybody asks for it", _load, json=True), place=True
-    )
+    load = _model(_add(commands, "load", "have a model loaded before it is needed", _load, json=True), place=True)
     load.add_argument("--deadline-s", type=float, help="seconds to wait for the load and for room")
-    evict = _model(_add(commands, "evict", "free a model's memory; it stays registered", _evict, json=True), place=True)
+    evict = _add(commands, "evict", "free a model's memory; it stays registered", _evict, json=True)
+    _model(evict, place=True, what="a model, or what `trims ps` shows: a path, or the beginning of an image key")
     evict.add_argument("--drain", action="store_true", help="let leases run out first")
-    evict.add_argument("--all-tiers", action="store_true", help="the disk image too, so that it is converted anew")
+    evict.add_argument(
+        "--all-tiers", action="store_true", help="the disk image too, so that the artifact is converted again"
+    )
     _model(_add(commands, "pin", "never evict a model; loads it", _pin), place=True)
     _model(_add(commands, "unpin", "take a pin back", _unpin), place=True)
     _model(_add(commands, "rm", "forget a model and free its images", _remove))
@@ -72,37 +68,22 @@ def _add(
     return parser
 
 
-def _model(parser: argparse.ArgumentParser, *, place: bool = False) -> argparse.ArgumentParser:
-    parser.add_argument("name", help="a registered model")
+def _model(
+    parser: argparse.ArgumentParser, *, place: bool = False, what: str = "a registered model"
+) -> argparse.ArgumentParser:
+    parser.add_argument("name", help=what)
     if place:
         parser.add_argument("--place", default="", help="cpu, disk or gpu:0 (default: what the manifest says)")
     return parser
 
 
-def manifest_for(artifact: Path, name: str | None) -> dict[str, Any]:
-    """A manifest for a bare artifact: its absolute path under a name made from the file's."""
-    if not artifact.exists():
-        raise CallerError(f"{artifact} does not exist")
-    stem = artifact.name.split(".")[0] if name is None else name
-    made = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in stem.lower()).strip("._-")
-    return {"name": name or made, "artifact": {"path": str(artifact.absolute())}}
-
-
 def _register_model(options: argparse.Namespace) -> None:
-    source: Path = options.source
-    if source.suffix in (".yaml", ".yml"):
-        if options.name is not None:
-            raise CallerError(f"--name is for artifacts; {source} is a manifest and names its model itself")
-        raw, origin = read_manifest(source)
-    else:
-        raw, origin = manifest_for(source, options.name), ""
-    with control(options.runtime_dir) as door:
-        request = pb.RegisterRequest(manifest_yaml=yaml.safe_dump(raw), origin=origin, replace=options.replace)
-        model = door.Register(request)
-        if not options.lazy:
-            done = loading(model.name, door.Load(pb.LoadRequest(name=model.name, place="disk")), quiet=options.json)
-            note(f"{model.name}: image of {format_bytes(done.total_bytes)} on disk")
-        model = door.Describe(pb.NameRequest(name=model.name))
+    with admin(options.runtime_dir) as daemon, loading(options.name or str(options.source), options.json) as shown:
+        model = daemon.add(
+            options.source, name=options.name, replace=options.replace, lazy=options.lazy, on_progress=shown
+        )
+    if not options.lazy:
+        note(f"{model.name}: image of {format_bytes(model.image_bytes)} on disk")
     if options.json:
         say_json(as_json(model))
     else:
@@ -110,10 +91,10 @@ def _register_model(options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    with control(options.runtime_dir) as door:
-        models = door.List(pb.Empty())
+    with admin(options.runtime_dir) as daemon:
+        models = daemon.models()
     if options.json:
-        say_json(as_json(models)["models"])
+        say_json([as_json(model) for model in models])
         return
     rows = [
         [
@@ -124,25 +105,25 @@ def _list(options: argparse.Namespace) -> None:
             format_bytes(model.image_bytes) if model.image_bytes else "",
             ", ".join(replica.place for replica in model.replicas if replica.state == "sealed"),
         ]
-        for model in models.models
+        for model in models
     ]
     columns = ("model", "version", "framework", "format", "image>", "resident at")
     table("", columns, rows, empty="no models are registered; `trims add` registers one")
 
 
 def _ps(options: argparse.Namespace) -> None:
-    with control(options.runtime_dir) as door:
-        resident = door.Resident(pb.Empty())
+    with admin(options.runtime_dir) as daemon:
+        found = daemon.residents()
     if options.json:
-        say_json(as_json(resident)["replicas"])
+        say_json([as_json(replica) for replica in found.replicas])
         return
-    table("", REPLICA_COLUMNS, map(replica_row, resident.replicas), empty="nothing is resident")
-    say_devices(resident.devices)
+    table("", REPLICA_COLUMNS, map(replica_row, found.replicas), empty="nothing is resident")
+    say_devices(found.devices)
 
 
 def _show(options: argparse.Namespace) -> None:
-    with control(options.runtime_dir) as door:
-        model = door.Describe(pb.NameRequest(name=options.name))
+    with admin(options.runtime_dir) as daemon:
+        model = daemon.show(options.name)
     if options.json:
         say_json(as_json(model))
         return
@@ -168,58 +149,53 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _load(options: argparse.Namespace) -> None:
-    request = pb.LoadRequest(name=options.name, place=options.place)
-    if options.deadline_s is not None:
-        request.deadline_s = options.deadline_s
-    with control(options.runtime_dir) as door:
-        done = loading(options.name, door.Load(request), quiet=options.json)
+    with admin(options.runtime_dir) as daemon, loading(options.name, options.json) as shown:
+        replica = daemon.load(options.name, options.place, deadline_s=options.deadline_s, on_progress=shown)
     if options.json:
-        say_json(as_json(done.replica))
+        say_json(as_json(replica))
     else:
-        say(f"{options.name} is at {done.replica.place}: {format_bytes(done.total_bytes)}")
+        say(f"{options.name} is at {replica.place}: {format_bytes(replica.nbytes)}")
 
 
 def _evict(options: argparse.Namespace) -> None:
-    place = "" if options.all_tiers else options.place or "cpu"
-    with control(options.runtime_dir) as door:
-        reply = door.Evict(pb.EvictRequest(name=options.name, place=place, drain=options.drain))
+    place = None if options.all_tiers else options.place or "cpu"
+    with admin(options.runtime_dir) as daemon:
+        done = daemon.evict(options.name, place, drain=options.drain)
     if options.json:
-        say_json(as_json(reply))
+        say_json(as_json(done))
         return
-    if not reply.freed and not reply.draining:
+    if not done.freed and not done.draining:
         say(f"{options.name} is not resident{f' at {place}' if place else ''}")
-    for where in reply.freed:
+    for where in done.freed:
         say(f"{options.name} is freed at {where}")
-    for where in reply.draining:
+    for where in done.draining:
         say(f"{options.name} goes from {where} when its last lease closes")
 
 
 def _pin(options: argparse.Namespace) -> None:
-    with control(options.runtime_dir) as door:
-        door.Pin(pb.PinRequest(name=options.name, place=options.place))
-        loading(
-            options.name,
-            door.Load(pb.LoadRequest(name=options.name, place=options.place or "cpu")),
-            quiet=False,
-        )
-    say(f"{options.name} is pinned at {options.place or 'cpu'}")
+    place = options.place or "cpu"
+    with admin(options.runtime_dir) as daemon, loading(options.name, quiet=False) as shown:
+        daemon.pin(options.name, place)
+        daemon.load(options.name, place, on_progress=shown)
+    say(f"{options.name} is pinned at {place}")
 
 
 def _unpin(options: argparse.Namespace) -> None:
-    with control(options.runtime_dir) as door:
-        door.Unpin(pb.PinRequest(name=options.name, place=options.place))
-    say(f"{options.name} is not pinned at {options.place or 'cpu'} any more")
+    place = options.place or "cpu"
+    with admin(options.runtime_dir) as daemon:
+        daemon.unpin(options.name, place)
+    say(f"{options.name} is not pinned at {place} any more")
 
 
 def _remove(options: argparse.Namespace) -> None:
-    with control(options.runtime_dir) as door:
-        door.Unregister(pb.NameRequest(name=options.name))
+    with admin(options.runtime_dir) as daemon:
+        daemon.remove(options.name)
     say(f"{options.name} is forgotten")
 
 
 def _watch(options: argparse.Namespace) -> None:
-    with control(options.runtime_dir) as door:
-        for change in door.Watch(pb.Empty()):
+    with admin(options.runtime_dir) as daemon:
+        for change in daemon.watch():
             if options.json:
                 say_json_line(as_json(change))
             else:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -22,11 +23,9 @@ from rich.text import Text
 from trims.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from google.protobuf.message import Message
-
-    from trims.wire import trims_pb2 as pb
+    from trims.control import Device, Loading, Replica
 
 console = Console(highlight=False)
 notes = Console(stderr=True, highlight=False)
@@ -53,30 +52,14 @@ def say_json_line(value: Any) -> None:
     sys.stdout.flush()
 
 
-def as_json(message: Message) -> Any:
-    """A protobuf message as JSON values, with the field names of the .proto and numbers as numbers."""
-    raw = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-    return _numbers(raw)
+def as_json(answer: Any) -> dict[str, Any]:
+    """An answer of the daemon as JSON values. What is absent is left out."""
+    found: dict[str, Any] = dataclasses.asdict(answer, dict_factory=_present)
+    return found
 
 
-def _numbers(value: Any) -> Any:
-    """64-bit integers, which protobuf's JSON writes as text, as numbers again."""
-    if isinstance(value, dict):
-        return {key: _number(key, item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    return value
-
-
-_COUNTS = ("_bytes", "nbytes", "uses", "generation", "session")
-
-
-def _number(key: str, value: Any) -> Any:
-    if key == "counters":
-        return {name: int(count) for name, count in value.items()}
-    if isinstance(value, str) and key.endswith(_COUNTS):
-        return int(value)
-    return _numbers(value)
+def _present(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in items if value is not None}
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str) -> None:
@@ -92,7 +75,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, 
         say(empty)
 
 
-def replica_row(replica: pb.Replica) -> list[str]:
+def replica_row(replica: Replica) -> list[str]:
     """The columns of `REPLICA_COLUMNS`."""
     holders = ", ".join(str(holder.pid) for holder in replica.holders[:4])
     more = f" +{len(replica.holders) - 4}" if len(replica.holders) > 4 else ""
@@ -107,18 +90,18 @@ def replica_row(replica: pb.Replica) -> list[str]:
     ]
 
 
-def shown_name(replica: pb.Replica) -> str:
+def shown_name(replica: Replica) -> str:
     """Its registered names; else the file it was opened as; else the beginning of its key."""
     registered = [name for name in replica.names if not name.startswith("file:")]
     return ", ".join(registered) or next(iter(replica.names), replica.key[:16])
 
 
-def say_devices(devices: Iterable[pb.Device]) -> None:
+def say_devices(devices: Iterable[Device]) -> None:
     """Which device each place is, what its keeper holds and what else is free: lines, so that no UUID is broken."""
     for device in devices:
         keeper = f"process {device.keeper_pid}, {'with' if device.keeper_awake else 'without'} a context"
-        known = device.HasField("free_bytes")
-        there = f"{format_bytes(device.free_bytes)} of {format_bytes(device.total_bytes)}" if known else "not known"
+        free, total = device.free_bytes, device.total_bytes
+        there = "not known" if free is None or total is None else f"{format_bytes(free)} of {format_bytes(total)}"
         say("")
         say(f"{device.place} is {device.name} {device.uuid}, shared by {device.driver or 'nothing'}")
         say(f"  weights: {format_bytes(device.weights_bytes)} of {format_bytes(device.capacity_bytes)}, "
@@ -129,7 +112,7 @@ def say_devices(devices: Iterable[pb.Device]) -> None:
 REPLICA_COLUMNS = ("model", "place", "state", "size>", "leases>", "held by", "until")
 
 
-def until(replica: pb.Replica) -> str:
+def until(replica: Replica) -> str:
     """How long the replica stays."""
     if replica.state == "draining":
         return "last lease closes"
@@ -137,13 +120,14 @@ def until(replica: pb.Replica) -> str:
         return "unpinned"
     if replica.leases:
         return "leases close"
-    if replica.HasField("keep_left_s"):
+    if replica.keep_left_s is not None:
         return f"in {format_seconds(replica.keep_left_s)}"
     return "room is needed"
 
 
-def loading(name: str, messages: Iterable[pb.LoadProgress], *, quiet: bool) -> pb.LoadProgress:
-    """Show a load's progress on standard error; returns its last message."""
+@contextmanager
+def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
+    """Within the block, show a load's progress on standard error, if that is a terminal: what to call with it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -151,11 +135,11 @@ def loading(name: str, messages: Iterable[pb.LoadProgress], *, quiet: bool) -> p
         TransferSpeedColumn(),
         TimeElapsedColumn(),
     )
-    last = None
     with Progress(*columns, console=notes, disable=quiet or not notes.is_terminal, transient=True) as progress:
         task = progress.add_task(name, total=None)
-        for last in messages:
-            total = last.total_bytes or None
-            progress.update(task, description=f"{name}: {last.phase}", completed=last.done_bytes, total=total)
-    assert last is not None, "the last message of a load says done"
-    return last
+
+        def show(now: Loading) -> None:
+            total = now.total_bytes or None
+            progress.update(task, description=f"{name}: {now.phase}", completed=now.done_bytes, total=total)
+
+        yield show

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trims.cli.output import say, say_json, table
+from trims.cli.output import say, say_json
 from trims.core.errors import CallerError
 from trims.core.units import format_bytes
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
+
+    from trims.cli.finding import Finding
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,57 +33,23 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _convert(options: argparse.Namespace) -> None:
+    from trims.control.convert import convert
+
     if options.to_fd is not None:
-        _convert_to(options, options.to_fd)
+        convert(options.source, options.to_fd)
         return
     try:
         fd = os.open(options.output, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except FileExistsError:
         raise CallerError(f"{options.output} exists; remove it or choose another name") from None
     try:
-        nbytes = _convert_to(options, fd)
+        nbytes = convert(options.source, fd)
     except BaseException:
         options.output.unlink()
         raise
     finally:
         os.close(fd)
     say(f"{options.output}: image of {format_bytes(nbytes)}")
-
-
-def _convert_to(options: argparse.Namespace, fd: int) -> int:
-    """Plan, size the file, write. Returns the image's length."""
-    from trims.cli.model_commands import manifest_for
-    from trims.daemon.config import build_config
-    from trims.formats.base import Limits
-    from trims.formats.conversion import start_conversion
-    from trims.registry.base import read_manifest
-    from trims.registry.sqlite import SqliteRegistry
-    from trims.store.catalog import Catalog
-    from trims.store.resolve import Resolver
-
-    config = build_config({"runtime_dir": options.runtime_dir})
-    limits = Limits(memory_bytes=config.converter_memory_bytes, time_s=config.converter_time_s)
-    source = Path(options.source)
-    with tempfile.TemporaryDirectory(prefix="trims-convert-") as scratch:
-        if source.is_file():
-            registry = SqliteRegistry(Path(scratch) / "registry.db")
-            is_manifest = source.suffix in (".yaml", ".yml")
-            raw, origin = read_manifest(source) if is_manifest else (manifest_for(source, "artifact"), "")
-            name = registry.put(raw, origin).name
-        else:
-            registry, name = SqliteRegistry(config.state_dir / "registry.db"), options.source
-        catalog = Catalog(Path(scratch) / "catalog.db")
-        try:
-            resolver = Resolver(registry, catalog, config.environments, config.state_dir / "artifacts", limits)
-            resolved = resolver.resolve(name)
-            with start_conversion(resolved.artifact, python=resolved.python, limits=limits) as conversion:
-                nbytes = conversion.plan()
-                os.posix_fallocate(fd, 0, nbytes)
-                conversion.write(fd)
-            return nbytes
-        finally:
-            catalog.close()
-            registry.close()
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -91,6 +59,18 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         say_json([finding.as_json() for finding in findings])
     else:
-        rows = [[finding.verdict, finding.what, finding.advice] for finding in findings]
-        table("", ("", "what", "remedy"), rows, empty="nothing was examined")
+        for finding in findings:
+            say(f"{finding.verdict:<5} {finding.what}")
+            if finding.advice:
+                say(f"      -> {finding.advice}")
+        say(f"\n{_summary(findings)}")
     return 1 if any(finding.verdict == "bad" for finding in findings) else 0
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    """How many problems there are, and what to type next."""
+    bad = sum(finding.verdict == "bad" for finding in findings)
+    if bad:
+        return f"{bad} {'problem' if bad == 1 else 'problems'}: the lines that begin with `bad` say what to do"
+    away = any(finding.advice == "trims serve" for finding in findings)
+    return f"no problems; next: `{'trims serve' if away else 'trims add MODEL'}`"

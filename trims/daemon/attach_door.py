@@ -1,13 +1,16 @@
 """The attach door: a Unix socket on which clients open and close weights. The connection is the session.
 
-One thread serves all sessions with epoll and never blocks: what takes time is the store's, whose answers come back
-through a queue. A client can end its own session, never the daemon: whatever is wrong with what it sends, sends
-too slowly or does not read becomes an error at most, and then its session ends. Not covered: what requests mean and
-what is answered (`requests`), what waits to be sent (`clients`).
+One thread serves all connections with epoll and never blocks: what takes time is the store's, whose answers come back
+through a queue. Connections take turns: each has a few messages handled before the next one has, however many it sent.
+A client can end its own session, never the daemon: whatever is wrong with what it sends, sends too slowly or does not
+read becomes an error at most, and then its session ends. If the thread dies all the same, the daemon ends: a door that
+is not served must not look open. Not covered: what requests mean and what is answered (`requests`), what waits to be
+sent (`clients`).
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import select
@@ -15,12 +18,14 @@ import socket
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
-from trims.core.errors import BadMessageError, InternalError, NotSupportedError, TrimsError
-from trims.daemon.clients import Session, Unsent
+from trims.core.errors import BadMessageError, CapacityError, InternalError, NotSupportedError, TrimsError
+from trims.daemon.clients import Connection, Unsent
 from trims.daemon.requests import Requests
-from trims.wire.answers import PROTOCOL_VERSION, error_message
+from trims.daemon.sockets import SocketName
+from trims.wire.answers import PROTOCOL_VERSION, error_message, shortened
 from trims.wire.frames import Message, encode
 from trims.wire.messages import Hello, Request, parse_request
 from trims.wire.peer import Peer
@@ -30,15 +35,27 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trims.core.lease import Lease
+    from trims.daemon.budget import Budget
     from trims.store.asks import Outcome
     from trims.store.store import Store
 
 log = logging.getLogger(__name__)
-_READ_BYTES = 64 << 10
+_READ_BYTES = 8 << 10
 _BACKLOG = 512
-#: Who has just been served often asks again at once, and on a virtual machine waking an idle processor takes longer
-#: than an answer.
-_LINGER_S = 100e-6
+#: Messages of one connection that are handled before the next connection has its turn.
+_TURN = 2
+#: The same for a connection that has sent more than it has been answered, in each round among such connections.
+_ROUND = 4
+#: From one such round to the next, if there are several such connections. Answers wake their processes; without pauses
+#: those keep all processors busy, and clients that ask for one thing at a time wait for a processor.
+_ROUND_S = 1e-3
+#: Sockets looked at, and answers sent, before the rest of the loop has its turn.
+_MOST_AT_ONCE = 64
+#: A client that was answered often asks again at once, and on a virtual machine waking an idle processor takes longer
+#: than an answer: the door polls busily for so long.
+_BUSY_POLL_S = 100e-6
+#: Without a descriptor to let a client in with, the door looks again after so many seconds.
+_ACCEPT_PAUSE_S = 0.1
 #: A client that has begun a frame must end it within this time.
 FRAME_TIMEOUT_S = 10.0
 #: Answers a client may leave unread before its session ends.
@@ -50,43 +67,60 @@ class AttachDoor:
 
     Args:
         store: Answers.
-        path: Where the socket is made; an old one there is replaced (the daemon's lock says nobody serves it).
-        mode: Permissions of the socket: who may connect at all.
+        path: Where the socket is made; an old one there is replaced (the daemon's lock says nothing serves it).
+        mode: Permissions of the socket: which users may connect at all.
         boot: Identifies this life of the daemon.
-        max_sessions: One more is refused.
+        budget: One client more than its sessions is refused.
+        on_death: Called if the door's thread dies.
     """
 
     def __init__(
-        self, store: Store, path: Path, *, mode: int = 0o600, boot: str = "", max_sessions: int = 4096
+        self,
+        store: Store,
+        path: Path,
+        *,
+        budget: Budget,
+        mode: int = 0o600,
+        boot: str = "",
+        on_death: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._requests = Requests(store, self._send, self._answered)
-        self._path = path
+        self._name = SocketName(path)
         self._mode = mode
         self._boot = boot
-        self._max_sessions = max_sessions
-        self._sessions: dict[int, Session] = {}
-        self._by_fd: dict[int, Session] = {}
-        #: Sessions whose socket has closed and whose process may still read, by the process's descriptor.
-        self._gone: dict[int, Session] = {}
-        self._partial: set[Session] = set()
-        self._answers: deque[tuple[Session, int, Outcome]] = deque()
+        self._budget = budget
+        self._on_death = on_death
+        self._connections: dict[int, Connection] = {}
+        self._by_fd: dict[int, Connection] = {}
+        #: Connections whose socket has closed and whose process may still read, by the process's descriptor.
+        self._gone: dict[int, Connection] = {}
+        self._partial: set[Connection] = set()
+        #: Connections with messages in their inbox, in the order of their turns.
+        self._waiting: deque[Connection] = deque()
+        self._answers: deque[tuple[Connection, int, Outcome]] = deque()
         self._works: deque[Callable[[], None]] = deque()
         self._stopping = False
         self._wake_fd = -1
+        self._spare_fd = -1
+        self._accept_at_s: float | None = None
+        #: When the next round among connections with a backlog may begin.
+        self._round_at_s = 0.0
         self._waking = threading.Lock()
-        self._thread = threading.Thread(target=self._serve, name="trims-attach-door", daemon=True)
-        store.device_leases.tell_losses_to(self._lost)
+        self._thread = threading.Thread(target=self._run, name="trims-attach-door", daemon=True)
+        leases = store.device_leases
+        leases.tell_losses_to(self._lost)
 
     def start(self) -> None:
         """Bind and begin to serve."""
-        self._path.unlink(missing_ok=True)
+        self._name.clear()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
-        self._listener.bind(str(self._path))
-        self._path.chmod(self._mode)
+        self._listener.bind(str(self._name.unpublished))
         self._listener.listen(_BACKLOG)
+        self._name.publish(self._mode)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._spare_fd = _spare()
         self._epoll = select.epoll()
         self._epoll.register(self._listener.fileno(), select.EPOLLIN)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
@@ -104,38 +138,65 @@ class AttachDoor:
     def run(self, work: Callable[[], None]) -> None:
         """Do something in the door's own thread, soon.
 
-        Whatever ends a lease belongs there: so none ends between its grant and the moment its descriptor has left.
+        What ends a lease belongs there: so none ends between its grant and the moment its descriptor has left.
         """
         self._works.append(work)
         self._wake()
 
-    def sessions(self) -> list[Session]:
-        """Who is connected now."""
-        return list(self._sessions.values())
+    def connections(self) -> list[Connection]:
+        """The clients that are connected now."""
+        return list(self._connections.values())
 
     # -- the loop --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            log.critical("the attach door has died; the daemon ends", exc_info=error)
+            self._on_death(error)
+        finally:
+            self._close()
 
     def _serve(self) -> None:
         while not self._stopping:
             for fd, events in self._next_events():
-                if session := self._by_fd.get(fd):
-                    self._serve_session(session, events)
+                if connection := self._by_fd.get(fd):
+                    self._guarded(connection, partial(self._serve_socket, events=events))
                 elif fd == self._listener.fileno():
                     self._accept()
                 elif fd == self._wake_fd:
                     os.eventfd_read(fd)
                 elif fd in self._gone:
                     self._process_ended(fd)
+            self._serve_backlogs()
             self._do_works()
             self._send_answers()
             self._end_slow()
-        for session in list(self._sessions.values()):
-            self._end(session, "the daemon is shutting down")
-        for session in self._gone.values():
-            self._forget(session)
+            self._accept_again()
+
+    def _close(self) -> None:
+        for connection in list(self._connections.values()):
+            self._end(connection, "the daemon is shutting down")
+        for connection in self._gone.values():
+            self._forget(connection)
         self._epoll.close()
         self._listener.close()
-        self._path.unlink(missing_ok=True)
+        if self._spare_fd >= 0:
+            os.close(self._spare_fd)
+        self._name.withdraw()
+
+    def _guarded(self, connection: Connection, serve: Callable[[Connection], None]) -> None:
+        """Whatever one client provokes ends its session at most and must not reach the others."""
+        try:
+            serve(connection)
+        except BadMessageError as error:
+            self._end_with_error(connection, error)
+        except OSError as error:
+            self._end(connection, str(error))
+        except Exception:
+            log.exception("serving session %d failed", connection.number)
+            self._end_with_error(connection, InternalError("the daemon failed on this session; see its log"))
 
     def _do_works(self) -> None:
         while self._works:
@@ -145,172 +206,256 @@ class AttachDoor:
                 log.exception("what was to be done in the door's thread failed")  # the door stays open
 
     def _next_events(self) -> list[tuple[int, int]]:
-        until_s = time.perf_counter() + _LINGER_S
+        if self._answers or self._works:
+            return self._epoll.poll(0, _MOST_AT_ONCE)
+        if self._waiting:
+            return self._epoll.poll(max(0.0, self._round_at_s - time.perf_counter()), _MOST_AT_ONCE)
+        until_s = time.perf_counter() + _BUSY_POLL_S
         while time.perf_counter() < until_s:
-            if events := self._epoll.poll(0):
+            if events := self._epoll.poll(0, _MOST_AT_ONCE):
                 return events
-        return self._epoll.poll(min(1.0, FRAME_TIMEOUT_S / 2))
+        return self._epoll.poll(_ACCEPT_PAUSE_S if self._accept_at_s else 1.0, _MOST_AT_ONCE)
+
+    # -- clients come ----------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        while True:
+        for _ in range(_MOST_AT_ONCE):
             try:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError as error:  # out of descriptors: those who are in stay in
-                log.error("a client cannot be let in: %s", error)  # noqa: TRY400 - the cause is all there is
+            except OSError as error:
+                self._accept_without_descriptor(error)
                 return
-            if len(self._sessions) >= self._max_sessions:
-                log.warning("a client is turned away: %d sessions are the limit", self._max_sessions)
-                sock.close()
-                continue
-            self._begin(sock)
+            if len(self._connections) >= self._budget.sessions:
+                limits = f"{self._budget.sessions} sessions at once with {self._budget.limit} open files"
+                self._turn_away(sock, f"this daemon serves {limits}, and all are taken")
+            else:
+                self._begin(sock)
 
     def _begin(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        peer = Peer.of(sock)
-        session = Session(self._store.begin_session(), sock, peer)
-        self._sessions[session.number] = session
-        self._by_fd[sock.fileno()] = session
+        try:
+            connection = Connection(self._store.begin_session(), sock, Peer.of(sock))
+        except OSError as error:  # the client is gone already
+            log.debug("a client went away while it connected: %s", error)
+            sock.close()
+            return
+        self._connections[connection.number] = connection
+        self._by_fd[sock.fileno()] = connection
+        connection.interest = select.EPOLLIN
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
-    def _serve_session(self, session: Session, events: int) -> None:
-        try:
-            if events & select.EPOLLOUT:
-                self._flush(session)
-            if events & ~select.EPOLLOUT and not session.over:  # a hang-up is read as the end
-                self._read(session)
-        except BadMessageError as error:
-            self._end_with_error(session, error)
-        except OSError as error:
-            self._end(session, str(error))
-        except Exception:
-            # Whatever one client provoked must not reach the others.
-            log.exception("serving session %d failed", session.number)
-            self._end_with_error(session, InternalError("the daemon failed on this session; see its log"))
+    def _accept_without_descriptor(self, error: OSError) -> None:
+        """Let one client in by the spare descriptor, only to tell it why it cannot stay; then pause.
 
-    def _read(self, session: Session) -> None:
+        The client that cannot be let in stays in the listener's queue, which is therefore not polled for a while: it
+        would be ready all the time.
+        """
+        log.warning("a client cannot be let in: %s", error)
+        if error.errno in (errno.EMFILE, errno.ENFILE) and self._spare_fd >= 0:
+            os.close(self._spare_fd)
+            self._spare_fd = -1
+            try:
+                self._turn_away(self._listener.accept()[0], f"this daemon has no descriptor left ({error.strerror})")
+            except OSError as again:
+                log.warning("nor could a client be told so: %s", again)
+            self._spare_fd = _spare()
+        self._epoll.modify(self._listener.fileno(), 0)
+        self._accept_at_s = time.monotonic() + _ACCEPT_PAUSE_S
+
+    def _accept_again(self) -> None:
+        if self._accept_at_s is not None and time.monotonic() >= self._accept_at_s:
+            self._accept_at_s = None
+            if self._spare_fd < 0:
+                self._spare_fd = _spare()
+            self._epoll.modify(self._listener.fileno(), select.EPOLLIN)
+
+    def _turn_away(self, sock: socket.socket, why: str) -> None:
+        remedy = "close sessions, or raise max_sessions and the daemon's limit of files (`ulimit -n`, LimitNOFILE=)"
+        self._store.counters["sessions_refused"] += 1
+        with sock:
+            _send_last(sock, error_message(CapacityError(f"{why}; {remedy}"), None))
+
+    # -- clients ask -----------------------------------------------------------------------------------------------
+
+    def _serve_socket(self, connection: Connection, events: int) -> None:
+        if events & select.EPOLLOUT:
+            self._flush(connection)
+        if events & ~select.EPOLLOUT and not connection.over:  # a hang-up is read as the end
+            self._read(connection)
+
+    def _read(self, connection: Connection) -> None:
         try:
-            data = session.sock.recv(_READ_BYTES)
+            data = connection.sock.recv(_READ_BYTES)
         except BlockingIOError:
             return
         if not data:
-            self._end(session, "closed by the client")
+            self._end(connection, "closed by the client")
             return
-        for message in session.decoder.feed(data):
-            self._handle(session, parse_request(message))
-            if session.over:
+        connection.inbox.extend(connection.decoder.feed(data))
+        self._note_partial(connection)
+        self._take_turn(connection)
+
+    def _note_partial(self, connection: Connection) -> None:
+        if not connection.decoder.partial:
+            self._partial.discard(connection)
+        elif connection not in self._partial:
+            self._partial.add(connection)
+            connection.partial_since_s = time.monotonic()
+
+    def _serve_backlogs(self) -> None:
+        """A round among the connections that have sent more than was handled: a turn for each."""
+        if not self._waiting or (now_s := time.perf_counter()) < self._round_at_s:
+            return
+        self._round_at_s = now_s + _ROUND_S if len(self._waiting) > 1 else 0.0
+        for _ in range(min(len(self._waiting), _MOST_AT_ONCE)):
+            connection = self._waiting.popleft()
+            connection.queued = False
+            if not connection.over:
+                self._guarded(connection, partial(self._take_turn, most=_ROUND))
+
+    def _take_turn(self, connection: Connection, most: int = _TURN) -> None:
+        """Handle a few messages. A connection that has more waits for the next round, and is not read meanwhile."""
+        for _ in range(min(most, len(connection.inbox))):
+            self._handle(connection, parse_request(connection.inbox.popleft()))
+            if connection.over:
                 return
         self._send_answers()
-        if not session.decoder.partial:
-            self._partial.discard(session)
-        elif session not in self._partial and not session.over:
-            self._partial.add(session)
-            session.partial_since_s = time.monotonic()
+        if connection.over:
+            return
+        if connection.inbox and not connection.queued:
+            connection.queued = True
+            self._waiting.append(connection)
+        self._poll_for(connection)
+
+    def _poll_for(self, connection: Connection) -> None:
+        """Poll a socket for what it can be served: more to read once its inbox is empty, room for what is unsent."""
+        interest = 0 if connection.inbox else select.EPOLLIN
+        if connection.unsent:
+            interest |= select.EPOLLOUT
+        if interest != connection.interest:
+            connection.interest = interest
+            self._epoll.modify(connection.sock.fileno(), interest)
 
     def _end_slow(self) -> None:
-        for session in list(self._partial):
-            if time.monotonic() - session.partial_since_s > FRAME_TIMEOUT_S:
+        now_s = time.monotonic()
+        for connection in list(self._partial):
+            if connection.inbox:  # it has a backlog, and is not read: the rest may have come
+                connection.partial_since_s = now_s
+            elif now_s - connection.partial_since_s > FRAME_TIMEOUT_S:
                 error = BadMessageError(f"a frame was begun and not ended within {FRAME_TIMEOUT_S:.0f} s")
-                self._end_with_error(session, error)
+                self._end_with_error(connection, error)
 
-    def _handle(self, session: Session, request: Request) -> None:
+    def _handle(self, connection: Connection, request: Request) -> None:
         if isinstance(request, Hello):
-            self._greet(session, request)
-        elif not session.greeted:
+            self._greet(connection, request)
+        elif not connection.greeted:
             raise BadMessageError("the first message of a session must be hello")
         else:
-            self._requests.handle(session, request)
+            self._requests.handle(connection, request)
 
-    def _greet(self, session: Session, hello: Hello) -> None:
-        if session.greeted:
+    def _greet(self, connection: Connection, hello: Hello) -> None:
+        if connection.greeted:
             raise BadMessageError("hello comes once")
         if hello.protocol != PROTOCOL_VERSION:
             error = NotSupportedError(
                 f"the client speaks protocol {hello.protocol}, this daemon {PROTOCOL_VERSION}; install the same trims"
             )
-            self._end_with_error(session, error)
+            self._end_with_error(connection, error)
             return
-        session.greeted, session.agent = True, hello.agent
-        self._send(session, {"protocol": PROTOCOL_VERSION, "boot": self._boot, "session": session.number})
+        connection.greeted, connection.agent = True, hello.agent
+        self._send(connection, {"protocol": PROTOCOL_VERSION, "boot": self._boot, "session": connection.number})
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def _answered(self, session: Session, request_id: int, outcome: Outcome) -> None:
+    def _answered(self, connection: Connection, request_id: int, outcome: Outcome) -> None:
         """Called from any thread; answers leave from the door's own, so that no lease ends between grant and send."""
-        self._answers.append((session, request_id, outcome))
+        self._answers.append((connection, request_id, outcome))
         if threading.current_thread() is not self._thread:
             self._wake()
 
     def _send_answers(self) -> None:
-        while self._answers:
-            session, request_id, outcome = self._answers.popleft()
-            if session.over:
-                continue  # its leases have been closed with it
-            self._requests.answer(session, request_id, outcome)
+        for _ in range(min(len(self._answers), _MOST_AT_ONCE)):
+            connection, request_id, outcome = self._answers.popleft()
+            if not connection.over:  # else its leases have been closed with it
+                self._guarded(connection, partial(self._requests.answer, request_id=request_id, outcome=outcome))
 
     def _lost(self, lease: Lease, reason: str) -> None:
         """A lease has ended under its session."""
         if threading.current_thread() is not self._thread:
             self.run(lambda: self._lost(lease, reason))
             return
-        if session := self._sessions.get(lease.session):
-            self._send(session, {"event": "lost", "lease": lease.number, "message": reason})
+        if connection := self._connections.get(lease.session):
+            self._send(connection, {"event": "lost", "lease": lease.number, "message": shortened(reason)})
 
-    def _send(self, session: Session, message: Message, fd: int = -1) -> None:
+    def _send(self, connection: Connection, message: Message, fd: int = -1) -> None:
         unsent = Unsent(encode(message), fd)
-        session.unsent.append(unsent)
-        if len(session.unsent) > MAX_UNREAD:
-            self._end(session, f"more than {MAX_UNREAD} answers unread")
+        connection.unsent.append(unsent)
+        if len(connection.unsent) > MAX_UNREAD:
+            self._end(connection, f"more than {MAX_UNREAD} answers unread")
             return
         try:
-            if len(session.unsent) == 1:
-                self._flush(session)
+            if len(connection.unsent) == 1:
+                self._flush(connection)
             unsent.keep()
         except OSError as error:
-            self._end(session, str(error))
+            self._end(connection, str(error))
 
-    def _flush(self, session: Session) -> None:
-        waits = not session.flush()
-        if session.writing != waits:
-            session.writing = waits
-            self._epoll.modify(session.sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if waits else 0))
+    def _flush(self, connection: Connection) -> None:
+        connection.flush()
+        self._poll_for(connection)
 
-    def _end_with_error(self, session: Session, error: TrimsError) -> None:
+    def _end_with_error(self, connection: Connection, error: TrimsError) -> None:
         """Tell the client, if it listens, and end."""
-        try:
-            session.sock.send(encode(error_message(error, None)), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-        except OSError:
-            log.debug("session %d did not hear of its error", session.number)
-        self._end(session, str(error))
+        if not connection.over:
+            _send_last(connection.sock, error_message(error, None))
+            self._end(connection, str(error))
 
-    def _end(self, session: Session, why: str) -> None:
-        if session.over:
+    def _end(self, connection: Connection, why: str) -> None:
+        if connection.over:
             return
-        session.over = True
-        del self._sessions[session.number]
-        self._partial.discard(session)
-        while session.unsent:
-            session.unsent.popleft().let_go()
-        del self._by_fd[session.sock.fileno()]
-        self._epoll.unregister(session.sock.fileno())
-        session.sock.close()
-        log.debug("session %d of process %d ended: %s", session.number, session.peer.pid, why)
-        if session.process_fd >= 0 and not self._stopping:
-            self._gone[session.process_fd] = session
-            self._epoll.register(session.process_fd, select.EPOLLIN)
+        connection.over = True
+        del self._connections[connection.number]
+        self._partial.discard(connection)
+        connection.inbox.clear()
+        while connection.unsent:
+            connection.unsent.popleft().let_go()
+        del self._by_fd[connection.sock.fileno()]
+        self._epoll.unregister(connection.sock.fileno())
+        connection.sock.close()
+        log.debug("session %d of process %d ended: %s", connection.number, connection.peer.pid, why)
+        if connection.process_fd >= 0 and not self._stopping:
+            self._gone[connection.process_fd] = connection
+            self._epoll.register(connection.process_fd, select.EPOLLIN)
         else:
-            self._forget(session)
+            self._forget(connection)
 
     def _process_ended(self, process_fd: int) -> None:
         self._epoll.unregister(process_fd)
         self._forget(self._gone.pop(process_fd))
 
-    def _forget(self, session: Session) -> None:
-        session.unwatch_process()
-        self._store.end_session(session.number)
+    def _forget(self, connection: Connection) -> None:
+        connection.unwatch_process()
+        self._store.end_session(connection.number)
 
     def _wake(self) -> None:
         with self._waking:
             if self._wake_fd >= 0:  # an answer may come after the end; its descriptor may be another's by then
                 os.eventfd_write(self._wake_fd, 1)
+
+
+def _spare() -> int:
+    """A descriptor to let go of when there is no other; -1 if there is none even for that."""
+    try:
+        return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _send_last(sock: socket.socket, message: Message) -> None:
+    """Send what ends a session, if the client takes it at once."""
+    try:
+        sock.send(encode(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+    except OSError as error:
+        log.debug("a client did not hear why its session ends: %s", error)

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING
 from trims.core.errors import (
     CapacityError,
     CudaError,
-    InvariantError,
     LostPeerError,
     NotSupportedError,
     TrimsError,
 )
-from trims.core.replica import State
-from trims.store.runner import Job
 from trims.tiers.base import DeviceTier
 from trims.tiers.transfer import digest_by_reading
 
 if TYPE_CHECKING:
     from trims.store.store import Store
+    from trims.tiers.base import Extent
 
 
 #: What keeps a replica's bytes from being read just now, such as a device without room for a context, and says nothing
@@ -38,52 +36,44 @@ class Report:
 
 
 def check_store(store: Store, *, verify: bool) -> Report:
-    """Check a live store; broken replicas are reported to it, so that nobody gets them any more."""
-    report = Report()
-    with store.locked():
-        try:
-            store.residency.validate()
-        except InvariantError as error:
-            report.findings.append(str(error))
-        sealed = [r for r in store.residency.replicas.values() if r.state is State.SEALED]
-        jobs = [(Job(r.key, r.place, r.generation), r.nbytes) for r in sealed]
-    for job, nbytes in jobs:
+    """Check a live store; broken replicas are reported to it, so that no session gets them any more."""
+    read = store.read
+    report = Report(read.broken_invariants())
+    for job, nbytes in read.sealed():
         report.replicas += 1
         try:
-            reason = _examine(store, job, nbytes, verify=verify)
+            reason = _examine(store, read.extent(job), nbytes, verify=verify)
         except _SAYS_NOTHING as error:
-            if _is_sealed(store, job):
+            if read.is_sealed(job):
                 report.findings.append(f"{job.key[:16]} at {job.place} cannot be examined now: {error}")
             continue
         except (OSError, ValueError, TrimsError) as error:
             reason = f"it cannot be examined: {error}"
         if reason is None:
             report.verified_bytes += nbytes if verify else 0
-        elif _is_sealed(store, job):  # else it left meanwhile, and what was examined may be another's by now
+        elif read.is_sealed(job):  # else it left meanwhile, and what was examined may be another's by now
             report.findings.append(f"{job.key[:16]} at {job.place}: {reason}; it is taken out of service")
             store.report_broken(job.key, job.place, job.generation, reason)
     return report
 
 
-def _is_sealed(store: Store, job: Job) -> bool:
-    with store.locked():
-        replica = store.residency.find(job.key, job.place)
-        return replica is not None and replica.generation == job.generation and replica.state is State.SEALED
-
-
-def _examine(store: Store, job: Job, nbytes: int, *, verify: bool) -> str | None:
+def _examine(store: Store, extent: Extent | None, nbytes: int, *, verify: bool) -> str | None:
     """What is wrong with a replica's memory, or None."""
-    extent = store.runner.extent(job)
     if extent is None:
         return "it is sealed in the books and has no memory"
-    status = os.fstat(extent.fd)
+    with extent.reader() as fd:
+        return _examine_open(store, extent, fd, nbytes, verify=verify)
+
+
+def _examine_open(store: Store, extent: Extent, fd: int, nbytes: int, *, verify: bool) -> str | None:
+    status = os.fstat(fd)
     if status.st_size != nbytes:
         return f"it has {status.st_size} bytes, {nbytes} are in the books"
     if extent.named and status.st_nlink == 0:
-        return f"somebody removed {extent.label}"
+        return f"{extent.label} was removed"
     if verify:
-        tier = store.tiers[job.place]
-        found = tier.digest(extent) if isinstance(tier, DeviceTier) else digest_by_reading(extent.fd, nbytes)
+        tier = store.tiers[extent.place]
+        found = tier.digest(extent) if isinstance(tier, DeviceTier) else digest_by_reading(fd, nbytes)
         if found != extent.digest:
             return f"its bytes hash to {found[:16]}..., {extent.digest[:16]}... was sealed"
     return None

@@ -1,6 +1,6 @@
-"""Clients of the attach door: what a session is, and what is on its way to it.
+"""Connections of the attach door: what a connected client has sent, and what is on its way to it.
 
-Not covered: when a session is read, written and ended (`attach_door`), what it asks for (`requests`).
+Not covered: when a connection is read, written and ended (`attach_door`), what it asks for (`requests`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from trims.wire.frames import Decoder
 
 if TYPE_CHECKING:
+    from trims.wire.frames import Message
     from trims.wire.peer import Peer
 
 log = logging.getLogger(__name__)
@@ -48,10 +49,13 @@ class Unsent:
 
 
 @dataclass(slots=True, eq=False)
-class Session:
-    """One connected client.
+class Connection:
+    """One connected client: its socket is its session.
 
     Attributes:
+        inbox: Messages that were read and not handled yet: a connection has a few handled in each turn.
+        queued: It waits for its turn.
+        interest: Events its socket is polled for.
         process_fd: Of the process (pidfd), if it was granted memory that counts as read until the process is gone.
     """
 
@@ -61,10 +65,12 @@ class Session:
     agent: str = ""
     greeted: bool = False
     decoder: Decoder = field(default_factory=Decoder)
+    inbox: deque[Message] = field(default_factory=deque)
+    queued: bool = False
     unsent: deque[Unsent] = field(default_factory=deque)
     pending: int = 0
     partial_since_s: float = 0.0
-    writing: bool = False
+    interest: int = 0
     process_fd: int = -1
     began_at_s: float = field(default_factory=time.time)
     over: bool = False

@@ -1,6 +1,6 @@
 """The daemon's settings: one frozen object, built at the edge from flags > environment > file > defaults.
 
-Below `main` nobody reads the environment. `trims serve --help` and `docs/operations.md` list the same fields.
+Only `main` reads the environment. `trims serve --help` and `docs/operations.md` list the same fields.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Config:
         state_dir: Catalog, disk images, built artifacts.
         cpu_capacity_bytes: Images in shared memory. Default: half of what /dev/shm or memory allows; of what memory
             and control groups allow, with `memfd`.
-        disk_capacity_bytes: Images on disk. Default: half of what is free, at most 256 GiB.
+        disk_capacity_bytes: Images on disk. Default: half of what is free or held by images already, at most
+            256 GiB.
         cpu_policy: Eviction policy of the cpu tier (lru, lfu, fifo, gdsf or a plugin's).
         disk_policy: The same for the disk tier.
         keep_alive_s: Seconds an idle replica stays in memory: None until the room is needed (lazy), 0 not at all
@@ -59,6 +60,9 @@ class Config:
         converters: How many run at once.
         workers: Fills that run at once.
         socket_mode: Permissions of the attach socket. 0600: this user only.
+        max_sessions: Clients that may be connected at once; fewer if the limit of open files is low.
+        always_hash: Read every artifact at each look instead of comparing its times: for artifacts that programs write
+            through shared mappings, which no time tells.
         verify: Check every invariant after every event. Slow; for tests.
         log_level: debug, info, warning or error.
     """
@@ -85,6 +89,8 @@ class Config:
     converters: int = 2
     workers: int = 2
     socket_mode: int = 0o600
+    max_sessions: int = 4096
+    always_hash: bool = False
     verify: bool = False
     log_level: str = "info"
 
@@ -96,6 +102,7 @@ class Config:
             "converter_memory_bytes",
             "workers",
             "converters",
+            "max_sessions",
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
@@ -237,6 +244,8 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "converters": int,
     "workers": int,
     "socket_mode": _mode,
+    "max_sessions": int,
+    "always_hash": _flag,
     "verify": _flag,
     "log_level": lambda value: str(value).lower(),
 }
@@ -255,6 +264,14 @@ def _defaults(env: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any
     }
 
 
+def _bytes_in(folder: Path) -> int:
+    try:
+        with os.scandir(folder) as found:
+            return sum(entry.stat(follow_symlinks=False).st_blocks * 512 for entry in found)
+    except OSError:
+        return 0
+
+
 def _default_cpu_bytes(given: Mapping[str, Any]) -> int:
     if given.get("cpu_memory") == "memfd":
         return allowed_bytes() // 2
@@ -268,6 +285,11 @@ def _default_cpu_bytes(given: Mapping[str, Any]) -> int:
 
 
 def _default_disk_bytes(folder: Path) -> int:
+    """Half of what images could take: what is free, and what an earlier daemon's images hold.
+
+    On a full disk that is next to nothing, and a daemon must serve there, too: never 0.
+    """
+    held = _bytes_in(folder / "images")
     while not folder.exists():
         folder = folder.parent
-    return min(256 << 30, shutil.disk_usage(folder).free // 2)
+    return max(1, min(256 << 30, (shutil.disk_usage(folder).free + held) // 2))

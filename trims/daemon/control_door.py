@@ -17,16 +17,19 @@ from concurrent import futures
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
-import yaml
 
-from trims.core.errors import CapacityError, InternalError, ManifestError, TrimsError
+from trims.core.errors import CallerError, CapacityError, InternalError, ManifestError, TrimsError
 from trims.core.place import CPU, Place
+from trims.core.replica import State
 from trims.daemon import views
 from trims.daemon.check import check_store
+from trims.daemon.sockets import SocketName
+from trims.registry.base import parse_yaml
 from trims.store.asks import Loaded
 from trims.wire import trims_pb2 as pb
 from trims.wire import trims_pb2_grpc
 from trims.wire.answers import PROTOCOL_VERSION
+from trims.wire.messages import MAX_DEADLINE_S
 from trims.wire.status import abort
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
     from trims.core.manifest import Manifest
     from trims.daemon.attach_door import AttachDoor
+    from trims.daemon.budget import Budget
     from trims.daemon.devices import Devices
     from trims.registry.base import Registry
     from trims.store.asks import Pending
@@ -80,13 +84,14 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     Args:
         store: Carries out.
         registry: Manifests.
-        attach: To say who holds what.
+        attach: Knows which process holds which lease.
         path: The Unix socket.
         devices: Told by Stats and Resident.
+        budget: Of descriptors; told by Stats.
         boot: Identifies this life of the daemon.
         version: Of the package.
         state_dir: Told by Health.
-        on_shutdown: Called with `purge` when somebody asks the daemon to end.
+        on_shutdown: Called with `purge` when a request asks the daemon to end.
     """
 
     def __init__(
@@ -97,16 +102,20 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         path: Path,
         *,
         devices: Devices,
+        budget: Budget,
         boot: str,
         version: str,
         state_dir: Path,
         on_shutdown: Callable[[bool], None],
     ) -> None:
         self._store = store
+        self._read = store.read
+        self._watchers = store.watchers
         self._registry = registry
         self._attach = attach
-        self._path = path
+        self._name = SocketName(path)
         self._devices = devices
+        self._budget = budget
         self._about = {"boot": boot, "version": version, "state_dir": str(state_dir)}
         self._on_shutdown = on_shutdown
         self._started_at_s = time.monotonic()
@@ -115,21 +124,21 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
 
     def start(self) -> None:
         """Bind and begin to serve."""
-        self._path.unlink(missing_ok=True)
+        self._name.clear()
         self._pool = futures.ThreadPoolExecutor(_WORKERS, thread_name_prefix="trims-control")
         options = (("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0))
         self._server = grpc.server(self._pool, options=options)
         trims_pb2_grpc.add_ControlServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        self._server.add_insecure_port(f"unix:{self._path}")
+        self._server.add_insecure_port(f"unix:{self._name.unpublished}")
         self._server.start()
-        self._path.chmod(0o600)
+        self._name.publish(0o600)
 
     def stop(self) -> None:
         """End running calls and remove the socket."""
         self._stopping = True
         self._server.stop(grace=1.0).wait()
         self._pool.shutdown(wait=True)
-        self._path.unlink(missing_ok=True)
+        self._name.withdraw()
 
     # -- models ----------------------------------------------------------------------------------------------------
 
@@ -137,13 +146,11 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Model:
         """Keep a manifest."""
         try:
-            raw = yaml.safe_load(request.manifest_yaml)
-        except yaml.YAMLError as error:
-            raise ManifestError(f"the manifest is not YAML: {error}") from error
-        if not isinstance(raw, dict):
-            raise ManifestError("the manifest is not a mapping")
+            raw = parse_yaml(request.manifest_yaml)
+        except ManifestError as error:
+            raise ManifestError(f"the manifest {error}") from error
         manifest = self._registry.put(raw, request.origin, replace=request.replace)
-        self._store.resolver.forget(manifest.name)
+        self._store.manifest_changed(manifest.name)
         return self._model(manifest, raw)
 
     @_guarded
@@ -171,6 +178,8 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         self._begin_stream(context)
         place = _place(request.place)
         deadline_s = request.deadline_s if request.HasField("deadline_s") else None
+        if deadline_s is not None and not 0 <= deadline_s <= MAX_DEADLINE_S:
+            raise CallerError(f"deadline_s is {deadline_s}; it must be seconds from 0 to {MAX_DEADLINE_S:,.0f}")
         pending = self._store.load(request.name, place, deadline_s)
         return self._load_progress(request.name, place, pending, context)
 
@@ -179,15 +188,15 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     ) -> Iterator[pb.LoadProgress]:
         try:
             while not pending.done(_POLL_S):
-                yield views.load_progress(self._store, name, place)
+                yield views.load_progress(self._read.load(name, place))
                 if self._stopping or not context.is_active():
                     return
             loaded = pending.result()
         except TrimsError as error:
             abort(context, error)
         assert isinstance(loaded, Loaded), "a load asks for no lease"
-        replica = self._store.residency.find(loaded.key, loaded.place)
-        seen = views.replica(self._store, self._attach.sessions(), replica) if replica else None
+        view = self._read.replica(loaded.key, loaded.place)
+        seen = views.replica(view, self._attach.connections()) if view else None
         yield pb.LoadProgress(
             phase="done", done_bytes=loaded.nbytes, total_bytes=loaded.nbytes, done=True, replica=seen
         )
@@ -195,10 +204,14 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
         """Free replicas."""
-        places = self._store.evict(request.name, _place(request.place), drain=request.drain)
         key = self._store.key_of(request.name)
-        draining = [str(place) for place in places if self._store.residency.find(key, place) is not None]
+        places = self._store.evict_image(key, _place(request.place), drain=request.drain)
+        draining = [str(place) for place in places if self._is_draining(key, place)]
         return pb.EvictReply(freed=[str(place) for place in places if str(place) not in draining], draining=draining)
+
+    def _is_draining(self, key: str, place: Place) -> bool:
+        view = self._read.replica(key, place)
+        return view is not None and view.state is State.DRAINING
 
     @_guarded
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.Empty:
@@ -215,21 +228,23 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def Resident(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ReplicaList:
         """Everything in the books, and the devices."""
-        replicas = views.all_replicas(self._store, self._attach.sessions())
-        return pb.ReplicaList(replicas=replicas, devices=self._devices.look(self._store))
+        connections = self._attach.connections()
+        replicas = [views.replica(view, connections) for view in self._read.replicas()]
+        return pb.ReplicaList(replicas=replicas, devices=self._devices.look(self._read.whole().tiers))
 
     @_guarded
     def Stats(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.StatsReply:
         """Counters, tiers and devices."""
         uptime_s = time.monotonic() - self._started_at_s
-        return views.stats(self._store, len(self._attach.sessions()), uptime_s, self._devices)
+        return views.stats(self._read, len(self._attach.connections()), uptime_s, self._devices, self._budget)
 
     @_guarded
     def Watch(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.Change]:
         """Changes of state; subscribed before the first message is asked for."""
         self._begin_stream(context)
-        watcher = self._store.watchers.add()
-        context.add_callback(lambda: self._store.watchers.remove(watcher))
+        watcher = self._watchers.add()
+        context.add_callback(lambda: self._watchers.remove(watcher))
+        context.send_initial_metadata(())  # tells the client that nothing is missed from now on
         return self._changes(watcher, context)
 
     def _changes(self, watcher: queue.Queue[Any], context: grpc.ServicerContext) -> Iterator[pb.Change]:
@@ -238,7 +253,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
                 changed = watcher.get(timeout=_POLL_S)
             except queue.Empty:
                 continue
-            yield views.change(changed, self._store.catalog.names_of(changed.key))
+            yield views.change(changed, self._read.names_of(changed.key))
 
     # -- the daemon ------------------------------------------------------------------------------------------------
 
@@ -256,8 +271,8 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
 
     @_guarded
     def Health(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.HealthReply:
-        """Who answers, and whether it takes opens."""
-        status = "draining" if self._store.residency.draining else "serving"
+        """The daemon's version and process, and whether it takes opens."""
+        status = "draining" if self._read.draining else "serving"
         return pb.HealthReply(status=status, pid=os.getpid(), protocol=PROTOCOL_VERSION, **self._about)
 
     @_guarded
@@ -273,20 +288,19 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             self._streams.release()  # the client is gone already
 
     def _model(self, manifest: Manifest, raw: dict[str, Any] | None = None, *, story: bool = False) -> pb.Model:
-        known = self._store.resolver.cached(manifest.name)
-        key = known.key if known else self._store.catalog.key_of(manifest.name) or ""
-        record = self._store.catalog.image(key) if key else None
+        image, connections = self._read.image_of(manifest.name), self._attach.connections()
+        replicas = self._read.replicas_of(image.key, story=story)
         return pb.Model(
             name=manifest.name,
             version=manifest.version,
             description=manifest.description,
             license=manifest.license,
             framework=manifest.framework.name if manifest.framework else "",
-            format=known.artifact.format if known else (manifest.artifact.format or ""),
-            key=key,
-            image_bytes=record.nbytes if record else 0,
+            format=image.format or manifest.artifact.format or "",
+            key=image.key,
+            image_bytes=image.nbytes,
             manifest_json=json.dumps(raw) if raw is not None else views.manifest_json(manifest),
-            replicas=views.replicas_of(self._store, self._attach.sessions(), key, story=story) if key else [],
+            replicas=[views.replica(view, connections) for view in replicas],
         )
 
 

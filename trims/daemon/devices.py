@@ -12,12 +12,12 @@ from trims.memory.cuda.survey import survey
 from trims.wire import trims_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from trims.core.place import Place
     from trims.keeper.client import KeeperState
     from trims.memory.cuda.survey import Surveyed
-    from trims.store.store import Store
+    from trims.store.read_model import TierView
     from trims.tiers.gpu import GpuTier
 
 
@@ -26,7 +26,7 @@ class Devices:
 
     Args:
         tiers: One for each.
-        cuda: What they are reached by; see `trims.memory.cuda.api.connect`.
+        cuda: What they are reached by; see `trims.memory.cuda.connect.connect`.
         off: Why there is no tier; empty if there is one.
     """
 
@@ -37,12 +37,14 @@ class Devices:
         #: By place, so that a device whose keeper is gone still has a name.
         self._known: dict[Place, KeeperState] = {}
 
-    def look(self, store: Store) -> list[pb.Device]:
-        """Every device, as it is now."""
-        surveyed = self._surveyed() if self._tiers else {}
-        return [self._one(store, tier, surveyed) for tier in self._tiers]
+    def look(self, views: Iterable[TierView]) -> list[pb.Device]:
+        """Every device, as it is now, and what the books say of its tier."""
+        if not self._tiers:
+            return []
+        surveyed, by_place = self._surveyed(), {view.place: view for view in views}
+        return [self._one(tier, by_place[tier.place], surveyed) for tier in self._tiers]
 
-    def _one(self, store: Store, tier: GpuTier, surveyed: dict[str, Surveyed]) -> pb.Device:
+    def _one(self, tier: GpuTier, view: TierView, surveyed: dict[str, Surveyed]) -> pb.Device:
         message = pb.Device(place=str(tier.place), capacity_bytes=tier.capacity_bytes)
         try:
             state = self._known[tier.place] = tier.describe()
@@ -54,10 +56,7 @@ class Devices:
         if (seen := surveyed.get(message.uuid)) is not None:
             message.name = seen.name
             message.free_bytes, message.total_bytes = seen.free_bytes, seen.total_bytes
-        with store.locked():
-            message.weights_bytes = store.residency.room.charged[tier.place]
-            held = [found for found in store.residency.replicas.values() if found.place == tier.place]
-            message.leases = sum(len(found.leases) for found in held)
+        message.weights_bytes, message.leases = view.charged_bytes, view.leases
         return message
 
     def _surveyed(self) -> dict[str, Surveyed]:

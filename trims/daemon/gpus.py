@@ -61,7 +61,7 @@ def _tier(config: Config, number: int, device: Surveyed) -> GpuTier:
     with KeeperConnection(find()) as connection:
         held = sum(align_up(kept.nbytes, UNIT_BYTES) for kept in connection.hello().images)
     available = device.free_bytes + held
-    # What is there stays: perhaps somebody reads it, whose work has made the device look fuller than it was.
+    # What is there stays: a session may read it, and that session's work may make the device look fuller than it was.
     capacity = max(held, int(available * config.gpu_share) - config.gpu_reserve_bytes)
     if capacity <= 0:
         raise NotSupportedError(

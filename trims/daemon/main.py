@@ -1,4 +1,4 @@
-"""Putting a daemon together from its settings, and running it until somebody ends it."""
+"""Putting a daemon together from its settings, and running it until it is asked to end."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import hashlib
 import importlib.metadata
 import logging
 import os
-import resource
 import secrets
 import signal
 import sys
 import threading
 from typing import TYPE_CHECKING
 
+import trims
 from trims.core.errors import ConfigError
 from trims.core.place import CPU, DISK
 from trims.core.policy import Policy
 from trims.daemon.attach_door import AttachDoor
+from trims.daemon.budget import budget, raise_limit
 from trims.daemon.control_door import ControlDoor
 from trims.daemon.devices import Devices
 from trims.daemon.gpus import gpu_tiers
@@ -66,8 +67,8 @@ class FolderLock:
                 f"{what} {folder} is in use by the daemon with process id {holder}; end it with `trims shutdown`, or "
                 f"choose another folder"
             ) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # on a full disk the lock holds without saying who has it
+            os.ftruncate(self._fd, os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0))
 
     def release(self) -> None:
         """Let the next daemon in."""
@@ -84,6 +85,8 @@ class Daemon:
         self._end = threading.Event()
         self._purge = False
         self.ended = False
+        #: What killed the attach door; the process then ends with an error.
+        self.died: BaseException | None = None
 
     def start(self) -> None:
         """Lock the folders, adopt what is there, open the doors. Raises ConfigError; nothing is left half open."""
@@ -113,11 +116,19 @@ class Daemon:
     def _build(self, undo: contextlib.ExitStack) -> None:
         config = self.config
         limits = Limits(memory_bytes=config.converter_memory_bytes, time_s=config.converter_time_s)
+        self.budget = budget(config.max_sessions)
         self.registry = SqliteRegistry(config.state_dir / "registry.db")
         undo.callback(self.registry.close)
         self.catalog = Catalog(config.state_dir / "catalog.db")
         undo.callback(self.catalog.close)
-        resolver = Resolver(self.registry, self.catalog, config.environments, config.state_dir / "artifacts", limits)
+        resolver = Resolver(
+            self.registry,
+            self.catalog,
+            config.environments,
+            config.state_dir / "artifacts",
+            limits,
+            always_hash=config.always_hash,
+        )
         tiers: list[Tier] = [
             CpuTier(segment_driver(config), config.cpu_capacity_bytes, large_pages=config.large_pages),
             DiskTier(config.state_dir / "images", config.disk_capacity_bytes),
@@ -139,9 +150,15 @@ class Daemon:
             verify=config.verify,
             workers=config.workers,
             converters=config.converters,
+            max_images=self.budget.images,
         )
         self.attach = AttachDoor(
-            self.store, config.runtime_dir / ATTACH_SOCKET, mode=config.socket_mode, boot=self.boot
+            self.store,
+            config.runtime_dir / ATTACH_SOCKET,
+            budget=self.budget,
+            mode=config.socket_mode,
+            boot=self.boot,
+            on_death=self._door_died,
         )
         self.control = ControlDoor(
             self.store,
@@ -149,8 +166,9 @@ class Daemon:
             self.attach,
             config.runtime_dir / CONTROL_SOCKET,
             devices=Devices(self.gpus, config.cuda, gpu_off),
+            budget=self.budget,
             boot=self.boot,
-            version=importlib.metadata.version("trims"),
+            version=trims.__version__,
             state_dir=config.state_dir,
             on_shutdown=self.ask_to_end,
         )
@@ -160,8 +178,12 @@ class Daemon:
         self._purge = self._purge or purge
         self._end.set()
 
+    def _door_died(self, error: BaseException) -> None:
+        self.died = error
+        self.ask_to_end()
+
     def wait(self) -> None:
-        """Sleep until somebody asks the daemon to end."""
+        """Sleep until the daemon is asked to end."""
         self._end.wait()
 
     def stop(self) -> None:
@@ -173,6 +195,8 @@ class Daemon:
         self.store.stop(purge=self._purge)
         for gpu in self.gpus if self._purge else ():
             gpu.end_keeper()
+        if self._purge:
+            _remove_segments(self.config)
         self.control.stop()
         self.registry.close()
         self.catalog.close()
@@ -195,9 +219,17 @@ def segment_driver(config: Config) -> SegmentDriver:
         check_folder(config.segment_dir)
         return named
     for name in named.names():
-        log.warning("segment %s is removed: cpu_memory is %s now, nobody would ever use it", name, config.cpu_memory)
+        log.warning("segment %s is removed: cpu_memory is %s now, no client would ever use it", name, config.cpu_memory)
         named.remove(name)
     return SealedMemfd(prefix)
+
+
+def _remove_segments(config: Config) -> None:
+    """What the store did not know of, too: images that were beyond its limit of files, or could not be looked at."""
+    named = PosixShm(shm_prefix(config.state_dir), config.segment_dir)
+    for name in list(named.names()):
+        log.info("segment %s is removed: the daemon was asked to free its memory", name)
+        named.remove(name)
 
 
 def load_policy(name: str) -> Policy:
@@ -219,9 +251,7 @@ def serve(config: Config) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_limit()
     daemon = Daemon(config)
     daemon.start()
     gc.collect()
@@ -230,3 +260,5 @@ def serve(config: Config) -> None:
         signal.signal(number, lambda *_: daemon.ask_to_end())
     daemon.wait()
     daemon.stop()
+    if daemon.died is not None:
+        sys.exit(f"trims: the attach door died: {type(daemon.died).__name__}: {daemon.died}")

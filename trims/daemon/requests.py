@@ -1,4 +1,4 @@
-"""What a client may ask at the attach door, and what each answer says: open, resume, close, attach, working.
+"""What a client may ask at the attach door, and what each answer says: open, resume, close, attach, workspace.
 
 Nothing here waits: what takes time is the store's, which answers later and from any thread. Not covered: greeting,
 sending and the ends of sessions (`attach_door`), the fields of a message (`wire.messages`).
@@ -20,14 +20,14 @@ from trims.core.errors import (
 from trims.core.place import Place
 from trims.memory.cuda.drivers import export_message
 from trims.store.asks import Granted, Outcome, log_failure
-from trims.store.resolve import FILE_PREFIX
+from trims.store.catalog import FILE_PREFIX
 from trims.wire.answers import error_message
-from trims.wire.messages import Attach, Close, Open, Resume, Working
+from trims.wire.messages import Attach, Close, Open, Resume, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trims.daemon.clients import Session
+    from trims.daemon.clients import Connection
     from trims.store.store import Store
     from trims.wire.frames import Message
     from trims.wire.peer import Peer
@@ -39,7 +39,7 @@ MAX_PENDING = 256
 class Send(Protocol):
     """How messages leave."""
 
-    def __call__(self, session: Session, message: Message, fd: int = -1) -> None:
+    def __call__(self, connection: Connection, message: Message, fd: int = -1) -> None:
         """Send one, and with it a descriptor, which stays the caller's; -1 for none."""
 
 
@@ -53,95 +53,97 @@ class Requests:
             `answer` for it, so that no lease ends between grant and send.
     """
 
-    def __init__(self, store: Store, send: Send, answered: Callable[[Session, int, Outcome], None]) -> None:
+    def __init__(self, store: Store, send: Send, answered: Callable[[Connection, int, Outcome], None]) -> None:
         self._store = store
+        self._leases = store.device_leases
         self._send = send
         self._answered = answered
 
-    def handle(self, session: Session, request: Open | Resume | Close | Attach | Working) -> None:
+    def handle(self, connection: Connection, request: Open | Resume | Close | Attach | Workspace) -> None:
         """Do what is asked, or have the store do it. Raises BadMessageError if too much is asked at once."""
         if isinstance(request, Close):
-            self._store.close(session.number, request.lease)
+            self._store.close(connection.number, request.lease)
             if request.id is not None:
-                self._send(session, {"id": request.id, "closed": request.lease})
+                self._send(connection, {"id": request.id, "closed": request.lease})
         elif isinstance(request, Attach):
-            self._export(session, request)
-        elif isinstance(request, Working):
-            self._report_working(session, request)
+            self._export(connection, request)
+        elif isinstance(request, Workspace):
+            self._report_workspace(connection, request)
         else:
-            self._ask(session, request)
+            self._ask(connection, request)
 
-    def answer(self, session: Session, request_id: int, outcome: Outcome) -> None:
+    def answer(self, connection: Connection, request_id: int, outcome: Outcome) -> None:
         """Tell what came of an open or a resume."""
-        session.pending -= 1
+        connection.pending -= 1
         try:
             if isinstance(outcome, TrimsError):
                 raise outcome
             if isinstance(outcome, Granted):
                 if outcome.export is not None:
-                    self._check_device_grant(session, outcome)
-                self._send(session, grant_message(request_id, outcome), outcome.fd)
+                    self._check_device_grant(connection, outcome)
+                self._send(connection, grant_message(request_id, outcome), outcome.fd)
         except TrimsError as error:
-            self._send(session, error_message(error, request_id))
+            self._send(connection, error_message(error, request_id))
 
-    def _export(self, session: Session, request: Attach) -> None:
+    def _export(self, connection: Connection, request: Attach) -> None:
         try:
-            export = self._store.device_leases.export_of(session.number, request.lease)
+            export = self._leases.export_of(connection.number, request.lease)
         except TrimsError as error:
-            self._send(session, error_message(error, request.id))
+            self._send(connection, error_message(error, request.id))
             return
-        self._send(session, {"id": request.id, "descriptor": export.fd >= 0, **export_message(export)}, export.fd)
+        self._send(connection, {"id": request.id, "descriptor": export.fd >= 0, **export_message(export)}, export.fd)
 
-    def _report_working(self, session: Session, request: Working) -> None:
+    def _report_workspace(self, connection: Connection, request: Workspace) -> None:
         try:
-            if session.peer.uid not in (0, os.geteuid()):
+            if connection.peer.uid not in (0, os.geteuid()):
                 raise PermissionDeniedError(
-                    f"user {session.peer.uid} may not tell this daemon what models need; it runs as user {os.geteuid()}"
+                    f"user {connection.peer.uid} may not tell this daemon what models need; the daemon runs as user "
+                    f"{os.geteuid()}"
                 )
-            counted = self._store.device_leases.report_working(session.number, request.lease, request.nbytes)
+            counted = self._leases.report_workspace(connection.number, request.lease, request.nbytes)
         except TrimsError as error:
-            self._send(session, error_message(error, request.id))
+            self._send(connection, error_message(error, request.id))
         else:
-            self._send(session, {"id": request.id, "working_bytes": counted})
+            self._send(connection, {"id": request.id, "workspace_bytes": counted})
 
-    def _ask(self, session: Session, request: Open | Resume) -> None:
-        if session.pending >= MAX_PENDING:
+    def _ask(self, connection: Connection, request: Open | Resume) -> None:
+        if connection.pending >= MAX_PENDING:
             raise BadMessageError(f"more than {MAX_PENDING} requests are waiting for an answer")
-        session.pending += 1
+        connection.pending += 1
         try:
-            self._pass_on(session, request)
+            self._pass_on(connection, request)
         except TrimsError as error:
-            self._answered(session, request.id, error)
+            self._answered(connection, request.id, error)
 
-    def _pass_on(self, session: Session, request: Open | Resume) -> None:
+    def _pass_on(self, connection: Connection, request: Open | Resume) -> None:
         def answer(outcome: Outcome) -> None:
-            self._answered(session, request.id, outcome)
+            self._answered(connection, request.id, outcome)
 
         if isinstance(request, Resume):
-            self._store.resume(session.number, request.key, Place.parse(request.place), answer)
+            self._store.resume(connection.number, request.key, Place.parse(request.place), answer)
             return
-        name = request.model if request.model is not None else file_name(session.peer, request.path or "")
+        name = request.model if request.model is not None else file_name(connection.peer, request.path or "")
         place = Place.parse(request.place) if request.place is not None else None
         if request.instead_of is not None:
             self._store.counters["fallbacks"] += 1
         if request.prefetch:
-            session.pending -= 1
-            self._send(session, {"id": request.id, "accepted": True})
+            connection.pending -= 1
+            self._send(connection, {"id": request.id, "accepted": True})
             failed = log_failure(f"a prefetch of {name} failed")
             self._store.open(name, failed, place=place, deadline_s=request.deadline_s, lease=False)
         else:
-            self._store.open(name, answer, session=session.number, place=place, deadline_s=request.deadline_s)
+            self._store.open(name, answer, session=connection.number, place=place, deadline_s=request.deadline_s)
 
-    def _check_device_grant(self, session: Session, granted: Granted) -> None:
+    def _check_device_grant(self, connection: Connection, granted: Granted) -> None:
         """Raises if what was granted is gone already, or cannot be granted to this process after all."""
-        leases = self._store.device_leases
-        if not leases.has(session.number, granted.lease):
+        leases = self._leases
+        if not leases.has(connection.number, granted.lease):
             raise DeviceLostError(f"the memory at {granted.place} was lost at this moment; open again")
-        if leases.must_outlive(granted.place) and not session.watch_process():
-            leases.take_back(session.number, granted.lease)
+        if leases.must_outlive(granted.place) and not connection.watch_process():
+            leases.take_back(connection.number, granted.lease)
             raise NotSupportedError(
-                f"process {session.peer.pid} cannot be seen from here, and memory at {granted.place} must not be freed "
-                "before it has ended: share process ids (containers: --pid=host), or have the daemon use vmm"
+                f"process {connection.peer.pid} cannot be seen from here, and memory at {granted.place} must not be "
+                "freed before it has ended: share process ids (containers: --pid=host), or have the daemon use vmm"
             )
 
 
@@ -161,9 +163,9 @@ def grant_message(request_id: int, granted: Granted) -> Message:
 
 
 def file_name(peer: Peer, path: str) -> str:
-    """The store's name for a file. Others' files are not opened on somebody's word: the daemon may see more than he."""
+    """The store's name for a file. Another user may not have files opened by path: the daemon may see more of them."""
     if not os.path.isabs(path):
-        raise CallerError(f"{path!r} is not absolute; the daemon does not know your working folder")
+        raise CallerError(f"{path!r} is not absolute; the daemon does not know your current folder")
     if peer.uid not in (0, os.geteuid()):
         raise PermissionDeniedError(
             f"user {peer.uid} may open registered models of this daemon, but no files by path; it runs as user "

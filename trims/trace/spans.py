@@ -1,20 +1,17 @@
-"""A span and the tracer that collects them. Off, it costs one check.
-
-Sinks beyond memory (Chrome JSON, OTLP) read `Tracer.spans`; none is imported here.
-"""
+"""A span and the tracer that collects them. Off, it costs one check."""
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 _KEPT_SPANS = 10_000
 
@@ -46,16 +43,19 @@ class Tracer:
     """Keeps the last spans of this process.
 
     Args:
-        enabled: False makes `span` do nothing but give an empty span.
+        enabled: False makes `span` do nothing and give None.
     """
 
     def __init__(self, *, enabled: bool = True) -> None:
         self.enabled = enabled
         self.spans: deque[Span] = deque(maxlen=_KEPT_SPANS)
 
-    @contextmanager
-    def span(self, name: str, **attributes: Any) -> Iterator[Span]:
+    def span(self, name: str, **attributes: Any) -> AbstractContextManager[Span | None]:
         """Time a block. The span is kept also if the block raises; then it carries the error's class."""
+        return self._timed(name, attributes) if self.enabled else _OFF
+
+    @contextmanager
+    def _timed(self, name: str, attributes: dict[str, Any]) -> Iterator[Span]:
         span = Span(name, time.monotonic_ns(), 0, threading.get_ident(), attributes)
         try:
             yield span
@@ -64,22 +64,7 @@ class Tracer:
             raise
         finally:
             span.duration_ns = time.monotonic_ns() - span.start_ns
-            if self.enabled:
-                self.spans.append(span)
+            self.spans.append(span)
 
 
-def chrome_trace(spans: list[Span]) -> dict[str, Any]:
-    """Spans in the Trace Event Format that Perfetto and chrome://tracing open. Times in microseconds."""
-    events = [
-        {
-            "name": span.name,
-            "ph": "X",
-            "ts": span.start_ns / 1e3,
-            "dur": span.duration_ns / 1e3,
-            "pid": os.getpid(),
-            "tid": span.thread,
-            "args": span.attributes,
-        }
-        for span in spans
-    ]
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+_OFF = nullcontext()

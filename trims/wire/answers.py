@@ -13,11 +13,22 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
 
 PROTOCOL_VERSION = 1
+#: Characters of an error's message that travel. What errors quote may be as long as a request; in JSON a character
+#: takes up to 12 bytes, and the whole must fit into one frame.
+MAX_ERROR_CHARACTERS = 4000
 
 
 def error_message(error: TrimsError, request_id: int | None) -> Message:
     """An answer that carries an error; without an id it concerns the whole session, which then ends."""
-    return {"id": request_id, "error": {"code": error.code, "message": str(error)}}
+    return {"id": request_id, "error": {"code": error.code, "message": shortened(str(error))}}
+
+
+def shortened(message: str) -> str:
+    """A message that fits into a frame; the middle of a longer one is left out."""
+    if len(message) <= MAX_ERROR_CHARACTERS:
+        return message
+    half = MAX_ERROR_CHARACTERS // 2
+    return f"{message[:half]} [... {len(message) - 2 * half} characters left out ...] {message[-half:]}"
 
 
 def raise_if_error(message: Message) -> Message:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
 
 _MAX_NAME = 4096
-_MAX_DEADLINE_S = 1e6
+MAX_DEADLINE_S = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Attach:
 
 
 @dataclass(frozen=True, slots=True)
-class Working:
+class Workspace:
     """Tell how much of the device this process was seen to need beside the weights that one of its leases is for."""
 
     id: int
@@ -81,7 +81,7 @@ class Working:
     nbytes: int
 
 
-Request = Hello | Open | Resume | Close | Attach | Working
+Request = Hello | Open | Resume | Close | Attach | Workspace
 
 
 def parse_request(message: Message) -> Request:
@@ -95,16 +95,16 @@ def parse_request(message: Message) -> Request:
     if operation == "attach":
         _only(message, "id", "lease")
         return Attach(_number(message, "id"), _number(message, "lease"))
-    if operation == "working":
+    if operation == "workspace":
         _only(message, "id", "lease", "nbytes")
-        return Working(_number(message, "id"), _number(message, "lease"), _number(message, "nbytes"))
+        return Workspace(_number(message, "id"), _number(message, "lease"), _number(message, "nbytes"))
     if operation == "hello":
         _only(message, "protocol", "agent")
         return Hello(_number(message, "protocol"), _text(message, "agent") or "")
     if operation == "resume":
         _only(message, "id", "key", "place")
         return Resume(_number(message, "id"), _text(message, "key") or "", _text(message, "place") or "")
-    known = "open, prefetch, close, resume, attach, working and hello"
+    known = "open, prefetch, close, resume, attach, workspace and hello"
     raise BadMessageError(f"unknown op {operation!r}; {known} are known"[:200])
 
 
@@ -136,6 +136,8 @@ def _text(message: Message, name: str) -> str | None:
         return None
     if not isinstance(value, str) or len(value) > _MAX_NAME or "\0" in value:
         raise BadMessageError(f"{name!r} must be text of at most {_MAX_NAME} characters"[:200])
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise BadMessageError(f"{name!r} holds half of a surrogate pair, which is no text")
     return value
 
 
@@ -143,6 +145,6 @@ def _deadline(message: Message) -> float | None:
     value = message.get("deadline_s")
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_DEADLINE_S:
-        raise BadMessageError(f"'deadline_s' must be a number of seconds from 0 to {_MAX_DEADLINE_S:.0f}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_DEADLINE_S:
+        raise BadMessageError(f"'deadline_s' must be a number of seconds from 0 to {MAX_DEADLINE_S:.0f}")
     return float(value)

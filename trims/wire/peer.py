@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, as the kernel tells it. For daemon and keepers.
+"""The process at the other end of a Unix socket, as the kernel tells it. For daemon and keepers.
 
 Clients ask for themselves (`trims_client.channel`): one more module would be a part of each cold start.
 """
@@ -14,7 +14,7 @@ _UCRED = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process that connected; seen from who connected, the one that listens.
+    """The process that connected; seen from that process, the one that listens.
 
     Attributes:
         pid: 0 if it is in another process-id namespace.
@@ -26,5 +26,5 @@ class Peer:
 
     @classmethod
     def of(cls, sock: socket.socket) -> Peer:
-        """Who is connected to this socket (SO_PEERCRED)."""
+        """The process connected to this socket (SO_PEERCRED)."""
         return cls(*_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -53,14 +53,21 @@ def status_of(error: TrimsError) -> grpc.StatusCode:
 def abort(context: grpc.ServicerContext, error: TrimsError) -> NoReturn:
     """End a call with an error."""
     context.set_trailing_metadata(((CODE_KEY, error.code),))
-    context.abort(status_of(error), str(error)[:_MAX_DETAILS])
+    context.abort(status_of(error), _fitting(str(error)))
     raise AssertionError("abort() does not return")
+
+
+def _fitting(details: str) -> str:
+    """A message that gRPC can carry: it writes each byte beyond ASCII as three, and all must fit into its metadata."""
+    data = details.encode(errors="replace")
+    most = _MAX_DETAILS if data.isascii() else _MAX_DETAILS // 3
+    return data[:most].decode(errors="ignore")
 
 
 def error_from(call: grpc.RpcError, address: str) -> TrimsError:
     """The error a failed call carries; a daemon that does not answer becomes DaemonAwayError."""
-    assert isinstance(call, grpc.Call), "every RpcError of a finished call is one"
-    trailers = {key: value for key, value, *_ in call.trailing_metadata() or ()}
+    assert isinstance(call, grpc.Call | grpc.aio.AioRpcError), "every RpcError of a finished call is one"
+    trailers: dict[str, Any] = {item[0]: item[1] for item in tuple[Any, ...](call.trailing_metadata() or ())}
     code = trailers.get(CODE_KEY)
     details = call.details() or ""
     if code is not None:

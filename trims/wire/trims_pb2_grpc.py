@@ -122,7 +122,7 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Unregister(self, request, context):
-        """Forget a name. Its image goes once nobody reads it and no other name stands for it.
+        """Forget a name. Its image goes once no lease holds it and no other name stands for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

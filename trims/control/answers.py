@@ -1,0 +1,294 @@
+"""What a daemon answers to an operator, as plain frozen values. Times are in seconds, sizes in bytes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, is_dataclass
+from functools import cache
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A session that holds leases of a replica.
+
+    Attributes:
+        session: Its number.
+        pid: Its process; 0 if it is gone already.
+        uid: The user of that process.
+        agent: What the client calls itself.
+        leases: How many it holds.
+    """
+
+    session: int
+    pid: int
+    uid: int
+    agent: str
+    leases: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One image at one place.
+
+    Attributes:
+        key: Of the image.
+        place: `cpu`, `disk` or `gpu:N`.
+        state: `queued`, `filling`, `sealed`, `draining` or `freeing`.
+        waiters: Requests that wait for it.
+        keep_left_s: Seconds until its keep-alive ends; None: it stays until its room is needed.
+        cost_s: What filling it took.
+        uses: How often it was opened.
+        idle_s: Seconds since its last use; 0 while it is held.
+        digest: blake3 of the image; empty while it is not sealed.
+        location: Where its bytes are: name of a segment, path, or image of a keeper.
+        generation: Counts its incarnations.
+        names: All names that stand for the image.
+        story: The steps it went through; only in `Model.replicas` of `show`.
+        device: UUID of the GPU it lies on; empty on the host.
+    """
+
+    key: str
+    place: str
+    state: str
+    nbytes: int
+    leases: int
+    waiters: int
+    pinned: bool
+    keep_left_s: float | None
+    cost_s: float
+    uses: int
+    idle_s: float
+    digest: str
+    location: str
+    generation: int
+    names: tuple[str, ...]
+    holders: tuple[Holder, ...]
+    story: tuple[str, ...]
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A registered model.
+
+    Attributes:
+        format: Of its artifact; empty until it was looked into.
+        key: Of its image; empty until it was looked into.
+        replicas: Where its image lies, fastest place first.
+        manifest_json: Its manifest.
+        image_bytes: Length of its image; 0 until it was converted.
+    """
+
+    name: str
+    version: str
+    description: str
+    framework: str
+    format: str
+    key: str
+    replicas: tuple[Replica, ...]
+    manifest_json: str
+    image_bytes: int
+    license: str
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Its manifest, read."""
+        found: dict[str, Any] = json.loads(self.manifest_json)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One tier, and how full it is.
+
+    Attributes:
+        policy: Which idle replica goes first.
+    """
+
+    place: str
+    capacity_bytes: int
+    charged_bytes: int
+    replicas: int
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU with a tier, and the keeper that owns its memory.
+
+    Attributes:
+        uuid: Empty until its keeper has said it.
+        driver: How its memory is shared: `vmm` or `ipc`.
+        keeper_pid: 0 if its keeper is gone.
+        keeper_awake: The keeper holds a CUDA context, which takes device memory.
+        free_bytes: Of the whole device; None if the driver does not say.
+        total_bytes: The same.
+        trouble: Why the keeper does not answer; empty if it does.
+    """
+
+    place: str
+    uuid: str
+    name: str
+    driver: str
+    keeper_pid: int
+    keeper_awake: bool
+    weights_bytes: int
+    capacity_bytes: int
+    free_bytes: int | None
+    total_bytes: int | None
+    leases: int
+    trouble: str
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Which daemon answers.
+
+    Attributes:
+        status: `serving` or `draining`.
+        boot: Another one in each life of the daemon.
+        protocol: Version of the attach door's protocol.
+    """
+
+    status: str
+    version: str
+    pid: int
+    boot: str
+    protocol: int
+    state_dir: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counters and sums.
+
+    Attributes:
+        counters: What happened how often since the daemon's start.
+        gpu_off: Why there is no tier for GPUs; empty if there is one.
+        unverified_bytes: Left by an earlier daemon, still to be read and hashed.
+        max_files: Files that the daemon may have open.
+        max_sessions: Of them for sessions.
+        max_images: Of them for images.
+        images: Images that are open now.
+    """
+
+    counters: dict[str, int]
+    tiers: tuple[Tier, ...]
+    sessions: int
+    leases: int
+    uptime_s: float
+    devices: tuple[Device, ...]
+    gpu_off: str
+    unverified_bytes: int
+    max_files: int
+    max_sessions: int
+    max_images: int
+    images: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What `trims status` shows."""
+
+    health: Health
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Residents:
+    """What `trims ps` shows: everything in memory and on disk, and the GPUs."""
+
+    replicas: tuple[Replica, ...]
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How far a load is.
+
+    Attributes:
+        phase: `resolving`, `queued`, `filling` or `done`.
+        replica: With `done`.
+    """
+
+    phase: str
+    done_bytes: int
+    total_bytes: int
+    done: bool
+    replica: Replica | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """What an eviction did.
+
+    Attributes:
+        freed: Places where the model lies no longer.
+        draining: Places from which it goes when its last lease closes.
+    """
+
+    freed: tuple[str, ...]
+    draining: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A replica went from one state to another.
+
+    Attributes:
+        names: That stand for its image.
+    """
+
+    key: str
+    place: str
+    old: str
+    new: str
+    why: str
+    generation: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a check found.
+
+    Attributes:
+        findings: A sentence for each fault; none is good news.
+        replicas: How many were examined.
+        verified_bytes: How many bytes were read and hashed.
+    """
+
+    findings: tuple[str, ...]
+    replicas: int
+    verified_bytes: int
+
+
+def read(kind: type[_Answer], message: Message) -> _Answer:
+    """A value of that class from the message with the fields of the same names."""
+    return kind(**{name: _value(message, name, hint) for name, hint in _hints(kind).items()})  # type: ignore[arg-type]
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _value(message: Message, name: str, hint: Any) -> Any:
+    if NoneType in get_args(hint):
+        if not message.HasField(name):
+            return None
+        hint = next(each for each in get_args(hint) if each is not NoneType)
+    value = getattr(message, name)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return read(hint, value)
+    if get_origin(hint) is tuple:
+        item: type[Any] = get_args(hint)[0]
+        return tuple(read(item, each) for each in value) if is_dataclass(item) else tuple(value)
+    return dict(value) if get_origin(hint) is dict else value

@@ -1,0 +1,387 @@
+"""Orders and questions to a daemon from Python: what the `trims` command does, blocking or with asyncio."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from trims.control import orders
+from trims.control.answers import (
+    Change,
+    Evicted,
+    Health,
+    Loading,
+    Model,
+    Replica,
+    Report,
+    Residents,
+    Stats,
+    Status,
+    read,
+)
+from trims.core.errors import InUseError, TrimsError
+from trims.wire import trims_pb2 as pb
+from trims.wire import trims_pb2_grpc
+from trims.wire.status import error_from
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+_NOTHING = pb.Empty()
+#: Loads that are begun if the model is evicted between its load and the answer.
+_TRIES = 5
+
+
+class _Door:
+    """A control door, and its errors as errors of the tree."""
+
+    def __init__(self, runtime_dir: str | os.PathLike[str] | None) -> None:
+        self._address = orders.control_socket(runtime_dir)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise error_from(error, str(self._address)) from error
+
+
+class Admin(_Door):
+    """A client of a daemon's control door. A context manager; safe to use from several threads.
+
+    Every method raises DaemonAwayError if no daemon answers, and what is listed with it.
+
+    Args:
+        runtime_dir: Folder of the daemon's sockets; None for `$TRIMS_RUNTIME_DIR` or the default of this user.
+    """
+
+    def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(runtime_dir)
+        self._channel = grpc.insecure_channel(f"unix:{self._address}")
+        self._stub: Any = trims_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call] # generated code
+
+    # -- models ----------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        source: orders.Source,
+        *,
+        name: str | None = None,
+        replace: bool = False,
+        lazy: bool = False,
+        on_progress: Callable[[Loading], None] | None = None,
+    ) -> Model:
+        """Register a model and convert it, so that its image lies on disk.
+
+        Args:
+            source: A manifest (a .yaml file, or a mapping), an artifact, or the folder of a Hugging Face model.
+            name: For an artifact; by default made from its file or folder.
+            replace: Replace another manifest of the same name.
+            lazy: Do not convert now; the first load will.
+            on_progress: Called now and then while it is converted.
+
+        Raises:
+            CallerError, ManifestError, ModelExistsError; ArtifactError, ConversionError or CapacityError if it cannot
+            be converted: then a name that is new is forgotten again.
+        """
+        request = orders.register(source, name, replace=replace)
+        known = {model.name for model in self.models()}
+        with self._errors():
+            made = self._stub.Register(request)
+        if not lazy:
+            try:
+                self.load(made.name, "disk", on_progress=on_progress)
+            except BaseException:
+                if made.name not in known:
+                    self.remove(made.name)
+                raise
+        return self.show(made.name)
+
+    def remove(self, name: str) -> None:
+        """Forget a name; its image goes once no lease holds it and no other name stands for it.
+
+        Raises ModelNotFoundError.
+        """
+        with self._errors():
+            self._stub.Unregister(pb.NameRequest(name=name))
+
+    def models(self) -> list[Model]:
+        """All registered models."""
+        with self._errors():
+            return [read(Model, each) for each in self._stub.List(_NOTHING).models]
+
+    def show(self, name: str) -> Model:
+        """Everything about one model. Raises ModelNotFoundError."""
+        with self._errors():
+            return read(Model, self._stub.Describe(pb.NameRequest(name=name)))
+
+    # -- residency -------------------------------------------------------------------------------------------------
+
+    def load(
+        self,
+        name: str,
+        place: str | None = None,
+        *,
+        deadline_s: float | None = None,
+        on_progress: Callable[[Loading], None] | None = None,
+    ) -> Replica:
+        """Have a model loaded before it is needed, and wait for it.
+
+        Args:
+            name: A registered model.
+            place: `cpu`, `disk` or `gpu:N`; None for what its manifest says.
+            deadline_s: Seconds to wait for the load and for room; None waits for a load, but not for leases to end.
+            on_progress: Called several times a second.
+
+        Raises:
+            ModelNotFoundError, ArtifactError, ConversionError, CapacityError, DeadlineError.
+        """
+        for _ in range(_TRIES):
+            with self._errors():
+                for message in self._stub.Load(orders.load(name, place, deadline_s)):
+                    progress = read(Loading, message)
+                    if on_progress is not None:
+                        on_progress(progress)
+                    if progress.replica is not None:
+                        return progress.replica
+        raise _never_there(name)
+
+    def evict(self, name: str, place: str | None = "cpu", *, drain: bool = False) -> Evicted:
+        """Free a model's memory at a place, or everywhere; it stays registered.
+
+        Args:
+            name: A registered model, a path as `residents` shows it, or the beginning of an image key.
+            place: None for all places, the image on disk included.
+            drain: Let leases run out first.
+
+        Raises:
+            InUseError: It is leased or pinned, and `drain` was not asked for.
+            ModelNotFoundError: Nothing has this name.
+        """
+        with self._errors():
+            return read(Evicted, self._stub.Evict(pb.EvictRequest(name=name, place=place or "", drain=drain)))
+
+    def pin(self, name: str, place: str = "cpu") -> None:
+        """Never evict a model from a place. Does not load it. Raises ModelNotFoundError, NotSupportedError."""
+        with self._errors():
+            self._stub.Pin(pb.PinRequest(name=name, place=place))
+
+    def unpin(self, name: str, place: str = "cpu") -> None:
+        """Take a pin back."""
+        with self._errors():
+            self._stub.Unpin(pb.PinRequest(name=name, place=place))
+
+    def residents(self) -> Residents:
+        """What is where, held by which process, until when; and the GPUs."""
+        with self._errors():
+            return read(Residents, self._stub.Resident(_NOTHING))
+
+    def watch(self) -> Generator[Change, None, None]:
+        """Changes of state: all from the return of this call on. Close the generator to end it."""
+        with self._errors():
+            call = self._stub.Watch(_NOTHING)
+            call.initial_metadata()  # it comes once the daemon has begun to watch
+        return self._changes(call)
+
+    def _changes(self, call: Any) -> Generator[Change, None, None]:
+        with self._errors():
+            try:
+                for message in call:
+                    yield read(Change, message)
+            finally:
+                call.cancel()
+
+    # -- the daemon ------------------------------------------------------------------------------------------------
+
+    def status(self) -> Status:
+        """Which daemon answers, and how full it is."""
+        with self._errors():
+            return Status(read(Health, self._stub.Health(_NOTHING)), read(Stats, self._stub.Stats(_NOTHING)))
+
+    def check(self, *, verify: bool = False) -> Report:
+        """Hold the books of the daemon against the facts; with `verify`, read and hash every replica."""
+        with self._errors():
+            return read(Report, self._stub.Check(pb.CheckRequest(verify=verify)))
+
+    def drain(self) -> None:
+        """Have the daemon take no new opens; leases run on."""
+        with self._errors():
+            self._stub.Drain(_NOTHING)
+
+    def shutdown(self, *, purge: bool = False) -> None:
+        """End the daemon. Models stay in memory for the next one, unless `purge`."""
+        with self._errors():
+            self._stub.Shutdown(pb.ShutdownRequest(purge=purge))
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class AsyncAdmin(_Door):
+    """`Admin` for asyncio: the same methods, awaited. Use it in one event loop, with `async with`."""
+
+    def __init__(self, runtime_dir: str | os.PathLike[str] | None = None) -> None:
+        super().__init__(runtime_dir)
+        self._channel = grpc.aio.insecure_channel(f"unix:{self._address}")
+        self._stub: Any = trims_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call] # generated code
+
+    async def add(
+        self,
+        source: orders.Source,
+        *,
+        name: str | None = None,
+        replace: bool = False,
+        lazy: bool = False,
+        on_progress: Callable[[Loading], None] | None = None,
+    ) -> Model:
+        """See `Admin.add`."""
+        request = orders.register(source, name, replace=replace)
+        known = {model.name for model in await self.models()}
+        with self._errors():
+            made = await self._stub.Register(request)
+        if not lazy:
+            try:
+                await self.load(made.name, "disk", on_progress=on_progress)
+            except BaseException:
+                if made.name not in known:
+                    await self.remove(made.name)
+                raise
+        return await self.show(made.name)
+
+    async def remove(self, name: str) -> None:
+        """See `Admin.remove`."""
+        with self._errors():
+            await self._stub.Unregister(pb.NameRequest(name=name))
+
+    async def models(self) -> list[Model]:
+        """See `Admin.models`."""
+        with self._errors():
+            return [read(Model, each) for each in (await self._stub.List(_NOTHING)).models]
+
+    async def show(self, name: str) -> Model:
+        """See `Admin.show`."""
+        with self._errors():
+            return read(Model, await self._stub.Describe(pb.NameRequest(name=name)))
+
+    async def load(
+        self,
+        name: str,
+        place: str | None = None,
+        *,
+        deadline_s: float | None = None,
+        on_progress: Callable[[Loading], None] | None = None,
+    ) -> Replica:
+        """See `Admin.load`."""
+        for _ in range(_TRIES):
+            with self._errors():
+                async for message in self._stub.Load(orders.load(name, place, deadline_s)):
+                    progress = read(Loading, message)
+                    if on_progress is not None:
+                        on_progress(progress)
+                    if progress.replica is not None:
+                        return progress.replica
+        raise _never_there(name)
+
+    async def evict(self, name: str, place: str | None = "cpu", *, drain: bool = False) -> Evicted:
+        """See `Admin.evict`."""
+        with self._errors():
+            return read(Evicted, await self._stub.Evict(pb.EvictRequest(name=name, place=place or "", drain=drain)))
+
+    async def pin(self, name: str, place: str = "cpu") -> None:
+        """See `Admin.pin`."""
+        with self._errors():
+            await self._stub.Pin(pb.PinRequest(name=name, place=place))
+
+    async def unpin(self, name: str, place: str = "cpu") -> None:
+        """See `Admin.unpin`."""
+        with self._errors():
+            await self._stub.Unpin(pb.PinRequest(name=name, place=place))
+
+    async def residents(self) -> Residents:
+        """See `Admin.residents`."""
+        with self._errors():
+            return read(Residents, await self._stub.Resident(_NOTHING))
+
+    async def watch(self) -> AsyncGenerator[Change, None]:
+        """See `Admin.watch`: `async for change in await admin.watch()`."""
+        with self._errors():
+            call = self._stub.Watch(_NOTHING)
+            await call.initial_metadata()
+        return self._changes(call)
+
+    async def _changes(self, call: Any) -> AsyncGenerator[Change, None]:
+        with self._errors():
+            try:
+                async for message in call:
+                    yield read(Change, message)
+            finally:
+                call.cancel()
+
+    async def status(self) -> Status:
+        """See `Admin.status`."""
+        with self._errors():
+            health, stats = await self._stub.Health(_NOTHING), await self._stub.Stats(_NOTHING)
+            return Status(read(Health, health), read(Stats, stats))
+
+    async def check(self, *, verify: bool = False) -> Report:
+        """See `Admin.check`."""
+        with self._errors():
+            return read(Report, await self._stub.Check(pb.CheckRequest(verify=verify)))
+
+    async def drain(self) -> None:
+        """See `Admin.drain`."""
+        with self._errors():
+            await self._stub.Drain(_NOTHING)
+
+    async def shutdown(self, *, purge: bool = False) -> None:
+        """See `Admin.shutdown`."""
+        with self._errors():
+            await self._stub.Shutdown(pb.ShutdownRequest(purge=purge))
+
+    async def close(self) -> None:
+        """See `Admin.close`."""
+        await self._channel.close(None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _never_there(name: str) -> TrimsError:
+    return InUseError(f"{name} was loaded {_TRIES} times, and each time evicted before its load was answered; pin it")
+
+
+def admin(runtime_dir: str | os.PathLike[str] | None = None) -> Admin:
+    """A client of the control door of this machine's daemon; see `Admin`.
+
+    >>> with trims.admin() as daemon:
+    ...     daemon.status().health.status
+    'serving'
+    """
+    return Admin(runtime_dir)
+
+
+def aadmin(runtime_dir: str | os.PathLike[str] | None = None) -> AsyncAdmin:
+    """The same for asyncio; see `AsyncAdmin`."""
+    return AsyncAdmin(runtime_dir)
