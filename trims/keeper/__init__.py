@@ -1,1 +1,1 @@
-"""The keeper: one process for each GPU, which owns its memory for the daemon and outlives it."""
+"""The keeper: one process for each GPU. It owns the device's memory for the daemon, and outlives the daemon."""

@@ -1,6 +1,6 @@
-"""The daemon's side of a keeper: one connection, on which orders are given one after the other.
+"""The daemon's side of a keeper: one connection, on which orders are sent one after the other.
 
-A keeper that dies shows as DeviceLostError. Not covered: starting keepers (`launch`).
+If the keeper dies, methods raise DeviceLostError. Not covered: starting keepers (`launch`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from trims.memory.cuda.drivers import Export
 
-#: Seconds within which a keeper answers if it is well.
+#: Seconds within which a healthy keeper answers.
 ANSWER_S = 30.0
 _READ_BYTES = 64 << 10
 _MOST_FDS = 4
@@ -36,7 +36,7 @@ _MOST_FDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A sealed image a keeper holds."""
+    """A sealed image that a keeper holds."""
 
     image: int
     key: str
@@ -46,7 +46,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class KeeperState:
-    """What a keeper says of itself. `peers` are UUIDs of the devices it can copy from."""
+    """A keeper's answer to `hello`. `peers` are the UUIDs of the devices that it can copy from."""
 
     pid: int
     device: str
@@ -58,14 +58,14 @@ class KeeperState:
 
 
 class KeeperConnection:
-    """A connected keeper. Not safe for several threads: make one for each. A context manager.
+    """A connection to a keeper. Not safe for several threads: make one for each thread. A context manager.
 
     Args:
-        path: Of the keeper's socket. Raises DaemonAwayError if none serves there, CapacityError if this process has
-            no descriptor left for it.
-        answer_s: Seconds within which an answer must come; then the keeper counts as gone.
-        progress_s: The same for each word of progress of a copy. Pinning a large file's pages tells nothing meanwhile,
-            so it is long.
+        path: The keeper's socket. Raises DaemonAwayError if no keeper serves there, CapacityError if this process has
+            no descriptor left.
+        answer_s: Seconds to wait for an answer; after that the keeper counts as gone.
+        progress_s: Seconds to wait for each progress message of a copy. Pinning the pages of a large file sends no
+            progress, so this is long.
     """
 
     def __init__(self, path: Path, *, answer_s: float = ANSWER_S, progress_s: float = 300.0) -> None:
@@ -75,7 +75,7 @@ class KeeperConnection:
         try:
             self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
-            raise CapacityError(f"nothing can be said to the keeper at {path}: {error.strerror or error}") from error
+            raise CapacityError(f"no descriptor to reach the keeper at {path}: {error.strerror or error}") from error
         self._decoder = Decoder()
         self._read_ahead: deque[Message] = deque()
         self._fds: list[int] = []
@@ -87,7 +87,7 @@ class KeeperConnection:
             raise DaemonAwayError(f"no keeper serves at {path}: {error.strerror or error}") from error
 
     def hello(self) -> KeeperState:
-        """Who it is and what it holds."""
+        """The keeper's state and its sealed images."""
         first = self._order({"op": "hello"})
         images = [Kept(**self._next()) for _ in range(first["images"])]
         peers = frozenset(first["peers"])
@@ -96,47 +96,47 @@ class KeeperConnection:
         )
 
     def room(self) -> tuple[int, int]:
-        """Bytes free on the device and in all."""
+        """Free and total bytes of the device."""
         answer = self._order({"op": "room"})
         return answer["free_bytes"], answer["total_bytes"]
 
     def create(self, nbytes: int) -> int:
-        """Begin an image, which goes with this connection until it is sealed. Raises CapacityError."""
+        """Allocate an image and return its number. Unless sealed, it ends with the connection. Raises CapacityError."""
         return int(self._order({"op": "create", "nbytes": nbytes})["image"])
 
     def fill(self, image: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
-        """Have it copied from a file."""
+        """Have the image copied from a file."""
         self._until("filled", {"op": "fill", "image": image}, [fd], on_progress)
 
     def copy(self, image: int, source: Export, head_fd: int, on_progress: Callable[[int], None] | None = None) -> None:
-        """Have it copied from another device's, whose export and head stay the caller's."""
+        """Have the image copied from another device. The caller keeps `source` and `head_fd` and closes them."""
         fds = [head_fd] if source.fd < 0 else [head_fd, source.fd]
         order = {"op": "copy", "image": image, **export_message(source)}
         self._until("filled", order, fds, on_progress)
 
     def seal(self, image: int, key: str, digest: str) -> None:
-        """Make it permanent."""
+        """Seal the image: it outlives this connection."""
         self._order({"op": "seal", "image": image, "key": key, "digest": digest})
 
     def export(self, image: int) -> tuple[Export, int]:
-        """What borrowers need, and the head's descriptor; both are the caller's to close."""
+        """What borrowers need, and the head's descriptor. The caller must close both."""
         answer = self._order({"op": "export", "image": image})
         taken = self._taken()
         if not taken:
-            raise CapacityError("the descriptors of an image did not arrive: this process has too many open")
+            raise CapacityError("the descriptors of an image did not arrive: this process has too many open files")
         head_fd, *fds = taken
         return export_of(answer, fds[0] if fds else -1), head_fd
 
     def read(self, image: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
-        """Have it copied into a file."""
+        """Have the image copied into a file."""
         self._until("read", {"op": "read", "image": image}, [fd], on_progress)
 
     def digest(self, image: int) -> str:
-        """blake3 of what lies on the device, hex."""
+        """blake3 of the image's bytes on the device, in hex."""
         return str(self._begin({"op": "digest", "image": image}, (), None)["digest"])
 
     def free(self, image: int) -> None:
-        """Give it up. Idempotent."""
+        """Have the image freed. Idempotent."""
         self._order({"op": "free", "image": image})
 
     def end(self) -> None:
@@ -144,35 +144,35 @@ class KeeperConnection:
         self._order({"op": "end"})
 
     def wait_for_end(self, wait_s: float | None = None) -> bool:
-        """Until the keeper ends, or another thread calls `interrupt`; False if neither within so many seconds.
+        """Wait until the keeper ends or another thread calls `interrupt`. False if neither happens within `wait_s`.
 
-        For a connection on which nothing is ordered.
+        For a connection on which no orders are sent.
         """
         try:
             self._sock.settimeout(wait_s)
             self._sock.recv(1)
-        except (TimeoutError, BlockingIOError):  # the second if it is not to wait at all
+        except (TimeoutError, BlockingIOError):  # BlockingIOError if `wait_s` is 0
             return False
         except OSError:
             pass
         return True
 
     def kill(self) -> None:
-        """End the keeper's process. Raises OSError if it is another user's, or not to be seen from here."""
+        """Kill the keeper's process. Raises OSError if it belongs to another user or another PID namespace."""
         process_fd = os.pidfd_open(Peer.of(self._sock).pid)
         try:
-            if not self.wait_for_end(0.0):  # while it holds its end, the number is its own
+            if not self.wait_for_end(0.0):  # the connection is open, so the id is still that of the keeper
                 signal.pidfd_send_signal(process_fd, signal.SIGKILL)
         finally:
             os.close(process_fd)
 
     def interrupt(self) -> None:
-        """Have whoever waits on it, in another thread, find it closed by the keeper."""
+        """Wake a thread that waits on this connection, as if the keeper had closed it."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close the connection, whoever else has a copy of its descriptor. Idempotent."""
+        """Close the connection, even if another process has a copy of its descriptor. Idempotent."""
         self.interrupt()
         self._sock.close()
         for fd in self._taken():
@@ -197,7 +197,7 @@ class KeeperConnection:
         return self._begin(message, (), self._answer_s)
 
     def _begin(self, message: Message, fds: Sequence[int], wait_s: float | None) -> Message:
-        """Say it and take the first answer. `wait_s` is the limit for each answer; None for none."""
+        """Send an order and return the first answer. `wait_s` limits the wait for each answer; None for no limit."""
         try:
             self._sock.settimeout(wait_s)
             socket.send_fds(self._sock, [encode(message)], fds)
@@ -223,8 +223,9 @@ class KeeperConnection:
 
     def _lost(self, error: OSError) -> DeviceLostError:
         if isinstance(error, TimeoutError):
-            # A late answer would be taken for the next order's; and a keeper that comes to itself drops our drafts.
+            # Otherwise a late answer would be taken for that of the next order. The hang-up also makes a keeper that
+            # recovers free this connection's drafts.
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)
-            return DeviceLostError(f"the keeper at {self._path} does not answer within {self._sock.gettimeout():g} s")
+            return DeviceLostError(f"the keeper at {self._path} did not answer within {self._sock.gettimeout():g} s")
         return DeviceLostError(f"the keeper at {self._path} is gone: {error}")

@@ -1,7 +1,7 @@
 """The head of an image on a device: its header, index and program in host memory, for borrowers to find tensors by.
 
-A head is a file as long as the image in which only those parts are written: readers of images read it as they read any,
-and it takes a few pages. Its tensors read as zeros; who borrows from a device looks them up on the device.
+A head is a file of the image's length in which only these parts are written. So the ordinary image reader opens it, and
+it takes a few pages of memory. Its tensors read as zeros; borrowers take the tensors from the device.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_
 
 
 def make_head(fd: int, nbytes: int) -> int:
-    """A sealed, read-only descriptor of the head of the image in `fd`, whose end is up to the caller.
+    """A sealed, read-only descriptor of the head of the image in `fd`. The caller must close it.
 
-    The file is read, never mapped: one that is truncated meanwhile, or on a disk that fails, is an error, not SIGBUS.
+    The file is read, never mapped. So a file that is truncated meanwhile, or a failing disk, is an error, not SIGBUS.
 
     Raises ImageError if the file is no image, or cannot be read.
     """
@@ -34,7 +34,7 @@ def make_head(fd: int, nbytes: int) -> int:
     try:
         os.ftruncate(head, nbytes)
         _copy(fd, head, 0, min(nbytes, _fixed_bytes(fd, nbytes)))
-        with contextlib.closing(FileMapping(head, nbytes)) as mapping:  # of memory that is ours
+        with contextlib.closing(FileMapping(head, nbytes)) as mapping:  # no other process can truncate it
             parts = list(_parts(ImageView(mapping.view())))
         for begin, count in parts:
             _copy(fd, head, begin, count)
@@ -45,7 +45,7 @@ def make_head(fd: int, nbytes: int) -> int:
 
 
 def _fixed_bytes(fd: int, nbytes: int) -> int:
-    """Length of what says where everything else lies."""
+    """Length of the part that says where the other parts lie: JSON header and index header."""
     try:
         return LENGTH.size + header_length(_read(fd, 0, LENGTH.size), nbytes, "image") + HEADER.size
     except ArtifactError as error:
@@ -53,7 +53,7 @@ def _fixed_bytes(fd: int, nbytes: int) -> int:
 
 
 def _parts(image: ImageView) -> Iterator[tuple[int, int]]:
-    """Begin and length of what a head has."""
+    """Begin and length of the parts that a head has."""
     index, start = image.index_header, image.data_start
     yield 0, start + index.index_bytes
     if index.program_bytes:

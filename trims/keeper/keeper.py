@@ -1,7 +1,7 @@
-"""What a keeper does: allocate, fill, seal, export and free images on its device. No sockets here (`server`).
+"""What a keeper does: allocate, fill, seal, export and free images on its device. Not covered: sockets (`server`).
 
-The context, which takes hundreds of megabytes of the device, is made when something needs it and given back when
-nothing has for a while: sealed `vmm` images need none. Methods may be called from several threads.
+A CUDA context takes hundreds of megabytes of the device. It is made when an order needs it, and given back when none
+has needed it for `idle_s` seconds: sealed `vmm` images need no context. Methods may be called from several threads.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Held:
     """One image on the device.
 
     Attributes:
-        number: In the life of this keeper.
-        nbytes: Of the image.
+        number: Identifies the image; never used by an earlier keeper.
+        nbytes: Length of the image in bytes.
         key: Image key; empty until sealed.
         digest: blake3 of all bytes; empty until sealed.
-        head_fd: Its head, -1 until it was filled.
-        filled: Every byte is there.
-        freeing: Held while its memory is given back, so that this is done once.
-        going: It is being given back, and nothing else may use it.
+        head_fd: Descriptor of the head; -1 until the image is filled.
+        filled: True when every byte is on the device.
+        freeing: Lock held while the memory is freed, so that it is freed once.
+        going: True while the memory is being freed: no other order may use the image.
     """
 
     number: int
@@ -62,9 +62,9 @@ class Keeper:
 
     Args:
         cuda: The driver, without a context yet.
-        uuid: The device. Raises NotSupportedError if it is not visible.
+        uuid: UUID of the device. Raises NotSupportedError if it is not visible.
         driver: `auto`, `vmm` or `ipc`.
-        idle_s: Seconds after which a context nobody needs is given back.
+        idle_s: Seconds after which an unused context is given back.
     """
 
     def __init__(self, cuda: Cuda, uuid: str, driver: str = "auto", *, idle_s: float = 10.0) -> None:
@@ -74,11 +74,11 @@ class Keeper:
         self._context = threading.Condition()
         self._awake = False
         self._busy = 0
-        #: The thread that frees everything; from then on nobody else may begin anything.
+        #: Id of the thread that frees everything; from then on no other thread may begin an order.
         self._closer: int | None = None
         self._idle_since_s = 0.0
         self._held: dict[int, Held] = {}
-        # Of no keeper before this one: an order meant for its images must not meet ours.
+        # Random, so that an order for an earlier keeper's image never hits an image of this one.
         self._numbers = itertools.count(secrets.randbits(40) << 12)
         self.device = next((device for device in cuda.devices() if device.uuid == uuid), None) or cuda.retain(uuid)
         self.memory = device_memory(driver, cuda, self.device)
@@ -87,20 +87,20 @@ class Keeper:
     # -- images ----------------------------------------------------------------------------------------------------
 
     def create(self, nbytes: int) -> Held:
-        """Memory for an image. Raises CapacityError."""
+        """Allocate memory for an image. Raises CapacityError."""
         if nbytes <= 0:
             raise CallerError(f"an image of {nbytes} bytes cannot be held")
-        with self._working():
+        with self._in_context():
             allocation = self.memory.allocate(nbytes)
-            with self._lock:  # while we are busy: what nobody knows of would not keep the context from its rest
+            with self._lock:  # inside the context: `rest` must see this image before the context may be given back
                 held = Held(next(self._numbers), nbytes, allocation)
                 self._held[held.number] = held
         return held
 
     def fill(self, number: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
-        """Copy an image from a file, which must be one; when this returns, the device has it.
+        """Copy an image from a file. When this returns, the device has every byte.
 
-        Raises ImageError if it is none or too short. The allocation is then as it was: fill it again or free it.
+        Raises ImageError if the file is no image or too short. The image then stays unfilled: fill it again or free it.
         """
         held = self._find(number)
         if held.key:
@@ -108,7 +108,7 @@ class Keeper:
         _check_length(fd, held.nbytes)
         head = make_head(fd, held.nbytes)
         try:
-            with self._working():
+            with self._in_context():
                 self._mover.copy_in(fd, held.nbytes, held.allocation.address, on_progress)
         except BaseException:
             os.close(head)
@@ -118,12 +118,12 @@ class Keeper:
         held.head_fd, held.filled = head, True
 
     def copy(self, number: int, export: Export, head_fd: int, on_progress: Callable[[int], None] | None = None) -> None:
-        """Copy a sealed image of another keeper, whose device must be a peer of ours.
+        """Copy a sealed image from another keeper, whose device must be a peer of this one.
 
         Args:
-            number: What to fill.
-            export: Of the other's memory.
-            head_fd: Its head, which serves for the copy as well.
+            number: The image to fill.
+            export: The other keeper's memory.
+            head_fd: Head of the other image; this image uses a duplicate of it.
             on_progress: Called with the bytes done so far.
 
         Raises:
@@ -135,7 +135,7 @@ class Keeper:
         _check_length(head_fd, held.nbytes)
         if export.size_bytes < held.nbytes:
             raise ImageError(f"the export has {export.size_bytes} bytes, the image {held.nbytes}")
-        with self._working():
+        with self._in_context():
             theirs = device_memory(export.driver, self._cuda, self.device)
             opened = theirs.open(export, peer=True)
             try:
@@ -147,44 +147,44 @@ class Keeper:
         held.head_fd, held.filled = os.dup(head_fd), True
 
     def seal(self, number: int, key: str, digest: str) -> None:
-        """From now on it can be exported, and nobody writes it."""
+        """Seal an image: from now on it can be exported and is not written any more."""
         held = self._find(number)
         if not held.filled or held.key:
             raise CallerError(f"image {number} cannot be sealed: it is {'sealed' if held.key else 'not filled'}")
-        with self._working():
+        with self._in_context():
             self.memory.seal(held.allocation)
         held.digest, held.key = digest, key
 
     def export(self, number: int) -> tuple[Export, int]:
-        """What a borrower needs: the memory, whose descriptor is the caller's, and the head, which stays ours."""
+        """What a borrower needs: the memory, whose descriptor the caller closes, and the head, not to be closed."""
         held = self._sealed(number)
         with self._reaching(held):
             return self.memory.export(held.allocation), held.head_fd
 
     def read(self, number: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
-        """Copy a sealed image into a file of its length."""
+        """Copy a sealed image into a file that is at least as long."""
         held = self._sealed(number)
         _check_length(fd, held.nbytes)
         with self._reading(held) as address:
             self._mover.copy_out(address, held.nbytes, fd, on_progress)
 
     def digest(self, number: int) -> str:
-        """blake3 of what lies on the device now, hex."""
+        """blake3 of the bytes that lie on the device now, in hex."""
         held = self._sealed(number)
         with self._reading(held) as address:
             return self._mover.digest(address, held.nbytes)
 
     def free(self, number: int) -> None:
-        """Give it up. Idempotent. For `ipc`, no borrower may have it open: the caller knows, not we.
+        """Free an image. Idempotent. For `ipc` the caller must make sure that no borrower has the memory open.
 
-        If the driver refuses, the image stays in the books: free it again.
+        If the driver refuses, the image stays, and `free` may be called again.
         """
         with self._lock:
             held = self._held.get(number)
         if held is None:
             return
         with held.freeing:
-            if number not in self._held:  # somebody else has done it meanwhile
+            if number not in self._held:  # another thread has freed it meanwhile
                 return
             held.going = True
             try:
@@ -204,30 +204,30 @@ class Keeper:
             return list(self._held.values())
 
     def room(self) -> tuple[int, int]:
-        """Bytes free on the device and in all, whoever uses them."""
-        with self._working():
+        """Free and total bytes of the device, for all processes together."""
+        with self._in_context():
             return self._cuda.memory()
 
     # -- the context -----------------------------------------------------------------------------------------------
 
     @property
     def awake(self) -> bool:
-        """True while it has a context."""
+        """True while the keeper has a context."""
         return self._awake
 
     def rest(self) -> None:
-        """Give the context back if nothing has needed it for a while; call this now and then."""
+        """Give the context back if no order has needed it for `idle_s` seconds. Call this regularly."""
         with self._context:
             if self._awake and not self._busy and not self._needed() and time.monotonic() >= self._rest_at_s():
                 with self._cuda.bound():
                     self._mover.close()
-                self._awake = False  # also if that fails: the next order takes a context again
+                self._awake = False  # also if `leave` fails: the next order takes a context again
                 self._cuda.leave()
 
     def close(self, wait_s: float = 30.0) -> bool:
-        """Free everything, once the orders that run are done: a copy must not lose the memory it writes to.
+        """Free all images. Waits for running orders first: a copy must not lose the memory that it writes to.
 
-        Returns False, and frees nothing, if they are not done in time. No order begins after it returned True.
+        Returns False, and frees nothing, if they are not done within `wait_s` seconds. After True no order begins.
         """
         with self._context:
             if not self._context.wait_for(lambda: not self._busy, wait_s):
@@ -241,7 +241,7 @@ class Keeper:
         return True
 
     def _needed(self) -> bool:
-        """Legacy allocations live in the context; so does what is being filled."""
+        """Whether an image needs the context: `ipc` allocations live in it, and a fill uses it."""
         with self._lock:
             return any(not self.memory.read_only or not held.key for held in self._held.values())
 
@@ -249,11 +249,11 @@ class Keeper:
         return self._idle_since_s + self._idle_s
 
     @contextmanager
-    def _working(self) -> Iterator[None]:
-        """The context is there, and current in this thread, for the length of the block.
+    def _in_context(self) -> Iterator[None]:
+        """Have a context, current in this thread, for the length of the block.
 
-        Not longer: when the keeper rests, a thread that keeps it would make calls that need none with one that is
-        destroyed.
+        It is not current for longer: `rest` destroys the context, and calls that need no context would fail in a thread
+        where a destroyed one is current.
         """
         with self._context:
             if self._closer not in (None, threading.get_ident()):
@@ -276,12 +276,12 @@ class Keeper:
                 self._context.notify_all()
 
     def _reaching(self, held: Held) -> AbstractContextManager[None]:
-        """The context, if there is no other way: it takes memory, of which a full device has none to give any back."""
-        return self._working() if self.memory.sealed_needs_context or not held.key else nullcontext()
+        """A context only if the order needs one: it takes memory, and on a full device even `free` would fail."""
+        return self._in_context() if self.memory.sealed_needs_context or not held.key else nullcontext()
 
     @contextmanager
     def _reading(self, held: Held) -> Iterator[int]:
-        with self._working():
+        with self._in_context():
             opened = self.memory.reading(held.allocation)
             try:
                 yield opened.address

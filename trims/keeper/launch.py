@@ -1,4 +1,4 @@
-"""Finding the keeper of a device, or having one started: no child of the daemon, so that it lives on when that ends."""
+"""Finding the keeper of a device, or starting one. It is detached, not a child: it outlives the daemon."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _SHOWN_BYTES = 2000
 
 
 def find_keeper(folder: Path, uuid: str, *, cuda: str = "driver", driver: str = "auto", idle_s: float = 10.0) -> Path:
-    """The socket of the device's keeper, which serves when this returns.
+    """The socket of the device's keeper. The keeper serves when this returns; it is started if there is none.
 
     Args:
-        folder: For socket, lock and log; mode 0700.
-        uuid: Of the device.
-        cuda: For `trims.memory.cuda.api.connect`.
+        folder: Holds socket, lock and log; mode 0700.
+        uuid: UUID of the device.
+        cuda: Argument of `trims.memory.cuda.connect.connect`.
         driver: `auto`, `vmm` or `ipc`.
-        idle_s: Seconds after which it gives an idle context back.
+        idle_s: Seconds after which the keeper gives an idle context back.
 
     Raises:
-        NotSupportedError: It would not start; the message is what it said last.
+        NotSupportedError: The keeper did not start; the message has the end of its log.
     """
     path = folder / f"{uuid}.sock"
     if not _serves(path):
@@ -36,7 +36,7 @@ def find_keeper(folder: Path, uuid: str, *, cuda: str = "driver", driver: str = 
 
 
 def _serves(path: Path) -> bool:
-    """One that answers: a connection alone may have been taken by a keeper that is just ending."""
+    """Whether a keeper answers there. A connection alone proves nothing: the keeper may be ending."""
     try:
         with KeeperConnection(path) as connection:
             connection.hello()
@@ -54,5 +54,5 @@ def _start(path: Path, options: list[str]) -> None:
         raise NotSupportedError(f"a keeper did not serve at {path} within {_START_S:.0f} s; see {log_path}") from None
     if ended.returncode != 0:
         said = log_path.read_bytes() if log_path.exists() else ended.stderr
-        words = said[-_SHOWN_BYTES:].decode(errors="replace").strip() or "it said nothing"
+        words = said[-_SHOWN_BYTES:].decode(errors="replace").strip() or "it gave no reason"
         raise NotSupportedError(f"the keeper at {path} did not start: {words}")

@@ -1,4 +1,4 @@
-"""`python -m trims.keeper.main`: the keeper of one device. It outlives the daemon that had it started."""
+"""`python -m trims.keeper.main`: the keeper of one device. It outlives the daemon that started it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from trims.core.errors import DaemonAwayError, TrimsError
 from trims.keeper.client import KeeperConnection
 from trims.keeper.keeper import Keeper
 from trims.keeper.server import KeeperServer
-from trims.memory.cuda.api import connect
+from trims.memory.cuda.connect import connect
 
 _LOOK_AGAIN_S = 0.02
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until told to end; 0 then, 1 and a line on stderr if it cannot. With --detach: as soon as it serves."""
+    """Serve until told to end. Returns the exit status: 0, or 1 with a line on stderr if the keeper cannot start.
+
+    With --detach a child process serves, and this returns 0 as soon as it does.
+    """
     options = _parse(arguments)
     if options.detach is not None:
-        # Before anything touches the driver, which does not survive a fork.
+        # Fork before anything touches the driver, which does not survive a fork.
         child = os.fork()
         if child:
             return _await(child, options.socket)
@@ -33,12 +36,12 @@ def main(arguments: list[str] | None = None) -> int:
         keeper = Keeper(connect(options.cuda), options.device, options.driver, idle_s=options.idle_s)
         server = KeeperServer(keeper, options.socket)
     except TrimsError as error:
-        print(f"trims-keeper: {error}", file=sys.stderr)  # noqa: T201 - who started it reads this
+        print(f"trims-keeper: {error}", file=sys.stderr)  # noqa: T201 - `launch` reads this
         return 1
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.end())
     if not server.serve():
-        os._exit(1)  # the interpreter would wait for threads that hang in the driver
+        os._exit(1)  # a normal exit would wait for threads that hang in the driver
     return 0
 
 
@@ -54,7 +57,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _detach(log_path: Path) -> None:
-    """A session of its own: no signal to the daemon's group ends it, and nobody has to wait for it."""
+    """Start a new session, so that no signal to the daemon's group ends the keeper. Its output goes to the log."""
     os.setsid()
     log_fd = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     null_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -63,7 +66,7 @@ def _detach(log_path: Path) -> None:
 
 
 def _await(child: int, path: Path) -> int:
-    """0 once the child serves, else what it ended with."""
+    """0 once the child serves, else the child's exit status, or 1 if that is 0."""
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:

@@ -1,10 +1,13 @@
-"""Moving an image between a file and device memory, or between devices, as fast as the machine lets one.
+"""Moving an image between a file and device memory, or between devices, as fast as the machine can.
 
-Two ways in, chosen by measurement: *staged*, where threads read chunks into pinned buffers, around the page cache
-where that is faster, and queue their copies, so that reading the next chunk overlaps the copy of the last; and
-*registered*, where the file's own pages are pinned and copied from. Registering costs time for each page, staging a
-second copy through memory: which is less depends on the size of the pages and on the processor, so the first large
-images are moved both ways.
+There are two ways in:
+
+- *staged*: threads read chunks into pinned buffers, around the page cache where that is faster, and queue the copies to
+  the device. Reading the next chunk overlaps the copy of the last one.
+- *registered*: the file's own pages are pinned, and the device copies from them.
+
+Registering costs time for each page, staging costs a second copy in memory. Which is faster depends on page size and
+processor. So the first large images are moved each way, and later ones the way that was measured to be faster.
 """
 
 from __future__ import annotations
@@ -34,11 +37,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHUNK_BYTES = 8 << 20
-#: Smaller images say nothing about speed.
+#: Images below this size are too small to measure speed with.
 _TELLING_BYTES = 64 << 20
 _MOST_LANES = 8
 _STILL_THERE_S = 5.0
-#: Large enough that waiting for each costs nothing, small enough to tell how far it is.
+#: Piece of a copy between devices: large enough that waiting for each costs little, small enough to report progress.
 _ACROSS_BYTES = 256 << 20
 
 
@@ -61,9 +64,9 @@ class Mover:
     """Copies for one device. Lanes are made at the first copy and given back by `close`.
 
     Args:
-        cuda: On its device.
-        device: Which says whether registration is possible.
-        lanes: Chunks in flight at once; None for what the processors allow.
+        cuda: The driver; its current context is on the device.
+        device: Says whether file pages can be registered.
+        lanes: Chunks in flight at once; None for one for each processor, from 2 to 8.
     """
 
     def __init__(self, cuda: Cuda, device: Device, lanes: int | None = None) -> None:
@@ -72,14 +75,14 @@ class Mover:
         self._lanes: list[_Lane] = []
         self._wanted_lanes = lanes or max(2, min(_MOST_LANES, len(os.sched_getaffinity(0))))
         self._using = threading.Lock()
-        #: Counts what was moved, so that who waits for his turn knows whether the one before him goes on.
+        #: Counts moved chunks, so that a waiting copy can tell whether the running copy makes progress.
         self._steps = 0
-        #: Seconds a byte by each way, from the first telling image on.
+        #: Seconds per byte for each way; set once an image of `_TELLING_BYTES` was moved that way.
         self.pace_s: dict[str, float] = {}
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """The ways in that this device has."""
+        """The ways in that this device supports."""
         return ("staged", "registered") if self._can_register else ("staged",)
 
     def copy_in(
@@ -91,18 +94,18 @@ class Mover:
         *,
         way: str | None = None,
     ) -> None:
-        """File to device; when it returns, the device has every byte.
+        """Copy a file to the device. When this returns, the device has every byte.
 
         Args:
-            fd: Read from its beginning.
-            nbytes: How much.
-            target: Address on the device.
+            fd: The file, read from its beginning.
+            nbytes: How many bytes.
+            target: Device address.
             on_progress: Called with the bytes done so far, from threads of this copy, one at a time.
             way: One of `ways`; None for the faster one, as measured so far.
 
         Raises:
             ImageError: The file is shorter than `nbytes`.
-            TrimsError: What the driver said.
+            TrimsError: The driver reported an error.
         """
         with self._turn(on_progress):
             way = way or self._way(nbytes)
@@ -115,7 +118,7 @@ class Mover:
                 self.pace_s[way] = (time.perf_counter() - began) / nbytes
 
     def copy_out(self, source: int, nbytes: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
-        """Device to file, which is at least as long."""
+        """Copy device memory to a file, which must be at least as long."""
 
         def move(lane: _Lane, begin: int, end: int) -> None:
             self._fetch(lane, source + begin, end - begin)
@@ -130,7 +133,7 @@ class Mover:
     def copy_across(
         self, source: int, nbytes: int, target: int, on_progress: Callable[[int], None] | None = None
     ) -> None:
-        """From memory of another device that is mapped here; when it returns, this device has every byte."""
+        """Copy from another device's memory that is mapped here. When this returns, this device has every byte."""
         with self._turn(on_progress):
             stream = self._ready_lanes()[0].stream
             for begin in range(0, nbytes, _ACROSS_BYTES):
@@ -142,7 +145,7 @@ class Mover:
                     on_progress(begin + count)
 
     def digest(self, source: int, nbytes: int) -> str:
-        """blake3 of device memory, hex."""
+        """blake3 of device memory, in hex."""
         hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
         with self._using:
             lane = self._ready_lanes()[0]
@@ -165,7 +168,11 @@ class Mover:
 
     @contextlib.contextmanager
     def _turn(self, on_progress: Callable[[int], None] | None) -> Iterator[None]:
-        """One copy at a time. Who waits says so as long as the one before him goes on, or he would seem to hang."""
+        """Let one copy run at a time.
+
+        While the running copy makes progress, a waiting copy reports progress of 0 bytes, so that the daemon does not
+        take it for hanging.
+        """
         seen = self._steps
         while not self._using.acquire(timeout=_STILL_THERE_S):
             if on_progress is not None and self._steps != seen:
@@ -186,7 +193,7 @@ class Mover:
         with contextlib.closing(Source.open(fd, nbytes, CHUNK_BYTES)) as source:
 
             def move(lane: _Lane, begin: int, end: int) -> None:
-                self._cuda.synchronize(lane.stream)  # the buffer's last copy
+                self._cuda.synchronize(lane.stream)  # the last copy out of this buffer must be done
                 direct = end - begin == CHUNK_BYTES and source.use_direct(begin // CHUNK_BYTES)
                 began = time.perf_counter()
                 with lane.buffer[: end - begin] as part:
@@ -197,7 +204,7 @@ class Mover:
             self._in_chunks(nbytes, move, on_progress)
 
     def _registered(self, fd: int, nbytes: int, target: int, on_progress: Callable[[int], None] | None) -> str:
-        """Returns the way it went: what cannot be registered is staged, from then on."""
+        """Copy by registering; returns the way used. If registering fails, this and later images are staged."""
         if os.fstat(fd).st_size < nbytes:
             raise ImageError(f"the source has {os.fstat(fd).st_size} bytes, {nbytes} were expected: truncated?")
         mapping = FileMapping(fd, nbytes, align=True)
@@ -207,8 +214,8 @@ class Mover:
                 self._cuda.host_register(address, length)
             except DeviceLostError:
                 raise
-            except TrimsError as error:  # drivers say it in many ways: of a file's pages, or too many to pin
-                log.warning("no more images are registered, all are staged: %s", error)
+            except TrimsError as error:  # drivers have many codes for it: not for file pages, or too many pages
+                log.warning("the pages of files cannot be registered; images are staged from now on: %s", error)
                 self._can_register = False
                 self._staged(fd, nbytes, target, on_progress)
                 return "staged"
@@ -235,7 +242,7 @@ class Mover:
     def _in_chunks(
         self, nbytes: int, move: Callable[[_Lane, int, int], None], on_progress: Callable[[int], None] | None
     ) -> None:
-        """Give chunks to lanes as these come free; all copies are done when this returns, also if one failed."""
+        """Give chunks to lanes as lanes become free. All copies are done when this returns, also if one failed."""
         lanes = self._ready_lanes()
         begins = itertools.count(0, CHUNK_BYTES)  # next() of a count is atomic
         done, lock, failed = [0], threading.Lock(), threading.Event()
@@ -264,7 +271,7 @@ class Mover:
 
     @contextlib.contextmanager
     def _synchronized(self, lane: _Lane) -> Iterator[None]:
-        """What the block queued is done after it, whatever happened: nobody may free what a copy still touches."""
+        """Wait at the end of the block for the copies that it queued: their memory must not be freed before."""
         try:
             yield
         finally:

@@ -1,9 +1,10 @@
-"""A keeper's door: a Unix socket on which the daemon gives orders, frame by frame, a thread for each connection.
+"""A keeper's door: a Unix socket on which the daemon sends orders, one frame each, with a thread for each connection.
 
-A device that is lost ends the keeper, which shows the daemon what is gone; the next one finds out whether it is back.
+A lost device ends the keeper, so that the daemon notices the loss. The next keeper finds out whether the device is
+back.
 
-An image that was not sealed goes with the connection that made it: a daemon that dies in the middle of a fill leaves
-nothing. Sealed ones stay, for the next daemon to find with `list`.
+An image that is not sealed is freed with the connection that made it, so a daemon that dies in the middle of a fill
+leaves nothing behind. Sealed images stay, and the next daemon finds them with `hello`.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ _TICK_S = 1.0
 
 
 class KeeperServer:
-    """Serves one keeper until somebody says `end`.
+    """Serves one keeper until the order `end`.
 
     Args:
-        keeper: Obeys.
-        path: Of the socket. Raises CallerError if another keeper serves there.
+        keeper: Carries out the orders.
+        path: The socket. Raises CallerError if another keeper serves there.
     """
 
     def __init__(self, keeper: Keeper, path: Path) -> None:
@@ -64,9 +65,10 @@ class KeeperServer:
             raise CallerError(f"another keeper serves at {path}") from None
 
     def serve(self) -> bool:
-        """Until `end`, or until the device is lost. Frees everything then.
+        """Serve until `end`, or until the device is lost; then free everything.
 
-        Returns whether that was done. If not, threads may hang in the driver: the process must end without them.
+        Returns whether everything was freed. If not, threads may hang in the driver, and the process must exit without
+        waiting for them.
         """
         self._path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -79,7 +81,7 @@ class KeeperServer:
                 self._admit(listener)
                 self._rest()
                 if not self._connections and not self._is_there(inode):
-                    log.warning("%s is gone: nobody can ever reach this keeper, so it ends", self._path)
+                    log.warning("%s was removed: no daemon can reach this keeper, so it ends", self._path)
                     break
         if self._is_there(inode):
             self._path.unlink(missing_ok=True)
@@ -89,13 +91,13 @@ class KeeperServer:
         return freed
 
     def _admit(self, listener: socket.socket) -> None:
-        """Serve the next connection, if one comes soon. What is short now must not end what is held."""
+        """Serve the next connection, if one comes within `_TICK_S`. A lack of descriptors must not end the keeper."""
         try:
             sock, _ = listener.accept()
         except TimeoutError:
             return
         except OSError as error:
-            log.error("nobody can be let in: %s", error)  # noqa: TRY400 - the cause is all there is
+            log.error("no connection can be accepted: %s", error)  # noqa: TRY400 - the cause is all there is
             self._ending.wait(_TICK_S)
             return
         if self._ending.is_set():
@@ -105,7 +107,7 @@ class KeeperServer:
         try:
             threading.Thread(target=self._serve_one, args=(sock,), daemon=True).start()
         except RuntimeError as error:
-            log.error("nobody can be served: %s", error)  # noqa: TRY400 - the cause is all there is
+            log.error("a connection cannot be served: %s", error)  # noqa: TRY400 - the cause is all there is
             self._connections.discard(sock)
             sock.close()
 
@@ -115,47 +117,47 @@ class KeeperServer:
         except DeviceLostError:
             self.device_lost()
         except Exception:
-            log.exception("the context was not given back; that is tried again")
+            log.exception("the context was not given back; the keeper tries again")
 
     def _free_all(self) -> bool:
-        if self._lost:  # there is nothing to free, and every call would fail
+        if self._lost:  # the memory is gone, and every call would fail
             return False
         try:
             return self._keeper.close()
         except TrimsError:
-            log.exception("what is left goes with this process")
+            log.exception("not all images were freed; the rest ends with this process")
             return False
 
     def _hang_up(self) -> None:
-        """End all connections. What was said to them before still arrives."""
+        """End all connections. Answers that were sent before still arrive."""
         for sock in list(self._connections):
-            with contextlib.suppress(OSError):  # its own thread has ended it
+            with contextlib.suppress(OSError):  # its own thread may have closed it
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _is_there(self, inode: int) -> bool:
-        """True while the path leads to our socket, and not to nothing or to a later keeper's."""
+        """True while the path leads to this keeper's socket, not to nothing and not to a later keeper's socket."""
         try:
             return self._path.stat().st_ino == inode
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError as error:  # which says nothing about it
-            log.warning("%s cannot be looked at: %s", self._path, error)
+        except OSError as error:  # such an error does not prove that the socket is gone
+            log.warning("%s cannot be checked: %s", self._path, error)
             return True
 
     def end(self) -> None:
-        """Stop serving, now."""
+        """Stop serving at once."""
         self._ending.set()
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as waker:
             waker.setblocking(False)
-            waker.connect(str(self._path))  # wakes the one who waits for the next connection
+            waker.connect(str(self._path))  # wakes the thread in `accept`
 
     def device_lost(self) -> None:
-        """Stop serving: a context that was lost never works again in its process, and what it held is gone."""
+        """Stop serving: a lost context never works again in its process, and its memory is gone."""
         if not self._lost:
             log.error("the device %s is lost, and this keeper ends", self._keeper.device.uuid)
         self._lost = True
         self.end()
-        self._hang_up()  # now: threads may hang in the driver, and the daemon must hear of it
+        self._hang_up()  # at once: threads may hang in the driver, and the daemon must notice the loss
 
     def _serve_one(self, sock: socket.socket) -> None:
         sock.settimeout(None)
@@ -171,7 +173,7 @@ class KeeperServer:
 
 
 class _Connection:
-    """One connection and the images it has begun."""
+    """One connection, and the unsealed images that it has made."""
 
     def __init__(self, keeper: Keeper, sock: socket.socket, server: KeeperServer) -> None:
         self._keeper = keeper
@@ -251,7 +253,7 @@ class _Connection:
         first: dict[str, Any] = {"protocol": PROTOCOL, "pid": os.getpid(), "device": keeper.device.uuid}
         driver = {"driver": keeper.memory.name, "read_only": keeper.memory.read_only, "awake": keeper.awake}
         self._say({**first, **driver, "peers": keeper.device.peers, "images": len(images)})
-        for image in images:  # one a frame: a frame is bounded, their number is not
+        for image in images:  # one in each frame: a frame's size is limited, the number of images is not
             self._say(image)
 
     def _room(self, _order: Message, _fds: list[int]) -> None:

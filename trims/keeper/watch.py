@@ -1,7 +1,7 @@
-"""Which keeper serves a device now, for as long as a daemon lives: its end is noticed, and another one is started.
+"""Watches the keeper of one device for as long as the daemon lives: notices its end, and starts another keeper.
 
-A keeper that answers nobody for minutes, because it hangs in the driver or was stopped, is ended like one that died:
-what it held is lost to those who come either way, and a next one serves. Not covered: starting keepers (`launch`).
+A keeper that does not answer for minutes, because it hangs in the driver or was stopped, is killed and replaced like
+one that died: no new request could reach its images either way. Not covered: starting keepers (`launch`).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from trims.keeper.client import KeeperState
 
 log = logging.getLogger(__name__)
-#: A keeper that ends holds its lock for a second at most.
+#: Tries at full pace. A keeper that is ending holds its lock for a second at most, and these tries cover that time.
 _QUICK_TRIES = 8
 _TRY_AGAIN_S = 0.25
 _LONGEST_PAUSE_S = 10.0
-#: So often a keeper is asked whether it answers, so long it is waited for, and so often in a row it may fail to.
+#: Health check: seconds between checks, seconds to wait for an answer, and consecutive failures before the kill.
 _ASK_EVERY_S = 10.0
 _ANSWER_S = ANSWER_S
 _MISSES = 3
-#: A keeper that has served for less is not replaced at once: its device may be lost to the next one as well.
+#: A keeper that served for less than this is replaced after a pause: its device may be lost to the next one, too.
 _SHORT_LIFE_S = 10.0
-#: So long `end` waits for a search that runs.
+#: Most seconds that `end` waits for a search for a keeper.
 _END_S = 5.0
 
 
@@ -40,11 +40,11 @@ class KeeperWatch:
     """The keeper of one device.
 
     Args:
-        name: Of its place, for messages.
-        find: Its socket; starts a keeper if none serves. Raises TrimsError or OSError if none can be had.
+        name: Name of the place, for messages.
+        find: Returns the keeper's socket; starts a keeper if none serves. Raises TrimsError or OSError if it cannot.
 
     Attributes:
-        state: What the keeper that serves now said of itself when it was found; of its images, that is long ago.
+        state: The state of the present keeper when it was found. Its list of images is not updated.
     """
 
     def __init__(self, name: str, find: Callable[[], Path]) -> None:
@@ -54,7 +54,7 @@ class KeeperWatch:
         self._asking: KeeperConnection | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        #: Why no other keeper has started; empty while one serves, or may soon.
+        #: Why no other keeper has started; empty while one serves, and before the first failed try.
         self._why_away = ""
         self._lock = threading.Lock()
 
@@ -68,28 +68,28 @@ class KeeperWatch:
             raise
 
     def connect(self, answer_s: float = ANSWER_S) -> KeeperConnection:
-        """A new connection to it, on which an answer must come within so many seconds.
+        """A new connection to the keeper, on which each answer must come within `answer_s` seconds.
 
-        Raises DeviceLostError if it has ended, CapacityError without a descriptor for it.
+        Raises DeviceLostError if the keeper has ended, CapacityError if this process has no descriptor left.
         """
         try:
             return KeeperConnection(self._keeper, answer_s=answer_s)
         except DaemonAwayError as error:
-            hope = f"and no other one starts yet: {self._why_away}" if self._why_away else f"another one comes: {error}"
-            raise DeviceLostError(f"the keeper of {self._name} has ended, {hope}") from error
+            hope = f"no other keeper starts: {self._why_away}" if self._why_away else f"another one is started: {error}"
+            raise DeviceLostError(f"the keeper of {self._name} has ended, and {hope}") from error
 
     def start(self, lost: Callable[[], None], back: Callable[[], None]) -> None:
-        """Notice its end from now on. Both are called from a thread of ours.
+        """Watch the keeper from now on. Both callbacks run in the watch thread.
 
         Args:
-            lost: What it held is gone. Called once for each keeper that ends, within seconds.
-            back: Another one serves. Called once after each `lost`.
+            lost: Called once for each keeper that ends, within seconds: its images are gone.
+            back: Called once after each `lost`, when another keeper serves.
         """
         self._thread = threading.Thread(target=self._watch, args=(lost, back), name=f"trims-{self._name}", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """From now on nothing is called any more. Idempotent."""
+        """Stop watching: no callback is called any more. Idempotent."""
         with self._lock:
             self._ended.set()
             self._lifeline.interrupt()
@@ -98,7 +98,7 @@ class KeeperWatch:
         if self._thread is not None:
             self._thread.join(_END_S)
             if self._thread.is_alive():
-                log.warning("a keeper of %s is still looked for; that ends with this process", self._name)
+                log.warning("the search for a keeper of %s still runs; it ends with this process", self._name)
                 return
         self._lifeline.close()
 
@@ -109,7 +109,7 @@ class KeeperWatch:
             self._wait_for_its_end()
             if self._ended.is_set():
                 return
-            log.error("the keeper of %s has ended; what it held is loaded anew when it is asked for", self._name)
+            log.error("the keeper of %s has ended; its images are loaded again when they are opened", self._name)
             self._lifeline.close()
             short_lives = short_lives + 1 if time.monotonic() - since_s < _SHORT_LIFE_S else 0
             self._start_another(lost, short_lives)
@@ -122,11 +122,11 @@ class KeeperWatch:
         while not self._lifeline.wait_for_end(_ASK_EVERY_S):
             misses = 0 if self._answers() else misses + 1
             if misses >= _MISSES and not self._ended.is_set():
-                log.error("the keeper of %s answers nobody: it is ended", self._name)
+                log.error("the keeper of %s does not answer: it is killed", self._name)
                 try:
                     self._lifeline.kill()
                 except OSError as error:
-                    log.error("the keeper of %s cannot be ended: %s", self._name, error)  # noqa: TRY400
+                    log.error("the keeper of %s cannot be killed: %s", self._name, error)  # noqa: TRY400
 
     def _answers(self) -> bool:
         try:
@@ -136,14 +136,14 @@ class KeeperWatch:
                         return True
                     self._asking = connection
                 connection.hello()
-        except CapacityError as error:  # this process lacks something, and not the keeper
+        except CapacityError as error:  # this process lacks a descriptor; the keeper is not the cause
             log.warning("the keeper of %s cannot be asked: %s", self._name, error)
         except DaemonAwayError as error:
             if isinstance(error.__cause__, (TimeoutError, BlockingIOError)):
-                log.warning("the keeper of %s lets nobody in: %s", self._name, error)
+                log.warning("the keeper of %s accepts no connection: %s", self._name, error)
                 return False
-            # It lives, or the lifeline had ended: somebody took the name of its socket away.
-            log.error("nothing can be asked of the keeper of %s, whose readers read on: %s", self._name, error)  # noqa: TRY400
+            # The keeper lives, or else the lifeline would have ended: the file of its socket was removed.
+            log.error("the keeper of %s cannot be reached; its readers read on: %s", self._name, error)  # noqa: TRY400
         except TrimsError as error:
             log.warning("the keeper of %s does not answer: %s", self._name, error)
             return False
@@ -153,11 +153,15 @@ class KeeperWatch:
         return True
 
     def _start_another(self, lost: Callable[[], None], short_lives: int) -> None:
-        """Until one serves or `end` is called: a device that is reset is away for longer than a moment.
+        """Try until a keeper serves or `end` is called: a device that is reset may be away for minutes.
 
-        `lost` is called when one serves, so that what is asked for because of it finds one; but who reads what is
-        gone does not wait for it longer than the first few tries, for which the one that ends may hold its lock. Nor
-        if keepers end soon after they start, because none can use the device: then each next one is further away.
+        When `lost` is called:
+
+        1. Normally when the next keeper serves, so that requests that follow from `lost` find one.
+        2. After `_QUICK_TRIES` failed tries at the latest, because readers of lost memory must hear of it soon. During
+           these tries the keeper that is ending may still hold its lock.
+        3. At once, if the last two keepers or more ended soon after they started, because none could use the device.
+           Then the pause before the next keeper grows with each of them.
         """
         told = short_lives > 1
         if told:
@@ -180,10 +184,10 @@ class KeeperWatch:
             keeper, connection, state = self._found()
         except (TrimsError, OSError) as error:
             self._why_away = str(error)
-            log.error("%s is away: %s", self._name, error)  # noqa: TRY400 - the cause is all there is
+            log.error("%s is away: %s", self._name, error)  # noqa: TRY400 - the traceback says no more
             return False
         with self._lock:
-            # `end` interrupts the lifeline that is there: one that comes later would never end.
+            # `end` interrupts the present lifeline; a lifeline that is set later would never be interrupted.
             self._keeper, self._lifeline, self.state, self._why_away = keeper, connection, state, ""
             if self._ended.is_set():
                 connection.close()
@@ -191,6 +195,6 @@ class KeeperWatch:
 
 
 def _pause_s(times: int) -> float:
-    """Before the next try after so many that were in vain, beyond those that are quick."""
-    growth = 2.0 ** min(max(0, times), 20)  # a float does not hold what days would make of it
+    """Seconds before the next try, after `times` failed tries beyond the quick ones."""
+    growth = 2.0 ** min(max(0, times), 20)  # the bound keeps the power within a float's range
     return min(_TRY_AGAIN_S * growth, _LONGEST_PAUSE_S)
