@@ -1,11 +1,11 @@
 """Device memory of an attached model: opened once in a process, read-only, closed when the last tensor is gone.
 
-Nothing of CUDA is imported before a model on a device is opened; then the package cuda-bindings is (extra `gpu`). The
-process's primary context is used, the one that PyTorch, cupy and ONNX Runtime use. The thread that opens, reads or
-closes is somebody else's: it uses afterwards what it used before, be it another context or none.
+CUDA is not imported before a model on a device is opened; then the package cuda-bindings is (extra `gpu`). The
+process's primary context is used, which is also the one of PyTorch, cupy and ONNX Runtime. The thread that opens, reads
+or closes belongs to the user's program, so its current context (or none) is the same afterwards as before.
 
-What cannot be closed just now, because another thread captures a CUDA graph, say, stays open with its lease and is
-tried again by `collect`.
+Memory that cannot be closed now, for example because another thread captures a CUDA graph, stays open with its lease.
+`collect` tries again to close it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.core.errors import DeviceLostError, NotSupportedError
-from trims.memory.cuda.api import connect
+from trims.memory.cuda.connect import connect
 from trims.memory.cuda.drivers import device_memory
 from trims_client import dlpack
 
@@ -33,9 +33,9 @@ _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _lock = threading.Lock()
 _connected: dict[tuple[str, str], tuple[Cuda, Device]] = {}
-#: What could not be closed. Finalisers append to it, where no lock may be taken.
+#: Memory that could not be closed. Finalisers append to it, and a finaliser must not take a lock.
 _late: deque[_Open] = deque()
-#: What `__cuda_array_interface__` calls them; what is missing travels as integers of its size.
+#: dtype -> typestr of `__cuda_array_interface__`; a dtype that is missing here is shown as integers of its size.
 _TYPES = {
     "BOOL": "|b1", "U8": "|u1", "I8": "|i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
     "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8",
@@ -46,14 +46,14 @@ class DeviceRegion:
     """A model's memory on its device, open in this process.
 
     Args:
-        export: From the daemon; closed here.
+        export: The device memory, from the daemon; closed here.
         head: A view of the image's head, which keeps the lease for as long as this region lives.
 
     Attributes:
-        address: Of the image's first byte, in the address space of the device's primary context.
-        device: UUID.
-        dlpack_device: What DLPack calls it in this process: kind and number.
-        read_only: Whether the device stops who writes.
+        address: Address of the image's first byte in the device's primary context.
+        device: UUID of the device.
+        dlpack_device: DLPack's kind and number of the device in this process.
+        read_only: Whether the device stops a kernel that writes.
     """
 
     def __init__(self, export: Export, head: memoryview) -> None:
@@ -74,7 +74,7 @@ class DeviceRegion:
         weakref.finalize(self, left.close).atexit = False
 
     def read(self, address: int, nbytes: int) -> bytearray:
-        """Copy bytes of it to the host."""
+        """Copy `nbytes` bytes from a device address to the host."""
         found = bytearray(nbytes)
         if nbytes:
             with self._cuda.bound():
@@ -92,19 +92,22 @@ class DeviceRegion:
 
 
 class DeviceTensor:
-    """One tensor on a device, for whoever takes DLPack or `__cuda_array_interface__`: PyTorch, cupy, ONNX Runtime, JAX.
+    """One tensor on a device, for users of DLPack or `__cuda_array_interface__`: PyTorch, cupy, ONNX Runtime, JAX.
 
-    It keeps the memory open, and so does whatever borrows from it. Nobody may write. The flag of DLPack 1.0 says so,
-    but PyTorch and cupy do not look at it, and neither older capsules nor the other interface can say it. With `vmm`
-    the device stops who writes, and his context with it; with `ipc` nothing does. `__cuda_array_interface__` has no
-    bfloat16 and no float8, which show as unsigned integers of their size, to be viewed as what `dtype` says; DLPack
-    has them.
+    The tensor, and every object that borrows from it, keeps the memory open.
+
+    The memory must not be written. The flag of DLPack 1.0 says so, but PyTorch and cupy do not look at it, and neither
+    older capsules nor `__cuda_array_interface__` have such a flag. With `vmm` the device stops a kernel that writes,
+    which ends the writer's context; with `ipc` nothing stops it.
+
+    `__cuda_array_interface__` has no bfloat16 and no float8. They are shown as unsigned integers of their size, which
+    the borrower must view as `dtype`. DLPack has both.
 
     Attributes:
         dtype: As in the layout: `F32`, `BF16`, ...
         shape: Extents.
-        address: Of its first byte.
-        nbytes: Its size.
+        address: Device address of the first byte.
+        nbytes: Size in bytes.
     """
 
     def __init__(self, region: DeviceRegion, spec: TensorSpec, data_start: int) -> None:
@@ -116,7 +119,7 @@ class DeviceTensor:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
-        """Version 3. Not flagged read-only, which PyTorch refuses; writing is stopped by the device or forbidden."""
+        """Version 3. Not flagged read-only, because PyTorch refuses that flag; writing is forbidden all the same."""
         elements = 1
         for extent in self.shape:
             elements *= extent
@@ -143,8 +146,8 @@ class DeviceTensor:
     ) -> object:
         """A capsule over the shared bytes: of DLPack 1.0 and read-only if the borrower knows that version, else older.
 
-        `stream` may be any: all copies were waited for before anybody could open the memory, and nobody writes it.
-        Raises BufferError, as the protocol has it, if a copy or another device is asked for.
+        `stream` is ignored: all copies were complete before the memory could be opened, and it is not written since.
+        Raises BufferError, as the protocol requires, if a copy or another device is asked for.
         """
         if copy:
             raise BufferError(f"{self!r} is lent, not copied; copy it with the library that borrows it")
@@ -153,7 +156,7 @@ class DeviceTensor:
         return self.lend(self.dtype, versioned=max_version is not None and max_version[0] >= 1)
 
     def lend(self, dtype: str, *, versioned: bool) -> object:
-        """The capsule, with another dtype of the same size if the borrower has no name for this one."""
+        """The capsule. `dtype` may be another one of the same size, for a borrower without a name for this tensor's."""
         device, address = self._region.dlpack_device, self.address if self.nbytes else 0
         return dlpack.lend(self._region, address, dtype, self.shape, device, versioned=versioned)
 
@@ -166,7 +169,7 @@ class DeviceTensor:
 
 
 def _connect(kind: str, uuid: str) -> tuple[Cuda, Device]:
-    """The device, its primary context taken. Once, and kept: frameworks keep it as well."""
+    """The driver and the device, with the primary context retained once and kept, as frameworks also do."""
     with _lock:
         if (kind, uuid) not in _connected:
             try:
@@ -178,7 +181,7 @@ def _connect(kind: str, uuid: str) -> tuple[Cuda, Device]:
 
 
 def leave_devices() -> None:
-    """Give all contexts back. Nothing of a device may be open in this process any more."""
+    """Give all contexts back. No device memory may be open in this process any more."""
     _close_late(whenever_due=False)
     with _lock:
         for cuda, _ in _connected.values():
@@ -187,9 +190,9 @@ def leave_devices() -> None:
 
 
 def collect() -> int:
-    """Let go of what other libraries have given back, and of what could not be closed earlier. Never raises.
+    """Close memory that other libraries have given back, or that could not be closed earlier. Never raises.
 
-    Returns how many loans there still are. From any thread.
+    Returns the number of loans that remain. May be called from any thread.
     """
     loans = dlpack.collect()
     _close_late()
@@ -198,15 +201,15 @@ def collect() -> int:
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """What a region has open, for its finaliser: nothing in here knows the region.
+    """The memory that a region has open, for its finaliser. It must not refer to the region, which would never end.
 
     Attributes:
-        device: UUID.
+        device: UUID of the device.
         head: Keeps the lease for as long as this is open.
-        process: Who opened it.
-        told: That it could not be closed was logged.
-        again_at_s: When it is tried again, on the monotonic clock.
-        pause_s: Between the last two tries.
+        process: Id of the process that opened it.
+        told: The warning that it could not be closed was logged.
+        again_at_s: Time of the next try, on the monotonic clock.
+        pause_s: Seconds between the last two tries.
     """
 
     device: str
@@ -220,43 +223,43 @@ class _Open:
     pause_s: float = 0.0
 
     def close(self) -> None:
-        """From a finaliser, in any thread; what is refused is kept for later."""
+        """Close. Called from a finaliser, in any thread; memory that cannot be closed now is kept for a later try."""
         if not self._closed():
             _late.append(self)
 
     def _closed(self) -> bool:
-        """Try it. True if there is nothing left to do."""
-        if self.process != os.getpid():  # after a fork: the mapping is the parent's, and so is its closing
+        """Try to close. True if nothing is left to do."""
+        if self.process != os.getpid():  # after a fork: the mapping belongs to the parent, which closes it
             return True
         closed = False
         try:
             with self.cuda.bound():
-                self.cuda.wait()  # kernels that were given the memory may still run
+                self.cuda.wait()  # kernels that use the memory may still run
                 self.memory.close(self.opened)
                 closed = True
         except DeviceLostError:
             return True  # the context is lost, and the mapping with it
-        except Exception as error:  # noqa: BLE001 - said, and tried again; a finaliser has nobody to raise it to
+        except Exception as error:  # noqa: BLE001 - logged, and tried again; a finaliser has no caller to raise to
             self._tell(error)
-            # Waiting for a device spoils a graph that another thread captures, each time: so ever more rarely.
+            # Each try waits for the device, which ruins a graph that another thread captures: so the pauses grow.
             self.again_at_s = time.monotonic() + self.pause_s
             self.pause_s = min(max(_PAUSE_S, 2 * self.pause_s), _LONGEST_PAUSE_S)
         return closed
 
     def _tell(self, error: Exception) -> None:
-        """Once: it is tried again and again."""
+        """Log a warning, once: closing is tried many times."""
         if self.told:
             return
         self.told = True
         import logging
 
-        # As text: a log that keeps the error would keep what it was raised over.
+        # As text: a log record that keeps the exception would keep the objects in its traceback alive.
         text = "memory on the device %s stays open with its lease, until it can be closed: %s"
         logging.getLogger(__name__).warning(text, self.device, str(error))
 
 
 def _close_late(*, whenever_due: bool = True) -> None:
-    """Try each once more. Without a lock: who finds none left has met another thread that does the same."""
+    """Try to close each of them once more. Needs no lock: if the queue is empty, another thread does the same."""
     for _ in range(len(_late)):
         try:
             left = _late.popleft()

@@ -1,13 +1,15 @@
 """DLPack: device memory lent to another library through a capsule. Standard library only.
 
-What was lent stays open until the borrowing library calls the deleter: when its last tensor over it is gone, in any
-thread, at any moment, in the middle of another error or of the interpreter's end. Python code must not run there: an
-error on its way would be lost, and after the interpreter's end it would be a crash. So the deleter is a C function
-that only notes it down: `time` of the C library, which writes the time over the first eight bytes of what it is
-given. `collect` finds the notes and lets go: with each lending, each close and request of a session, and every second
-in a thread of its own, which is there for as long as something is lent.
+Memory stays open until the borrowing library calls the deleter, which it does when its last tensor over the memory is
+gone: in any thread, at any moment, while an exception is being raised, or while the interpreter ends. Python code must
+not run there: the exception would be lost, and after the interpreter's end it would crash. Therefore:
 
-Not covered: reading capsules of others.
+1. The deleter is a C function that only leaves a mark: `time` of the C library, which writes the time over the first
+   eight bytes of the structure that it is given.
+2. `collect` finds the marks and releases the memory. It runs with each loan, with each close and request of a session,
+   and every second in a separate thread, which lives for as long as there are loans.
+
+Not covered: reading capsules of other libraries.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-#: Of DLDeviceType.
+#: Values of DLDeviceType.
 CPU = 1
 CUDA = 2
 #: dtype -> (DLDataTypeCode, bits).
@@ -54,7 +56,7 @@ class _DLTensor(ctypes.Structure):
 
 
 class _Managed(ctypes.Structure):
-    """DLManagedTensor: before DLPack 1.0, and for who asks for no version."""
+    """DLManagedTensor: for borrowers that ask for no version, or for one before DLPack 1.0."""
 
     _fields_ = (("tensor", _DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
@@ -72,7 +74,7 @@ class _ManagedVersioned(ctypes.Structure):
     )
 
 
-#: Outlives the interpreter, as the C library does.
+#: Address of the deleter. It is in the C library, so it stays valid after the interpreter's end.
 _NOTE_DOWN = ctypes.cast(ctypes.CDLL(None).time, ctypes.c_void_p).value
 _allocate = ctypes.pythonapi.PyMem_RawMalloc
 _allocate.restype, _allocate.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -87,14 +89,14 @@ _is_capsule.restype, _is_capsule.argtypes = ctypes.c_int, [ctypes.py_object, cty
 
 @dataclass(slots=True, eq=False)
 class _Loan:
-    """What was lent and not given back.
+    """A loan that was not collected yet.
 
     Attributes:
         owner: Keeps the memory open.
-        capsule: Itself, to see whether somebody else has it. It has no destructor: that would be Python code, too.
-        name: Address of its name as long as nobody has taken it.
-        first: The structure's first eight bytes, which the deleter writes over.
-        before: What they were.
+        capsule: The capsule, kept here to count its references. It has no destructor, which would be Python code, too.
+        name: Address of the name that the capsule has until a borrower takes it.
+        first: The structure's first eight bytes, which the deleter overwrites.
+        before: The value of `first` before that.
     """
 
     owner: object
@@ -104,20 +106,20 @@ class _Loan:
     before: int
 
     def given_back(self) -> bool:
-        """The borrower is done; or there is none, and nobody has the capsule any more who could become one."""
+        """True if the borrower is done, or if no borrower took the capsule and no reference to it is left."""
         if self.first.value != self.before:
             return True
-        # Two: the attribute and the argument.
+        # Two references: the attribute and the argument.
         return sys.getrefcount(self.capsule) <= 2 and bool(_is_capsule(self.capsule, self.name))
 
 
-#: By the structure's address. It lies in memory of the C library, which is there when this module is gone.
+#: Loans by the structure's address. The structure lies in raw memory, which stays valid when this module is gone.
 _loans: dict[int, _Loan] = {}
 _EVERY_S = 1.0
 
 
 class _Collecting:
-    """The books' lock, and the thread that looks into them; made anew after a fork, which both do not survive."""
+    """The lock of `_loans`, and the thread that collects. Neither survives a fork, so a child makes new ones."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -125,13 +127,13 @@ class _Collecting:
         self.thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Under the lock."""
+        """Start the thread if there is none. Called under the lock."""
         if self.thread is None:
             self.none_left.clear()
             self.thread = threading.Thread(target=self._run, name="trims-collect", daemon=True)
             try:
                 self.thread.start()
-            except RuntimeError:  # the interpreter is ending, and everything with it
+            except RuntimeError:  # the interpreter is ending, and all loans with it
                 return
 
     def _run(self) -> None:
@@ -157,15 +159,16 @@ def lend(
     *,
     versioned: bool,
 ) -> object:
-    """A capsule for dense memory that nobody may write.
+    """A capsule for dense memory that must not be written.
 
     Args:
         owner: Kept alive until the borrower is done.
-        address: Of the first byte; 0 if there is none.
+        address: Address of the first byte; 0 for an empty tensor.
         dtype: As in a layout.
         shape: Extents.
         device: DLDeviceType and number.
-        versioned: `dltensor_versioned` of DLPack 1.0, flagged read-only; else `dltensor`, which cannot say so.
+        versioned: True for `dltensor_versioned` of DLPack 1.0, flagged read-only; False for `dltensor`, which has no
+            such flag.
     """
     collect()
     kind = _ManagedVersioned if versioned else _Managed
@@ -187,7 +190,10 @@ def lend(
 
 
 def _allocated(head_bytes: int, shape: tuple[int, ...], name: bytes) -> tuple[int, int]:
-    """Memory for a structure, zeroed, with shape, strides and the capsule's name behind it; and the name's address."""
+    """Allocate a zeroed structure, followed by shape, strides and the capsule's name.
+
+    Returns the addresses of the structure and of the name.
+    """
     rank = len(shape)
     block = int(_allocate(head_bytes + 16 * rank + len(name)))
     name_at = block + head_bytes + 16 * rank
@@ -198,11 +204,11 @@ def _allocated(head_bytes: int, shape: tuple[int, ...], name: bytes) -> tuple[in
 
 
 def collect() -> int:
-    """Let go of what was given back; how many loans there still are. From any thread."""
+    """Release the loans that were given back; returns the number that remain. May be called from any thread."""
     owners = []
     with _collecting.lock:
         for block, loan in list(_loans.items()):
-            # Looked up again: an owner's finaliser may have come here in between.
+            # Checked again: an owner's finaliser may have called `collect` in between.
             if block in _loans and loan.given_back():
                 del _loans[block]
                 owners.append(loan.owner)
@@ -214,7 +220,7 @@ def collect() -> int:
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:
-    """Of dense rows, in elements."""
+    """Strides of a dense row-major tensor, in elements."""
     found = [1] * len(shape)
     for axis in range(len(shape) - 1, 0, -1):
         found[axis - 1] = found[axis] * shape[axis]

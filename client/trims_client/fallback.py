@@ -1,7 +1,7 @@
-"""Loading without a daemon, for who asked for it: a private copy, made by a child of the same trims.
+"""Loading without a daemon, if the caller asked for it: a private copy, made by a child process of the same trims.
 
-The child is `trims convert`, so every format and every registered name works as with a daemon, only slower and
-unshared.
+The child converts as `trims convert` does, so every format and every registered name works as with a daemon, but
+slower and unshared.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from trims_client.weights import Weights
 
 
 def load_here(name: str) -> Weights:
-    """Convert a registered model or a file into memory of this process; ConversionError carries the child's words."""
+    """Convert a registered model or a file into private memory. Raises ConversionError with the child's message."""
     fd = os.memfd_create("trims-private", os.MFD_CLOEXEC)
     try:
-        command = [sys.executable, "-m", "trims.cli.main", "convert", name, "--to-fd", str(fd)]
+        command = [sys.executable, "-m", "trims.control.convert", name, str(fd)]
         done = subprocess.run(command, pass_fds=[fd], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise ConversionError(f"{name} could not be loaded without a daemon: {done.stderr.strip()[-2000:]}")

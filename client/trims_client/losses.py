@@ -1,25 +1,41 @@
-"""What a session does when the daemon says that the memory of an open model is lost. Imported when it says so.
+"""What a session does when the memory of an open model is lost. Imported only when the daemon sends such an event.
 
-The reader of the connection only keeps what was said: whoever waits for an answer may hold the session's lock, and
-who reads for him must not wait for it. `hear` puts it into the books, `tell` says it to the user, with no lock held.
+The thread that reads the connection only queues events: it reads for all threads and must not wait for a lock. `hear`
+records the losses; `tell` reports them to the user, with no lock held.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims_client.channel import Channel
-    from trims_client.mappings import Mappings
+    from trims_client.mappings import MappedImages
 
 log = logging.getLogger(__name__)
 
 
-def hear(channel: Channel, mappings: Mappings) -> None:
-    """Take note of what the daemon said on its own."""
+class Loss(NamedTuple):
+    """The memory of an open model was lost.
+
+    Attributes:
+        message: Why, as `Weights.lost` says.
+        name: By which the model was opened.
+        key: Of its image.
+        place: Where it lay.
+    """
+
+    message: str
+    name: str
+    key: str
+    place: str
+
+
+def hear(channel: Channel, mappings: MappedImages) -> None:
+    """Record the losses among the daemon's events."""
     while channel.events:
         try:
             event = channel.events.popleft()
@@ -27,11 +43,11 @@ def hear(channel: Channel, mappings: Mappings) -> None:
             return
         lease = event.get("lease")
         if event["event"] == "lost" and type(lease) is int:
-            mappings.lose(lease, str(event.get("message", "")))
+            mappings.lose(channel, lease, str(event.get("message", "")))
 
 
-def tell(mappings: Mappings, on_lost: Callable[[str, str, str], None] | None) -> None:
-    """Log what was lost and call who wants to know. Never raises."""
+def tell(mappings: MappedImages, on_lost: Callable[[Loss], None] | None) -> None:
+    """Log each loss and call `on_lost`. Never raises."""
     while mappings.untold:
         try:
             mapping = mappings.untold.popleft()
@@ -41,6 +57,6 @@ def tell(mappings: Mappings, on_lost: Callable[[str, str, str], None] | None) ->
             log.warning("the memory of %s at %s is lost: %s", name, mapping.place, mapping.lost)
             try:
                 if on_lost is not None:
-                    on_lost(str(mapping.lost), name, mapping.key)
+                    on_lost(Loss(str(mapping.lost), name, mapping.key, mapping.place))
             except Exception:
                 log.exception("on_lost failed for %s", name)

@@ -1,61 +1,122 @@
 """Mappings of one session: each image is mapped once in a process, however often it is opened.
 
-A lease ends when nobody in this process can reach the bytes any more: the last `Weights` is closed and the last view
-is gone. Which may be noticed in a finaliser, in any thread, at any moment; so releasing only notes it down, and the
-session sends the note at its next chance.
+A lease ends when nothing in this process can reach the bytes any more: the last `Weights` is closed and the last view
+is gone. That may happen in a finaliser, in any thread, at any moment. So a release only appends the lease's number to a
+queue, and the session sends the close with its next request, or within a second.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
+import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError, ClosedError, ImageError
 from trims.memory.attach import Attachment
+from trims_client import forks
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
     from trims.memory.cuda.drivers import Export
     from trims.wire.frames import Message
+    from trims_client.channel import Channel
     from trims_client.device import DeviceRegion
 
+    #: Key, place, device and inode of a segment: each is mapped once.
+    Image = tuple[str, str, int, int]
 
-#: So many losses of leases that this client does not know are remembered.
+
+#: Most losses that are remembered for leases that this client does not know yet.
 _EARLY = 64
 
 
-class Mapping:
+class Lease:
+    """The right to read one replica, as one connection granted it.
+
+    A lease number is valid only on the connection that granted it. Hence a lease refers to its connection, and the
+    numbers to give back are queued there (`Channel.owed`) and are dropped with it.
+    """
+
+    __slots__ = ("channel", "number")
+
+    def __init__(self, channel: Channel, number: int) -> None:
+        self.channel = channel
+        self.number = number
+
+    def give_back(self) -> None:
+        """Queue the lease to be given back. Safe in any thread and any finaliser: takes no lock, sends nothing."""
+        self.channel.owed.append(self.number)
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.number} of {self.channel!r}>"
+
+
+class HeldLeases:
+    """The leases that keep one image.
+
+    The finaliser of the memory holds this object and so must hold nothing that keeps the memory mapped.
+    """
+
+    __slots__ = ("leases", "unmapped")
+
+    def __init__(self) -> None:
+        self.leases: set[Lease] = set()
+        self.unmapped = False
+
+    def release(self) -> None:
+        """The memory was unmapped: give every lease back. Called from a finaliser, so it takes no lock."""
+        self.unmapped = True
+        self.give_back_all()
+
+    def give_back_all(self) -> None:
+        """Queue each lease to be given back, once."""
+        while self.leases:
+            try:
+                self.leases.pop().give_back()
+            except KeyError:  # another thread was faster
+                return
+
+
+class MappedImage:
     """One mapped image and the leases that keep it.
 
     Attributes:
         key: Image key.
-        place: As text.
+        place: The place, as text.
         identity: Device and inode of the segment.
-        leases: Numbers held for it; the last one stays until the memory is unmapped.
-        borrows: A token for each `Borrow` that is open; lease numbers would not do, as each daemon counts from 1.
-        region: The device's memory, if the replica lies on one.
-        names: What it was opened as.
-        lost: Why its owner has it no more; None while he has.
+        leases: The leases held for it; the last one stays until the memory is unmapped.
+        borrows: A token for each `Borrow` that is open.
+        region: The device memory, if the replica lies on a device.
+        names: The names that it was opened by.
+        lost: Why its owner does not have the memory any more; None while the owner has it.
     """
 
-    __slots__ = ("attachment", "borrows", "identity", "key", "leases", "lost", "names", "place", "region")
+    __slots__ = (
+        "__weakref__", "_asked", "_held", "attachment", "borrows", "identity", "key", "leases", "lost", "names",
+        "place", "region",
+    )  # fmt: skip
 
-    def __init__(self, key: str, place: str, identity: tuple[int, int], attachment: Attachment) -> None:
+    def __init__(
+        self, key: str, place: str, identity: tuple[int, int], attachment: Attachment, held: HeldLeases
+    ) -> None:
         self.key = key
         self.place = place
         self.identity = identity
         self.attachment = attachment
-        self.leases: set[int] = set()
+        self._held = held
+        self.leases = held.leases
         self.borrows: set[object] = set()
         self.region: DeviceRegion | None = None
         self.names: set[str] = set()
         self.lost: str | None = None
+        self._asked: Channel | None = None
 
     def open_device(self, export: Callable[[], Export]) -> None:
-        """Open what the head describes. Raises NotSupportedError if this process cannot reach the device."""
+        """Open the device memory that the head describes. Raises NotSupportedError if the device is out of reach."""
         from trims_client.device import DeviceRegion
 
         try:
@@ -65,150 +126,240 @@ class Mapping:
             raise
 
     def close(self) -> None:
-        """Unmap, as soon as no view is left."""
+        """Unmap the memory as soon as no view is left."""
         self.region = None
         self.attachment.close()
 
+    def hold(self, lease: Lease) -> None:
+        """Keep a lease until the memory is unmapped; if it is unmapped already, give the lease back.
 
-class Mappings:
+        The second case:
+
+        1. A session asks a new daemon for a lease of an image that it has mapped.
+        2. Meanwhile another thread drops the last view, and the memory is unmapped.
+        3. The lease arrives. Without the check of `unmapped` it would be kept until the session ends.
+        """
+        self.leases.add(lease)
+        if self._held.unmapped:
+            self._held.give_back_all()
+
+    def lease_of(self, channel: Channel, number: int | None = None) -> Lease | None:
+        """The lease that this connection granted under that number (None: any of its leases); None if none is held."""
+        for lease in list(self.leases):  # a copy: a finaliser may empty the set
+            if lease.channel is channel and number in (None, lease.number):
+                return lease
+        return None
+
+    def spares(self, lease: Lease) -> bool:
+        """Whether the lease can be given back while the memory is in use: another lease of its connection keeps it.
+
+        Why a lease of another connection is not enough:
+
+        1. Two opens of one image are granted, and the daemon restarts before the first grant is mapped here.
+        2. The first grant's lease has ended with its daemon. Only the second grant's lease keeps the memory.
+        3. The second `Weights` is closed, and the reader of the first one goes on: the second lease must stay.
+        """
+        others = [each for each in list(self.leases) if each is not lease and each.channel is lease.channel]
+        return lease in self.leases and bool(others)
+
+    def forget(self, channel: Channel, number: int) -> None:
+        """Drop a lease that has ended at the daemon."""
+        lease = self.lease_of(channel, number)
+        if lease is not None:
+            self.leases.discard(lease)
+
+    def ask_once(self, channel: Channel) -> bool:
+        """Whether to ask this connection for a lease; True at most once for each connection."""
+        if self._held.unmapped or self.lost is not None or self._asked is channel or self.lease_of(channel) is not None:
+            return False
+        self._asked = channel
+        return True
+
+
+class MappedImages:
     """All mappings of a session.
 
-    Args:
-        lock: Guards the books; reentrant.
+    Attributes:
+        lock: Guards this object; reentrant. Never held during a request to the daemon, which may hang, because a close
+            needs the lock.
+        untold: Lost mappings that were not reported to the user yet.
+        collect: Closes device memory that was given back or could not be closed earlier; None before device memory was
+            opened.
     """
 
-    def __init__(self, lock: threading.RLock) -> None:
-        self._lock = lock
-        self._by_image: dict[tuple[str, str, int, int], Mapping] = {}
-        self._lingering: set[Mapping] = set()
-        #: Leases to give back; appended from finalisers, where no lock may be taken.
-        self.given_up: deque[int] = deque()
-        #: Mappings that were lost, and nobody was told yet.
-        self.untold: deque[Mapping] = deque()
-        #: Leases that were lost before their grant was mapped here, with the reason.
-        self._lost_early: dict[int, str] = {}
-        #: Lets go of devices' memory that is given back, or could not be closed earlier; None before one was opened.
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        #: One thread at a time opens device memory. It sends a request to the daemon, hence `lock` will not do.
+        self._opening = threading.Lock()
+        self._by_image: dict[Image, MappedImage] = {}
+        self._unborrowed: set[MappedImage] = set()
+        self.untold: deque[MappedImage] = deque()
+        #: Borrows of weights that were dropped without a close. Finalisers append; they must not take `lock`, under
+        #: which the very mapping may be in use by the thread that they interrupt.
+        self.dropped: deque[Borrow] = deque()
+        #: Leases that were lost before their grant was mapped here, and the reasons.
+        self._lost_early: dict[tuple[Channel, int], str] = {}
         self.collect: Callable[[], object] | None = None
+        forks.adapt_in_children(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: the threads that held the locks do not exist here."""
+        self.lock, self._opening = threading.RLock(), threading.Lock()
 
     def borrow(
         self,
+        channel: Channel,
         answer: Message,
         fd: int,
         name: str = "",
         *,
-        void: bool = False,
         export: Callable[[int], Export] | None = None,
     ) -> Borrow:
-        """Map what was granted, or use the mapping there is. Takes the descriptor over.
+        """Map the granted segment, or share the existing mapping. Takes ownership of the descriptor.
 
         Args:
+            channel: The connection that granted.
             answer: The grant.
-            fd: What came with it.
-            name: What was asked for.
-            void: The lease has ended with its connection: the memory is mapped, the number not remembered.
-            export: Gets what opens a device's memory, by the lease's number; asked once for each mapping.
+            fd: The descriptor that came with the grant.
+            name: The name that was opened.
+            export: Asks the daemon, by the lease's number, for the device memory; called once for each mapping.
 
-        Raises ImageError if the segment is not what the daemon announced; the lease is given back.
-        BadMessageError if the answer is no grant.
+        Raises:
+            ImageError: The segment is not what the daemon announced; the lease is given back.
+            BadMessageError: The answer is no grant.
         """
-        lease = answer.get("lease")
-        if type(lease) is not int:
+        number = answer.get("lease")
+        if type(number) is not int:
             if fd >= 0:
                 os.close(fd)
             raise BadMessageError(f"the daemon granted without a lease: {answer!r}"[:200])
-        given_up = [] if void else self.given_up
+        lease = Lease(channel, number)
         try:
             status = os.fstat(fd)
             image = (str(answer["key"]), str(answer["place"]), status.st_dev, status.st_ino)
-            with self._lock:
-                mapping = self._by_image.get(image)
-                if mapping is None:
-                    mapping = self._map(image, fd, int(answer["nbytes"]))
-                    if "device" in answer and export is not None:
-                        mapping.open_device(lambda: export(lease))
-                        self.collect = _collector()
-                    self._by_image[image] = mapping
-                mapping.names.add(name)
-                borrow = Borrow(self, image, mapping, lease)
-                if not void:
-                    self._hold(mapping, lease)
-                return borrow
+            nbytes = int(answer["nbytes"])
+            if "device" in answer and export is not None:
+                make = functools.partial(self._map_device, image, fd, nbytes, lambda: export(number))
+                return self._borrow_device(image, lease, name, make)
+            with self.lock:
+                return self._share(image, self._by_image.get(image) or self._map(image, fd, nbytes), lease, name)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            given_up.append(lease)
+            lease.give_back()
             raise ImageError(f"the granted segment cannot be mapped: {error}") from error
         except BaseException:
-            given_up.append(lease)
+            lease.give_back()
             raise
         finally:
             if fd >= 0:
                 os.close(fd)
 
-    def _hold(self, mapping: Mapping, lease: int) -> None:
-        mapping.leases.add(lease)
-        if lease in self._lost_early:
-            self.lose(lease, self._lost_early.pop(lease))
+    def _borrow_device(self, image: Image, lease: Lease, name: str, make: Callable[[], MappedImage]) -> Borrow:
+        with self._opening:
+            with self.lock:
+                known = self._by_image.get(image)
+                if known is not None:
+                    return self._share(image, known, lease, name)
+            made = make()
+            with self.lock:
+                return self._share(image, made, lease, name)
 
-    def _map(self, image: tuple[str, str, int, int], fd: int, nbytes: int) -> Mapping:
-        held: list[Mapping] = []
+    def _share(self, image: Image, mapping: MappedImage, lease: Lease, name: str) -> Borrow:
+        """Add one borrow to the mapping. Called under the lock."""
+        self._by_image[image] = mapping
+        mapping.names.add(name)
+        borrow = Borrow(self, image, mapping, lease)
+        mapping.hold(lease)
+        reason = self._lost_early.pop((lease.channel, lease.number), None)
+        if reason is not None:
+            self.lose(lease.channel, lease.number, reason)
+        return borrow
+
+    def _map(self, image: Image, fd: int, nbytes: int) -> MappedImage:
+        held = HeldLeases()
+        gone: list[Callable[[], None]] = []
 
         def released() -> None:
-            mapping = held.pop()
-            self.given_up.extend(mapping.leases)
-            mapping.leases.clear()
-            self._lingering.discard(mapping)
+            held.release()
+            for forget in gone:
+                forget()
 
-        mapping = Mapping(image[0], image[1], image[2:], Attachment(fd, nbytes, released))
-        held.append(mapping)
+        mapping = MappedImage(image[0], image[1], image[2:], Attachment(fd, nbytes, released), held)
+        gone.append(functools.partial(_forget, weakref.ref(self), weakref.ref(mapping)))
         return mapping
 
-    def give_back(self, image: tuple[str, str, int, int], mapping: Mapping, lease: int, token: object) -> None:
-        """One borrow is closed. The last one unmaps, and keeps its lease until no view is left."""
-        with self._lock:
+    def _map_device(self, image: Image, fd: int, nbytes: int, export: Callable[[], Export]) -> MappedImage:
+        mapping = self._map(image, fd, nbytes)
+        mapping.open_device(export)
+        self.collect = _collector()
+        return mapping
+
+    def give_back(self, image: Image, mapping: MappedImage, lease: Lease, token: object) -> None:
+        """Close one borrow. The last one unmaps; its lease stays until no view is left."""
+        with self.lock:
             mapping.borrows.discard(token)
             if mapping.borrows:
-                if lease in mapping.leases:  # not one of an earlier daemon, whose number may mean another by now
+                if mapping.spares(lease):
                     mapping.leases.discard(lease)
-                    self.given_up.append(lease)
+                    lease.give_back()
                 return
             if self._by_image.get(image) is mapping:
                 del self._by_image[image]
-                self._lingering.add(mapping)
+                self._unborrowed.add(mapping)
         mapping.close()
 
-    def lose(self, lease: int, reason: str) -> None:
-        """A lease has ended at the daemon, which has lost the memory: its number means nothing any more.
+    def close_dropped(self) -> None:
+        """Close what was dropped without a close."""
+        while self.dropped:
+            try:
+                self.dropped.popleft().close()
+            except IndexError:  # another thread was faster
+                return
 
-        What is mapped stays mapped, and is not given to anybody who opens from now on.
+    def lose(self, channel: Channel, number: int, reason: str) -> None:
+        """Record that the daemon has lost the memory of a lease, and ended the lease.
+
+        The memory stays mapped, but later opens do not share this mapping.
         """
-        with self._lock:
-            mapping = next((each for each in self.held() if lease in each.leases), None)
+        with self.lock:
+            mapping = next((each for each in self.held() if each.lease_of(channel, number) is not None), None)
             if mapping is None:
-                if lease not in self.given_up:  # told once more that it is over, the daemon says so; else its grant
-                    self._lost_early[lease] = reason  # is on its way to be mapped
+                # Either the lease is being given back, and the loss does not matter, or its grant is not mapped yet.
+                if number not in channel.owed:
+                    self._lost_early[channel, number] = reason
                     while len(self._lost_early) > _EARLY:
                         del self._lost_early[next(iter(self._lost_early))]
                 return
-            mapping.leases.discard(lease)
+            mapping.forget(channel, number)
             if mapping.lost is None:
                 mapping.lost = reason
                 self.untold.append(mapping)
             for image in [image for image, each in self._by_image.items() if each is mapping]:
                 del self._by_image[image]
-                self._lingering.add(mapping)
+                self._unborrowed.add(mapping)
 
-    def lose_leases(self) -> list[Mapping]:
-        """The daemon that granted them is gone: forget all numbers; returns what is still mapped."""
-        with self._lock:
-            self.given_up.clear()
+    def lose_leases(self) -> None:
+        """Forget all leases, because the connection that granted them has ended."""
+        with self.lock:
             self._lost_early.clear()
             for mapping in self.held():
                 mapping.leases.clear()
-            return self.held()
 
-    def held(self) -> list[Mapping]:
+    def to_take_up(self, channel: Channel) -> list[MappedImage]:
+        """Mappings for which this connection must be asked for a lease; each is returned once for each connection."""
+        with self.lock:
+            return [mapping for mapping in self.held() if mapping.ask_once(channel)]
+
+    def held(self) -> list[MappedImage]:
         """All mappings whose memory this process can still reach."""
-        with self._lock:
-            return [*self._by_image.values(), *self._lingering]
+        with self.lock:
+            return [*self._by_image.values(), *self._unborrowed]
+
+
+def _forget(images: weakref.ref[MappedImages], mapping: weakref.ref[MappedImage]) -> None:
+    """The memory of a mapping was unmapped. Session and mapping may be gone before it."""
+    owner, unmapped = images(), mapping()
+    if owner is not None and unmapped is not None:
+        owner._unborrowed.discard(unmapped)
 
 
 def _collector() -> Callable[[], object]:
@@ -218,19 +369,19 @@ def _collector() -> Callable[[], object]:
 
 
 class Borrow:
-    """One `Weights`' share of a mapping: what an Attachment is to a single user."""
+    """The share of one `Weights` in a mapping; the counterpart of an Attachment with a single user."""
 
-    def __init__(self, owner: Mappings, image: tuple[str, str, int, int], mapping: Mapping, lease: int) -> None:
+    def __init__(self, owner: MappedImages, image: Image, mapping: MappedImage, lease: Lease) -> None:
         self._owner = owner
         self._image = image
-        self._mapping: Mapping | None = mapping
+        self._mapping: MappedImage | None = mapping
         self._lease = lease
         self._token = object()
         mapping.borrows.add(self._token)
 
     @property
-    def mapping(self) -> Mapping:
-        """What is shared. Raises ClosedError."""
+    def mapping(self) -> MappedImage:
+        """The shared mapping. Raises ClosedError."""
         return self._open()
 
     @property
@@ -244,12 +395,12 @@ class Borrow:
 
     @property
     def region(self) -> DeviceRegion | None:
-        """The device's memory; None on the host."""
+        """The device memory; None on the host."""
         return self._open().region
 
     @property
     def lost(self) -> str | None:
-        """See `Mapping.lost`; None once this share is given back."""
+        """See `MappedImage.lost`; None after `close`."""
         mapping = self._mapping
         return None if mapping is None else mapping.lost
 
@@ -259,7 +410,12 @@ class Borrow:
         if mapping is not None:
             self._owner.give_back(self._image, mapping, self._lease, self._token)
 
-    def _open(self) -> Mapping:
+    def drop(self) -> None:
+        """Have it closed within a second. For a finaliser: takes no lock."""
+        if self._mapping is not None:
+            self._owner.dropped.append(self)
+
+    def _open(self) -> MappedImage:
         if self._mapping is None:
             raise ClosedError("these weights are closed; open them again to read")
         return self._mapping

@@ -1,7 +1,8 @@
 """A session with the daemon of this machine: open models, prefetch them, share files. Standard library only.
 
-The connection is the session: leases end with it, so with the process, however it ends. If the daemon restarts,
-the session keeps its mappings, connects again and takes its leases up again. Not covered: wire (`channel`), mappings.
+The connection is the session: its leases end with the connection, and so with the process, however the process ends.
+If the daemon restarts, the session keeps its mappings, connects again and takes its leases up again. Not covered: the
+wire (`channel`), mappings (`mappings`).
 """
 
 from __future__ import annotations
@@ -17,22 +18,19 @@ from typing import TYPE_CHECKING
 from trims.core.errors import (
     CallerError,
     CapacityError,
-    ClosedError,
     DaemonAwayError,
-    DeadlineError,
     DeviceLostError,
     InUseError,
     LostPeerError,
     NotSupportedError,
-    TrimsError,
 )
 from trims.wire.address import ATTACH_SOCKET, default_runtime_dir
-from trims_client.channel import Channel
-from trims_client.mappings import Mappings
-from trims_client.weights import Weights
+from trims_client.channel import ends_session
+from trims_client.connection import GRACE_S, Connection, Deadline, log
+from trims_client.mappings import MappedImages
+from trims_client.weights import Weights, warn_unclosed
 
 if TYPE_CHECKING:
-    import logging
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
@@ -40,26 +38,33 @@ if TYPE_CHECKING:
 
     from trims.memory.cuda.drivers import Export
     from trims.wire.frames import Message
-    from trims_client.mappings import Borrow, Mapping
+    from trims_client.channel import Channel
+    from trims_client.losses import Loss
+    from trims_client.mappings import Borrow
 
-#: How much later than the daemon a client decides that a deadline has passed.
-_GRACE_S = 5.0
-#: For these the next place in order of preference is tried: it cannot serve, whoever asks, or not now.
+#: Errors after which the next place in order of preference is tried: this one cannot serve, at all or now.
 _CANNOT_SERVE = (NotSupportedError, CapacityError, DeviceLostError, InUseError)
 _FALLBACKS = (None, "load")
+#: Seconds between two tries to reach a daemon that is worth waiting for.
+_RETRY_S = 0.02
 
 
 class Session:
     """A connection to the daemon. A context manager; safe to use from several threads, not after a fork.
 
+    A child of `os.fork` can read what its parent has mapped, and must connect for itself to open more. The leases
+    belong to the parent and end with it. A fork in C code, below Python, cannot be detected: such a child keeps its
+    copy of the connection open, and with it the leases, until the child ends or executes another program.
+
     Args:
         runtime_dir: Folder of the daemon's sockets; None for `$TRIMS_RUNTIME_DIR` or the default of this user.
-        fallback: `"load"` loads privately in this process when no daemon answers, and says so (`Weights.shared` is
-            False and a warning is logged). None, the default, raises DaemonAwayError.
-        agent: How this client calls itself in `trims ps`.
-        on_lost: Called with a message, the model's name and its image key when the memory of an open model was lost at
-            its owner: see `Weights.lost`. Once for each name, in whichever thread hears of it: the session's own
-            within about a second, or one that asks for something. What it raises is logged.
+        fallback: `"load"` loads a private copy in this process when no daemon answers. Then `Weights.shared` is False
+            and a warning is logged. None, the default, raises DaemonAwayError.
+        agent: The name of this client in `trims ps`.
+        on_lost: Called with a `Loss` when the memory of an open model was lost, see `Weights.lost`. Called once for
+            each name, either in the session's watch thread, within about a second, or in a thread that makes a
+            request. What it raises is logged.
+        wait_s: Seconds to wait for a daemon that is just being started.
     """
 
     def __init__(
@@ -68,26 +73,32 @@ class Session:
         *,
         fallback: str | None = None,
         agent: str = "",
-        on_lost: Callable[[str, str, str], None] | None = None,
+        on_lost: Callable[[Loss], None] | None = None,
+        wait_s: float = 0.0,
     ) -> None:
         if fallback not in _FALLBACKS:
             raise CallerError(f"fallback is {fallback!r}; it must be None or 'load'")
         folder = default_runtime_dir() if runtime_dir is None else os.fspath(runtime_dir)
         self._path = f"{folder}/{ATTACH_SOCKET}"
-        self._agent = agent or f"python {os.path.basename(sys.argv[0]) or '-'}"
         self._fallback = fallback
         self._on_lost = on_lost
-        self._lock = threading.RLock()
-        self._mappings = Mappings(self._lock)
-        self._pid = os.getpid()
-        self._closed = False
+        self._mappings = MappedImages()
+        agent = agent or f"python {os.path.basename(sys.argv[0]) or '-'}"
+        self._connection = Connection(self._path, agent, self._mappings)
         self._watched = False
-        self._channel: Channel | None = None
-        try:
-            self._channel = Channel(self._path, self._agent)
-        except DaemonAwayError:
-            if fallback is None:
-                raise
+        self._begin(Deadline(wait_s))
+
+    def _begin(self, deadline: Deadline) -> None:
+        while True:
+            try:
+                self._connection.begin()
+            except DaemonAwayError:
+                if deadline.left_s:
+                    time.sleep(min(_RETRY_S, deadline.left_s))
+                    continue
+                if self._fallback is None:
+                    raise
+            return
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -103,20 +114,21 @@ class Session:
 
         Args:
             name: As registered.
-            place: `cpu`, `gpu`, `gpu:N`, or None for what the manifest says. Several are tried in this order: the
-                next one if the daemon or this process cannot serve it there (NotSupportedError, CapacityError,
-                DeviceLostError). `Weights.fell_back` has the reason then, and a warning is logged. With one place
-                nothing falls back.
-            deadline_s: Seconds to wait for the load and for room, at all places together. None waits for a load as
-                long as it takes, but not for other people's leases to end.
+            place: `cpu`, `gpu`, `gpu:N`, or None for what the manifest says. Several places are tried in order: the
+                next one if the daemon or this process cannot serve the model at a place (NotSupportedError,
+                CapacityError, DeviceLostError, InUseError). Then `Weights.fell_back` has the reason, and a warning is
+                logged. With a single place nothing falls back.
+            deadline_s: Seconds to wait for the load and for room, for all places together, and for a daemon that is
+                being restarted. None waits for a load as long as it takes, but not for the leases of other sessions to
+                end, nor for a daemon.
             fallback: As for the session, for this call.
 
         Returns:
             The weights; close them, or use them in a `with` block.
 
         Raises:
-            ModelNotFoundError, CapacityError, DeadlineError, BrokenWeightsError, DaemonAwayError; of several places
-            what the last one raised.
+            ModelNotFoundError, CapacityError, DeadlineError, BrokenWeightsError, DaemonAwayError. With several places,
+            the error of the last one.
         """
         return self._open({"op": "open", "model": name}, name, place, deadline_s, fallback)
 
@@ -128,23 +140,24 @@ class Session:
         deadline_s: float | None = None,
         fallback: str | None = None,
     ) -> Weights:
-        """Attach to a checkpoint by its path, without a manifest: everybody who opens it shares one copy.
+        """Attach to a checkpoint by its path, without a manifest: all processes that open it share one copy.
 
-        Any format that needs no options: safetensors (single or `.index.json`), PyTorch state dicts, ONNX, MXNet, npz.
+        Works for every format that needs no options: safetensors (single or `.index.json`), PyTorch state dicts, ONNX,
+        MXNet, npz, npy.
         Raises as `open`, and PermissionDeniedError if the daemon runs as another user.
         """
         absolute = os.path.abspath(path)
         return self._open({"op": "open", "path": absolute}, absolute, place, deadline_s, fallback)
 
     def prefetch(self, name: str, *, place: str | None = None) -> None:
-        """Ask the daemon to load a model and return at once; a failure shows in the open that follows.
+        """Ask the daemon to load a model, and return at once. A failure of the load is raised by the next open.
 
-        Call it before importing a framework: the load then happens meanwhile.
+        Call it before importing a framework: the daemon loads while Python imports.
         """
         message: Message = {"op": "prefetch", "model": name}
         if place is not None:
             message["place"] = place
-        self._request(message, None)
+        self._request(message, Deadline())
 
     def _open(
         self,
@@ -156,21 +169,20 @@ class Session:
     ) -> Weights:
         if fallback not in _FALLBACKS:
             raise CallerError(f"fallback is {fallback!r}; it must be None or 'load'")
+        deadline = Deadline(deadline_s)
         if place is None or isinstance(place, str):
-            return self._open_at(message, name, place, deadline_s, fallback)
+            return self._open_at(message, name, place, deadline, fallback)
         if not place:
             raise CallerError("an empty list of places; name one, or None for what the manifest says")
-        until_s = None if deadline_s is None else time.monotonic() + deadline_s
         refused: list[str] = []
         for wanted in place:
-            left_s = None if until_s is None else max(0.0, until_s - time.monotonic())
             try:
-                weights = self._open_at(message, name, wanted, left_s, fallback)
+                weights = self._open_at(message, name, wanted, deadline, fallback)
             except _CANNOT_SERVE as error:
-                if len(refused) + 1 == len(place):
+                if len(refused) + 1 == len(place) or ends_session(error):
                     raise
-                # As text: a log that keeps the error would keep what it was raised over.
-                _log().warning("%s is not opened at %s but at the next place: %s", name, wanted, str(error))
+                # As text: a log record that keeps the exception would keep the objects in its traceback alive.
+                log().warning("%s is not opened at %s but at the next place: %s", name, wanted, str(error))
                 refused.append(f"{wanted}: {error}")
                 message = {**message, "instead_of": wanted}
             else:
@@ -179,16 +191,15 @@ class Session:
         return weights
 
     def _open_at(
-        self, message: Message, name: str, place: str | None, deadline_s: float | None, fallback: str | None
+        self, message: Message, name: str, place: str | None, deadline: Deadline, fallback: str | None
     ) -> Weights:
         if place is not None:
             message["place"] = place
-        if deadline_s is not None:
-            message["deadline_s"] = deadline_s
         try:
-            channel, (answer, fd) = self._request(message, deadline_s)
+            waits = (fallback or self._fallback) is None
+            channel, (answer, fd) = self._request(message, deadline, waits=waits)
         except DaemonAwayError as error:
-            if (fallback or self._fallback) is None:
+            if waits:
                 raise
             return self._load_here(name, error)
         borrow = self._borrow(channel, answer, fd, name)
@@ -197,176 +208,128 @@ class Session:
             borrow,
             place=str(answer["place"]),
             warm=bool(answer.get("warm")),
-            trusted=self._trusted,
+            trusted=channel.daemon_uid in (0, os.geteuid()),
             on_close=self._settle,
-            on_report=None if borrow.region is None else lambda nbytes: self._report_working(borrow, nbytes),
+            on_report=None if borrow.region is None else lambda nbytes: self._report_workspace(borrow, nbytes),
         )
         self._watch()
         return weights
 
     def _borrow(self, channel: Channel, answer: Message, fd: int, name: str) -> Borrow:
-        """Map what was granted on this channel; if the daemon has restarted since, take its lease up again."""
-        with self._lock:
-            current = self._channel
-            void = channel is not current
-            borrowed = self._mappings.borrow(
-                answer, fd, name, void=void, export=lambda lease: self._export(channel, lease)
-            )
-            if void and current is not None and not borrowed.mapping.leases:
-                try:
-                    self._resume(current, borrowed.mapping)
-                except LostPeerError as error:  # whoever connects again takes it up
-                    _log().info("not taken up yet: %s", error)
-            return borrowed
+        """Map the granted image. If the session has a new channel since, take the lease up there."""
+        borrowed = self._mappings.borrow(channel, answer, fd, name, export=lambda lease: self._export(channel, lease))
+        if channel is not self._connection.channel or channel.broken:
+            self._connection.take_up(borrowed.mapping)
+        return borrowed
 
     def _export(self, channel: Channel, lease: int) -> Export:
         from trims.memory.cuda.drivers import export_of
 
-        answer, fd = channel.request({"op": "attach", "lease": lease}, _GRACE_S)
+        answer, fd = channel.request({"op": "attach", "lease": lease}, GRACE_S)
         return export_of(answer, fd)
 
-    def _report_working(self, borrow: Borrow, nbytes: int) -> None:
-        channel = self._connected()
-        lease = next(iter(borrow.mapping.leases), None)
+    def _report_workspace(self, borrow: Borrow, nbytes: int) -> None:
+        channel = self._connection.live_channel()
+        lease = borrow.mapping.lease_of(channel)
         if lease is None:
             raise LostPeerError(f"these weights have no lease any more: {borrow.lost or 'the daemon has restarted'}")
-        channel.request({"op": "working", "lease": lease, "nbytes": nbytes}, _GRACE_S)
+        channel.request({"op": "workspace", "lease": lease.number, "nbytes": nbytes}, GRACE_S)
 
-    def _request(self, message: Message, deadline_s: float | None) -> tuple[Channel, tuple[Message, int]]:
-        """Ask; if the daemon has restarted since, connect again and ask once more. Tells which channel answered."""
-        timeout_s = None if deadline_s is None else deadline_s + _GRACE_S
-        channel = self._connected()
-        self._flush()
-        try:
-            return channel, channel.request(message, timeout_s)
-        except LostPeerError as error:
-            if not channel.broken or self._closed:
-                raise
-            _log().info("asking again after: %s", error)
-            channel = self._connected()
-            return channel, channel.request(message, timeout_s)
+    def _request(
+        self, message: Message, deadline: Deadline, *, waits: bool = False
+    ) -> tuple[Channel, tuple[Message, int]]:
+        """Send a request; if the connection turns out to have ended, connect again and send it once more.
+
+        Returns the channel that answered, the answer, and its descriptor or -1.
+
+        Args:
+            message: The request.
+            deadline: For all of it.
+            waits: Try again until the deadline, if there is one: the daemon may be just being restarted.
+        """
+        sent_before = False
+        while True:
+            channel: Channel | None = None
+            try:
+                channel = self._connection.live_channel(deadline)
+                self._flush()
+                return channel, self._ask(channel, message, deadline)
+            except LostPeerError as error:
+                if self.closed or (channel is not None and (not channel.broken or channel.refused)):
+                    raise
+                if waits and deadline.left_s:
+                    time.sleep(min(_RETRY_S, deadline.left_s))
+                elif channel is None or sent_before:
+                    raise
+                if channel is not None:  # else nothing was sent: it is only waited for
+                    sent_before = True
+                    log().info("a request is sent again after: %s", error)
+
+    def _ask(self, channel: Channel, message: Message, deadline: Deadline) -> tuple[Message, int]:
+        left_s = deadline.left_s
+        if left_s is not None:
+            message = {**message, "deadline_s": left_s}
+        return channel.request(message, deadline.timeout_s, said=deadline.said)
 
     def _load_here(self, name: str, why: DaemonAwayError) -> Weights:
         from trims_client.fallback import load_here
 
-        _log().warning("%s is loaded privately, nothing is shared: %s", name, why)
+        log().warning("%s is loaded privately, nothing is shared: %s", name, why)
         return load_here(name)
 
     # -- the connection --------------------------------------------------------------------------------------------
 
-    def _connected(self) -> Channel:
-        """A working channel; makes a new one if the old one broke."""
-        if self._pid != os.getpid():
-            raise ClosedError(
-                f"this session belongs to process {self._pid}, which forked; connect again in process {os.getpid()}"
-            )
-        with self._lock:
-            if self._closed:
-                raise ClosedError("this session is closed; connect again")
-            if self._channel is None or self._channel.broken:
-                self._channel = self._connect_again()
-            return self._channel
-
-    def _connect_again(self) -> Channel:
-        """Under the lock: connect, and take up again the leases of everything that is still mapped."""
-        channel = Channel(self._path, self._agent)
-        if self._channel is not None:
-            self._channel.close()
-            if self._channel.events:
-                from trims_client import losses
-
-                losses.hear(self._channel, self._mappings)  # its numbers mean nothing to the next
-        for mapping in self._mappings.lose_leases():
-            if mapping.lost is None:
-                self._resume(channel, mapping)
-        return channel
-
-    def _resume(self, channel: Channel, mapping: Mapping) -> None:
-        try:
-            answer, fd = channel.request({"op": "resume", "key": mapping.key, "place": mapping.place}, _GRACE_S)
-        except DeadlineError as error:  # it hangs, and we hold the lock: who closes must not wait for it
-            channel.close()
-            raise LostPeerError(str(error)) from error
-        except TrimsError as error:
-            _log().warning("the weights stay mapped, but without a lease: %s", error)
-            return
-        lease, same = answer.get("lease"), False
-        if fd >= 0:
-            status = os.fstat(fd)
-            os.close(fd)
-            same = (status.st_dev, status.st_ino) == mapping.identity
-        if same and type(lease) is int:
-            mapping.leases.add(lease)
-        else:  # the same image in new memory: ours is not the store's any more
-            channel.tell({"op": "close", "lease": lease})
-
     @property
-    def _trusted(self) -> bool:
-        channel = self._channel
-        return channel is not None and channel.daemon_uid in (0, os.geteuid())
+    def _channel(self) -> Channel | None:
+        return self._connection.channel
 
     def _watch(self) -> None:
-        """Have somebody notice the daemon's end even if this process asks for nothing more."""
-        with self._lock:
+        """Start the watch thread, which notices the daemon's end even if this process makes no more requests."""
+        with self._mappings.lock:
             if not self._watched:
                 self._watched = True
-                watcher = threading.Thread(
-                    target=_watch_connection, args=(weakref.ref(self),), name="trims-watch", daemon=True
-                )
-                # From a thread of its own, as `start` waits until the thread runs: a third of a first open.
+                given = (weakref.ref(self), self._mappings, self._connection)
+                watcher = threading.Thread(target=_watch_connection, args=given, name="trims-watch", daemon=True)
+                # In another thread, because `start` waits until the new thread runs: a third of a first open.
                 _thread.start_new_thread(_start, (watcher,))
 
     def _flush(self) -> None:
-        """Give back the leases that were given up meanwhile, without waiting for an answer. Never raises.
+        """Process the daemon's events and send the closes of given-up leases, without waiting. Never raises.
 
-        And hear what the daemon has said meanwhile: this is called before each request and every second.
+        Called before each request and every second.
         """
-        if ((heard := self._channel) is not None and heard.events) or self._mappings.untold:
+        if (channel := self._channel) is not None:
+            self._connection.hear(channel)
+        self._mappings.close_dropped()
+        if self._mappings.untold:
             from trims_client import losses
 
-            if heard is not None:
-                losses.hear(heard, self._mappings)
             losses.tell(self._mappings, self._on_lost)
-        given_up, collect = self._mappings.given_up, self._mappings.collect
-        if collect is not None:
-            collect()
-        while given_up:
-            channel = self._channel
-            if channel is None or channel.broken or self._pid != os.getpid():
-                return
-            try:
-                channel.tell({"op": "close", "lease": given_up.popleft()})
-            except (LostPeerError, IndexError):
-                return
-
-    def _settle(self) -> None:
-        """The same, and return when the daemon has it in its books: who closes may evict right afterwards."""
         if self._mappings.collect is not None:
             self._mappings.collect()
-        channel = self._channel
-        if not self._mappings.given_up or channel is None or channel.broken or self._pid != os.getpid():
-            return
-        try:
-            last = self._mappings.given_up.pop()
-            self._flush()
-            channel.request({"op": "close", "lease": last}, _GRACE_S)
-        except (LostPeerError, DeadlineError, IndexError) as error:
-            _log().debug("a lease ends with its session instead: %s", error)
+        self._connection.flush()
+
+    def _settle(self) -> None:
+        """Wait until the daemon has processed the close, so that an immediate evict succeeds. Never raises."""
+        if self._mappings.collect is not None:
+            self._mappings.collect()
+        self._connection.settle()
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
         """True after `close`."""
-        return self._closed
+        return self._connection.closed
+
+    @property
+    def inherited(self) -> bool:
+        """True in a forked child: the session is the parent's, and every request raises ClosedError."""
+        return self._connection.inherited
 
     def close(self) -> None:
-        """End the session and with it all its leases. Views that are alive stay readable. Idempotent."""
-        with self._lock:
-            self._closed = True
-            channel, self._channel = self._channel, None
-        if channel is not None and self._pid == os.getpid():
-            channel.close()
+        """End the session, and with it all its leases. Views that are still referenced stay readable. Idempotent."""
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -376,28 +339,28 @@ class Session:
     ) -> None:
         self.close()
 
+    def __del__(self) -> None:
+        # Only told, not closed: views of its weights may be in use, and keep their leases by the connection.
+        connection = getattr(self, "_connection", None)
+        if connection is not None and connection.channel is not None and not (self.closed or self.inherited):
+            warn_unclosed(f"the session at {self._path} was never closed; use `with` or call close()", self)
+
     def __repr__(self) -> str:
-        return f"<Session at {self._path}: {'closed' if self._closed else 'open'}>"
-
-
-def _log() -> logging.Logger:
-    """Logging is imported when there is something to say."""
-    import logging
-
-    return logging.getLogger(__name__)
+        return f"<Session at {self._path}: {'closed' if self.closed else 'open'}>"
 
 
 def _start(watcher: threading.Thread) -> None:
     try:
         watcher.start()
-    except RuntimeError:  # the interpreter is ending, and with it the connection
+    except RuntimeError:  # the interpreter is ending, and the connection with it
         return
 
 
-def _watch_connection(reference: weakref.ref[Session]) -> None:
-    from trims_client.watch import watch
+def _watch_connection(reference: weakref.ref[Session], mappings: MappedImages, connection: Connection) -> None:
+    from trims_client.watch import outlive, watch
 
     watch(reference)
+    outlive(mappings, connection)
 
 
 def connect(
@@ -405,7 +368,8 @@ def connect(
     *,
     fallback: str | None = None,
     agent: str = "",
-    on_lost: Callable[[str, str, str], None] | None = None,
+    on_lost: Callable[[Loss], None] | None = None,
+    wait_s: float = 0.0,
 ) -> Session:
     """Connect to the daemon of this machine; see `Session`."""
-    return Session(runtime_dir, fallback=fallback, agent=agent, on_lost=on_lost)
+    return Session(runtime_dir, fallback=fallback, agent=agent, on_lost=on_lost, wait_s=wait_s)

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from typing import TYPE_CHECKING
 
+from trims_client import forks
 from trims_client.session import Session
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
     from trims_client.weights import Weights
 
+
+class _Guard:
+    """A lock, so that one thread makes the session. A forked child gets a new lock: the old one may be held."""
+
+    def __init__(self) -> None:
+        self.after_fork()
+        forks.adapt_in_children(self)
+
+    def after_fork(self) -> None:
+        self.lock = threading.Lock()
+
+
 _shared: Session | None = None
-_shared_lock = threading.Lock()
+_guard = _Guard()
 
 
 def shared_session(fallback: str | None = None) -> Session:
-    """One session for the whole process, for `trims.open_file`; made anew after a fork."""
-    global _shared  # noqa: PLW0603 - one a process is the point
-    with _shared_lock:
-        if _shared is None or _shared.closed or _shared._pid != os.getpid():
+    """One session for the whole process, for `trims.open_file`; a forked child makes one of its own."""
+    global _shared  # noqa: PLW0603 - one for each process is the point
+    with _guard.lock:
+        if _shared is None or _shared.closed or _shared.inherited:
             _shared = Session(fallback=fallback)
-            _shared._fallback = None  # who may do without a daemon is said call by call
+            _shared._fallback = None  # each call states its own fallback
         return _shared
 
 
@@ -34,5 +47,5 @@ def open_file(
     deadline_s: float | None = None,
     fallback: str | None = None,
 ) -> Weights:
-    """Share any checkpoint by its path: `Session.open_file` on a session of the process."""
+    """Share a checkpoint by its path: `Session.open_file` on a session that the whole process shares."""
     return shared_session(fallback).open_file(path, place=place, deadline_s=deadline_s, fallback=fallback)

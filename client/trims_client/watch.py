@@ -1,30 +1,55 @@
-"""The thread of a session that notices what nobody asked for: the daemon's end, and what it says on its own.
+"""The watch thread of a session: notices the daemon's end, and events that the daemon sends without a request.
 
-It wakes each second and costs nothing else: answers are read by who waits for them. Imported in that thread, so that a
-cold start does not pay for it.
+It wakes once a second; answers are read by the threads that wait for them. Imported in that thread, so that a cold
+start does not pay for it.
 """
 
 from __future__ import annotations
 
 import select
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from trims.core.errors import ClosedError, LostPeerError
+from trims.core.errors import TrimsError
 
 if TYPE_CHECKING:
-    import weakref
+    from collections.abc import Callable
 
     from trims_client.channel import Channel
-    from trims_client.session import Session
+    from trims_client.connection import Connection
+    from trims_client.mappings import MappedImages
 
 _FIRST_RETRY_S = 0.05
 _LONGEST_RETRY_S = 1.0
 _WAKE_MS = 1000
 
 
-def watch(reference: weakref.ref[Session]) -> None:
-    """Wait for the connection to end, then connect again for as long as the session lives."""
+class Watched(Protocol):
+    """What the thread needs of a session."""
+
+    _connection: Connection
+
+    @property
+    def _channel(self) -> Channel | None:
+        """The present connection."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """True once the session was closed: the thread ends."""
+        ...
+
+    def _flush(self) -> None:
+        """Give back what finalisers left."""
+        ...
+
+
+def watch(reference: Callable[[], Watched | None]) -> None:
+    """Wait for the connection to end, then connect again, for as long as the session lives.
+
+    While the daemon is away, or ends each connection before its greeting, the pauses between tries grow from
+    `_FIRST_RETRY_S` to `_LONGEST_RETRY_S`.
+    """
     retry_s = _FIRST_RETRY_S
     while True:
         session = reference()
@@ -35,20 +60,44 @@ def watch(reference: weakref.ref[Session]) -> None:
             session._flush()
             del session
             wait_for_end(channel)
-            retry_s = _FIRST_RETRY_S
+            if not channel.broken or channel.boot:
+                retry_s = _FIRST_RETRY_S
+                continue
+        elif _connects(session):
             continue
-        try:
-            session._connected()
-        except (LostPeerError, ClosedError):
-            del session
-            time.sleep(retry_s)
-            retry_s = min(_LONGEST_RETRY_S, retry_s * 2)
+        session = None
+        time.sleep(retry_s)
+        retry_s = min(_LONGEST_RETRY_S, retry_s * 2)
+
+
+def outlive(mappings: MappedImages, connection: Connection) -> None:
+    """The session was dropped without a close: give back leases as its weights and arrays go, then end the connection.
+
+    Returns at once if the session was closed. If the connection ends, its leases have ended with it.
+    """
+    while (channel := connection.channel) is not None and not channel.broken:
+        mappings.close_dropped()
+        connection.flush()
+        if not mappings.held():
+            connection.close()
+            return
+        del channel
+        time.sleep(_LONGEST_RETRY_S)
+
+
+def _connects(session: Watched) -> bool:
+    try:
+        session._connection.live_channel()
+    except TrimsError:
+        return False
+    return True
 
 
 def wait_for_end(channel: Channel) -> None:
-    """Until the peer hangs up or we close; wakes to read what was said meanwhile, and to let a forgotten session go.
+    """Wait until the peer hangs up or the channel is closed, for `_WAKE_MS` at most; read events that have arrived.
 
-    Not woken by what arrives: those are answers, for which somebody waits already.
+    Returning regularly lets a session without references end. Arriving data does not wake this thread: data is mostly
+    answers, and other threads wait for those already.
     """
     poller = select.poll()
     try:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trims.image.program import Program
     from trims_client.device import DeviceRegion, DeviceTensor
 
-#: safetensors dtype -> numpy's name; those of `_ML_DTYPES` need the ml_dtypes package.
+#: safetensors dtype -> numpy's name. The names in `_ML_DTYPES` need the ml_dtypes package.
 _NUMPY = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
     "U64": "uint64", "I64": "int64", "F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64",
@@ -37,7 +37,7 @@ _ML_DTYPES = {
 
 
 class Attached(Protocol):
-    """What weights stand on: an Attachment, or a session's share of one."""
+    """The memory under weights: an Attachment, or a session's share of one."""
 
     @property
     def data(self) -> memoryview:
@@ -50,16 +50,20 @@ class Attached(Protocol):
 
     @property
     def region(self) -> DeviceRegion | None:
-        """The device's memory; None on the host."""
+        """The device memory; None on the host."""
         ...
 
     @property
     def lost(self) -> str | None:
-        """Why its owner has it no more; None while he has."""
+        """Why its owner does not have the memory any more; None while the owner has it."""
         ...
 
     def close(self) -> None:
-        """Give them back. Idempotent."""
+        """Give the memory back. Idempotent."""
+        ...
+
+    def drop(self) -> None:
+        """Give the memory back, from a finaliser."""
         ...
 
 
@@ -70,12 +74,12 @@ class Weights(Mapping[str, "NDArray[Any]"]):
     long as it is referenced, also after `close`; the lease ends when the last view is gone.
 
     Attributes:
-        name: What the model was opened as.
-        place: Where the replica lies: `cpu`, or `gpu:N`, whose tensors `on_device` gives.
-        shared: False if these bytes are a private local copy (fallback), never silently so.
-        warm: True if they were resident when asked for: this open waited for nothing.
-        fell_back: Why they do not lie at the place that was preferred: `place: reason`; None if they do.
-        trusted: True if they come from a daemon of this user or root, whose programs may be run as one's own.
+        name: The name or path that the model was opened by.
+        place: The place of the replica: `cpu`, or `gpu:N`, whose tensors `on_device` gives.
+        shared: False if these bytes are a private local copy. That happens only if a fallback was asked for.
+        warm: True if the replica was resident at the open, which therefore waited for no load.
+        fell_back: Why the replica does not lie at the preferred place, as `place: reason`; None if it does.
+        trusted: True if the daemon runs as this user or root, so that programs in the image may be run.
     """
 
     def __init__(
@@ -123,7 +127,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
 
     @property
     def layout(self) -> Layout:
-        """Names, dtypes, shapes and offsets."""
+        """Names, dtypes, shapes and offsets of the tensors."""
         return self.view.layout
 
     @property
@@ -133,7 +137,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Strings the artifact carried."""
+        """The metadata strings of the artifact."""
         return self.view.metadata
 
     @property
@@ -152,14 +156,14 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         return None if region is None else region.device
 
     def on_device(self, name: str) -> DeviceTensor:
-        """One tensor in device memory, for whoever takes DLPack or `__cuda_array_interface__`; no bytes are copied.
+        """One tensor in device memory, for DLPack or `__cuda_array_interface__`; no bytes are copied.
 
         Raises TensorNotFoundError; NotSupportedError if the model lies on the host.
         """
         return self._device_tensor(self.view.spec(name))
 
     def device_data(self) -> DeviceTensor:
-        """The whole data block in device memory, as `U8`: one tensor out of which others can be cut at their offsets.
+        """The whole data block in device memory, as one `U8` tensor. `layout` has the offsets of the tensors in it.
 
         Raises NotSupportedError if the model lies on the host.
         """
@@ -180,15 +184,15 @@ class Weights(Mapping[str, "NDArray[Any]"]):
     def lost(self) -> str | None:
         """Why the memory behind these weights has no owner any more; None while it has one, and after `close`.
 
-        The process that kept a device's memory has died, and the lease has ended with it. Shared by `vmm` the bytes
-        stay readable for as long as these weights and their tensors live; shared by `ipc`, reading them is undefined:
-        CUDA says nothing about memory whose owner is dead. Open the model again, it lies elsewhere then. Known within
-        about a second, also to who asks for nothing.
+        The keeper of a device has died, and the lease has ended with it. If the memory was shared by `vmm`, the bytes
+        stay readable for as long as these weights and their tensors live. If it was shared by `ipc`, reading them is
+        undefined: CUDA says nothing about memory whose owner is dead. Open the model again to get new memory. This
+        property is set within about a second, even if the process makes no requests.
         """
         return self._attachment.lost
 
-    def report_working(self, nbytes: int) -> None:
-        """Tell the daemon how much of the device this process needs beside the weights: it keeps that much free.
+    def report_workspace(self, nbytes: int) -> None:
+        """Tell the daemon how much device memory this process needs beside the weights, so that it keeps that free.
 
         Args:
             nbytes: The peak of activations, workspaces and caches at once, in bytes.
@@ -196,24 +200,24 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         Raises CallerError; NotSupportedError if the model lies on the host or came from no daemon; LostPeerError.
         """
         if type(nbytes) is not int or not 0 <= nbytes < 1 << 53:
-            raise CallerError(f"working memory is a number of bytes from 0 to 2^53, not {nbytes!r}")
+            raise CallerError(f"workspace is a number of bytes from 0 to 2^53, not {nbytes!r}")
         if self._attachment.region is None or self._on_report is None:
             raise NotSupportedError(f"{self.name!r} lies at {self.place}; room is kept free on devices only")
         self._on_report(nbytes)
 
     def raw(self, name: str) -> memoryview:
-        """The bytes of one tensor. Raises TensorNotFoundError; NotSupportedError if they lie on a device."""
+        """The bytes of one tensor. Raises TensorNotFoundError; NotSupportedError if the model lies on a device."""
         self._on_host()
         return self.view.tensor(name)
 
     def private_raw(self, name: str) -> memoryview:
-        """The bytes of one tensor in a copy-on-write mapping: writing changes this process's copy only."""
+        """The bytes of one tensor in a copy-on-write mapping: a write changes the private copy only."""
         self._on_host()
         spec, start = self.view.spec(name), self.view.data_start
         return self._attachment.private_data()[start + spec.offset : start + spec.end]
 
     def data(self, *, private: bool = False) -> memoryview:
-        """The whole data block, in which `layout`'s offsets count: read-only, or copy-on-write if private."""
+        """The whole data block, to which the offsets in `layout` refer: read-only, or copy-on-write if private."""
         self._on_host()
         view = self.view
         return (self._attachment.private_data() if private else self._attachment.data)[view.data_start :]
@@ -222,8 +226,9 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         """A read-only numpy view of one tensor.
 
         Returns:
-            An array of the tensor's shape and dtype over shared memory. bfloat16 and float8 need the ml_dtypes
-            package; without it they raise NotSupportedError, and `raw(name)` still gives the bytes.
+            An array of the tensor's shape and dtype over shared memory. bfloat16 and float8 have the dtypes of
+            ml_dtypes, which is installed with trims. Where that package is missing, this raises NotSupportedError, and
+            `raw(name)` still gives the bytes.
         """
         import numpy as np
 
@@ -231,7 +236,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         return np.frombuffer(self.raw(name), dtype=numpy_dtype(spec.dtype)).reshape(spec.shape)
 
     def _on_host(self) -> None:
-        """What is mapped of a model on a device is its head: its tensors would read as zeros."""
+        """Refuse a model on a device: only its head is mapped, in which all tensors read as zeros."""
         if self._attachment.region is not None:
             raise NotSupportedError(
                 f"{self.name!r} lies at {self.place}: take on_device(name) to cupy or PyTorch, use "
@@ -251,15 +256,23 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         return name in self.layout.tensors
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{len(self)} tensors, {self.nbytes} bytes"
+        from trims.core.units import format_bytes
+
+        state = "closed" if self.closed else f"{len(self)} tensors, {format_bytes(self.nbytes)}"
         return f"<Weights {self.name!r} at {self.place}: {state}>"
 
     def close(self) -> None:
-        """Give the weights up. Views that are alive stay readable and keep the lease. Idempotent."""
+        """Close the weights. Views that are still referenced stay readable and keep the lease. Idempotent."""
         self._view = None
         self._attachment.close()
         if self._on_close is not None:
             self._on_close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_view", None) is not None:
+            self._view = None
+            self._attachment.drop()
+            warn_unclosed(f"the weights of {self.name!r} were never closed; use `with` or call close()", self)
 
     def __enter__(self) -> Self:
         return self
@@ -270,8 +283,17 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         self.close()
 
 
+def warn_unclosed(message: str, source: object) -> None:
+    """A ResourceWarning, as Python gives one for files: shown with `python -X dev` or `-W default`."""
+    try:
+        import warnings
+    except ImportError:  # the interpreter is ending
+        return
+    warnings.warn(message, ResourceWarning, stacklevel=3, source=source)
+
+
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """The dtype numpy has for a safetensors name. Raises NotSupportedError if that takes ml_dtypes and it is absent."""
+    """numpy's dtype for a safetensors name. Raises NotSupportedError if that needs ml_dtypes and it is missing."""
     import numpy as np
 
     if dtype in _NUMPY:

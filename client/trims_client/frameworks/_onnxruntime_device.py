@@ -1,13 +1,17 @@
-"""ONNX Runtime over weights on a device: what is fed, and what ONNX Runtime wants on the host all the same.
+"""ONNX Runtime over weights on a device: lends initializers there, and copies those that it needs on the host.
 
-Initializers are lent through DLPack and used in place where ONNX Runtime plans them on the device. It plans some on
-the host: whatever operators read that have no kernel for the device, or that take an input there (shapes). It ignores
-a value on the wrong device with a warning, looks for the tensor in the file that the program names, finds none, and
-says which; so those are found by trying, and fed from private copies on the host. The converter leaves few of them:
-small integers travel in the program.
+Initializers are lent through DLPack, and used in place where ONNX Runtime plans them on the device. It plans some on
+the host: the inputs of operators that have no kernel for the device, or that take an input on the host (shapes). These
+initializers are found by trying:
 
-Unconfirmed: no CUDA device has run this yet. What is tried with ONNX Runtime itself is feeding, ignoring and copying,
-with memory that is the host's and called a device's.
+1. All initializers are fed from the device. ONNX Runtime ignores a value on the wrong device with a warning.
+2. It looks for that tensor in the file that the program names, finds none, and fails with the tensor's name.
+3. That initializer is fed from a private copy on the host, and the session is made again.
+
+The converter leaves few such initializers, because small integers travel in the program.
+
+Unconfirmed: no CUDA device has run this yet. Feeding, ignoring and copying were tested with ONNX Runtime itself, over
+host memory that is declared to be a device's.
 """
 
 from __future__ import annotations
@@ -29,15 +33,15 @@ if TYPE_CHECKING:
 
 CPU_PROVIDER = "CPUExecutionProvider"
 CUDA_PROVIDER = "CUDAExecutionProvider"
-#: Levels of optimization that know no processor: standard operators, standard layouts.
+#: Levels of optimization that depend on no processor: standard operators, standard layouts.
 _NEUTRAL = ("basic", "none")
-#: What it reads from a capsule; booleans come as bytes and are told apart by the lender.
+#: dtypes that ONNX Runtime reads from a capsule. Booleans are lent as bytes, see `_Boolean`.
 _LENT = ("F16", "F32", "F64", "BF16", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
 _NOT_FED = re.compile(r"Deserialize tensor (.+?) failed")
 
 
 class _Boolean:
-    """A boolean tensor as ONNX Runtime takes it: bytes in the capsule, and `dtype` says what they are."""
+    """A boolean tensor as ONNX Runtime takes it: the capsule has bytes, and `dtype` says that they are booleans."""
 
     dtype = "bool"
 
@@ -49,19 +53,19 @@ class _Boolean:
 
 
 def check_program(name: str, attributes: Mapping[str, Any]) -> None:
-    """Raise NotSupportedError if the graph was made for a processor."""
+    """Raise NotSupportedError if the graph was optimized for a processor."""
     if attributes["optimize"] not in _NEUTRAL:
         raise NotSupportedError(
             f"{name!r} was optimized for the CPU (optimize: {attributes['optimize']}), with layouts and operators that "
-            f"a GPU has not; say `optimize: basic` in the options of its manifest's artifact, or open it with "
+            f"a GPU does not have; say `optimize: basic` in the options of its manifest's artifact, or open it with "
             f"place='cpu'"
         )
 
 
 def providers_on(weights: Weights, given: Sequence[Any] | None) -> list[Any]:
-    """Execution providers that can read the weights where they lie, the CPU's last. Raises NotSupportedError."""
+    """Execution providers that can read the weights in place, the CPU's last. Raises NotSupportedError."""
     kind, number = weights.device_data().__dlpack_device__()
-    if kind != CUDA:  # a device that is the host's memory: the fake
+    if kind != CUDA:  # the fake driver, whose device memory is host memory
         own: tuple[str, dict[str, Any]] = (CPU_PROVIDER, {})
     else:
         own = (CUDA_PROVIDER, {"device_id": number})
@@ -69,7 +73,7 @@ def providers_on(weights: Weights, given: Sequence[Any] | None) -> list[Any]:
         if CUDA_PROVIDER not in there:
             raise NotSupportedError(
                 f"{weights.name!r} lies at {weights.place}, and this onnxruntime has no {CUDA_PROVIDER} (it has "
-                f"{', '.join(there)}); install onnxruntime-gpu in its stead, or open the model with place='cpu'"
+                f"{', '.join(there)}); install onnxruntime-gpu instead, or open the model with place='cpu'"
             )
     chosen = [_completed(weights, provider, own) for provider in given or (own[0], CPU_PROVIDER)]
     return [provider for at, provider in enumerate(chosen) if provider not in chosen[:at]]
@@ -91,7 +95,7 @@ def _completed(weights: Weights, provider: Any, own: tuple[str, dict[str, Any]])
 
 
 def values(weights: Weights, on_host: Sequence[str]) -> dict[str, onnxruntime.OrtValue]:
-    """An OrtValue for each initializer: lent, or copied to the host. Raises NotSupportedError."""
+    """An OrtValue for each initializer, lent or copied to the host (those in `on_host`). Raises NotSupportedError."""
     return {name: (_copied if name in on_host else _lent)(weights, name) for name in weights}
 
 
@@ -123,12 +127,12 @@ def build(
     make: Callable[[onnxruntime.SessionOptions | None, Mapping[str, onnxruntime.OrtValue]], Any],
     options: onnxruntime.SessionOptions | None,
 ) -> Any:
-    """Make a session, with what ONNX Runtime wants on the host copied there.
+    """Make a session; initializers that ONNX Runtime needs on the host are copied there.
 
     Args:
-        weights: On a device.
-        make: Makes a session with these options, or its own, and these values. Options serve once.
-        options: The caller's.
+        weights: Of a model on a device.
+        make: Makes a session with the given options (None for its own) and values. Options can be used only once.
+        options: The caller's options.
     """
     on_host: list[str] = []
     while True:
@@ -154,6 +158,6 @@ def _tell(weights: Weights, on_host: Sequence[str]) -> None:
 
     nbytes = sum(weights.layout.tensors[name].nbytes for name in on_host)
     logging.getLogger(__name__).warning(
-        "%s: ONNX Runtime wants %d of %d initializers on the host; %d bytes are copied there: %s",
+        "%s: ONNX Runtime needs %d of %d initializers on the host; %d bytes are copied there: %s",
         weights.name, len(on_host), len(weights), nbytes, ", ".join(on_host[:20]),
     )  # fmt: skip

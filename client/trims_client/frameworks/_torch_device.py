@@ -1,9 +1,9 @@
 """PyTorch over weights on a device: the image's block is borrowed once, through DLPack, and tensors are cut out of it.
 
-So an open costs the same for one layer and for a thousand, beside some microseconds for each view. All views share one
-storage, the whole block: `torch.save` of one of them writes the block, of many of them writes it once. There is no
-copy-on-write on a device: what may be written is cloned there. Not covered: `trims_client.frameworks.torch`, which
-decides what is shared and what is private.
+So an open costs the same for one layer and for a thousand, apart from some microseconds for each view. All views share
+one storage, the whole block: `torch.save` of one view writes the whole block, and `torch.save` of many views writes it
+once. There is no copy-on-write on a device: tensors that may be written are cloned there. Not covered: the decision
+which tensors are shared and which are private (`trims_client.frameworks.torch`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Block:
     """A model's data block on its device, as one tensor.
 
     Args:
-        weights: On a device. Raises NotSupportedError if this torch cannot reach it.
+        weights: Of a model on a device. Raises NotSupportedError if this torch cannot reach the device.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -44,7 +44,7 @@ class Block:
         self._typed: dict[torch.dtype, torch.Tensor] = {}
 
     def view(self, spec: TensorSpec) -> torch.Tensor:
-        """One tensor, without a copy; not to be written."""
+        """One tensor, without a copy; it must not be written."""
         dtype, shape = dtype_of(spec), spec.shape
         if not prod(shape):
             return torch.empty(shape, dtype=dtype, device=self.device)
@@ -55,7 +55,7 @@ class Block:
         return whole.as_strided(shape, _strides(shape), spec.offset // dtype.itemsize)
 
     def private(self, spec: TensorSpec) -> torch.Tensor:
-        """One tensor in memory of its own on the device."""
+        """One tensor, cloned on the device."""
         return self.view(spec).clone()
 
 
@@ -74,7 +74,7 @@ def state_dict(weights: Weights, *, writable: bool) -> dict[str, torch.Tensor]:
 
 
 def tensors(weights: Weights, attributes: Mapping[str, Any], *, writable: bool) -> list[torch.Tensor]:
-    """What a skeleton's numbers stand for, in the order of the layout."""
+    """The tensors that a skeleton refers to by number, in the order of the layout."""
     block = Block(weights)
     frozen = set(attributes["frozen"])
     plain = {*attributes["buffers"], *attributes["constants"]}
@@ -89,7 +89,7 @@ def tensors(weights: Weights, attributes: Mapping[str, Any], *, writable: bool) 
 
 
 def bring_buffers(module: torch.nn.Module, weights: Weights) -> None:
-    """Move the buffers that no weights were for: a module computes on one device."""
+    """Move buffers that are not among the weights to the device, because a module computes on one device."""
     device = Block(weights).device
     for submodule in module.modules():
         for name, buffer in submodule._buffers.items():
@@ -98,19 +98,19 @@ def bring_buffers(module: torch.nn.Module, weights: Weights) -> None:
 
 
 @contextlib.contextmanager
-def measured_working(weights: Weights) -> Iterator[None]:
-    """See `trims_client.frameworks.torch.measured_working`."""
+def measured_workspace(weights: Weights) -> Iterator[None]:
+    """See `trims_client.frameworks.torch.measured_workspace`."""
     kind, number = weights.device_data().__dlpack_device__()
     if kind != CUDA:
         raise NotSupportedError(f"torch measures its memory on CUDA devices; {weights.name!r} lies on another kind")
     torch.cuda.reset_peak_memory_stats(number)
     before = torch.cuda.memory_allocated(number)
     yield
-    weights.report_working(max(0, torch.cuda.max_memory_allocated(number) - before))
+    weights.report_workspace(max(0, torch.cuda.max_memory_allocated(number) - before))
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of dense rows, in elements."""
+    """Strides of a dense row-major tensor, in elements."""
     found = [1] * len(shape)
     for axis in range(len(shape) - 1, 0, -1):
         found[axis - 1] = found[axis] * shape[axis]

@@ -1,4 +1,4 @@
-"""What torch calls the dtypes of a layout."""
+"""torch's names for the dtypes of a layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if hasattr(torch, "float8_e8m0fnu"):  # torch >= 2.7
 
 
 def dtype_of(spec: TensorSpec) -> torch.dtype:
-    """Raises NotSupportedError naming the tensor if this torch has no such dtype."""
+    """The tensor's torch dtype. Raises NotSupportedError that names the tensor if this torch has no such dtype."""
     dtype = DTYPES.get(spec.dtype)
     if dtype is None:
         raise NotSupportedError(f"torch {torch.__version__} has no {spec.dtype} (tensor {spec.name!r})")

@@ -1,11 +1,11 @@
 """cupy arrays over weights on a device: the shared bytes themselves, in a dictionary by name.
 
-The memory is borrowed as what it is, somebody else's (`UnownedMemory`), not through DLPack: cupy's import of DLPack
-knows no bfloat16, and it looks at no read-only flag either, so that nothing would be gained.
+The arrays use cupy's class for memory that it does not own (`UnownedMemory`), not DLPack. DLPack would have no
+advantage: cupy's import of it knows no bfloat16 and ignores the read-only flag.
 
-WARNING: the arrays are not to be written, and cupy has no flag that says so. Where the memory is shared by `vmm` the
-device stops who writes, and with him all that this process has on the device (unconfirmed: no device has shown it
-yet); where it is shared by `ipc` everybody's weights change. `array.copy()` is one's own.
+WARNING: the arrays must not be written, and cupy has no flag that says so. If the memory is shared by `vmm`, the device
+stops a kernel that writes, and with it everything that this process has on the device (unconfirmed: no device has shown
+it yet). If it is shared by `ipc`, the write changes the weights of all processes. `array.copy()` makes a private copy.
 
 Arrays keep the memory open: they stay valid after `weights.close()`, and the lease ends with the last of them. Written
 against cupy 14; no device has run it yet.
@@ -28,16 +28,16 @@ def arrays(weights: Weights) -> dict[str, Any]:
     """All tensors by name.
 
     Returns:
-        cupy arrays over the shared bytes, nothing copied; tied names are arrays over the same bytes.
+        cupy arrays over the shared bytes, without a copy; tied names are arrays over the same bytes.
 
     Raises:
-        NotSupportedError: cupy is missing, the model does not lie on a CUDA device, or cupy or numpy have no such
-            dtype (float8, and bfloat16 without ml_dtypes); `weights.on_device(name)` gives any.
+        NotSupportedError: cupy is missing, the model does not lie on a CUDA device, or cupy or numpy lack a dtype
+            (float8, and bfloat16 without ml_dtypes); `weights.on_device(name)` works for every dtype.
     """
     block = weights.device_data()
     kind, number = block.__dlpack_device__()
     if kind != CUDA:
-        raise NotSupportedError(f"{weights.name!r} lies on no CUDA device; cupy computes nowhere else")
+        raise NotSupportedError(f"{weights.name!r} lies on no CUDA device, and cupy computes only there")
     cupy = _cupy()
     with cupy.cuda.Device(number):
         whole = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, number)
@@ -61,5 +61,5 @@ def _array(cupy: Any, whole: Any, spec: TensorSpec) -> Any:
     except (NotSupportedError, TypeError, ValueError) as error:
         raise NotSupportedError(
             f"cupy cannot show tensor {spec.name!r} of {spec.dtype} ({error}); weights.on_device({spec.name!r}) has "
-            "its bytes for who can"
+            "its bytes for other libraries"
         ) from error

@@ -1,13 +1,13 @@
 """MXNet parameters, executors and gluon blocks over shared weights.
 
-All arrays are copy-on-write: pages are shared between processes until MXNet writes them, and what it writes
-stays in the one executor or block it was made for. MXNet does write weights: with oneDNN, its default, the
-first run re-orders them in place (`NDArray::Chunk::MKLDNNDataReorder`), so that read-only memory would end
-the process. `MXNET_MKLDNN_ENABLED=0` in the environment keeps every byte shared and is slower.
+All arrays are copy-on-write: processes share a page until MXNet writes to it, and a written page belongs to one
+executor or block only. MXNet does write weights: with oneDNN, its default, the first run reorders them in place
+(`NDArray::Chunk::MKLDNNDataReorder`), which in read-only memory would end the process. `MXNET_MKLDNN_ENABLED=0` in the
+environment keeps every byte shared and is slower.
 
-Covered: inference on the CPU, every dtype MXNet computes with. Not covered: other devices. The last MXNet for one was
-built for CUDA 11.2 and has no code for current ones: weights that lie on a device are refused. Runs in the MXNet
-environment: standard library, numpy and MXNet only.
+Covered: inference on the CPU, with every dtype that MXNet computes with. Not covered: other devices. The last MXNet for
+GPUs was built for CUDA 11.2 and has no code for current devices, so weights that lie on a device are refused. Runs in
+the MXNet environment: standard library, numpy and MXNet only.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from trims_client.weights import Weights
 
 _PROGRAM_KIND = "mxnet-symbol"
-#: What MXNet's operators know.
+#: dtypes that MXNet's operators support.
 _DTYPES = ("F32", "F64", "F16", "U8", "I8", "I32", "I64", "BOOL")
-#: `from_numpy` forgot it, the engine behind it knows it: quantized models need it.
+#: Quantized models need int8: MXNet's engine supports it, but the table of `from_numpy` lacks it.
 DLDataType.TYPE_MAP.setdefault("int8", (0, 8, 1))
 
 
@@ -39,11 +39,11 @@ def params(weights: Weights) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `mx.model.load_checkpoint` returns after the symbol, over shared memory.
 
     Returns:
-        `arg_params` and `aux_params`, name -> NDArray, in a mapping of their own. They keep it alive, also
-        after `Weights.close`. Bind them once: executors that share them share what MXNet re-orders.
+        `arg_params` and `aux_params`, name -> NDArray, over a private mapping that they keep alive, also after
+        `Weights.close`. Bind them once: executors that share them also share the weights that MXNet reorders.
 
     Raises:
-        NotSupportedError: The image is no MXNet model, holds a dtype or shape MXNet has not, or lies on a device.
+        NotSupportedError: The image is no MXNet model, has a dtype or shape that MXNet lacks, or lies on a device.
     """
     _check_on_host(weights)
     auxiliary = _checked_program(weights).attributes["auxiliary"]
@@ -69,7 +69,7 @@ def executor(weights: Weights, shapes: Mapping[str, Sequence[int]], ctx: Any = N
 
     Raises:
         NotSupportedError: Another device than the CPU, or not an MXNet model.
-        CallerError: A shape for something that is no input, or too few of them.
+        CallerError: A shape is for a name that is no input, or the shape of an input is missing.
     """
     _check_on_host(weights)
     device = _checked_device(ctx)
@@ -106,7 +106,7 @@ def block(weights: Weights, inputs: Sequence[str] | None = None, ctx: Any = None
 
 
 def _lend(parameter: Any, value: Any, device: Any) -> None:
-    """Make the array itself a gluon parameter's value: all that gluon offers in public copies it."""
+    """Make the array itself the value of a gluon parameter: every public function of gluon copies it."""
     parameter.grad_req = "null"
     parameter.shape, parameter.dtype = value.shape, value.dtype
     parameter._deferred_init = ()
@@ -114,7 +114,7 @@ def _lend(parameter: Any, value: Any, device: Any) -> None:
 
 
 class _Lent:
-    """What gluon takes for an array and asks for a copy: it gets the array."""
+    """Stands in for an array. gluon asks it for a copy and gets the array itself."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -143,13 +143,13 @@ def _checked_device(ctx: Any) -> Any:
     device = mx.cpu() if ctx is None else ctx
     if device.device_type != "cpu":
         raise NotSupportedError(
-            f"{device}: shared weights lie in CPU memory, out of its operators' reach; use mx.cpu()"
+            f"{device}: shared weights lie in CPU memory, which its operators cannot reach; use mx.cpu()"
         )
     return device
 
 
 def _inputs(graph: Any, inputs: Sequence[str], shapes: Mapping[str, Sequence[int]], device: Any) -> dict[str, Any]:
-    """Memory for every input, zeroed."""
+    """Zeroed memory for every input."""
     if strange := sorted(set(shapes) - set(inputs)):
         raise CallerError(f"{', '.join(strange)} is no input; this model has {', '.join(inputs)}")
     try:

@@ -1,11 +1,12 @@
 """ONNX Runtime sessions over shared weights.
 
-The graph comes optimized from the image and the weights stay where they are: a session costs milliseconds
-and, beside its activations, no memory of its own. Covered: the CPU execution provider, and CUDA's for weights that lie
-on its device. Not covered: other providers, which would copy every weight to memory of their own.
+The image has the graph already optimized, and the weights stay where they are: a session costs milliseconds and, apart
+from its activations, no private memory. Covered: the CPU execution provider, and CUDA's for weights that lie on its
+device. Not covered: other providers, which would copy every weight to memory of their own.
 
-ONNX Runtime reports to its maker from 1.29 on, and keeps a database in the user's cache for that. This module leaves
-it as it finds it; `ORT_DISABLE_TELEMETRY=1` in the environment stops it and makes the import some 15 ms shorter.
+From 1.29 on, ONNX Runtime sends telemetry to its maker, and keeps a database in the user's cache for that. This module
+does not change that setting; `ORT_DISABLE_TELEMETRY=1` in the environment stops it and makes the import some 15 ms
+shorter.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ CPU_PROVIDER = "CPUExecutionProvider"
 _PROGRAM_KIND = "onnxruntime"
 _NO_PREPACKING = "session.disable_prepacking"
 _OWNER = "trims.model"
-#: The body declares fed weights as external data in a file called `null` (see `trims.formats.onnx`): in this
-#: folder it exists everywhere, so that nothing is written, and can be read by nobody.
+#: The program declares the fed weights as external data in a file called `null` (see `trims.formats.onnx`). In this
+#: folder that file exists on every machine, so no file is written, and it has no bytes that could be read by mistake.
 _EXTERNAL_FOLDER = ("session.model_external_initializers_file_folder_path", "/dev")
-#: dtype -> (numpy's unsigned integer of its width, onnx.TensorProto.DataType), for those numpy itself lacks.
+#: dtype -> (numpy's unsigned integer of the same width, onnx.TensorProto.DataType), for dtypes that numpy lacks.
 _FOREIGN = {
     "BF16": ("uint16", 16), "F8_E4M3": ("uint8", 17), "F8_E4M3FNUZ": ("uint8", 18), "F8_E5M2": ("uint8", 19),
     "F8_E5M2FNUZ": ("uint8", 20), "F8_E8M0": ("uint8", 24),
@@ -42,8 +43,9 @@ class SharedSession(onnxruntime.InferenceSession):  # type: ignore[misc]
     """An InferenceSession that keeps the weights it reads alive, also after `Weights.close`.
 
     Attributes:
-        program: What the session was made from; `program.attributes["inputs"]` describes what to feed.
-        host_copies: Initializers on a device that ONNX Runtime wants on the host: private copies were made of them.
+        program: The program of the image; `program.attributes["inputs"]` describes what to feed.
+        host_copies: Names of initializers that lie on a device but that ONNX Runtime needs on the host. The session
+            uses private copies of them.
     """
 
     program: Program
@@ -60,21 +62,22 @@ def session(
     """An inference session that computes on the attached weights.
 
     Args:
-        weights: Of a model converted from ONNX. On a device: of one converted with `optimize: basic` or `none`,
+        weights: Of a model converted from ONNX. On a device: of a model converted with `optimize: basic` or `none`,
             which is also the default for manifests whose `residency.place` is a GPU.
-        providers: Execution providers. Only the CPU's can read shared memory, and only CUDA's, with the device's
-            `device_id`, can read a device's; the default is what can, and the CPU's for the rest of the operators.
-        session_options: Taken over and completed in place, so they serve this one session. Graph optimization
-            is switched off, as it is done already. Setting `session.disable_prepacking` in it overrides what
-            the manifest says.
+        providers: Execution providers. Only the CPU's can read shared memory. Only CUDA's, with the device's
+            `device_id`, can read device memory. The default is the provider that can read the weights, then the CPU's
+            for the other operators.
+        session_options: Changed in place, so they can be used for this session only. Graph optimization is switched
+            off, because the graph is optimized already. `session.disable_prepacking` in these options overrides the
+            manifest.
 
     Returns:
-        A session whose outputs are bit-identical to those of ONNX Runtime's own with the same optimization
-        level and the same choice of pre-packing.
+        A session whose outputs are bit-identical to those of an ordinary `InferenceSession` with the same
+        optimization level and the same choice of pre-packing.
 
     Raises:
-        NotSupportedError: The image is no ONNX model, or was made for another ONNX Runtime or processor; or
-            the providers or options ask for what shared weights cannot do; or this ONNX Runtime knows no CUDA.
+        NotSupportedError: The image is no ONNX model, or was made for another ONNX Runtime or processor; or the
+            providers or options ask for something that shared weights cannot do; or this ONNX Runtime has no CUDA.
     """
     program = _checked_program(weights)
     _check_host(weights.name, program.attributes)
@@ -102,7 +105,7 @@ def _make(
         options.add_initializer(name, value)
     made = SharedSession(program.body, options, providers=list(providers))
     made.program = program
-    # ONNX Runtime borrows both: the values by pointer, the bytes through the values.
+    # Keeps both alive: ONNX Runtime has only pointers to the values, which have pointers to the bytes.
     made._weights = (values, weights.view)
     return made
 
@@ -123,7 +126,7 @@ def _checked_program(weights: Weights) -> Program:
 
 
 def _check_host(name: str, made_for: Mapping[str, Any]) -> None:
-    """Kernels of one release, layouts of one vector width: elsewhere the graph may crash or lie."""
+    """Refuse a graph made for another release or vector width: it may crash or give wrong results here."""
     version, features = made_for["onnxruntime"], made_for["cpu"]
     remedy = "load the model again here, or convert it with the option `optimize: none`"
     if version is not None and version != onnxruntime.__version__:
@@ -186,12 +189,12 @@ def _check_options(options: onnxruntime.SessionOptions, name: str) -> onnxruntim
 def _entry(options: onnxruntime.SessionOptions, key: str) -> str | None:
     try:
         return str(options.get_session_config_entry(key))
-    except RuntimeError:  # how ONNX Runtime says that nobody set it
+    except RuntimeError:  # ONNX Runtime's answer for an entry that is not set
         return None
 
 
 def _ort_value(weights: Weights, name: str) -> onnxruntime.OrtValue:
-    """The tensor as an OrtValue over shared memory; it keeps the numpy view, which keeps the mapping."""
+    """The tensor as an OrtValue over shared memory. It keeps the numpy view alive, which keeps the mapping alive."""
     dtype = weights.layout.tensors[name].dtype
     if dtype not in _FOREIGN:
         return onnxruntime.OrtValue.ortvalue_from_numpy(weights.numpy(name))

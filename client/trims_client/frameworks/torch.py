@@ -1,21 +1,23 @@
 """PyTorch over shared weights: state dicts and whole modules whose tensors are views, not copies.
 
-Three ways, fastest first: `module` unpickles the skeleton that an image carries when its manifest names a `module`
-builder; `load_into` puts the weights into a module that you built (best on `torch.device("meta")`); `state_dict` gives
-the tensors alone.
+There are three ways, fastest first:
+
+- `module` unpickles the skeleton that an image has if its manifest names a `module` builder.
+- `load_into` puts the weights into a module that you built (best on `torch.device("meta")`).
+- `state_dict` gives the tensors alone.
 
 WARNING: shared memory is read-only. Writing into a parameter in place (an optimizer's step, `weight.data.mul_`,
-`torch.nn.init`, pruning) does not raise: the kernel ends the process with SIGSEGV. Say `writable=True` to get
-private copy-on-write memory instead, which costs memory only for what is written. Buffers are always private, because
-some forward passes write them (BatchNorm in train mode).
+`torch.nn.init`, pruning) does not raise: the kernel ends the process with SIGSEGV. Pass `writable=True` to get private
+copy-on-write memory instead, which costs memory only for the pages that are written. Buffers are always private,
+because some forward passes write them (BatchNorm in train mode).
 
 Tensors keep the mapping alive: they stay valid after `weights.close()`, and the lease ends with the last of them.
 
-Weights on a device give tensors on that device, over the shared bytes: `session.open(name, place="gpu")`. There is no
-copy-on-write there: `writable=True` and buffers are clones, so they cost their size in device memory. A kernel that
-writes into a shared parameter ends this process's use of the device if the memory is shared by `vmm` (unconfirmed: no
-device has shown it yet), and changes everybody's weights if it is shared by `ipc`. From the host `module.to("cuda")`
-copies, as anywhere.
+Weights on a device (`session.open(name, place="gpu")`) give tensors on that device, over the shared bytes. There is no
+copy-on-write there: buffers, and all tensors with `writable=True`, are clones and cost their size in device memory. If
+the memory is shared by `vmm`, a kernel that writes into a shared parameter ends this process's use of the device
+(unconfirmed: no device has shown it yet). If it is shared by `ipc`, the write changes the weights of all processes. For
+weights on the host, `module.to("cuda")` copies as usual.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ if TYPE_CHECKING:
 
 KIND = "torch-skeleton"
 _SHOWN_NAMES = 20
-# torch says once in a process that a read-only buffer gives a tensor that must not be written. Have it said to nobody
-# here, so that no view pays for a warning filter; see the module's own warning.
+# torch warns once in a process that a tensor over a read-only buffer must not be written. Trigger that warning here and
+# suppress it, so that no view pays for a warning filter. The module's docstring has the warning.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     torch.frombuffer(b"\0", dtype=torch.uint8)
@@ -59,8 +61,8 @@ def state_dict(weights: Weights, *, writable: bool = False) -> dict[str, torch.T
         writable: Private copy-on-write memory instead of shared read-only memory; on a device, copies.
 
     Returns:
-        Views without a copy, whatever the size; tied names share one storage, and on a device all do. See the module
-        for what happens to those who write into a view that is not writable.
+        Views, without a copy, whatever the size. Tied names share one storage; on a device all tensors do. The module's
+        docstring says what a write into a view that is not writable does.
     """
     if weights.device is not None:
         on_device: dict[str, torch.Tensor] = _device().state_dict(weights, writable=writable)
@@ -81,17 +83,17 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
 
     Args:
         weights: A model whose manifest names a `module` builder (formats torch and safetensors).
-        trust_program: Whether code in the image may run: a skeleton is a pickle. None asks `weights.trusted`, which is
+        trust_program: Whether code in the image may run: a skeleton is a pickle. None means `weights.trusted`, which is
             true when the daemon is run by this user or root.
-        writable: Parameters in private copy-on-write memory, for those who train or edit; on a device, copies.
+        writable: Parameters in private copy-on-write memory, for training or editing; on a device, copies.
 
     Returns:
-        The module as its builder and `load_state_dict` make it: `requires_grad` as there, tied weights one
-        parameter, non-persistent buffers with their values.
+        The module as its builder and `load_state_dict` make it: with the same `requires_grad`, with one parameter for
+        tied weights, and with the values of non-persistent buffers.
 
     Raises:
         PermissionDeniedError: The image's origin is not trusted.
-        NotSupportedError: The image carries no skeleton, or one of other versions of torch or the model's package.
+        NotSupportedError: The image has no skeleton, or one made with another version of torch or the model's package.
     """
     program = _skeleton(weights)
     if not (weights.trusted if trust_program is None else trust_program):
@@ -114,7 +116,7 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Thousands of objects are made at once and all stay: looking for garbage meanwhile takes a third of the time."""
+    """Switch garbage collection off while thousands of lasting objects are made: it would take a third of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -130,13 +132,13 @@ def load_into(
     """Make a module's parameters and buffers views of the weights.
 
     Args:
-        module: Best built under `torch.device("meta")`: whatever memory its tensors have is given up.
+        module: Best built under `torch.device("meta")`, because the memory of its own tensors is freed.
         weights: The weights.
         strict: Raise if names are missing from the weights or left over.
         writable: Parameters in private copy-on-write memory, on a device copies; buffers always are.
 
     Returns:
-        The same module. Parameters that were one in the module are one again. With weights on a device all its
+        The same module. Parameters that were tied in the module are tied again. With weights on a device all its
         parameters and buffers lie there.
 
     Raises:
@@ -165,21 +167,22 @@ def load_into(
 
 
 @contextlib.contextmanager
-def measured_working(weights: Weights) -> Iterator[None]:
-    """Measure what torch takes of the device over the block, and tell the daemon to keep that much free beside it.
+def measured_workspace(weights: Weights) -> Iterator[None]:
+    """Measure the device memory that torch needs in the `with` block, and have the daemon keep that much free.
 
-    Run a typical forward pass in it, with the largest batch that will come. What is measured is the peak of torch's own
-    allocations; the weights are not among them. Raises NotSupportedError on the host, and what `report_working` raises;
-    a block that raises reports nothing.
+    Run a typical forward pass in the block, with the largest batch that you expect. The measure is the peak of torch's
+    own allocations, which does not include the weights. A block that raises reports nothing.
+
+    Raises NotSupportedError on the host, and what `report_workspace` raises.
     """
     if weights.device is None:
-        raise NotSupportedError(f"{weights.name!r} lies at {weights.place}; working memory is measured on devices only")
-    with _device().measured_working(weights):
+        raise NotSupportedError(f"{weights.name!r} lies at {weights.place}; workspace is measured on devices only")
+    with _device().measured_workspace(weights):
         yield
 
 
 def _device() -> Any:
-    """What is needed on devices only."""
+    """The module for weights on devices, imported only when it is needed."""
     from trims_client.frameworks import _torch_device
 
     return _torch_device
@@ -203,7 +206,10 @@ def _view(data: memoryview, spec: TensorSpec) -> torch.Tensor:
 
 
 def _tensors(weights: Weights, attributes: Mapping[str, Any], writable: bool) -> list[torch.Tensor]:
-    """What the skeleton's numbers stand for, in the order of the layout. Most of what a module costs."""
+    """The tensors that the skeleton refers to by number, in the order of the layout.
+
+    This is most of the time that `module` takes, hence the local names in the loop.
+    """
     private = weights.data(private=True)
     shared = private if writable else weights.data()
     frozen = set(attributes["frozen"])
@@ -234,7 +240,7 @@ def _skeleton(weights: Weights) -> Program:
 
 
 def _check_versions(name: str, made_with: Mapping[str, str]) -> None:
-    """A pickled module is only as stable as its classes: other versions may load it wrongly without a word."""
+    """Refuse a skeleton made with other package versions: they may load a pickled module wrongly without an error."""
     for package, version in made_with.items():
         here = str(importlib.import_module(package).__version__)
         if here != version:
@@ -245,7 +251,7 @@ def _check_versions(name: str, made_with: Mapping[str, str]) -> None:
 
 
 def _tied_names(module: torch.nn.Module) -> list[list[str]]:
-    """Names of parameters that are one, in groups of two and more."""
+    """Groups of two and more names that stand for the same parameter."""
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)
@@ -253,7 +259,7 @@ def _tied_names(module: torch.nn.Module) -> list[list[str]]:
 
 
 def _complete_tied(tensors: dict[str, torch.Tensor], tied: Sequence[Sequence[str]]) -> None:
-    """Files often keep one name of a tied parameter: the others get the same tensor."""
+    """Give all names of a tied parameter the same tensor: files often have only one of the names."""
     for names in tied:
         known = [name for name in names if name in tensors]
         for name in names if known else ():
@@ -263,7 +269,7 @@ def _complete_tied(tensors: dict[str, torch.Tensor], tied: Sequence[Sequence[str
 def _take_non_persistent(
     module: torch.nn.Module, tensors: dict[str, torch.Tensor], buffers: Collection[str]
 ) -> list[str]:
-    """Fill buffers that the state dict does not know, and take them out of `tensors`. Returns those left on meta."""
+    """Fill the buffers that no state dict has, and take them out of `tensors`. Returns those left on meta."""
     left = []
     for name in sorted(set(buffers) - set(module.state_dict(keep_vars=True))):
         value = tensors.pop(name, None)
@@ -293,7 +299,7 @@ def _retie(module: torch.nn.Module, tied: Sequence[Sequence[str]]) -> None:
         parameter = module.get_parameter(first)
         for name in others:
             owner, _, leaf = name.rpartition(".")
-            module.get_submodule(owner)._parameters[leaf] = parameter  # setattr would check and register anew
+            module.get_submodule(owner)._parameters[leaf] = parameter  # setattr would check and register again
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,0 +1,111 @@
+"""Calls on the attach door's socket: connect, send and receive, each with its own time limit.
+
+The timeout of a Python socket applies to the whole socket: one thread's limit for sending would also apply to another
+thread that reads. The options SO_SNDTIMEO and SO_RCVTIMEO apply to one direction only.
+
+`until_s` is a time on the monotonic clock in seconds; None means no limit.
+"""
+
+from __future__ import annotations
+
+import _socket as socket
+import struct
+import time
+from typing import TYPE_CHECKING
+
+from trims.core.errors import BadMessageError, DaemonAwayError
+
+if TYPE_CHECKING:
+    from collections import deque
+
+#: Seconds to wait for a connection. A stopped daemon accepts none, and once its queue is full, connecting blocks.
+_CONNECT_S = 5.0
+_READ_BYTES = 64 << 10
+_MAX_FDS = 64
+_UCRED = struct.Struct("3i")
+_FD = struct.Struct("i")
+_TIMEVAL = struct.Struct("ll")
+_ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * _FD.size)
+
+
+def connect(sock: socket.socket, path: str) -> None:
+    """Connect, or close the socket and raise DaemonAwayError naming the path."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_CONNECT_S))
+    try:
+        sock.connect(path)
+    except BlockingIOError as error:
+        sock.close()
+        raise DaemonAwayError(
+            f"the daemon at {path} accepted no connection within {_CONNECT_S:g} s; it is stopped or hangs"
+        ) from error
+    except OSError as error:
+        sock.close()
+        raise DaemonAwayError(
+            f"no daemon answers at {path} ({error.strerror}); start one with `trims serve`, or point "
+            f"TRIMS_RUNTIME_DIR at the folder of one that runs"
+        ) from error
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """The user id of the listening process, as the kernel reports it."""
+    return int(_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1])
+
+
+def send(sock: socket.socket, data: bytes, until_s: float | None) -> bool:
+    """Send all; False if the socket had no room before `until_s`, and nothing was sent. For one thread at a time.
+
+    The kernel takes a message of the attach door as a whole or not at all. If it ever took a part only, the rest could
+    not be sent later without it, and OSError is raised.
+    """
+    at, how = 0, socket.MSG_DONTWAIT
+    while at < len(data):
+        try:
+            at += sock.send(data[at:], socket.MSG_NOSIGNAL | how)
+        except BlockingIOError as error:
+            if how and not passed(until_s):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(left(until_s)))
+                how = 0
+            elif at:
+                raise OSError(f"half a message was sent: {error}") from error
+            else:
+                return False
+    return True
+
+
+def receive(sock: socket.socket, fds: deque[int], how: int, until_s: float | None) -> bytes:
+    """Read data, waiting for it until `until_s` unless `how` has MSG_DONTWAIT. For one thread at a time.
+
+    Descriptors that arrive with the data are appended to `fds`.
+
+    Raises:
+        BlockingIOError: No data arrived.
+        ConnectionResetError: The connection has ended.
+        BadMessageError: Descriptors were lost.
+    """
+    if not how & socket.MSG_DONTWAIT:
+        # Not the socket's own timeout: that would apply to other threads' sends, and to the next MSG_DONTWAIT read.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(left(until_s)))
+    data, ancillary, flags, _ = sock.recvmsg(_READ_BYTES, _ANCILLARY, socket.MSG_CMSG_CLOEXEC | how)
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.extend(fd for (fd,) in _FD.iter_unpack(payload[: len(payload) // _FD.size * _FD.size]))
+    if flags & socket.MSG_CTRUNC:
+        raise BadMessageError("descriptors were lost on the way: this process has too many open files")
+    if not data:
+        raise ConnectionResetError("the daemon closed the connection")
+    return data
+
+
+def passed(until_s: float | None) -> bool:
+    """Whether this time on the monotonic clock has passed; False for None."""
+    return until_s is not None and time.monotonic() >= until_s
+
+
+def left(until_s: float | None) -> float | None:
+    """Seconds until this time, at least a millisecond; None for None."""
+    return None if until_s is None else max(0.001, until_s - time.monotonic())
+
+
+def _timeval(seconds: float | None) -> bytes:
+    """The value for SO_RCVTIMEO and SO_SNDTIMEO, where zero means no limit."""
+    return _TIMEVAL.pack(*divmod(int((seconds or 0) * 1e6), 1_000_000))
