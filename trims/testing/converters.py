@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.formats.base import Artifact, Limits
 from trims.formats.conversion import converter, detect, start_conversion
+from trims.image.check import check_image
 from trims.image.reader import ImageView
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def convert(
             conversion.write(fd, on_progress)
         finally:
             os.close(fd)
-    ImageView(memoryview(target.read_bytes())).validate()
+    check_image(ImageView(memoryview(target.read_bytes())))
     return target
 
 

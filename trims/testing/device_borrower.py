@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import LostPeerError, TrimsError, from_code
-from trims.memory.cuda.api import connect
+from trims.memory.cuda.connect import connect
 from trims.memory.cuda.drivers import Export, Opened, device_memory
 from trims.wire.frames import Decoder, Message, encode
 
@@ -31,7 +31,7 @@ class Borrower:
     """The process, from outside. A context manager: it is gone after the block, however it ended.
 
     Args:
-        kind: For `trims.memory.cuda.api.connect`.
+        kind: For `trims.memory.cuda.connect.connect`.
         uuid: The device.
         driver: `vmm` or `ipc`.
         prefix: Words before the command, such as `unshare` with its options.
@@ -45,7 +45,7 @@ class Borrower:
         self._decoder = Decoder()
 
     def open(self, export: Export) -> int:
-        """Open what was exported; the export is closed. Returns the nanoseconds it took him."""
+        """Open what was exported; the export is closed. Returns the nanoseconds it took."""
         fds = [export.fd] if export.fd >= 0 else []
         message = {
             "op": "open",
@@ -58,7 +58,7 @@ class Borrower:
         return int(self._answer()["taken_ns"])
 
     def context_ns(self) -> int:
-        """Nanoseconds it took him to reach the driver and make a context, before anything was opened."""
+        """Nanoseconds it took to reach the driver and make a context, before anything was opened."""
         return int(self._ask({"op": "context"})["taken_ns"])
 
     def read(self, offset: int, nbytes: int) -> bytes:
@@ -88,7 +88,7 @@ class Borrower:
         self.process.wait()
 
     def _ask(self, message: Message) -> Message:
-        with contextlib.suppress(BrokenPipeError):  # then the answer is that he is gone
+        with contextlib.suppress(BrokenPipeError):  # then the answer is that it is gone
             self._sock.sendall(encode(message))
         return self._answer()
 

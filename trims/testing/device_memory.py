@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trims.core.errors import CallerError, CapacityError, LostPeerError, NotSupportedError, TrimsError
-from trims.memory.cuda.api import connect
+from trims.memory.cuda.connect import connect
 from trims.memory.cuda.drivers import Export, device_memory
 from trims.testing.device_borrower import Borrower
 
@@ -118,7 +118,7 @@ class DeviceMemoryContract:
         assert kind in (1, 2), "kDLCPU for the fake, kDLCUDA"
         assert owner.cuda.devices()[number].uuid == owner.device.uuid
 
-    def test_a_thread_uses_the_device_while_it_is_bound_and_what_it_used_before_afterwards(self, owner: Owner) -> None:
+    def test_a_bound_thread_uses_the_device_and_afterwards_what_it_used_before(self, owner: Owner) -> None:
         found: list[object] = []
 
         def ask() -> None:

@@ -2,11 +2,11 @@
 
 It keeps the driver's promises that trims relies on, and breaks where the driver breaks: memory runs out; what has a
 descriptor lives until its last holder is gone, dead holders included; legacy allocations die with their owner, and
-freeing one under a borrower takes the pages away from him (SIGBUS); a write to a read-only mapping ends the writer
+freeing one under a borrower takes its pages away (SIGBUS); a write to a read-only mapping ends the writer
 (SIGSEGV); memory of another device can be mapped only by a peer; copies happen later, in another thread; threads must
 be bound, and a thread uses one device at a time; a lost device fails every call.
 
-Holders are counted by the kernel: everybody who keeps memory alive has a shared lock on its file.
+Holders are counted by the kernel: each process that keeps memory alive has a shared lock on its file.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def current() -> str | None:
 
 
 def make_devices(folder: Path, devices: Sequence[Device]) -> str:
-    """Set a machine up in an empty folder; returns what to call it: the `kind` of `trims.memory.cuda.api.connect`."""
+    """Set a machine up in an empty folder; returns its name, for `trims.memory.cuda.connect.connect`."""
     (folder / _DEVICES).write_text(json.dumps([asdict(device) for device in devices]))
     return f"fake:{folder}"
 
@@ -177,7 +177,7 @@ class FakeCuda:
         return address
 
     def free(self, address: int) -> None:
-        """Whoever still has it open loses the pages."""
+        """A process that still has it open loses the pages."""
         self._ready()
         fd = self._files.pop(address)
         self._names.pop(address).unlink()
@@ -237,7 +237,7 @@ class FakeCuda:
         return GRANULARITY_BYTES
 
     def vmm_create(self, nbytes: int) -> int:
-        """A file somebody must hold."""
+        """A file that lasts while a process holds it."""
         if nbytes % GRANULARITY_BYTES:
             raise CudaError(f"vmm_create: CUDA_ERROR_INVALID_VALUE: {nbytes} bytes")
         fd, _ = self._take("vmm", nbytes)
@@ -271,8 +271,9 @@ class FakeCuda:
     def vmm_unmap(self, address: int, nbytes: int) -> None:
         """And ceases to be one."""
         self._ready()
+        fd = self._files.pop(address)  # before the address is free: another thread may be given it at once
         c_library().munmap(address, nbytes)
-        os.close(self._files.pop(address))
+        os.close(fd)
 
     # -- moving ----------------------------------------------------------------------------------------------------
 
@@ -389,7 +390,7 @@ class FakeCuda:
         return fd, path
 
     def _used(self, uuid: str) -> int:
-        """Under the lock: what somebody holds; the rest is cleared away, as the driver does when processes end."""
+        """Under the lock: bytes of files that a process holds; the rest is removed, as the driver does."""
         used = 0
         for path in self._folder.glob(f"memory.{uuid}.*"):
             if _held(path):

@@ -1,26 +1,33 @@
-"""The contract every tier keeps, as an inheritable suite, and tiers that fail on purpose.
+"""The contract every tier keeps, as an inheritable suite; tiers that fail on purpose are in `wrapped_tiers`.
 
-A plugin's tests subclass `TierContract` and say how to make the tier and how to look behind its back.
+A plugin's tests subclass `TierContract` and say how to make the tier and how to look behind its back. The suite is for
+tiers whose replicas are files.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import blake3
 import pytest
 
-from trims.core.errors import CapacityError
+from trims.core.errors import CapacityError, DrainingError, ImageError
 from trims.image.plan import SourceTensor, plan_image
+from trims.testing.descriptors import few_descriptors
+from trims.testing.wrapped_tiers import FaultyTier, SlowTier, WrappedTier
+from trims.tiers import checking
+from trims.tiers.base import identity_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from trims.core.place import Place
-    from trims.tiers.base import Draft, Extent, Tier
+    from trims.tiers.base import Extent, Tier
+
+__all__ = ["KEY", "FaultyTier", "SlowTier", "TierContract", "WrappedTier", "an_image", "put"]
 
 KEY = "a" * 64
 
@@ -47,7 +54,7 @@ class TierContract:
 
     Attributes:
         survives_restart: The next daemon finds what was sealed. Where not, it must find nothing.
-        tamper_proof: Nobody can change a sealed replica, root included. Where not, `scan` must find out who did.
+        tamper_proof: No process can change a sealed replica, root's included. Where not, `verify` must notice.
     """
 
     survives_restart = True
@@ -113,6 +120,19 @@ class TierContract:
         assert found == ([(KEY, digest, len(data), data)] if self.survives_restart else [])
         second.close()
 
+    def test_what_is_left_alone_is_there_for_the_daemon_after(self, tier: Tier, folder: Path) -> None:
+        digest = put(tier, an_image()).digest
+        tier.close()
+        for _ in range(2):
+            each = self.make(folder)
+            found = list(each.scan())
+            assert [extent.digest for extent in found] == ([digest] if self.survives_restart else [])
+            for extent in found:
+                each.leave(extent)
+                with pytest.raises(OSError, match="Bad file"):
+                    os.fstat(extent.fd)
+            each.close()
+
     def test_a_reader_keeps_reading_when_the_daemon_is_gone(self, tier: Tier) -> None:
         data = an_image()
         reader = os.dup(put(tier, data).fd)
@@ -138,6 +158,103 @@ class TierContract:
         extent = put(tier, an_image())
         taken = self.taken_when_damaged(tier, folder, extent, lambda fd: os.pwrite(fd, b"\xff", extent.nbytes - 10))
         assert True not in taken
+
+    def test_a_scan_finds_replicas_without_hashing_them(
+        self, tier: Tier, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        extent = put(tier, an_image(1 << 20))
+        identity = identity_of(extent.fd)
+        for second in self.next_daemon(tier, folder):
+            read = _count_reads(monkeypatch)
+            found = list(second.scan())
+            assert sum(read) < 1000
+            assert [(each.fresh, each.identity) for each in found] == [(False, identity)] * self.survives_restart
+            assert second.skipped == 0
+
+    def test_a_verified_replica_is_fresh_and_has_its_present_identity(self, tier: Tier) -> None:
+        extent = put(tier, an_image())
+        extent.fresh, extent.identity = False, None
+        done: list[int] = []
+        tier.verify(extent, threading.Event(), done.append)
+        assert extent.fresh
+        assert extent.identity == identity_of(extent.fd)
+        assert done[-1] == extent.nbytes
+
+    def test_verifying_finds_a_flipped_byte_and_leaves_the_replica_alone(self, tier: Tier, folder: Path) -> None:
+        extent = put(tier, an_image())
+        self.is_found_wrong(tier, folder, extent, lambda fd: os.pwrite(fd, b"\xff", extent.nbytes - 10), "hash to")
+
+    def test_verifying_finds_a_truncated_replica(self, tier: Tier, folder: Path) -> None:
+        extent = put(tier, an_image())
+        self.is_found_wrong(tier, folder, extent, lambda fd: os.ftruncate(fd, 100), "has 100 bytes")
+
+    def test_verifying_survives_a_replica_that_is_truncated_meanwhile(
+        self, tier: Tier, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(checking, "CHUNK_BYTES", 4096)
+        extent = put(tier, an_image(100_000))
+        if self.tamper_proof:
+            return
+        with pytest.raises(ImageError, match="ends at"):
+            tier.verify(extent, None, lambda _: self.damage(extent, lambda fd: os.ftruncate(fd, 5000)))
+
+    def test_verifying_what_is_no_image_says_so_though_its_digest_is_right(self, tier: Tier) -> None:
+        extent = put(tier, b"\7" * 10_000)
+        with pytest.raises(ImageError):
+            tier.verify(extent)
+        assert os.fstat(extent.fd).st_size == 10_000
+
+    def test_verifying_stops_when_it_is_told_to_and_proves_nothing(
+        self, tier: Tier, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(checking, "CHUNK_BYTES", 4096)
+        extent = put(tier, an_image(100_000))
+        extent.fresh, stop = False, threading.Event()
+        done: list[int] = []
+
+        def pace(done_bytes: int) -> None:
+            done.append(done_bytes)
+            stop.set()
+
+        with pytest.raises(DrainingError, match="was not verified to its end"):
+            tier.verify(extent, stop, pace)
+        assert done == [4096]
+        assert not extent.fresh
+
+    def test_what_was_given_back_is_not_read_through_a_descriptor_of_another_file(
+        self, tier: Tier, tmp_path: Path
+    ) -> None:
+        extent = put(tier, an_image())
+        tier.free(extent)
+        with (tmp_path / "another").open("wb") as another:
+            os.dup2(another.fileno(), extent.fd)  # the kernel gives the number to the next file
+        try:
+            with pytest.raises(DrainingError, match="was given back before it was read"):
+                tier.verify(extent)
+        finally:
+            os.close(extent.fd)
+
+    def test_what_cannot_be_opened_is_left_alone_and_counted(
+        self, tier: Tier, folder: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for number in range(3):
+            put(tier, an_image(), key=f"{number}" * 64)
+        for second in self.next_daemon(tier, folder):
+            before = self.traces(folder)
+            with few_descriptors(left=1):
+                taken = list(second.scan())
+            assert self.traces(folder) == before
+            assert len(taken) + second.skipped == 3 * self.survives_restart
+            assert ("Too many open files" in caplog.text) is self.survives_restart
+            assert len(caplog.records) <= 1
+            for extent in taken:
+                second.free(extent)
+
+    def test_no_descriptor_left_is_a_lack_of_room_with_the_remedy(self, tier: Tier, folder: Path) -> None:
+        with few_descriptors(left=0), pytest.raises(CapacityError, match=r"no descriptor left.*`ulimit -n`"):
+            tier.create(KEY, 1, 4096, allocate=True)
+        assert not self.traces(folder)
+        assert "no descriptor left" in str(tier.explain(OSError(errno.EMFILE, "Too many open files"), 4096))
 
     def test_more_than_the_machine_has_is_a_capacity_error_and_leaves_nothing(self, tier: Tier, folder: Path) -> None:
         with pytest.raises(CapacityError):
@@ -186,6 +303,30 @@ class TierContract:
         second.close()
         return taken
 
+    def next_daemon(self, tier: Tier, folder: Path) -> Iterator[Tier]:
+        """The tier of the daemon after this one, once; it is closed after the loop's body."""
+        tier.close()
+        second = self.make(folder)
+        yield second
+        second.close()
+
+    def is_found_wrong(
+        self, tier: Tier, folder: Path, extent: Extent, how: Callable[[int], object], words: str
+    ) -> None:
+        """Damage a replica and have it verified, or see the damage refused if the tier promises that."""
+        if self.tamper_proof:
+            with pytest.raises(PermissionError):
+                self.damage(extent, how)
+            tier.verify(extent)
+            return
+        self.damage(extent, how)
+        extent.fresh = False
+        before = self.traces(folder)
+        with pytest.raises(ImageError, match=words):
+            tier.verify(extent)
+        assert not extent.fresh
+        assert self.traces(folder) == before
+
     @staticmethod
     def damage(extent: Extent, how: Callable[[int], object]) -> None:
         """Open the replica's file for writing behind the tier's back, as its owner or root can."""
@@ -199,85 +340,19 @@ class TierContract:
             os.chmod(path, 0o400)
 
 
-class WrappedTier:
-    """A tier round another; subclasses add faults, delays or counting."""
+def _count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lengths of all that is read from descriptors from now on."""
+    lengths: list[int] = []
+    pread, preadv = os.pread, os.preadv
 
-    def __init__(self, inner: Tier) -> None:
-        self.inner = inner
+    def counted_pread(fd: int, length: int, offset: int) -> bytes:
+        lengths.append(length)
+        return pread(fd, length, offset)
 
-    @property
-    def place(self) -> Place:
-        """As the inner one's."""
-        return self.inner.place
+    def counted_preadv(fd: int, rooms: Sequence[Any], offset: int, flags: int = 0) -> int:
+        lengths.extend(map(len, rooms))
+        return preadv(fd, rooms, offset, flags)
 
-    @property
-    def capacity_bytes(self) -> int:
-        """As the inner one's."""
-        return self.inner.capacity_bytes
-
-    def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
-        """See `Tier.create`."""
-        return self.inner.create(key, generation, nbytes, allocate=allocate)
-
-    def seal(self, draft: Draft, key: str, digest: str) -> Extent:
-        """See `Tier.seal`."""
-        return self.inner.seal(draft, key, digest)
-
-    def abort(self, draft: Draft) -> None:
-        """See `Tier.abort`."""
-        self.inner.abort(draft)
-
-    def explain(self, error: OSError, nbytes: int) -> Exception:
-        """See `Tier.explain`."""
-        return self.inner.explain(error, nbytes)
-
-    def free(self, extent: Extent) -> None:
-        """See `Tier.free`."""
-        self.inner.free(extent)
-
-    def scan(self) -> Iterator[Extent]:
-        """See `Tier.scan`."""
-        return self.inner.scan()
-
-    def close(self) -> None:
-        """See `Tier.close`."""
-        self.inner.close()
-
-
-class FaultyTier(WrappedTier):
-    """Raises what the test put into `faults` under the name of the method, once."""
-
-    def __init__(self, inner: Tier) -> None:
-        super().__init__(inner)
-        self.faults: dict[str, Exception] = {}
-
-    def _maybe(self, method: str) -> None:
-        if method in self.faults:
-            raise self.faults.pop(method)
-
-    def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
-        """Fails before anything is made."""
-        self._maybe("create")
-        return super().create(key, generation, nbytes, allocate=allocate)
-
-    def seal(self, draft: Draft, key: str, digest: str) -> Extent:
-        """Fails as the contract says: the draft is used up."""
-        if "seal" in self.faults:
-            self.inner.abort(draft)
-            self._maybe("seal")
-        return super().seal(draft, key, digest)
-
-
-class SlowTier(WrappedTier):
-    """Stops inside `create` until the test lets it go on: stages races instead of hoping for them."""
-
-    def __init__(self, inner: Tier) -> None:
-        super().__init__(inner)
-        self.entered = threading.Event()
-        self.go_on = threading.Event()
-
-    def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
-        """Says that it was entered, then waits."""
-        self.entered.set()
-        assert self.go_on.wait(60), "the test forgot to let the tier go on"
-        return super().create(key, generation, nbytes, allocate=allocate)
+    monkeypatch.setattr(os, "pread", counted_pread)
+    monkeypatch.setattr(os, "preadv", counted_preadv)
+    return lengths
