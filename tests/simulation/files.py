@@ -1,0 +1,321 @@
+"""Memory, files and conversions that exist only in a simulated run, and can be torn, flipped and full."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import blake3
+
+from trims.core.errors import ArtifactError, CapacityError, ConversionError, DeviceLostError, ImageError
+from trims.core.place import Place, TierKind
+from trims.memory.cuda.drivers import Export
+from trims.tiers.base import Draft, Extent
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterator
+
+    from trims.store.resolve import Resolved
+
+    from .choices import Choices
+    from .judge import Judge
+
+_UNWRITTEN = "unwritten"
+
+
+def digest_of(content: str) -> str:
+    """The digest of a simulated file."""
+    return str(blake3.blake3(content.encode()).hexdigest())
+
+
+@dataclass(slots=True, eq=False)
+class SimFile:
+    """One file or segment: its content is a word that stands for all its bytes."""
+
+    nbytes: int
+    content: str = _UNWRITTEN
+    version: int = 0
+    gone: bool = False
+
+
+class SimBytes:
+    """`trims.store.copying.HostBytes` over simulated files. Descriptors are numbers no real file has."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+        self._numbers = itertools.count(1_000_000)
+        self.open: dict[int, SimFile] = {}
+
+    def descriptor(self, file: SimFile) -> int:
+        """Open a file."""
+        number = next(self._numbers)
+        self.open[number] = file
+        return number
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor, once."""
+        del self.open[fd]
+
+    def identity(self, fd: int) -> tuple[int, ...]:
+        """See `HostBytes`."""
+        return (id(self.open[fd]) % 997, self.open[fd].nbytes, self.open[fd].version)
+
+    def check(self, fd: int, nbytes: int) -> None:
+        """See `HostBytes`."""
+        if self.open[fd].nbytes != nbytes or not self.open[fd].content.startswith("image of "):
+            raise ImageError("it is no image")
+
+    def digest(self, fd: int, nbytes: int) -> str:
+        """See `HostBytes`."""
+        del nbytes
+        return digest_of(self.open[fd].content)
+
+    digest_of_untrusted = digest
+
+    def copy(
+        self, source_fd: int, target_fd: int, nbytes: int, on_progress: Callable[[int], None], pages: object
+    ) -> None:
+        """See `HostBytes`; fails in the middle now and then."""
+        del pages
+        source = self.open[source_fd]
+        if self._choices.chance(24):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if source.gone:
+            raise ImageError("the source ends too early")
+        on_progress(nbytes // 2)
+        self.open[target_fd].content = source.content
+        on_progress(nbytes)
+
+    def stop(self) -> None:
+        """See `HostBytes`."""
+
+
+class SimTier:
+    """A tier of simulated files, with less memory than it was promised, that outlives its daemon."""
+
+    unit_bytes = 1
+
+    def __init__(self, place: Place, capacity_bytes: int, files: SimBytes, choices: Choices, judge: Judge) -> None:
+        self.place = place
+        self.capacity_bytes = capacity_bytes
+        self.hash_on_adoption = place.tier is TierKind.CPU
+        self._files = files
+        self._choices = choices
+        self._judge = judge
+        self.skipped = 0
+        #: Unfinished memory by label, sealed memory by label: (file, key, digest).
+        self.drafts: dict[str, SimFile] = {}
+        self.sealed: dict[str, tuple[SimFile, str, str]] = {}
+        self.extents: dict[str, Extent] = {}
+        self._numbers = itertools.count(1)
+        self._fds: set[int] = set()
+
+    def held_bytes(self) -> int:
+        """What all memory takes that this daemon knows of: not what it could not look at, or not give back."""
+        known = [held[0] for label, held in self.sealed.items() if label in self.extents.keys() - self._judge.stuck]
+        return sum(-(-file.nbytes // self.unit_bytes) * self.unit_bytes for file in [*self.drafts.values(), *known])
+
+    def held_in_all(self) -> int:
+        """What all sealed memory takes."""
+        return sum(-(-held[0].nbytes // self.unit_bytes) * self.unit_bytes for held in self.sealed.values())
+
+    def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
+        """See `Tier`."""
+        del allocate
+        if self._choices.chance(24):
+            raise CapacityError(f"{self.place} is full although it should not be")
+        self._judge.creates(self, key, nbytes)
+        label = f"{key[:8]}-{self.place}-{generation}-{next(self._numbers)}"
+        file = self.drafts[label] = SimFile(nbytes)
+        return Draft(self._descriptor(file), nbytes, label)
+
+    def seal(self, draft: Draft, key: str, digest: str) -> Extent:
+        """See `Tier`."""
+        file = self.drafts.pop(draft.label)
+        self._close(draft.fd)
+        if self._choices.chance(24):
+            raise OSError(errno.EIO, "Input/output error")
+        self.sealed[draft.label] = (file, key, digest)
+        self._judge.seals(self, key, file.content)
+        return self._open(draft.label)
+
+    def _open(self, label: str) -> Extent:
+        file, key, digest = self.sealed[label]
+        extent = Extent(key, self.place, file.nbytes, digest, self._descriptor(file), label)
+        self.extents[label] = extent
+        return extent
+
+    def abort(self, draft: Draft) -> None:
+        """See `Tier`."""
+        del self.drafts[draft.label]
+        self._close(draft.fd)
+
+    def explain(self, error: OSError, nbytes: int) -> Exception:
+        """See `Tier`."""
+        return CapacityError(f"{self.place} is full: {nbytes} bytes") if error.errno == errno.ENOSPC else error
+
+    def free(self, extent: Extent) -> None:
+        """See `Tier`; fails now and then."""
+        self._judge.frees(self, extent)
+        if self._choices.chance(24):
+            self._judge.stuck.add(extent.label)
+            raise OSError(errno.EIO, "Input/output error")
+        self.sealed.pop(extent.label, None)
+        if self.extents.pop(extent.label, None) is not None:
+            self._close(extent.fd)
+
+    def scan(self) -> Iterator[Extent]:
+        """See `Tier`: some cannot be looked at, some were changed while no daemon ran."""
+        self.skipped = 0
+        self.drafts.clear()
+        for label in list(self.sealed):
+            if self._choices.chance(12):
+                self.skipped += 1
+                continue
+            extent = self._open(label)
+            extent.fresh, extent.identity = False, self._files.identity(extent.fd)
+            yield extent
+
+    def leave(self, extent: Extent) -> None:
+        """See `Tier`."""
+        self._close(self.extents.pop(extent.label).fd)
+
+    def verify(
+        self, extent: Extent, cancelled: threading.Event | None = None, pace: Callable[[int], None] | None = None
+    ) -> None:
+        """See `Tier`."""
+        del cancelled, pace
+        found = self._files.digest(extent.fd, extent.nbytes)
+        if found != extent.digest:
+            raise ImageError(f"{extent.label} hashes to {found[:8]}")
+        extent.fresh, extent.identity = True, self._files.identity(extent.fd)
+
+    def flip(self) -> None:
+        """Change the bytes of one sealed replica, as a program with the right to do so might."""
+        if self.sealed:
+            label = self._choices.one_of(list(self.sealed))
+            file = self.sealed[label][0]
+            file.content, file.version = "flipped " + file.content, file.version + 1
+            if not self.extents and self.hash_on_adoption:
+                self._judge.foul.add(label)
+
+    def close(self) -> None:
+        """See `Tier`."""
+        for extent in self.extents.values():
+            self._close(extent.fd)
+        self.extents.clear()
+
+    def died(self) -> None:
+        """The daemon was killed: the kernel closed what it had open."""
+        for fd in list(self._fds):
+            self._close(fd)
+        self.extents.clear()
+
+    def _descriptor(self, file: SimFile) -> int:
+        fd = self._files.descriptor(file)
+        self._fds.add(fd)
+        return fd
+
+    def _close(self, fd: int) -> None:
+        self._fds.remove(fd)
+        self._files.close(fd)
+
+
+class SimDevice(SimTier):
+    """A device with a keeper that may die, and all its memory with it."""
+
+    uuid = "GPU-0"
+    peers: frozenset[str] = frozenset()
+    reserve_bytes = 10
+    unit_bytes = 8
+    ends_with_session = False
+    lives = 0
+
+    def _open(self, label: str) -> Extent:
+        extent = super()._open(label)
+        extent.export = Export("vmm", self.uuid, extent.nbytes)
+        return extent
+
+    def keeper_dies(self) -> None:
+        """All its memory is gone."""
+        self.lives += 1
+        for file in self.drafts.values():
+            file.gone = True
+        self.sealed.clear()
+
+    def seal(self, draft: Draft, key: str, digest: str) -> Extent:
+        """See `Tier`."""
+        if self.drafts[draft.label].gone:
+            self.abort(draft)
+            raise DeviceLostError("the keeper has ended")
+        return super().seal(draft, key, digest)
+
+    def copy_in(self, draft: Draft, source: Extent, on_progress: Callable[[int], None] | None = None) -> None:
+        """See `DeviceTier`."""
+        self._files.copy(source.fd, draft.fd, draft.nbytes, on_progress or (lambda _: None), None)
+
+    def copy_out(self, extent: Extent, draft: Draft, on_progress: Callable[[int], None] | None = None) -> None:
+        """See `DeviceTier`."""
+        if extent.label not in self.sealed:
+            raise DeviceLostError("the keeper has ended")
+        self._files.copy(extent.fd, draft.fd, draft.nbytes, on_progress or (lambda _: None), None)
+
+    def copy_across(self, draft: Draft, source: Extent, on_progress: Callable[[int], None] | None = None) -> None:
+        """See `DeviceTier`."""
+        raise AssertionError("there is one device")
+
+    def digest(self, extent: Extent) -> str:
+        """See `DeviceTier`."""
+        return self._files.digest(extent.fd, extent.nbytes)
+
+
+class SimConversion:
+    """See `trims.formats.conversion.Conversion`. Reads the artifact when planned, and again when written."""
+
+    def __init__(self, resolved: Resolved, files: SimBytes, choices: Choices, judge: Judge) -> None:
+        self._path = Path(resolved.artifact.files[0])
+        self._files = files
+        self._choices = choices
+        self._judge = judge
+        self._why: str | None = None
+        judge.conversions += 1
+        self._open = True
+
+    def plan(self) -> int:
+        """See `Conversion.plan`."""
+        self._check()
+        return self._judge.size_of_file(self._read())
+
+    def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
+        """See `Conversion.write`."""
+        self._check()
+        if on_progress is not None:
+            on_progress(1)
+        self._files.open[fd].content = f"image of {self._judge.content_of_file(self._read())}"
+
+    def _read(self) -> bytes:
+        try:
+            return self._path.read_bytes()
+        except OSError as error:
+            raise ArtifactError(f"{self._path}: {error}") from error
+
+    def _check(self) -> None:
+        if self._why is not None:
+            raise ConversionError(f"its conversion was stopped: {self._why}")
+        if self._choices.chance(24):
+            raise ConversionError("the converter died")
+
+    def cancel(self, why: str = "") -> None:
+        """See `Conversion.cancel`."""
+        self._why = self._why or why
+
+    def close(self) -> None:
+        """See `Conversion.close`."""
+        self.cancel("closed")
+        if self._open:
+            self._open = False
+            self._judge.conversions -= 1

@@ -1,0 +1,47 @@
+"""The simulation in CI: some thousand seeds, and the proof that the same seed is the same run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.choices import Choices
+from tests.simulation.run import Run, play
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("first", range(0, 600, 50))
+def test_no_order_of_events_breaks_a_rule(first: int) -> None:
+    for seed in range(first, first + 50):
+        try:
+            play(seed, 1000)
+        except Exception as error:
+            pytest.fail(f"seed {seed}: {error}\nreplay: python -m tests.simulation --seed {seed} --shrink")
+
+
+def test_a_recorded_run_is_the_same_run_again() -> None:
+    first = play(7, 500)
+    second = Run(Choices(recorded=first.choices.drawn), 500)
+    second.go()
+    assert second.choices.drawn == first.choices.drawn
+    assert second.world.events == first.world.events
+    assert second.world.seen == first.world.seen
+
+
+def test_a_seed_is_replayed_by_one_command() -> None:
+    command = [sys.executable, "-m", "tests.simulation", "--seed", "3", "--steps", "200"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert "nothing found" in told.stdout
+
+
+def test_the_runs_reach_every_kind_of_event() -> None:
+    from trims.core import events
+
+    kinds = {kind.__name__ for kind in events.Event.__subclasses__()}
+    seen = {event for seed in range(60) for event, _ in play(seed, 1000).world.seen}
+    assert kinds - seen <= {"ReplicaBroken", "WorkspaceKnown"}, "rare: long runs reach them"
