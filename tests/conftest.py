@@ -90,7 +90,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def real_device() -> str:
     """How the CUDA device of this machine is reached; skips without one, which `TRIMS_REQUIRE=gpu` makes a failure."""
     from trims.core.errors import NotSupportedError
-    from trims.memory.cuda.api import connect
+    from trims.memory.cuda.connect import connect
 
     without = "CUDA sees no device"
     try:
@@ -129,7 +129,7 @@ def leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A skip is a failure where `TRIMS_REQUIRE` names the part that is missing: nobody reads the skips of a CI run."""
+    """A skip is a failure where `TRIMS_REQUIRE` names the part that is missing: skips of a CI run are not read."""
     report = yield
     required = set(os.environ.get("TRIMS_REQUIRE", "").split(",")) - {""}
     missing = [mark for mark in required if item.get_closest_marker(mark)]
@@ -235,7 +235,7 @@ def start_process(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes
     from trims.core.errors import LostPeerError
 
     running: list[subprocess.Popen[bytes]] = []
-    script = Path(__file__).parent / "fault" / "dying_daemon.py"
+    script = Path(__file__).parent / "support" / "dying_daemon.py"
 
     def start(moment: str = "", *settings: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, str(script), moment, str(folder / "run"), str(folder / "state"), *settings]

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from trims_client.weights import Weights
 
 from trims.core.errors import ArtifactError, TrimsError
-from trims.formats import catalogue
+from trims.formats import plugins
 from trims.formats.base import Artifact, Converter
 from trims.formats.conversion import converter, detect, recipe, start_conversion
 from trims.formats.environments import Environment
@@ -56,6 +56,16 @@ def torch_file(folder: Path) -> Path:
     torch = pytest.importorskip("torch")
     torch.save({"weight": torch.from_numpy(WEIGHT.copy())}, folder / "m.pt")
     return folder / "m.pt"
+
+
+def npy_file(folder: Path) -> Path:
+    np.save(folder / "m.npy", WEIGHT)
+    return folder / "m.npy"
+
+
+def npy_column_major(folder: Path) -> Path:
+    np.save(folder / "m.npy", np.asfortranarray(WEIGHT).astype(WEIGHT.dtype.newbyteorder(">")))
+    return folder / "m.npy"
 
 
 def onnx_file(folder: Path) -> Path:
@@ -100,10 +110,15 @@ CASES = {
     "safetensors": Case("safetensors", safetensors_file),
     "shards": Case("safetensors", safetensors_shards),
     "npz": Case("npz", npz_file),
+    "npy": Case("npy", npy_file, weight="arr_0"),
+    "npy, column-major": Case("npy", npy_column_major, weight="arr_0"),
     "torch": Case("torch", torch_file),
     "onnx": Case("onnx", onnx_file, options={"optimize": "none"}),
     "mxnet": Case("mxnet", mxnet_files),
 }
+
+
+SUFFIXES = [".bin", ".json", ".onnx", ".params", ".npz", ".npy", ".safetensors", ""]
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES.keys())
@@ -139,7 +154,7 @@ def test_it_alone_claims_its_files(case: Case, main: Path) -> None:
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.binary(max_size=100), suffix=st.sampled_from([".bin", ".json", ".onnx", ".params", ".npz", ""]))
+@given(data=st.binary(max_size=100), suffix=st.sampled_from(SUFFIXES))
 def test_claiming_never_raises(case: Case, data: bytes, suffix: str) -> None:
     for prefix in (b"", b"PK\x03\x04", b"\x80\x02", b"\x08\x07"):
         assert converter(case.format).claims(Path(f"/nowhere/x{suffix}"), prefix + data) in (True, False)
@@ -220,4 +235,4 @@ def test_finding_its_files_imports_no_framework_as_the_daemon_does_it(case: Case
 
 
 def test_every_registered_format_has_a_row_here() -> None:
-    assert {case.format for case in CASES.values()} == set(catalogue.formats())
+    assert {case.format for case in CASES.values()} == set(plugins.formats())

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trims.core.errors import CapacityError, CudaError, DeviceLostError, LostPeerError, NotSupportedError
-from trims.memory.cuda.api import Device, connect
+from trims.memory.cuda.api import Device
+from trims.memory.cuda.connect import connect
 from trims.memory.cuda.drivers import device_memory
 from trims.testing.device_borrower import Borrower
 from trims.testing.device_memory import CONTENT, DeviceMemoryContract, KeptMemoryContract, Owner
@@ -77,7 +78,7 @@ class TestIpcOnTheFake(FakeContract):
         owner.memory.free(made)
         owner.end()
 
-    def test_freeing_under_a_borrower_kills_him_so_the_keeper_must_never_do_it(self, kind: str) -> None:
+    def test_freeing_under_a_borrower_kills_it_so_the_keeper_must_never_do_it(self, kind: str) -> None:
         owner = Owner(kind, self.driver)
         made = owner.sealed()
         with owner.borrower() as borrower:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -40,11 +41,16 @@ class TestCpuTier(TierContract):
             tier.create(KEY, 1, held.f_blocks * held.f_frsize + 4096, allocate=True)
         assert not self.traces(folder)
 
-    def test_the_next_daemon_removes_a_segment_with_a_flipped_bit(self, tier: CpuTier, folder: Path) -> None:
-        extent = put(tier, an_image())
-        flipped = self.taken_when_damaged(tier, folder, extent, lambda fd: os.pwrite(fd, b"\xff", extent.nbytes - 10))
-        assert flipped == []
-        assert not self.traces(folder)
+    def test_a_segment_that_was_made_writable_is_sealed_again_and_must_be_verified(
+        self, tier: CpuTier, folder: Path
+    ) -> None:
+        label = put(tier, an_image()).label
+        os.chmod(f"/dev/shm/{label}", 0o600)
+        for second in self.next_daemon(tier, folder):
+            (found,) = second.scan()
+            assert os.fstat(found.fd).st_mode & 0o777 == 0o400
+            assert not found.fresh
+            assert second.hash_on_adoption
 
     def test_a_segment_of_another_prefix_is_not_touched(self, folder: Path) -> None:
         mine, other = self.make(folder), CpuTier(PosixShm(f"{prefix(folder)}other"), 1 << 20)
@@ -131,6 +137,45 @@ class TestDiskTier(TierContract):
         (folder / "images" / "notes.txt").write_text("mine")
         assert list(tier.scan()) == []
         assert (folder / "images" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("suite", [TestCpuTier(), TestDiskTier()], ids=["cpu", "disk"])
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+def test_what_a_failing_disk_cannot_read_is_left_alone_with_one_line(
+    suite: TestCpuTier | TestDiskTier,
+    code: int,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tier = suite.make(folder)
+    for number in range(3):
+        put(tier, an_image(), key=f"{number}" * 64)
+
+    def fails(fd: int, length: int, offset: int) -> bytes:
+        raise OSError(code, os.strerror(code))
+
+    for second in suite.next_daemon(tier, folder):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "pread", fails)
+            assert list(second.scan()) == []
+        assert second.skipped == 3
+        (line,) = caplog.records
+        assert f"3 at {second.place} are left alone, such as " in line.getMessage()
+        assert line.getMessage().endswith(os.strerror(code))
+    for last in suite.next_daemon(second, folder):
+        for extent in list(last.scan()):
+            last.free(extent)
+        assert last.skipped == 0
+    assert not suite.traces(folder)
+
+
+def test_a_disk_folder_that_cannot_be_listed_stops_no_daemon(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "images").write_text("a file where the folder should be")
+    tier = DiskTier(folder / "images", 1 << 20)
+    assert list(tier.scan()) == []
+    assert tier.skipped == 1
+    assert "Not a directory" in caplog.text
 
 
 def test_the_prefix_of_the_other_is_not_mine() -> None:

@@ -17,6 +17,7 @@ from trims_client import connect
 
 from trims.cli.main import main
 from trims.core.place import CPU
+from trims.daemon.main import shm_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,6 +119,47 @@ def test_add_of_a_bare_artifact_takes_its_name_from_the_file_or_the_flag(
     assert [model["name"] for model in trims.json("list")] == ["my-net", "other"]
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("tiny-bert/model.safetensors", "tiny-bert"),
+        ("Org.Model_7B/pytorch_model.safetensors", "org.model_7b"),
+        ("models--org--small/snapshots/0a1b2c/model.safetensors", "small"),
+        ("tiny/encoder.safetensors", "encoder"),
+    ],
+)
+def test_add_names_a_model_after_its_folder_where_the_file_is_called_as_all_are(
+    trims: Command, folder: Path, checkpoint: Callable[..., Path], path: str, name: str
+) -> None:
+    file = folder / path
+    file.parent.mkdir(parents=True)
+    checkpoint("m", nbytes=1000).rename(file)
+    assert trims.done("add", file, "--lazy") == f"registered {name}\n"
+
+
+def test_add_of_a_folder_takes_the_weights_in_it(trims: Command, folder: Path, checkpoint: Callable[..., Path]) -> None:
+    model = folder / "tiny"
+    model.mkdir()
+    assert "holds none of model.safetensors, " in trims.refused("add", model)
+    (model / "config.json").write_text("{}")
+    checkpoint("m", nbytes=1000).rename(model / "model.safetensors")
+    assert trims.json("add", model)["name"] == "tiny"
+    assert trims.json("show", "tiny")["image_bytes"] > 1000
+
+
+def test_a_failed_add_leaves_nothing_behind_and_takes_nothing_away(
+    trims: Command, folder: Path, manifest: Callable[..., Path]
+) -> None:
+    broken = folder / "broken.safetensors"
+    broken.write_bytes(b"\xff" * 100)
+    assert "broken.safetensors" in trims.refused("add", broken)
+    assert trims.json("list") == []
+    trims.done("add", manifest("a"))
+    (folder / "m.safetensors").write_bytes(b"\xff" * 100)
+    assert "m.safetensors" in trims.refused("add", folder / "a.yaml")
+    assert [model["name"] for model in trims.json("list")] == ["a"]
+
+
 def test_add_of_another_manifest_under_a_taken_name_needs_replace(
     trims: Command, manifest: Callable[..., Path]
 ) -> None:
@@ -139,7 +181,7 @@ def test_add_says_what_is_wrong_with_its_source(trims: Command, folder: Path, ma
     assert "does not exist" in trims.refused("add", folder / "absent.npz")
     assert "safetensors" in trims.refused("add", folder / "notes.txt")
     assert "cannot be read" in trims.refused("add", folder / "absent.yaml")
-    assert "--name is for artifacts" in trims.refused("add", manifest("small"), "--name", "x")
+    assert "a name is for artifacts" in trims.refused("add", manifest("small"), "--name", "x")
 
 
 def test_rm_forgets_the_model_and_says_of_an_unknown_one_which_are_near(
@@ -227,6 +269,35 @@ def test_doctor_examines_also_where_no_daemon_is(trims: Command, folder: Path) -
     assert "Python" in lonely("doctor")[1]
 
 
+def test_doctor_names_segments_of_a_folder_whose_daemon_is_gone(
+    capsys: pytest.CaptureFixture[str],
+    start_process: Callable[..., subprocess.Popen[bytes]],
+    folder: Path,
+    checkpoint: Callable[..., Path],
+) -> None:
+    trims = Command(folder / "run", capsys)
+    process = start_process()
+    with connect(folder / "run") as session:
+        session.open_file(checkpoint("m", nbytes=300_000)).close()
+    prefix = shm_prefix(folder / "state")
+    there = f"rm /dev/shm/{prefix}.*"
+    assert there not in trims("doctor", "--json")[1], "its daemon runs"
+    process.kill()
+    process.wait()
+    findings = json.loads(trims("doctor", "--json")[1])
+    (orphans,) = [finding for finding in findings if there in finding["advice"]]
+    assert "300.0 KiB (1 images)" in orphans["what"]
+    for segment in Path("/dev/shm").glob(f"{prefix}.*"):
+        segment.unlink()
+    assert there not in trims("doctor", "--json")[1]
+
+
+def test_doctor_ends_by_what_to_type_next(trims: Command, folder: Path) -> None:
+    assert trims("doctor")[1].splitlines()[-1] == "no problems; next: `trims add MODEL`"
+    lonely = Command(folder / "nowhere", trims.capsys)
+    assert lonely("doctor")[1].splitlines()[-1] == "no problems; next: `trims serve`"
+
+
 def test_a_table_shows_square_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     from trims.cli import output
 
@@ -263,7 +334,7 @@ def test_watch_prints_a_line_for_every_step(trims: Command, manifest: Callable[.
 
 
 def keep_busy(daemon: Daemon, stop: threading.Event) -> None:
-    """Load and evict until whoever watches has seen it."""
+    """Load and evict until the watcher has seen it."""
     while not stop.is_set():
         daemon.store.load("small", CPU).result(60)
         daemon.store.evict("small")
@@ -281,6 +352,23 @@ def test_load_evict_and_load_again(trims: Command, manifest: Callable[..., Path]
     assert "small is at cpu" in trims.done("load", "small")
     assert trims.json("evict", "small", "--all-tiers")["freed"] == ["cpu", "disk"]
     assert trims.json("ps") == []
+
+
+def test_an_image_without_a_name_is_evicted_by_the_beginning_of_its_key(
+    trims: Command, daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    path = checkpoint("m", nbytes=1000)
+    with connect(daemon.config.runtime_dir) as session:
+        session.open_file(path).close()
+        checkpoint("m", nbytes=2000)
+        daemon.store.resolver.looked_stale(f"file:{path}")
+        session.open_file(path).close()
+    (nameless,) = [each for each in trims.json("ps") if not each["names"]]
+    shown = nameless["key"][:16]
+    assert shown in trims.done("ps")
+    assert "0" * 8 in trims.refused("evict", "0" * 8)
+    assert trims.json("evict", shown) == {"freed": ["cpu"], "draining": []}
+    assert [each["names"] for each in trims.json("ps")] == [[f"file:{path}"]]
 
 
 def test_evict_spares_readers_unless_it_drains(trims: Command, manifest: Callable[..., Path]) -> None:
@@ -395,9 +483,7 @@ def test_without_a_daemon_every_command_names_address_and_remedy(alone: Command,
     )
 
 
-@pytest.mark.parametrize(
-    "words", [(), ("explode",), ("show",), ("load", "m", "--deadline-s", "soon"), ("convert", "m")]
-)
+@pytest.mark.parametrize("words", [("explode",), ("show",), ("load", "m", "--deadline-s", "soon"), ("convert", "m")])
 def test_a_wrong_command_line_is_status_two(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(list(words))

@@ -84,7 +84,7 @@ def test_the_lease_ends_with_the_last_view_and_not_before(
     del view
     gc.collect()
     with pytest.raises(ModelNotFoundError):
-        session.open("nobody")  # any request carries the notes of what was given up
+        session.open("nobody")  # any request first sends the closes of given-up leases
     wait_until(lambda: leases(daemon) == 0, "a lease lives on")
 
 
@@ -204,7 +204,7 @@ def test_an_open_with_a_deadline_waits_for_room(serve: Callable[..., Daemon], ch
         got = []
         thread = threading.Thread(target=lambda: got.append(asker.open_file(b, deadline_s=60.0)))
         thread.start()
-        wait_until(lambda: _any(daemon, State.QUEUED), "nobody waits for room")
+        wait_until(lambda: _any(daemon, State.QUEUED), "no request waits for room")
         held.close()
         thread.join()
         assert got[0]["weight"].size == 12_500
@@ -257,7 +257,7 @@ def test_a_forked_child_is_told_to_connect_itself(session: Session, checkpoint: 
         assert "connect again" in verdict
 
 
-def test_a_restarted_daemon_adopts_the_segment_and_the_client_takes_its_lease_up_again(
+def test_a_restarted_daemon_adopts_the_segment_and_renews_the_clients_lease(
     serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
     first = serve()
@@ -338,7 +338,7 @@ def test_eager_reclaim_frees_memory_with_the_last_lease(
     with trims.connect(daemon.config.runtime_dir) as session:
         session.open_file(checkpoint("m")).close()
         wait_until(lambda: not daemon.store.residency.replicas, "the memory was not freed")
-    assert daemon.store.residency.room.charged[CPU] == 0
+    assert daemon.store.residency.capacity.charged[CPU] == 0
 
 
 def test_open_and_close_ten_thousand_times_leaves_nothing(

@@ -18,7 +18,6 @@ from looking import wait_until
 
 import trims
 from trims.core.errors import CapacityError, DeadlineError
-from trims.daemon import views
 from trims.daemon.check import check_store
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 pytestmark = pytest.mark.slow
-DAEMON = Path(__file__).parents[1] / "fault" / "dying_daemon.py"
+DAEMON = Path(__file__).parents[1] / "support" / "dying_daemon.py"
 WARM_UP, CYCLES = 2_000, 50_000
 #: What 50,000 cycles may add: less than 170 bytes each.
 GROWTH_BYTES = 8 << 20
@@ -170,8 +169,8 @@ def test_two_hundred_sessions_at_random_get_true_bytes_or_a_declared_error(
     assert len(outcomes) == THREADS * TURNS
     assert outcomes.count("granted") > len(outcomes) // 4
     assert set(outcomes) <= {"granted", "capacity", "deadline"}
-    wait_until(lambda: not daemon.attach.sessions(), "a session lives on")
-    wait_until(lambda: views.stats(daemon.store, 0, 0.0).leases == 0, "a lease lives on")
+    wait_until(lambda: not daemon.attach.connections(), "a session lives on")
+    wait_until(lambda: daemon.store.read.whole().leases == 0, "a lease lives on")
     assert daemon.store.counters["evictions.cpu"] > 0
     assert check_store(daemon.store, verify=True).findings == []
     daemon.store.residency.validate()

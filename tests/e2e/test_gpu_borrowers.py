@@ -23,8 +23,8 @@ from trims.testing.in_place import reads_in_place
 torch = pytest.importorskip("torch")
 onnxruntime = pytest.importorskip("onnxruntime")
 
-from test_client_onnxruntime import attention, convolution, feeds  # noqa: E402
-from test_client_torch import IMAGES, WORDS  # noqa: E402
+from onnx_models import attention, convolution, feeds  # noqa: E402
+from torch_images import IMAGES, WORDS  # noqa: E402
 from trims_client.frameworks import onnxruntime as trims_ort  # noqa: E402
 from trims_client.frameworks import torch as trims_torch  # noqa: E402
 
@@ -265,14 +265,14 @@ def test_a_lost_keeper_is_heard_of_and_the_bytes_stay_readable(
     def open_in(session: Session) -> Any:
         return session.open_file(path, place="gpu")
 
-    with connect(daemon.config.runtime_dir, on_lost=lambda *what: told.append(what)) as session:
+    with connect(daemon.config.runtime_dir, on_lost=told.append) as session:
         before = open_in(session)
         content = read(before.on_device("weight"))
         tensors = trims_torch.state_dict(before)
         kill_keeper(daemon)
-        wait_until(lambda: bool(told), "nobody was told")
+        wait_until(lambda: bool(told), "on_lost was not called")
         assert before.lost
-        assert told == [(before.lost, str(path), before._attachment.mapping.key)]
+        assert told == [(before.lost, str(path), before._attachment.mapping.key, "gpu:0")]
         assert tensors["weight"].numpy().tobytes() == content, "a descriptor keeps the memory"
         with session.open_file(path, place="gpu", deadline_s=60) as after:
             assert after.lost is None
@@ -282,15 +282,13 @@ def test_a_lost_keeper_is_heard_of_and_the_bytes_stay_readable(
         before.close()
 
 
-def test_working_memory_is_told_to_the_daemon(
-    serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
-) -> None:
+def test_workspace_is_told_to_the_daemon(serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]) -> None:
     daemon = serve_gpu()
     with connect(daemon.config.runtime_dir) as session:
         with session.open_file(checkpoint("m"), place="gpu") as weights:
-            weights.report_working(60 << 20)
-            assert daemon.store.residency.room.working[GPU] == 60 << 20
+            weights.report_workspace(60 << 20)
+            assert daemon.store.residency.capacity.at[GPU].workspace_bytes == 60 << 20
             with pytest.raises(CallerError, match="do not fit"):
-                weights.report_working(1 << 40)
+                weights.report_workspace(1 << 40)
         with session.open_file(checkpoint("m"), place="cpu") as weights, pytest.raises(NotSupportedError):
-            weights.report_working(1)
+            weights.report_workspace(1)

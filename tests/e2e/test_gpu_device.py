@@ -24,7 +24,7 @@ from trims_client import connect
 
 from trims.daemon.check import check_store
 from trims.keeper.client import KeeperConnection
-from trims.memory.cuda import api
+from trims.memory.cuda.connect import connect as connect_driver
 from trims.memory.cuda.survey import survey
 
 if TYPE_CHECKING:
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trims.daemon.main import Daemon
+    from trims.memory.cuda import api
 
 CLIENT = """
 import ctypes, hashlib, json, sys
 from trims_client import connect
-from trims.memory.cuda import api
+from trims.memory.cuda.connect import connect as connect_driver
 
 def digest(cuda, tensor):
     host = ctypes.create_string_buffer(tensor.nbytes)
@@ -49,7 +50,7 @@ def digest(cuda, tensor):
 kind, runtime_dir, path = sys.argv[1:]
 with connect(runtime_dir) as session:
     with session.open_file(path, place="gpu") as weights:
-        cuda = api.connect(kind)
+        cuda = connect_driver(kind)
         cuda.use(weights.device)
         for _ in sys.stdin:
             found = {name: digest(cuda, weights.on_device(name)) for name in weights}
@@ -65,7 +66,7 @@ def kind(request: pytest.FixtureRequest, folder: Path) -> str:
 
 @pytest.fixture
 def device(kind: str) -> api.Device:
-    return api.connect(kind).devices()[0]
+    return connect_driver(kind).devices()[0]
 
 
 @pytest.fixture

@@ -59,10 +59,10 @@ def test_the_tests_for_a_device_pass_through_nvidias_packages(machine: dict[str,
 
 
 def _assert_nobody_holds(memory: Path) -> None:
-    """What a dead process has left is cleared away when somebody next looks; nothing may be in use."""
+    """Files that a dead process left are removed at the next check; none may be in use."""
     for path in memory.iterdir():
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if somebody holds it
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises if a process holds it
 
 
 def test_the_stand_in_knows_every_call_the_bindings_make() -> None:
@@ -85,7 +85,7 @@ from trims.keeper.client import KeeperConnection
 from trims.keeper.keeper import Keeper
 from trims.keeper.mover import Mover
 from trims.keeper.server import KeeperServer
-from trims.memory.cuda.api import connect
+from trims.memory.cuda.connect import connect
 from trims.testing.tiers import an_image
 
 folder, memory = Path(sys.argv[1]), Path(os.environ["TRIMS_STUB_DRIVER"])

@@ -143,7 +143,7 @@ def test_eight_processes_read_one_copy(
 def test_with_handles_memory_is_freed_only_when_the_process_is_gone(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], how: str
 ) -> None:
-    """`ipc`: freeing under a borrower is undefined, and nothing but his end proves that he is none any more."""
+    """`ipc`: freeing under a borrower is undefined, and only the end of its process proves that it has ended."""
     daemon, path = serve_gpu(gpu_driver="ipc"), checkpoint("m")
     with client(daemon, path, how) as process:
         say(process, "closed" if how == "close" else "session closed")
@@ -159,7 +159,7 @@ def test_with_handles_memory_is_freed_only_when_the_process_is_gone(
     assert "gpu:0" not in states(daemon)
 
 
-def test_a_device_that_is_named_and_not_there_stops_the_daemon_and_says_which_there_are(
+def test_a_missing_device_named_in_gpus_stops_the_daemon_and_lists_the_others(
     serve_gpu: Callable[..., Daemon],
 ) -> None:
     with pytest.raises(ConfigError, match=f"no GPU GPU-x; there are {UUID}"):
@@ -204,10 +204,10 @@ def test_a_process_that_cannot_reach_the_device_says_so_and_holds_nothing(
     wait_until(lambda: not daemon.store.residency.leases.by_number, "its lease stays")
 
 
-def test_weights_that_cannot_be_closed_keep_their_lease_until_they_can_and_nobody_is_held_up(
+def test_weights_that_cannot_be_closed_keep_their_lease_and_delay_no_other(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver waits for no device while somebody captures a CUDA graph there."""
+    """A driver waits for no device while another thread captures a CUDA graph there."""
 
     def refuse(_: FakeCuda) -> None:
         raise CudaError("cuCtxSynchronize: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
@@ -228,7 +228,7 @@ def test_weights_that_cannot_be_closed_keep_their_lease_until_they_can_and_nobod
 
 @pytest.mark.parametrize("driver", ["vmm", "ipc"])
 @pytest.mark.parametrize("peers", [True, False])
-def test_a_model_comes_from_the_other_device_directly_if_that_is_a_peer_and_through_the_host_if_not(
+def test_a_model_is_copied_between_peer_devices_directly_else_through_the_host(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path, driver: str, *, peers: bool
 ) -> None:
     devices = [

@@ -1,4 +1,4 @@
-"""Clients that behave badly at the attach door: their session ends with an error at most, and nobody else notices."""
+"""Clients that behave badly at the attach door: an error ends their session at most, and no other client notices."""
 
 from __future__ import annotations
 
@@ -101,6 +101,7 @@ def frame(body: bytes) -> bytes:
         encode({"op": "hello", "protocol": 1, "extra": 1}),
         HELLO + HELLO,
         HELLO + encode({"op": "open", "id": 1}),
+        HELLO + encode({"op": "open", "id": 1, "model": "\ud800"}),
         HELLO + encode({"op": "open", "id": 1, "model": "m", "path": "/p"}),
         HELLO + encode({"op": "open", "id": -1, "model": "m"}),
         HELLO + encode({"op": "open", "id": True, "model": "m"}),
@@ -170,10 +171,10 @@ def test_a_half_sent_message_ends_the_session_after_a_while(raw: Raw, monkeypatc
 def test_a_client_that_dies_inside_a_message_is_forgotten(daemon: Daemon, raw: Raw) -> None:
     raw.send(HELLO + b"\x00\x00")
     raw.receive()
-    before = len(daemon.attach.sessions())
+    before = len(daemon.attach.connections())
     raw.sock.close()
     until = time.monotonic() + 10
-    while len(daemon.attach.sessions()) >= before:
+    while len(daemon.attach.connections()) >= before:
         assert time.monotonic() < until
         time.sleep(0.002)
 
@@ -196,10 +197,13 @@ def test_too_many_requests_in_the_air_end_the_session(daemon: Daemon, raw: Raw, 
     raw.receive()
     raw.send(said)
     codes = set()
-    message = raw.receive()
-    while message is not None:
+    for _ in range(300):  # fewer if the session was ended: a daemon that is quick enough answers them all
+        message = raw.receive()
+        if message is None:
+            break
         codes.add(message["error"]["code"])
-        message = raw.receive() if message["id"] is not None else None
+        if message["id"] is None:
+            break
     assert codes <= {"model_not_found", "bad_message"}
 
 
@@ -217,7 +221,7 @@ def test_descriptors_sent_by_a_client_are_not_kept(daemon: Daemon, raw: Raw) -> 
     raw.sock.sendmsg([HELLO], rights)
     os.close(writer)
     raw.receive()
-    # Nobody holds the pipe's other end any more, so reading it ends at once.
+    # No process has the pipe's other end open any more, so reading it ends at once.
     assert os.read(reader, 1) == b""
     os.close(reader)
 
@@ -230,7 +234,7 @@ def test_the_door_closes_all_it_opened(daemon: Daemon) -> None:
     from trims.daemon.attach_door import AttachDoor
 
     before = pollers()
-    door = AttachDoor(daemon.store, daemon.config.runtime_dir / "second.sock")
+    door = AttachDoor(daemon.store, daemon.config.runtime_dir / "second.sock", budget=daemon.budget)
     door.start()
     assert pollers() == before + 1
     door.stop()

@@ -1,4 +1,4 @@
-"""Clients die between any two messages and while they read: their leases go with them, nobody else notices."""
+"""Clients die between any two messages and while they read: their leases end with them, and no other client notices."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def test_a_client_that_dies_holds_nothing_any_more(
         process = victim(MOMENTS[moment], path)
         WAYS[way](process)
         process.wait(20)
-        wait_until(lambda: len(daemon.attach.sessions()) == 1, "the dead client's session lives on")
+        wait_until(lambda: len(daemon.attach.connections()) == 1, "the dead client's session lives on")
         wait_until(lambda: len(daemon.store.residency.leases.by_number) == 1, "the dead client's lease lives on")
         assert float(weights["weight"].sum()) == expected
         daemon.store.residency.validate()
     evicted = daemon.store.evict(f"file:{path}")
-    assert evicted, "what nobody holds can be evicted"
+    assert evicted, "a replica without a lease can be evicted"
 
 
 def test_a_stopped_client_keeps_its_lease_until_it_is_killed(
@@ -121,7 +121,7 @@ def test_a_load_whose_only_asker_died_is_finished_and_kept(
     assert slow.entered.wait(20)
     process.kill()
     process.wait(20)
-    wait_until(lambda: not daemon.attach.sessions(), "the dead client's session lives on")
+    wait_until(lambda: not daemon.attach.connections(), "the dead client's session lives on")
     slow.go_on.set()
     wait_until(lambda: _sealed(daemon) == 1, "the load was not finished")
     assert not daemon.store.residency.leases.by_number

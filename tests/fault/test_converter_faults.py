@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trims.core.errors import ArtifactError, ConversionError, InternalError, NotSupportedError, TrimsError
-from trims.formats import catalogue
+from trims.formats import plugins
 from trims.formats.base import Artifact, Limits
 from trims.formats.conversion import start_conversion
 from trims.formats.scratch import sweep_scratch
@@ -111,10 +111,10 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     write_plugin(site, "faulty_converter_of_test", FAULTY, faulty="Converter")
     monkeypatch.syspath_prepend(site)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    catalogue._entry_points.cache_clear()
+    plugins._entry_points.cache_clear()
     (tmp_path / "m.faulty").write_bytes(b"x")
     yield tmp_path
-    catalogue._entry_points.cache_clear()
+    plugins._entry_points.cache_clear()
     sys.modules.pop("faulty_converter_of_test", None)
     assert os.listdir(temporary) == []
 
@@ -134,7 +134,7 @@ DEATHS: dict[str, tuple[type[TrimsError], str]] = {
     "imports": (NotSupportedError, "has no 'no_such_framework'; install it there: .* -m pip install no_such_framework"),
     "exits": (ConversionError, "ended with exit code 3 and without an answer; its last words: goodbye"),
     "leaves": (ConversionError, "ended with exit code 0 and without an answer"),
-    "is_killed": (ConversionError, "was killed by SIGKILL .by the kernel for lack of memory, or by somebody"),
+    "is_killed": (ConversionError, "was killed by SIGKILL .by the kernel for lack of memory, or by another process"),
     "crashes": (ConversionError, "(?s)was killed by SIGSEGV; its last words: Fatal Python error.*string_at"),
     "aborts": (ConversionError, "was killed by SIGABRT"),
     "bus_error": (ConversionError, "was killed by SIGBUS"),
@@ -213,8 +213,9 @@ def test_cancelling_from_another_thread_ends_the_child_at_once(faulty: Path, way
         getattr(conversion, end)()
         planner.join()
         assert_ends(child)
-        assert [str(error) for error in errors] == [f"{faulty / 'm.faulty'}: the conversion was cancelled"]
-        with pytest.raises(ConversionError, match="was cancelled"):
+        why = {"cancel": "no request waits for it any more", "close": "it was closed before its end"}[end]
+        assert [str(error) for error in errors] == [f"{faulty / 'm.faulty'}: its conversion was stopped: {why}"]
+        with pytest.raises(ConversionError, match="its conversion was stopped"):
             conversion.write(0)
 
 
@@ -250,12 +251,12 @@ def test_progress_that_raises_ends_the_child(faulty: Path) -> None:
 
 
 def test_an_interpreter_that_does_not_start_is_named(faulty: Path) -> None:
-    nobody = artifact(faulty, "nothing", "plan")
+    silent = artifact(faulty, "nothing", "plan")
     for python, error, words in (
         (faulty / "missing", NotSupportedError, "no converter can be started with .*missing"),
         (Path("/bin/false"), ConversionError, "ended with exit code 1 and without an answer"),
     ):
-        with start_conversion(nobody, python=python, limits=LIMITS) as conversion, pytest.raises(error, match=words):
+        with start_conversion(silent, python=python, limits=LIMITS) as conversion, pytest.raises(error, match=words):
             conversion.plan()
 
 
@@ -263,7 +264,7 @@ def test_a_conversion_that_was_never_planned_costs_nothing(faulty: Path) -> None
     conversion = start_conversion(artifact(faulty, "nothing", "plan"), limits=LIMITS)
     conversion.close()
     conversion.close()
-    with pytest.raises(ConversionError, match="was cancelled"):
+    with pytest.raises(ConversionError, match="its conversion was stopped: it was closed"):
         conversion.plan()
 
 

@@ -47,7 +47,7 @@ def test_whatever_the_moment_the_next_daemon_serves_true_bytes(
     daemon = serve(cpu_capacity_bytes="1MiB", disk_capacity_bytes="10MiB")
     adopted = [replica for replica in daemon.store.residency.replicas.values() if replica.place == CPU]
     assert len(segments(folder)) == len(adopted), "unfinished memory was left behind"
-    assert adopted or moment != "when answered", "what somebody was granted was not known of"
+    assert adopted or moment != "when answered", "a granted image was not adopted"
     with connect(folder / "run") as session, session.open_file(path) as weights:
         expected = np.random.default_rng(ord("m")).random(25_000)
         np.testing.assert_array_equal(weights["weight"], expected)
@@ -74,7 +74,7 @@ def _provoke(folder: Path, path: Path, moment: str) -> None:
         return
 
 
-def test_clients_keep_reading_while_the_daemon_is_dead_and_take_their_leases_up_again(
+def test_clients_keep_reading_without_a_daemon_and_take_their_leases_up_again(
     folder: Path,
     serve: Callable[..., Daemon],
     start_process: Callable[[str], subprocess.Popen[bytes]],
@@ -173,7 +173,7 @@ def test_what_converters_of_a_killed_daemon_left_is_removed_by_the_next(
     held = Scratch()
     serve()
     assert not left.exists()
-    assert Path(held.path).exists(), "somebody still holds it"
+    assert Path(held.path).exists(), "a process still has it open"
     held.remove()
 
 

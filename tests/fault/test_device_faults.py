@@ -44,7 +44,7 @@ raw = pytest.fixture(raws)
 
 
 @pytest.mark.parametrize("driver", ["vmm", "ipc"])
-def test_who_reads_what_a_killed_keeper_kept_is_told_and_it_is_loaded_again(
+def test_readers_of_a_killed_keeper_are_told_and_their_model_is_loaded_again(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], raw: Callable[[Daemon], Raw], driver: str
 ) -> None:
     daemon, path = serve_gpu(gpu_driver=driver), checkpoint("m")
@@ -59,11 +59,11 @@ def test_who_reads_what_a_killed_keeper_kept_is_told_and_it_is_loaded_again(
     again = reader.ask({"op": "open", "id": 2, "path": str(path), "place": "gpu"})
     assert again["warm"]
     assert again["generation"] > grant["generation"]
-    assert idler.ask({"op": "close", "id": 1, "lease": 99}) == {"id": 1, "closed": 99}, "he heard of nothing"
+    assert idler.ask({"op": "close", "id": 1, "lease": 99}) == {"id": 1, "closed": 99}, "it heard of nothing"
     assert not check_store(daemon.store, verify=True).findings
 
 
-def test_with_descriptors_a_reader_reads_on_after_his_keeper(
+def test_with_vmm_a_reader_reads_on_after_its_keeper_was_killed(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
     daemon, path = serve_gpu(), checkpoint("m")
@@ -80,7 +80,7 @@ def test_with_descriptors_a_reader_reads_on_after_his_keeper(
     assert not check_store(daemon.store, verify=True).findings
 
 
-def test_what_nobody_read_is_loaded_when_it_is_asked_for(
+def test_an_idle_model_is_loaded_again_only_when_it_is_opened(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
     daemon, read_one, idle, pinned = serve_gpu(), checkpoint("r"), checkpoint("i"), checkpoint("p")
@@ -138,7 +138,7 @@ def _opens(session: Any, path: Path) -> bool:
 def test_a_device_that_others_have_filled_is_a_capacity_error_and_costs_nothing(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], cuda: str
 ) -> None:
-    """The books have room, the device has not: somebody else uses it."""
+    """The ledger has room, the device does not: another program uses it."""
     daemon, path = serve_gpu(), checkpoint("m", nbytes=100 << 20)
     stranger = FakeCuda(cuda.partition(":")[2])
     stranger.use(UUID)
@@ -185,7 +185,7 @@ def test_a_device_that_is_lost_takes_its_replicas_with_it_and_may_come_back(
     assert not check_store(daemon.store, verify=True).findings
 
 
-def test_what_was_read_or_pinned_is_loaded_again_when_the_device_is_back_however_long_it_was_away(
+def test_leased_and_pinned_models_are_loaded_again_when_the_device_is_back(
     serve_gpu: Callable[..., Daemon],
     checkpoint: Callable[..., Path],
     raw: Callable[[Daemon], Raw],
@@ -210,9 +210,8 @@ def test_what_was_read_or_pinned_is_loaded_again_when_the_device_is_back_however
     keys = {name: daemon.store.key_of(f"file:{path}") for name, path in models.items()}
 
     def there() -> set[str]:
-        with daemon.store.locked():
-            found = {name: daemon.store.residency.find(key, GPU) for name, key in keys.items()}
-        return {name for name, replica in found.items() if replica is not None and replica.state is State.SEALED}
+        found = {name: daemon.store.read.replica(key, GPU) for name, key in keys.items()}
+        return {name for name, view in found.items() if view is not None and view.state is State.SEALED}
 
     wait_until(lambda: there() == {"read", "pinned"}, "they are not back")
     assert daemon.store.counters["refills"] >= 2, "once more for each keeper that found its device lost"
@@ -221,7 +220,7 @@ def test_what_was_read_or_pinned_is_loaded_again_when_the_device_is_back_however
 # -- a keeper that hangs -----------------------------------------------------------------------------------------------
 
 
-def test_a_keeper_that_answers_nobody_is_ended_and_what_was_read_is_loaded_by_the_next(
+def test_a_keeper_that_does_not_answer_is_replaced_and_leased_models_are_reloaded(
     serve_gpu: Callable[..., Daemon],
     checkpoint: Callable[..., Path],
     raw: Callable[[Daemon], Raw],
@@ -277,7 +276,7 @@ def test_a_check_that_finds_no_room_for_a_context_takes_nothing_out_of_service(
     assert check_store(daemon.store, verify=True).findings == []
 
 
-def test_a_borrower_that_writes_where_nothing_stops_him_is_found_out_by_a_check(
+def test_a_borrower_that_writes_to_unprotected_memory_is_found_by_a_check(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
     daemon, path = serve_gpu(gpu_driver="ipc"), checkpoint("m")
@@ -286,10 +285,10 @@ def test_a_borrower_that_writes_where_nothing_stops_him_is_found_out_by_a_check(
         ctypes.memset(tensor.address, 0xFF, 8)
         (finding,) = check_store(daemon.store, verify=True).findings
         assert "at gpu:0: its bytes hash to" in finding
-        assert states(daemon)["gpu:0"] == "draining", "nobody else gets it"
+        assert states(daemon)["gpu:0"] == "draining", "no other session gets it"
 
 
-def test_a_borrower_that_writes_where_he_must_not_dies_and_changes_nothing(
+def test_a_borrower_that_writes_to_read_only_memory_dies_and_changes_nothing(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
     daemon, path = serve_gpu(), checkpoint("m")
@@ -326,7 +325,7 @@ def test_losing_one_device_leaves_the_other_alone(
 
 
 @pytest.mark.parametrize("moment", list(DEVICE_MOMENTS))
-def test_whatever_the_moment_the_next_daemon_has_true_bytes_on_the_device_and_nothing_more(
+def test_after_a_kill_at_any_moment_the_device_holds_true_bytes_and_nothing_more(
     moment: str,
     folder: Path,
     cuda: str,
@@ -346,7 +345,7 @@ def test_whatever_the_moment_the_next_daemon_has_true_bytes_on_the_device_and_no
     with KeeperConnection(daemon.config.runtime_dir / f"{UUID}.sock") as keeper:
         kept = {image.key for image in keeper.hello().images}
     adopted = {replica.key for replica in daemon.store.residency.replicas.values() if replica.place == GPU}
-    assert kept == adopted, "memory nobody knows of"
+    assert kept == adopted, "memory without a record"
     with connect(folder / "run") as session, session.open_file(path, place="gpu") as weights:
         expected = np.random.default_rng(ord("m")).random(25_000)
         assert read(weights.on_device("weight")) == expected.tobytes()
@@ -414,16 +413,16 @@ def test_what_a_reader_needs_beside_is_kept_free_and_remembered(
     daemon, path = serve_gpu(), checkpoint("m")
     reader = raw(daemon)
     lease = reader.ask({"op": "open", "id": 1, "path": str(path), "place": "gpu"})["lease"]
-    before = daemon.store.residency.room.free_bytes(GPU)
-    said = reader.ask({"op": "working", "id": 2, "lease": lease, "nbytes": 60 << 20})
-    assert said == {"id": 2, "working_bytes": 60 << 20}
-    assert reader.ask({"op": "working", "id": 3, "lease": lease, "nbytes": 50 << 20})["working_bytes"] == 60 << 20
-    assert before - daemon.store.residency.room.free_bytes(GPU) == (60 - 48) << 20, "48 MiB are reserved anyway"
+    before = daemon.store.residency.capacity.at[GPU].free_bytes
+    said = reader.ask({"op": "workspace", "id": 2, "lease": lease, "nbytes": 60 << 20})
+    assert said == {"id": 2, "workspace_bytes": 60 << 20}
+    assert reader.ask({"op": "workspace", "id": 3, "lease": lease, "nbytes": 50 << 20})["workspace_bytes"] == 60 << 20
+    assert before - daemon.store.residency.capacity.at[GPU].free_bytes == (60 - 48) << 20, "48 MiB are reserved anyway"
     daemon.ask_to_end()
     daemon.stop()
     second = serve_gpu()
     with connect(second.config.runtime_dir) as session, session.open_file(path, place="gpu"):
-        assert second.store.residency.room.working[GPU] == 60 << 20
+        assert second.store.residency.capacity.at[GPU].workspace_bytes == 60 << 20
 
 
 @pytest.mark.parametrize(
@@ -443,19 +442,19 @@ def test_a_report_that_cannot_be_true_changes_nothing(
     place = "cpu" if lease == "cpu" else "gpu"
     granted = reader.ask({"op": "open", "id": 1, "path": str(path), "place": place})["lease"]
     number = lease if isinstance(lease, int) else granted
-    error = reader.ask({"op": "working", "id": 2, "lease": number, "nbytes": nbytes})["error"]
+    error = reader.ask({"op": "workspace", "id": 2, "lease": number, "nbytes": nbytes})["error"]
     assert error["code"] == CallerError.code
     assert message in json.dumps(error)
-    assert not daemon.store.residency.room.working[GPU]
+    assert not daemon.store.residency.capacity.at[GPU].workspace_bytes
 
 
 def test_what_the_manifest_states_counts_whatever_readers_measure(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], raw: Callable[[Daemon], Raw]
 ) -> None:
     daemon = serve_gpu()
-    manifest = {"name": "m", "artifact": {"path": str(checkpoint("m"))}, "residency": {"working_bytes": "52MiB"}}
+    manifest = {"name": "m", "artifact": {"path": str(checkpoint("m"))}, "residency": {"workspace_bytes": "52MiB"}}
     daemon.registry.put(manifest, "")
     reader = raw(daemon)
     lease = reader.ask({"op": "open", "id": 1, "model": "m", "place": "gpu"})["lease"]
-    assert daemon.store.residency.room.working[GPU] == 52 << 20
-    assert reader.ask({"op": "working", "id": 2, "lease": lease, "nbytes": 1})["working_bytes"] == 52 << 20
+    assert daemon.store.residency.capacity.at[GPU].workspace_bytes == 52 << 20
+    assert reader.ask({"op": "workspace", "id": 2, "lease": lease, "nbytes": 1})["workspace_bytes"] == 52 << 20

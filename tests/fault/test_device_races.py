@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import threading
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from damages import DAMAGES
 from looking import charged, leases, put_on_disk, restart, states, wait_until
 from on_device import UUID, Raw, client, kill_keeper, raws, read
-from test_store_faults import DAMAGES
 from trims_client import connect
 
 from trims.core.errors import ConfigError, DeviceLostError, InUseError, NotSupportedError
@@ -41,7 +42,7 @@ raw = pytest.fixture(raws)
 def test_a_damaged_disk_image_never_gets_to_a_device(
     how: str, serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
-    """It is hashed while it is copied: a file cut short must not be the end of whoever hashes it."""
+    """It is hashed while it is copied: a truncated file must not end the process that hashes it."""
     daemon, path = serve_gpu(), checkpoint("m", nbytes=20 << 20)
     DAMAGES[how](put_on_disk(daemon, path))
     with connect(daemon.config.runtime_dir) as session, session.open_file(path, place="gpu") as weights:
@@ -56,9 +57,9 @@ def test_a_damaged_disk_image_never_gets_to_a_device(
 
 def fill_socket(daemon: Daemon, deaf: Raw, path: Path, place: str) -> list[int]:
     """Open until the door cannot send any more; returns the numbers of the leases that were granted."""
-    (his,) = daemon.attach.sessions()
+    (held_up,) = daemon.attach.connections()
     number = 0
-    while not his.writing:
+    while not held_up.interest & select.EPOLLOUT:
         number += 1
         deaf.sock.sendall(encode({"op": "open", "id": number, "path": str(path), "place": place}))
         wait_until(lambda: leases(daemon) == number, "it was not granted")  # noqa: B023 - called at once
@@ -78,7 +79,7 @@ def descriptors(deaf: Raw, count: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("place", ["cpu", "gpu"])
-def test_a_grant_that_had_to_wait_comes_with_its_own_descriptor_whatever_happened_meanwhile(
+def test_a_delayed_grant_comes_with_its_own_descriptor(
     serve_gpu: Callable[..., Daemon],
     checkpoint: Callable[..., Path],
     raw: Callable[[Daemon], Raw],
@@ -106,11 +107,11 @@ def test_a_keeper_that_dies_between_grant_and_answer_leaves_an_error_to_answer(
     with connect(daemon.config.runtime_dir) as session:
         session.open_file(path, place="gpu").close()
     reader = raw(daemon)
-    wait_until(lambda: len(daemon.attach.sessions()) == 1, "the first has not gone")
-    (his,) = daemon.attach.sessions()
+    wait_until(lambda: len(daemon.attach.connections()) == 1, "the first has not gone")
+    (held_up,) = daemon.attach.connections()
 
     def both() -> None:
-        daemon.attach._handle(his, Open(7, None, str(path), "gpu", None, prefetch=False))
+        daemon.attach._handle(held_up, Open(7, None, str(path), "gpu", None, prefetch=False))
         daemon.store.device_leases.lost(GPU)
 
     daemon.attach.run(both)
@@ -124,7 +125,7 @@ def test_a_keeper_that_dies_between_grant_and_answer_leaves_an_error_to_answer(
 def test_a_process_that_cannot_be_watched_is_granted_nothing_that_must_outlive_it(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From another process-id namespace a client shows as process 0. Nobody else notices."""
+    """From another process-id namespace a client shows as process 0. No other client notices."""
     daemon, path = serve_gpu(gpu_driver="ipc"), checkpoint("m")
 
     def refuses(pid: int) -> int:
@@ -170,7 +171,7 @@ def test_a_keeper_that_hangs_holds_up_its_own_device_only(
 # -- restarts under readers --------------------------------------------------------------------------------------------
 
 
-def test_what_a_reader_has_open_by_handle_stays_until_he_has_found_the_next_daemon(
+def test_memory_opened_by_handle_stays_until_its_reader_finds_the_next_daemon(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_leases, "GUARD_S", 10_000.0)
@@ -181,24 +182,24 @@ def test_what_a_reader_has_open_by_handle_stays_until_he_has_found_the_next_daem
         with pytest.raises(InUseError):
             second.store.evict(f"file:{path}", GPU)
         os.kill(reader.pid, signal.SIGCONT)
-        wait_until(lambda: leases(second) == 2, "he did not take his lease up")
+        wait_until(lambda: leases(second) == 2, "the reader did not take its lease up")
         second.store.device_leases.expire(float("inf"))
         with pytest.raises(InUseError):
             second.store.evict(f"file:{path}", GPU)
-    wait_until(lambda: not leases(second), "his lease stays")
+    wait_until(lambda: not leases(second), "held_up lease stays")
     second.store.evict(f"file:{path}", GPU)
 
 
-def test_readers_who_come_back_after_a_restart_have_their_work_counted(
+def test_the_workspace_of_readers_is_counted_again_after_a_restart(
     serve_gpu: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
     daemon = serve_gpu()
-    stated = {"name": "m", "artifact": {"path": str(checkpoint("m"))}, "residency": {"working_bytes": "52MiB"}}
+    stated = {"name": "m", "artifact": {"path": str(checkpoint("m"))}, "residency": {"workspace_bytes": "52MiB"}}
     daemon.registry.put(stated, "")
     with connect(daemon.config.runtime_dir) as session, session.open("m", place="gpu"):
         second = restart(daemon, serve_gpu)
         wait_until(lambda: leases(second) == 1, "the lease was not taken up")
-        assert second.store.residency.room.working[GPU] == 52 << 20
+        assert second.store.residency.capacity.at[GPU].workspace_bytes == 52 << 20
 
 
 def test_what_was_to_go_is_not_brought_back_when_its_keeper_dies(

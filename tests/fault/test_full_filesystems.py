@@ -10,7 +10,7 @@ import pytest
 from full_machine import SCENARIOS
 
 pytestmark = pytest.mark.mounts
-SCRIPT = Path(__file__).with_name("full_machine.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "full_machine.py"
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def own_mounts() -> list[str]:
     except FileNotFoundError:
         pytest.skip("util-linux's unshare is not installed")
     if trial.returncode:
-        pytest.skip(f"this user may not mount in a namespace of his own: {trial.stderr.strip()}")
+        pytest.skip(f"this user may not mount in a private namespace: {trial.stderr.strip()}")
     return words
 
 

@@ -13,7 +13,15 @@ import blake3
 import pytest
 from looking import wait_until
 
-from trims.core.errors import CapacityError, CudaError, DaemonAwayError, DeviceLostError, NotSupportedError
+from trims.core.errors import (
+    CapacityError,
+    CudaError,
+    DaemonAwayError,
+    DeviceLostError,
+    DrainingError,
+    ImageError,
+    NotSupportedError,
+)
 from trims.keeper import watch
 from trims.keeper.client import KeeperConnection
 from trims.keeper.keeper import Keeper
@@ -299,6 +307,48 @@ def _serves(tier: GpuTier) -> bool:
         return False
 
 
+# -- finding and verifying what a keeper holds -------------------------------------------------------------------------
+
+
+def test_what_a_keeper_holds_is_found_unhashed_and_can_be_verified(
+    served: Served, tier: GpuTier, put: Callable[..., Extent]
+) -> None:
+    sealed = put(tier)
+    second = GpuTier(0, served.find, TOTAL)
+    (found,) = second.scan()
+    assert (found.fresh, found.key, second.hash_on_adoption, second.skipped) == (False, KEY, False, 0)
+    assert found.identity is not None
+    paced: list[int] = []
+    second.verify(found, threading.Event(), paced.append)
+    assert found.fresh
+    assert paced == [sealed.nbytes]
+    second.close()
+
+
+def test_verifying_finds_bytes_that_differ_on_the_device(tier: GpuTier, put: Callable[..., Extent]) -> None:
+    extent = put(tier)
+    extent.fresh, extent.digest = False, "0" * 64
+    with pytest.raises(ImageError, match=r"aaaaaaaa at gpu:0 hashes to .*, 0000000000000000\.\.\. was sealed"):
+        tier.verify(extent)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(DrainingError):
+        tier.verify(extent, stop)
+    assert not extent.fresh
+
+
+def test_what_a_keeper_cannot_hand_out_is_counted_as_skipped(
+    served: Served, tier: GpuTier, put: Callable[..., Extent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tier)
+    second = GpuTier(0, served.find, TOTAL)
+    monkeypatch.setattr(KeeperConnection, "export", Refusing(tier.free, CapacityError("no descriptor left"), 1))
+    assert list(second.scan()) == []
+    assert second.skipped == 1
+    assert len(served.keeper.held()) == 1
+    second.close()
+
+
 class Successor(Served):
     """Another keeper, at a path of its own."""
 
@@ -319,7 +369,7 @@ def test_while_no_keeper_starts_every_open_says_why_and_the_watch_can_be_ended(s
     find.away = True
     served.end()
     assert heard.wait(30)
-    with pytest.raises(DeviceLostError, match=r"no other one starts yet: the device is being reset \(\d+\)"):
+    with pytest.raises(DeviceLostError, match=r"no other keeper starts: the device is being reset \(\d+\)"):
         tier.create(KEY, 1, 4096, allocate=True)
     tier.close()
     tries = find.tries
@@ -337,10 +387,10 @@ def test_a_moment_without_descriptors_is_nothing_to_the_watch(
     monkeypatch.setattr(KeeperConnection, "kill", lambda _: killed.set())
     tier.watch(lambda _: heard.set(), lambda _: None)
     with no_descriptors():
-        wait_until(lambda: caplog.text.count("cannot be asked") > 5, "nobody was asked")
+        wait_until(lambda: caplog.text.count("cannot be asked") > 5, "no keeper was asked")
     assert not killed.is_set(), "it was we who lacked something"
     served.end()
-    assert heard.wait(30), "nobody watches any more"
+    assert heard.wait(30), "the watch has ended"
 
 
 def test_a_tier_ends_at_once_though_its_keeper_is_being_asked(
@@ -381,7 +431,7 @@ def test_how_the_next_keeper_shares_memory_counts_from_then_on(served: Served, f
 
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize(("short_s", "paused"), [(3600.0, [2, 3]), (0.0, [])])
-def test_keepers_that_end_soon_after_they_start_are_replaced_ever_later_and_the_loss_is_told_at_once(
+def test_keepers_that_end_soon_are_replaced_with_growing_pauses(
     served: Served,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -424,7 +474,7 @@ def test_a_keeper_whose_sockets_name_was_taken_away_is_left_to_its_readers(
     monkeypatch.setattr(KeeperConnection, "kill", lambda _: killed.set())
     tier.watch(lambda _: None, lambda _: None)
     away = served.path.rename(served.path.with_suffix(".away"))
-    wait_until(lambda: caplog.text.count("nothing can be asked of the keeper of gpu:0") > 5, "nobody was asked")
+    wait_until(lambda: caplog.text.count("the keeper of gpu:0 cannot be reached") > 5, "no keeper was asked")
     away.rename(served.path)
     tier.close()
     assert not killed.is_set()

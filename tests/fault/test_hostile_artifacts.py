@@ -1,4 +1,4 @@
-"""Files made to harm whoever reads them: each ends in an error that names it, none in harm.
+"""Files made to harm their reader: each ends in an error that names it, none in harm.
 
 The rules of single headers have their own table in `test_header_checks`; here whole files go the whole way.
 """
@@ -90,7 +90,7 @@ def test_shards_that_name_their_own_index_are_refused(tmp_path: Path) -> None:
         converter("safetensors").plan(Artifact("safetensors", (index,)))
 
 
-def test_a_file_that_is_truncated_while_it_is_read_harms_nobody(tmp_path: Path) -> None:
+def test_a_file_truncated_during_its_conversion_is_an_artifact_error(tmp_path: Path) -> None:
     path = tmp_path / "evil.safetensors"
     path.write_bytes(raw({"a": tensor(0, 40 << 20)}, bytes(40 << 20)))
     with start_conversion(artifact_at(path), limits=Limits()) as conversion, (tmp_path / "image").open("w+b") as image:

@@ -66,7 +66,7 @@ def path(folder: Path, kind: str) -> Iterator[Path]:
 
 
 def await_end(pid: int) -> None:
-    """Until the process is gone; it is nobody's child here."""
+    """Wait until the process is gone; it is not a child of this process."""
     with contextlib.suppress(ProcessLookupError):
         fd = os.pidfd_open(pid)
         poller = select.poll()
@@ -207,7 +207,7 @@ def test_a_keeper_that_does_not_answer_is_a_lost_device(folder: Path, image: tup
         deaf.listen()
         given = {"create": (4096,), "export": (1,), "free": (1,), "fill": (1, image[0])}.get(order, ())
         with KeeperConnection(folder / "deaf.sock", answer_s=0.05, progress_s=0.05) as keeper:
-            with pytest.raises(DeviceLostError, match=r"does not answer within 0\.05 s"):
+            with pytest.raises(DeviceLostError, match=r"did not answer within 0\.05 s"):
                 getattr(keeper, order)(*given)
             with pytest.raises(DeviceLostError, match="is gone"):
                 keeper.hello()
@@ -233,7 +233,7 @@ sys.exit(main(["--socket", sys.argv[1], "--device", sys.argv[2], "--cuda", sys.a
 """
 
 
-def test_a_keeper_whose_device_is_lost_while_a_copy_hangs_ends_and_everybody_hears_of_it(
+def test_a_keeper_whose_device_is_lost_during_a_hung_copy_ends_and_hangs_up(
     folder: Path, kind: str, image: tuple[int, bytes]
 ) -> None:
     path, ended = folder / "hanging.sock", threading.Event()
@@ -273,7 +273,7 @@ def _accepts(path: Path) -> bool:
 def test_what_fails_at_the_door_or_at_rest_does_not_end_the_keeper(
     folder: Path, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No descriptor for another connection, a driver that refuses, a path that cannot be looked at: all that passes."""
+    """No descriptor for another connection, a driver that refuses, a path that cannot be checked: all that passes."""
     monkeypatch.setattr(server, "_TICK_S", 0.01)
     keeper, path = Keeper(FakeCuda(kind.partition(":")[2]), UUID, "vmm", idle_s=0.0), folder / "here.sock"
     serving = KeeperServer(keeper, path)
@@ -301,7 +301,7 @@ def test_what_fails_at_the_door_or_at_rest_does_not_end_the_keeper(
         assert connection.hello().device == UUID
     serving.end()
     thread.join()
-    for said in ("Too many open files", "refused", "cannot be looked at"):
+    for said in ("Too many open files", "refused", "cannot be checked"):
         assert said in caplog.text
 
 
@@ -317,7 +317,7 @@ def test_a_draft_that_cannot_be_freed_because_its_device_is_lost_ends_the_keeper
     draft = KeeperConnection(path)
     number = draft.create(4096)
     lose_device(folder, UUID)
-    draft.close()  # the draft is freed, and nobody is there to be told what came of it
+    draft.close()  # the draft is freed, and no connection is left to report that to
     thread.join(20)
     assert found == [False]
     (folder / f"lost.{UUID}").unlink()
@@ -325,7 +325,7 @@ def test_a_draft_that_cannot_be_freed_because_its_device_is_lost_ends_the_keeper
     keeper.close()
 
 
-def test_a_keeper_that_nobody_can_reach_any_more_ends(path: Path) -> None:
+def test_a_keeper_that_cannot_be_reached_any_more_ends(path: Path) -> None:
     """Its daemon was killed and the folder removed: it must not hold the device's memory for ever."""
     with KeeperConnection(path) as keeper:
         pid = keeper.hello().pid

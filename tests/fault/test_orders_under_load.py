@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
@@ -24,7 +24,6 @@ from looking import (
 )
 from trims_client import connect
 
-from trims.cli.control import control
 from trims.core.errors import (
     DeadlineError,
     DrainingError,
@@ -35,6 +34,7 @@ from trims.core.errors import (
 from trims.core.place import CPU, DISK
 from trims.daemon.control_door import MAX_STREAMS
 from trims.store.resolve import Resolver
+from trims.testing.control import control
 from trims.testing.tiers import SlowTier
 from trims.wire import trims_pb2 as pb
 
@@ -60,10 +60,10 @@ def slow_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.E
     """Looking into a name stands still: (entered, go_on)."""
     entered, go_on, real = threading.Event(), threading.Event(), Resolver.resolve
 
-    def resolve(resolver: Resolver, name: str) -> object:
+    def resolve(resolver: Resolver, name: str, *reading: Any) -> object:
         entered.set()
         assert go_on.wait(WAIT_S)
-        return real(resolver, name)
+        return real(resolver, name, *reading)
 
     monkeypatch.setattr(Resolver, "resolve", resolve)
     yield entered, go_on
@@ -144,6 +144,40 @@ def test_a_session_that_ends_while_its_name_is_looked_into_starts_no_load(
     assert replicas(daemon) == {}
 
 
+def test_a_session_that_ends_right_after_its_name_was_looked_into_starts_no_load(
+    daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lookup's worker has taken the request out of its list, and has not passed it on yet."""
+    real = daemon.store._lookups._found
+
+    def found(ask: Any, result: Any) -> None:
+        asker.end()
+        real(ask, result)
+
+    monkeypatch.setattr(daemon.store._lookups, "_found", found)
+    assert isinstance(error_of(asker.ask(checkpoint("m"))), LostPeerError)
+    assert daemon.store.counters["fills.cpu"] == 0
+    assert replicas(daemon) == {}
+
+
+def test_an_eviction_returns_although_the_model_is_loaded_again_meanwhile(
+    daemon: Daemon, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"file:{checkpoint('m')}"
+    daemon.store.load(name, CPU).result(WAIT_S)
+    real, told = daemon.store._shell.wait_for, []
+
+    def loaded_again(holds: Callable[[], bool], timeout_s: float) -> bool:
+        wait_until(lambda: replicas(daemon) == {}, "it is not freed")
+        daemon.store.load(name, CPU).result(WAIT_S)
+        told.append(real(holds, 0.0))
+        return told[-1]
+
+    monkeypatch.setattr(daemon.store._shell, "wait_for", loaded_again)
+    assert daemon.store.evict(name, CPU) == [CPU]
+    assert told == [True], "what was evicted is gone, whatever came after it"
+
+
 def test_a_session_that_ends_while_it_waits_for_room_leaves_the_queue_to_the_next(
     new_asker: Callable[[Daemon], Asker], serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
@@ -152,7 +186,7 @@ def test_a_session_that_ends_while_it_waits_for_room_leaves_the_queue_to_the_nex
     paths = [checkpoint(name, nbytes=100_000) for name in "abc"]
     holder.open(paths[0])
     leaver.ask(paths[1], deadline_s=WAIT_S)
-    wait_until(lambda: daemon.store.runner._conversions, "the load was not planned")
+    wait_until(lambda: daemon.store.runner._plans._plans, "the load was not planned")
     waiting = stayer.ask(paths[2], deadline_s=WAIT_S)
     leaver.end()
     holder.end()
@@ -168,7 +202,7 @@ def test_a_daemon_ends_although_loads_wait_for_room_and_for_a_converter(
     asker = new_asker(daemon)
     asker.open(checkpoint("a", nbytes=100_000))
     for_room = asker.ask(checkpoint("b", nbytes=100_000), deadline_s=1000.0)
-    wait_until(lambda: daemon.store.runner._conversions, "the load was not planned")
+    wait_until(lambda: daemon.store.runner._plans._plans, "the load was not planned")
     for_a_converter = asker.ask(checkpoint("c", nbytes=100_000), deadline_s=1000.0)
     wait_until(lambda: len(replicas_of_all(daemon)) == 3, "the third was not asked for")
     restart(daemon, serve)
@@ -184,7 +218,7 @@ def test_an_answer_that_comes_after_the_door_is_shut_goes_nowhere(
     daemon: Daemon, session: Session, checkpoint: Callable[..., Path]
 ) -> None:
     session.open_file(checkpoint("m")).close()
-    (served,) = daemon.attach.sessions()
+    (served,) = daemon.attach.connections()
     daemon.ask_to_end(purge=True)
     daemon.stop()
     reader, writer = os.pipe()  # the door's descriptors are free, and others have them now
@@ -210,7 +244,7 @@ def test_what_is_being_filled_is_not_evicted_not_even_by_draining(
     assert pending.result(WAIT_S)
 
 
-def test_what_is_leased_is_evicted_when_its_last_reader_is_done_if_that_was_asked_for(
+def test_a_draining_eviction_frees_a_replica_when_its_last_reader_closes(
     new_asker: Callable[[Daemon], Asker], daemon: Daemon, session: Session, checkpoint: Callable[..., Path]
 ) -> None:
     path = checkpoint("m", nbytes=100_000)
@@ -346,7 +380,7 @@ def test_a_name_that_is_removed_takes_its_image_along_when_the_last_reader_is_do
     nothing_is_left(daemon)
 
 
-def test_a_name_that_is_removed_while_it_is_loaded_still_serves_who_waits(
+def test_a_name_removed_during_its_load_still_serves_its_waiters(
     daemon: Daemon, asker: Asker, slow: SlowTier, checkpoint: Callable[..., Path]
 ) -> None:
     register(daemon, "m", checkpoint("m"))
@@ -435,11 +469,11 @@ def test_a_daemon_that_has_become_too_small_frees_what_does_not_fit(
 # -- watching ------------------------------------------------------------------------------------------------------
 
 
-def test_who_watches_sees_every_step_in_order(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
+def test_a_watcher_sees_every_step_in_order(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
     register(daemon, "m", checkpoint("m"))
     with control(str(daemon.config.runtime_dir)) as door:
         changes = door.Watch(pb.Empty())
-        wait_until(lambda: daemon.store.watchers._queues, "nobody subscribed")
+        wait_until(lambda: daemon.store.watchers._queues, "no watcher subscribed")
         daemon.store.load("m").result(WAIT_S)
         daemon.store.evict("m")
         seen = [next(changes) for _ in range(5)]
@@ -470,7 +504,7 @@ def test_a_crowd_of_watchers_leaves_the_door_open_for_others(daemon: Daemon) -> 
         one_more.cancel()
 
 
-def test_who_watches_and_does_not_read_loses_changes_and_holds_nobody_up(
+def test_a_watcher_that_does_not_read_loses_changes_and_delays_no_client(
     daemon: Daemon, session: Session, checkpoint: Callable[..., Path]
 ) -> None:
     watcher = daemon.store.watchers.add()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from damages import DAMAGES
 from looking import (
     WAIT_S,
     Asker,
@@ -21,11 +22,14 @@ from looking import (
     states,
     wait_until,
 )
+from safetensors.numpy import load_file
 from trims_client import connect
 
 from trims.core.errors import ArtifactError, CapacityError, ImageError, InternalError
 from trims.core.place import CPU, DISK, Place
+from trims.daemon.budget import Budget
 from trims.daemon.check import check_store
+from trims.daemon.main import shm_prefix
 from trims.formats.conversion import _LocalConversion
 from trims.memory.large_pages import LargePages
 from trims.testing.tiers import FaultyTier, SlowTier
@@ -37,7 +41,12 @@ if TYPE_CHECKING:
     from trims_client import Session
 
     from trims.daemon.main import Daemon
-    from trims.tiers.base import Extent
+
+
+def expected_of(path: Path) -> np.ndarray:
+    """What the file's one tensor is, read without trims."""
+    found: np.ndarray = load_file(path)["weight"]
+    return found
 
 
 def holds_true_bytes(daemon: Daemon, path: Path, expected: np.ndarray) -> None:
@@ -102,7 +111,7 @@ def test_memory_that_fills_up_in_the_middle_of_a_conversion_is_a_capacity_error(
 
 
 @pytest.mark.parametrize("large_pages", [True, False], ids=["large pages", "4 KiB pages"])
-def test_memory_that_fills_up_in_the_middle_of_a_promotion_is_a_capacity_error_and_the_source_stays(
+def test_memory_full_during_a_promotion_is_a_capacity_error_and_the_source_stays(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, large_pages: bool
 ) -> None:
     path = checkpoint("m", nbytes=20 << 20)
@@ -175,28 +184,12 @@ def test_a_disk_that_is_full_does_not_hurt_the_open_that_wanted_it_kept(
     daemon.registry.put(keep, "")
     with session.open("m") as weights:
         assert weights["weight"].size
-    wait_until(lambda: "m is not kept on disk: the disk is full" in caplog.text, "nobody said so")
+    wait_until(lambda: "m is not kept on disk: the disk is full" in caplog.text, "it was not logged")
     assert daemon.store.counters["fills.disk"] == 1
     nothing_is_left(daemon)
 
 
 # -- a disk image that is not what it was --------------------------------------------------------------------------
-
-
-def damage(extent: Extent, how: Callable[[int], object]) -> None:
-    os.chmod(extent.label, 0o600)
-    fd = os.open(extent.label, os.O_RDWR)
-    how(fd)
-    os.close(fd)
-    os.chmod(extent.label, 0o400)
-
-
-DAMAGES = {
-    "a bit flipped": lambda extent: damage(extent, lambda fd: os.pwrite(fd, b"\xff\x00\xff", extent.nbytes - 99)),
-    "the header overwritten": lambda extent: damage(extent, lambda fd: os.pwrite(fd, b"\0" * 64, 0)),
-    "cut short": lambda extent: damage(extent, lambda fd: os.ftruncate(fd, extent.nbytes - 100)),
-    "emptied": lambda extent: damage(extent, lambda fd: os.ftruncate(fd, 0)),
-}
 
 
 @pytest.mark.parametrize("moment", ["in this life", "found by the next daemon"])
@@ -270,7 +263,7 @@ def test_a_damaged_disk_image_without_its_artifact_is_a_broken_image_error(
     assert charged(daemon, CPU) == 0
 
 
-def test_a_disk_image_whose_name_vanished_is_read_through_the_descriptor_and_found_by_a_check(
+def test_an_unlinked_disk_image_is_read_by_descriptor_and_found_by_a_check(
     daemon: Daemon, checkpoint: Callable[..., Path]
 ) -> None:
     path = checkpoint("m", nbytes=100_000)
@@ -278,14 +271,14 @@ def test_a_disk_image_whose_name_vanished_is_read_through_the_descriptor_and_fou
     holds_true_bytes(daemon, path, np.random.default_rng(ord("m")).random(12_500))
     assert daemon.store.counters["broken"] == 0
     (finding,) = check_store(daemon.store, verify=True).findings
-    assert "somebody removed" in finding
+    assert "was removed" in finding
     nothing_is_left(daemon)
 
 
 # -- a segment that is not what it was -----------------------------------------------------------------------------
 
 
-def test_an_unlinked_segment_still_serves_its_readers_and_is_replaced_once_it_is_noticed(
+def test_an_unlinked_segment_serves_its_readers_and_is_replaced_once_noticed(
     daemon: Daemon, session: Session, checkpoint: Callable[..., Path]
 ) -> None:
     path = checkpoint("m")
@@ -296,7 +289,7 @@ def test_an_unlinked_segment_still_serves_its_readers_and_is_replaced_once_it_is
         with session.open_file(path) as again:
             np.testing.assert_array_equal(again["weight"], expected)
         (finding,) = check_store(daemon.store, verify=False).findings
-        assert "somebody removed" in finding
+        assert "was removed" in finding
         np.testing.assert_array_equal(weights["weight"], expected)
     holds_true_bytes(daemon, path, expected)
     assert daemon.store.counters["fills.cpu"] == 2
@@ -349,7 +342,7 @@ def test_a_registered_model_whose_artifact_is_gone_is_served_from_its_disk_image
         assert weights["weight"].size
 
 
-def test_a_manifest_replaced_by_one_whose_artifact_is_gone_does_not_serve_the_old_image(
+def test_a_new_manifest_with_a_missing_artifact_does_not_serve_the_old_image(
     daemon: Daemon, session: Session, checkpoint: Callable[..., Path], folder: Path
 ) -> None:
     daemon.registry.put({"name": "m", "artifact": {"path": str(checkpoint("m"))}}, "")
@@ -397,5 +390,81 @@ def test_an_image_that_cannot_be_remembered_is_granted_all_the_same(
     path = checkpoint("m")
     daemon.store.load(f"file:{path}", CPU).result(WAIT_S)
     assert states(daemon)["cpu"] == "sealed"
-    assert "is not remembered: the next daemon loads it again" in caplog.text
+    assert "is not remembered: the next daemon reads it again" in caplog.text
     assert str(error) in caplog.text
+
+
+# -- few descriptors -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def few_images(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many images a daemon may have open, of which it keeps eight to spare."""
+    monkeypatch.setattr("trims.daemon.main.budget", lambda sessions: Budget(64, sessions, 12))
+    return 12
+
+
+def test_more_models_than_descriptors_are_served_one_after_the_other(
+    few_images: int, serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    daemon = serve()
+    for number in range(2 * few_images):
+        path = checkpoint(f"m{number}")
+        holds_true_bytes(daemon, path, expected_of(path))
+    wait_until(lambda: len(daemon.store.runner.extents()) <= few_images, "images were not given back")
+    nothing_is_left(daemon)
+
+
+def test_an_open_is_served_as_soon_as_one_of_all_images_is_idle(
+    few_images: int, serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    daemon = serve()
+    paths = [checkpoint(f"m{number}") for number in range(few_images + 1)]
+    with connect(daemon.config.runtime_dir) as session:
+        opened = {path: session.open_file(path) for path in paths[:-1]}
+        with pytest.raises(CapacityError, match="images are open"):
+            session.open_file(paths[-1])
+        for _ in range(40):
+            waits = next(path for path in paths if path not in opened)
+            closed = next(iter(opened))
+            opened.pop(closed).close()
+            opened[waits] = session.open_file(waits)
+            np.testing.assert_array_equal(opened[waits]["weight"], expected_of(waits))
+        for weights in opened.values():
+            weights.close()
+    nothing_is_left(daemon)
+
+
+def test_a_purge_frees_also_what_the_daemon_left_alone(
+    serve: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = serve()
+    for number in range(6):
+        daemon.store.load(f"file:{checkpoint(f'm{number}')}", CPU).result(WAIT_S)
+    monkeypatch.setattr("trims.daemon.main.budget", lambda sessions: Budget(64, sessions, 12))
+    daemon = restart(daemon, serve)
+    assert daemon.store.counters["adoption_skipped"] == 2
+    prefix = shm_prefix(daemon.config.state_dir)
+    assert sum(name.startswith(prefix) for name in os.listdir("/dev/shm")) == 6
+    daemon.ask_to_end(purge=True)
+    daemon.stop()
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
+
+
+def test_images_beyond_the_limit_are_left_for_a_daemon_with_more_descriptors(
+    serve: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = serve()
+    paths = [checkpoint(f"m{number}") for number in range(6)]
+    for path in paths:
+        daemon.store.load(f"file:{path}", DISK).result(WAIT_S)
+    with monkeypatch.context() as few:
+        few.setattr("trims.daemon.main.budget", lambda sessions: Budget(64, sessions, 12))
+        daemon = restart(daemon, serve)
+        assert len(daemon.store.runner.extents()) + daemon.store.counters["adoption_skipped"] == len(paths)
+        assert daemon.store.counters["adoption_skipped"] == 2
+        holds_true_bytes(daemon, paths[0], expected_of(paths[0]))
+    daemon = restart(daemon, serve)
+    assert daemon.store.counters["adoption_skipped"] == 0
+    assert len(list((daemon.config.state_dir / "images").iterdir())) >= len(paths) - 1
+    holds_true_bytes(daemon, paths[5], expected_of(paths[5]))

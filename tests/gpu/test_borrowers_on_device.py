@@ -55,7 +55,7 @@ def borrow(kind, weights, path):
     assert torch.equal(linear(given), again.to(device)(given))
     assert torch.equal(found["half"].float().cpu(), own["half"].float())
     if device == "cuda":
-        with trims_torch.measured_working(weights):
+        with trims_torch.measured_workspace(weights):
             linear(given.repeat(1000, 1))
 """
 CUPY = """
@@ -73,10 +73,10 @@ def borrow(kind, weights, path):
     import ctypes
     import numpy
     import onnxruntime
-    from trims.memory.cuda import api
+    from trims.memory.cuda.connect import connect as connect_driver
     from trims.testing.in_place import reads_in_place
     from trims_client.frameworks import onnxruntime as trims_ort
-    cuda = api.connect(kind)
+    cuda = connect_driver(kind)
     cuda.use(weights.device)
     runtime = trims_ort.session(weights)
     given = {"x": numpy.ones((1, 4096), numpy.float32)}

@@ -77,7 +77,7 @@ if mine is not None:
 print(json.dumps({"before": before, "after": after, "elsewhere": elsewhere}))
 """
 OWNER = """
-from trims.memory.cuda.api import connect
+from trims.memory.cuda.connect import connect
 
 cuda = connect("driver")
 uuid = cuda.devices()[0].uuid

@@ -25,9 +25,11 @@ from trims.core.events import (
     Free,
     Freed,
     Grant,
+    KeepAlive,
     Lost,
     Measure,
     Measured,
+    MeasureFailed,
     PinChanged,
     PlaceLost,
     Ready,
@@ -37,15 +39,15 @@ from trims.core.events import (
     SessionEnded,
     Tick,
     WaiterLeft,
-    WorkingKnown,
+    WorkspaceKnown,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, GPU, Place, Tier
+from trims.core.place import CPU, DISK, GPU, Place, TierKind
 from trims.core.policy import FirstInFirstOut, GreedyDualSizeFrequency, LeastFrequentlyUsed, LeastRecentlyUsed
 from trims.core.residency import Residency
 
 SIZES = {"a": 10, "b": 30, "c": 50, "d": 60, "e": 101}
-OTHER_GPU = Place(Tier.GPU, 1)
+OTHER_GPU = Place(TierKind.GPU, 1)
 CAPACITIES = {CPU: 100, DISK: 120, GPU: 90, OTHER_GPU: 70}
 RESERVE = 12
 UNIT = 8
@@ -67,7 +69,8 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.leases: dict[int, tuple[str, Place, int, int]] = {}
         self.memory: dict[tuple[str, Place], tuple[int, int]] = {}
         self.filling: dict[tuple[str, Place], Fill] = {}
-        self.measuring: dict[tuple[str, Place], int] = {}
+        self.measuring: dict[tuple[str, Place], Measure] = {}
+        self.told: list[tuple[type[Event], dict[str, object]]] = []
         self.freeing: dict[tuple[str, Place], int] = {}
         self.sealed: set[tuple[str, Place]] = set()
         self.peers: set[tuple[Place, Place]] = set()
@@ -93,6 +96,11 @@ class ResidencyMachine(RuleBasedStateMachine):
         for instruction in out:
             self.carry_out(instruction)
 
+    def report(self, event_class: type[Event], **fields: object) -> None:
+        """Feed a completion, and remember it: it may come once more."""
+        self.told = [*self.told[-20:], (event_class, fields)]
+        self.feed(event_class, **fields)
+
     def carry_out(self, it: object) -> None:
         if isinstance(it, Grant):
             self.answered(it.ticket)
@@ -108,9 +116,9 @@ class ResidencyMachine(RuleBasedStateMachine):
             for_good = isinstance(it.error, (TooLargeError, ConversionError))
             assert for_good or deadline is None or deadline <= self.now, "not waited as long as was said"
         elif isinstance(it, Measure):
-            self.measuring[it.key, it.place] = it.generation
+            self.measuring[it.key, it.place] = it
         elif isinstance(it, Abandon):
-            self.measuring.pop((it.key, it.place), None)
+            pass  # its measurement may be reported yet, late
         elif isinstance(it, Fill):
             self.fill(it)
         elif isinstance(it, Free):
@@ -128,17 +136,16 @@ class ResidencyMachine(RuleBasedStateMachine):
         where = (it.key, it.place)
         assert where not in self.memory, "two fills of one replica, or one over live memory"
         assert it.nbytes == SIZES[it.key]
-        if it.place.tier is Tier.GPU:
+        if it.place.tier is TierKind.GPU:
             assert it.source is not None, "nothing is converted on a device"
-            from_device = it.source.tier is Tier.GPU
+            from_device = it.source.tier is TierKind.GPU
             assert not from_device or (it.place, it.source) in self.peers, "a copy between devices that are no peers"
         if it.source is not None:
             assert (it.key, it.source) in self.sealed, "reads from what is not sealed"
         self.memory[where] = (it.generation, it.nbytes)
         self.filling[where] = it
-        self.measuring.pop(where, None)
         assert self.held(it.place) <= CAPACITIES[it.place], "more memory given than there is"
-        if it.place.tier is Tier.GPU:
+        if it.place.tier is TierKind.GPU:
             readers = {(key, session) for key, place, session, _ in self.leases.values() if place == it.place}
             work = sum(self.work[key] for key, _ in readers)
             taken = self.held(it.place) + max(0, work - RESERVE)
@@ -176,7 +183,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         self.unanswered[self.ticket] = waiter
         self.wanted[self.ticket] = (key, place)
         work = self.work[key]
-        self.feed(Requested, key=key, place=place, waiter=waiter, keep_alive_s=keep, working_bytes=work)
+        self.feed(Requested, key=key, place=place, waiter=waiter, keep=KeepAlive(keep), workspace_bytes=work)
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -218,7 +225,7 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(key=KEYS, nbytes=st.sampled_from([0, 5, 11, 30]))
     def work_is_known(self, key: str, nbytes: int) -> None:
         self.work[key] = nbytes
-        self.feed(WorkingKnown, key=key, nbytes=nbytes)
+        self.feed(WorkspaceKnown, key=key, nbytes=nbytes)
 
     @precondition(lambda self: self.residency is not None)
     @rule(passed_s=st.integers(0, 60))
@@ -234,11 +241,12 @@ class ResidencyMachine(RuleBasedStateMachine):
     @rule(data=st.data(), fails=st.booleans())
     def measured(self, data: st.DataObject, fails: bool) -> None:
         where = data.draw(st.sampled_from(sorted(self.measuring, key=str)))
-        generation = self.measuring.pop(where)
+        it = self.measuring.pop(where)
+        facts = {"key": it.key, "place": it.place, "generation": it.generation, "measurement": it.measurement}
         if fails:
-            self.feed(FillFailed, key=where[0], place=where[1], generation=generation, error=ConversionError("no"))
+            self.report(MeasureFailed, error=ConversionError("no"), **facts)
         else:
-            self.feed(Measured, key=where[0], place=where[1], generation=generation, nbytes=SIZES[where[0]])
+            self.report(Measured, nbytes=SIZES[it.key], **facts)
 
     @precondition(lambda self: self.filling)
     @rule(data=st.data(), fails=st.booleans())
@@ -248,10 +256,10 @@ class ResidencyMachine(RuleBasedStateMachine):
         facts = {"key": fill.key, "place": fill.place, "generation": fill.generation}
         if fails:
             del self.memory[where]
-            self.feed(FillFailed, error=ConversionError("no"), **facts)
+            self.report(FillFailed, error=ConversionError("no"), **facts)
         else:
             self.sealed.add(where)
-            self.feed(Filled, cost_s=1.0, **facts)
+            self.report(Filled, cost_s=1.0, **facts)
 
     @precondition(lambda self: self.freeing)
     @rule(data=st.data())
@@ -259,7 +267,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         where = data.draw(st.sampled_from(sorted(self.freeing, key=str)))
         generation = self.freeing.pop(where)
         del self.memory[where]
-        self.feed(Freed, key=where[0], place=where[1], generation=generation)
+        self.report(Freed, key=where[0], place=where[1], generation=generation)
 
     @precondition(lambda self: self.measuring or self.filling or self.freeing)
     @rule()
@@ -277,7 +285,7 @@ class ResidencyMachine(RuleBasedStateMachine):
         key, place = data.draw(st.sampled_from(sorted(self.sealed, key=str)))
         self.feed(ReplicaBroken, key=key, place=place, generation=self.memory[key, place][0], reason="bit flip")
 
-    @precondition(lambda self: any(place.tier is Tier.GPU for _, place in self.sealed))
+    @precondition(lambda self: any(place.tier is TierKind.GPU for _, place in self.sealed))
     @rule(place=st.sampled_from([GPU, OTHER_GPU]))
     def a_device_is_lost(self, place: Place) -> None:
         self.feed(PlaceLost, place=place, reason="its keeper has ended")
@@ -286,8 +294,15 @@ class ResidencyMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.residency is not None)
     @rule(key=KEYS, place=PLACES)
     def stale_news(self, key: str, place: Place) -> None:
-        for kind, more in ((Measured, {"nbytes": 7}), (Filled, {"cost_s": 1.0}), (Freed, {})):
+        for kind, more in ((Measured, {"nbytes": 7, "measurement": 0}), (Filled, {"cost_s": 1.0}), (Freed, {})):
             self.feed(kind, key=key, place=place, generation=0, **more)
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data())
+    def a_completion_comes_once_more(self, data: st.DataObject) -> None:
+        number = data.draw(st.integers(0, len(self.told) - 1))
+        event_class, fields = self.told[number]
+        self.feed(event_class, **fields)
 
     # -- what always holds -------------------------------------------------------------------------------------------
 
@@ -300,10 +315,10 @@ class ResidencyMachine(RuleBasedStateMachine):
     def work_agrees(self) -> None:
         if self.residency is not None:
             for place in (GPU, OTHER_GPU):
-                assert self.residency.room.working[place] == self.work_at(place)
+                assert self.residency.capacity.at[place].workspace_bytes == self.work_at(place)
 
     @invariant()
-    def who_is_idle_makes_way_for_work(self) -> None:
+    def idle_replicas_make_way_for_work(self) -> None:
         for place in (GPU, OTHER_GPU):
             going = {where for where in self.freeing if where[1] == place}
             going |= {(fill.key, place) for fill in self.filling.values() if fill.source == place}
@@ -313,18 +328,17 @@ class ResidencyMachine(RuleBasedStateMachine):
                 assert not {where for where in self.sealed if where[1] == place} - leased - going - self.pins
 
     @invariant()
-    def nobody_without_a_deadline_waits_for_readers(self) -> None:
-        """Unless one who has a deadline was there before him, and holds him back."""
+    def no_waiter_without_a_deadline_waits_for_readers(self) -> None:
         if not (self.measuring or self.filling or self.freeing):
-            assert not self.unanswered or any(it.deadline_at_s is not None for it in self.unanswered.values())
+            assert all(waiter.deadline_at_s is not None for waiter in self.unanswered.values())
 
     def teardown(self) -> None:
-        """Everybody leaves and all work ends: nobody is left waiting, nothing is left half done."""
+        """All sessions leave and all work ends: no waiter is left, nothing is left half done."""
         if self.residency is None:
             return
         for number in list(self.leases):
             self.feed(Closed, lease=number, session=self.leases.pop(number)[2])
-        pins = list(self.residency.room.pins)
+        pins = list(self.residency.capacity.pins)
         for key, place in pins:
             self.feed(PinChanged, key=key, place=place, pinned=False)
         for _ in range(1000):
@@ -336,11 +350,11 @@ class ResidencyMachine(RuleBasedStateMachine):
                 self.finish_one()
             else:
                 break
-        assert not self.unanswered, "somebody waits for ever"
+        assert not self.unanswered, "a waiter waits for ever"
         left = defaultdict(int)
         for (_, place), (_, size) in self.memory.items():
             left[place] += -(-size // UNIT) * UNIT if place == OTHER_GPU else size
-        assert dict(left) == {place: used for place, used in self.residency.room.charged.items() if used}
+        assert dict(left) == {place: used for place, used in self.residency.capacity.charged.items() if used}
 
     def finish_one(self) -> None:
         if self.freeing:
@@ -353,9 +367,10 @@ class ResidencyMachine(RuleBasedStateMachine):
             self.sealed.add(where)
             self.feed(Filled, key=fill.key, place=fill.place, generation=fill.generation, cost_s=1.0)
         else:
-            where, generation = next(iter(self.measuring.items()))
+            where, it = next(iter(self.measuring.items()))
             del self.measuring[where]
-            self.feed(Measured, key=where[0], place=where[1], generation=generation, nbytes=SIZES[where[0]])
+            facts = {"key": it.key, "place": it.place, "generation": it.generation, "measurement": it.measurement}
+            self.feed(Measured, nbytes=SIZES[it.key], **facts)
 
 
 TestResidency = ResidencyMachine.TestCase

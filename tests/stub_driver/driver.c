@@ -2,8 +2,8 @@
  *
  * It lets machines without a GPU run NVIDIA's own Python packages, and so every line of ours that calls them, down to
  * the C arguments that arrive here. It knows only the calls that trims makes. Holders of memory are counted by the
- * kernel: whoever keeps a file alive has a shared lock on it. Copies are done at once; how a driver defers them, and
- * most of what can go wrong, is the business of trims.testing.fake_cuda; some calls can be made to fail (`refused`).
+ * kernel: a process that keeps a file alive has a shared lock on it. Copies are done at once; trims.testing.fake_cuda
+ * covers how a driver defers them, and most of what can go wrong. Some calls can be made to fail (`refused`).
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -78,7 +78,7 @@ static size_t used(void) {
     snprintf(path, sizeof path, "%s/%s", folder(), each->d_name);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) continue;
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0) unlink(path); /* nobody holds it any more */
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) unlink(path); /* no process holds it any more */
     else if (fstat(fd, &status) == 0) sum += status.st_size;
     close(fd);
   }

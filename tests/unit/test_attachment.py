@@ -108,7 +108,7 @@ def test_shared_bytes_cannot_be_written_from_python(attach: Callable[[], tuple[A
     made.close()
 
 
-def test_what_is_written_privately_is_seen_by_nobody_else(
+def test_a_private_write_is_seen_through_its_own_mapping_only(
     attach: Callable[[], tuple[Attachment, list[int]]], segment: int
 ) -> None:
     made, released = attach()

@@ -1,4 +1,4 @@
-"""`trims check`: what it finds, what it does about it, and that it accuses nobody who merely left."""
+"""`trims check`: what it finds, what it does about it, and that a client that merely left is no finding."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from trims_client import Session
 
+    from trims.core.replica import ReplicaId
     from trims.daemon.main import Daemon
-    from trims.store.runner import Job
     from trims.tiers.base import Extent
 
 
@@ -49,7 +49,7 @@ def flip(path: str) -> None:
 WRONG = {
     "a flipped bit": (flip, "hash to", True),
     "a changed length": (lambda path: (os.chmod(path, 0o600), os.truncate(path, 100)), "it has 100 bytes", False),
-    "a removed name": (os.unlink, "somebody removed", False),
+    "a removed name": (os.unlink, "was removed", False),
 }
 
 
@@ -84,9 +84,9 @@ def test_books_that_contradict_themselves_are_a_finding_not_an_exception(
     daemon: Daemon, session: Session, checkpoint: Callable[..., Path]
 ) -> None:
     session.open_file(checkpoint("m")).close()
-    daemon.store.residency.room.charged[CPU] += 1
+    daemon.store.residency.capacity.at[CPU].charged_bytes += 1
     findings = check_store(daemon.store, verify=False).findings
-    daemon.store.residency.room.charged[CPU] -= 1
+    daemon.store.residency.capacity.at[CPU].charged_bytes -= 1
     assert len(findings) == 1
     assert "bytes charged, the replicas have" in findings[0]
 
@@ -98,7 +98,7 @@ def test_a_replica_that_leaves_during_the_check_is_not_accused(
     session.open_file(path).close()
     real = daemon.store.runner.extent
 
-    def leaves_now(job: Job) -> Extent | None:
+    def leaves_now(job: ReplicaId) -> Extent | None:
         found = real(job)
         daemon.store.evict(f"file:{path}")
         return found

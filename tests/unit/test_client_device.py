@@ -1,4 +1,4 @@
-"""Device memory in somebody else's threads and processes: what opening, reading and closing leave behind there."""
+"""Device memory in a user's threads and processes: what opening, reading and closing leave behind there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Machine:
         self.leases = 0
 
     def region(self) -> DeviceRegion:
-        """Opens the image as a client does, under a lease that ends when nobody has its head any more."""
+        """Opens the image as a client does, under a lease that ends with the last reference to its head."""
         fd = os.memfd_create("head")
         os.write(fd, b"head")
         head = Attachment(fd, 4, self._released)
@@ -96,7 +96,7 @@ def elsewhere(work: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("used", [None, OTHER_UUID])
-def test_who_opens_reads_and_closes_uses_the_device_he_used_before(
+def test_a_thread_that_opens_reads_and_closes_keeps_its_current_context(
     machine: Machine, folder: Path, used: str | None
 ) -> None:
     def work() -> None:
@@ -202,7 +202,9 @@ def test_memory_that_cannot_be_closed_just_now_stays_with_its_lease_until_it_can
     assert str(error) in said.getMessage()
 
 
-def test_who_opens_next_closes_what_could_not_be_closed(machine: Machine, refuse: Callable[..., Refusing]) -> None:
+def test_the_next_open_closes_memory_that_could_not_be_closed_earlier(
+    machine: Machine, refuse: Callable[..., Refusing]
+) -> None:
     region = machine.region()
     refuse(CAPTURED, 1)
     del region
@@ -239,7 +241,7 @@ def test_what_cannot_be_closed_is_tried_ever_more_rarely(
     assert machine.mappings() == 0
 
 
-def test_what_was_closed_is_not_closed_again_though_the_thread_could_not_be_given_back(
+def test_memory_is_closed_once_even_if_the_threads_context_cannot_be_restored(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     region = machine.region()
@@ -296,7 +298,7 @@ def test_a_child_of_a_fork_closes_nothing_of_its_parents(machine: Machine, refus
     assert (machine.mappings(), machine.leases) == (0, 0)
 
 
-def test_weights_that_nobody_closed_are_given_back_when_nobody_has_them(shelf: DeviceShelf, folder: Path) -> None:
+def test_unclosed_weights_are_given_back_when_their_last_reference_is_gone(shelf: DeviceShelf, folder: Path) -> None:
     image = folder / "image"
     image.write_bytes(an_image())
     weights = shelf.open(image)
@@ -304,5 +306,6 @@ def test_weights_that_nobody_closed_are_given_back_when_nobody_has_them(shelf: D
     kept: list[object] = [weights]
     kept.append(kept)  # found by the collector only
     del weights, kept
-    gc.collect()
+    with pytest.warns(ResourceWarning, match="were never closed"):
+        gc.collect()
     assert shelf.released == [str(image)]

@@ -1,4 +1,4 @@
-"""What the daemon says on its own, places in order of preference, and working memory: the client's half."""
+"""What the daemon says on its own, places in order of preference, and workspace: the client's half."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from looking import wait_until
 from raw_door import WAIT_S, Door, Peer, grant
 from trims_client import connect
 from trims_client.channel import Channel
-from trims_client.mappings import Mappings
+from trims_client.mappings import MappedImages
 from trims_client.watch import wait_for_end
 
 from trims.core.errors import (
@@ -54,7 +54,7 @@ def test_events_a_client_does_not_know_are_passed_over(
         assert weights.lost is None
 
 
-def test_a_loss_is_told_to_the_weights_the_log_and_who_asked_for_it(
+def test_a_loss_is_told_to_the_weights_the_log_and_on_lost(
     door: Door, folder: Path, segment: Callable[..., int], caplog: pytest.LogCaptureFixture
 ) -> None:
     fds, heard, told = [segment(1), segment(2)], [], []
@@ -68,24 +68,27 @@ def test_a_loss_is_told_to_the_weights_the_log_and_who_asked_for_it(
         peer.listen_to_the_end(heard)
 
     door.serves(lose)
-    with connect(folder, on_lost=lambda *what: told.append(what)) as session:
+    with connect(folder, on_lost=told.append) as session:
         first, again = session.open("m"), session.open("same")
         assert first.lost is None
         with session.open("m") as after:
             session._flush()
             assert first.lost == again.lost == "the keeper has ended"
             assert after.lost is None
-            assert (int(first["w"][0]), int(after["w"][0])) == (1, 2), "what is mapped stays, who opens gets another"
+            assert (int(first["w"][0]), int(after["w"][0])) == (1, 2), "what is mapped stays"
         first.close()
         again.close()
         assert first.lost is None
     door.end()
-    assert told == [("the keeper has ended", "m", "k"), ("the keeper has ended", "same", "k")]
+    assert [tuple(loss) for loss in told] == [
+        ("the keeper has ended", "m", "k", "cpu"),
+        ("the keeper has ended", "same", "k", "cpu"),
+    ]
     assert [message["lease"] for message in heard] == [5], "a lease that is over is not closed"
     assert caplog.text.count("is lost: the keeper has ended") == 2
 
 
-def test_who_asks_for_nothing_hears_of_it(door: Door, folder: Path, segment: Callable[..., int]) -> None:
+def test_a_process_that_asks_for_nothing_hears_of_a_loss(door: Door, folder: Path, segment: Callable[..., int]) -> None:
     fd, told = segment(), threading.Event()
 
     def lose(peer: Peer) -> None:
@@ -99,7 +102,7 @@ def test_who_asks_for_nothing_hears_of_it(door: Door, folder: Path, segment: Cal
         assert weights.lost
 
 
-def test_the_watcher_reads_only_if_nobody_else_does(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_watcher_reads_only_if_no_other_thread_does(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     said = threading.Event()
 
     def speak(peer: Peer) -> None:
@@ -113,10 +116,10 @@ def test_the_watcher_reads_only_if_nobody_else_does(door: Door, monkeypatch: pyt
     channel = Channel(door.path, "test")
     channel.tell({"op": "close", "lease": 1})
     assert said.wait(WAIT_S)
-    channel._reading = True
+    channel._reading = 1
     wait_for_end(channel)
     assert not channel.events
-    channel._reading = False
+    channel._reading = 0
     wait_for_end(channel)
     assert [event["lease"] for event in channel.events] == [1]
     wait_for_end(channel)
@@ -137,7 +140,7 @@ def test_a_loss_that_overtakes_the_mapping_of_its_grant_is_not_forgotten(
         peer.listen_to_the_end([])
 
     door.serves(lose_at_once)
-    with connect(folder, on_lost=lambda *what: told.append(what)) as session:
+    with connect(folder, on_lost=told.append) as session:
         borrow = session._borrow
 
         def hear_first(channel: Channel, *rest: Any) -> Any:
@@ -148,7 +151,7 @@ def test_a_loss_that_overtakes_the_mapping_of_its_grant_is_not_forgotten(
         with session.open("m") as weights:
             assert weights.lost == "the keeper has ended"
             session._flush()
-    assert [name for _, name, _ in told] == ["m"]
+    assert [loss.name for loss in told] == ["m"]
 
 
 def test_what_on_lost_raises_stays_there(
@@ -200,20 +203,24 @@ def test_what_is_lost_is_not_taken_up_with_the_next_daemon(
     assert asked == ["open"], "nothing was resumed"
 
 
-def test_losses_of_leases_nobody_knows_are_remembered_within_bounds(segment: Callable[..., int]) -> None:
-    mappings = Mappings(threading.RLock())
+def test_losses_of_unknown_leases_are_remembered_within_bounds(
+    door: Door, channel: Callable[[], Channel], segment: Callable[..., int]
+) -> None:
+    door.serves(lambda peer: peer.listen_to_the_end([]))
+    mappings, made = MappedImages(), channel()
     for lease in range(1000):
-        mappings.lose(lease, "gone")
+        mappings.lose(made, lease, "gone")
     assert len(mappings._lost_early) == 64
-    mappings.given_up.append(2000)
-    mappings.lose(2000, "gone")
-    assert 2000 not in mappings._lost_early
+    made.owed.append(2000)
+    mappings.lose(made, 2000, "gone")
+    assert (made, 2000) not in mappings._lost_early
     fd = segment()
-    borrow = mappings.borrow(grant({"id": 1}, fd, lease=999), os.dup(fd), "m")
+    borrow = mappings.borrow(made, grant({"id": 1}, fd, lease=999), os.dup(fd), "m")
     assert borrow.lost == "gone"
     borrow.close()
     assert borrow.lost is None
     assert mappings.held() == []
+    made.close()
 
 
 # -- places in order of preference -------------------------------------------------------------------------------------
@@ -304,7 +311,7 @@ def test_a_deadline_holds_for_all_places_together(
     door.serves(slow)
     with connect(folder) as session:
         clock = type("Clock", (), {"monotonic": staticmethod(lambda: now[0])})
-        monkeypatch.setattr("trims_client.session.time", clock)
+        monkeypatch.setattr("trims_client.connection.time", clock)
         with pytest.raises(CapacityError):
             session.open("m", place=("gpu:0", "gpu:1", "cpu"), deadline_s=6.0)
     assert asked == [6.0, 2.0, 0.0]
@@ -328,10 +335,10 @@ def test_a_device_this_process_cannot_reach_falls_back_too(
     assert heard == [{"op": "close", "lease": 8}], "the first place's lease is given back"
 
 
-# -- working memory ----------------------------------------------------------------------------------------------------
+# -- workspace ----------------------------------------------------------------------------------------------------
 
 
-def test_working_memory_is_reported_for_a_lease_that_is_held(
+def test_workspace_is_reported_for_a_lease_that_is_held(
     door: Door, folder: Path, segment: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fd, heard = segment(), []
@@ -339,24 +346,24 @@ def test_working_memory_is_reported_for_a_lease_that_is_held(
     def serve(peer: Peer) -> None:
         peer.say(grant(peer.greeted(), fd, lease=8), fd)
         heard.append(peer.hear())
-        peer.say({"id": heard[-1]["id"], "working_bytes": 7})
+        peer.say({"id": heard[-1]["id"], "workspace_bytes": 7})
         peer.say(lost(8))
         peer.listen_to_the_end([])
 
     door.serves(serve)
     with connect(folder) as session, session.open("m") as weights:
         with pytest.raises(NotSupportedError, match="room is kept free on devices only"):
-            weights.report_working(7)
+            weights.report_workspace(7)
         borrow: Any = weights._attachment
-        session._report_working(borrow, 7)
+        session._report_workspace(borrow, 7)
         wait = threading.Event()
         while not weights.lost:
             session._flush()
             session._channel.read_arrived()  # type: ignore[union-attr]
             assert not wait.wait(0.001)
         with pytest.raises(LostPeerError, match="no lease any more: the keeper has ended"):
-            session._report_working(borrow, 7)
-    assert [(message["op"], message["lease"], message["nbytes"]) for message in heard] == [("working", 8, 7)]
+            session._report_workspace(borrow, 7)
+    assert [(message["op"], message["lease"], message["nbytes"]) for message in heard] == [("workspace", 8, 7)]
 
 
 @pytest.mark.parametrize("nbytes", [-1, 1 << 53, 7.0, True, None])
@@ -373,4 +380,4 @@ def test_what_is_no_number_of_bytes_never_reaches_the_daemon(
 
     door.serves(serve)
     with connect(folder) as session, session.open("m") as weights, pytest.raises(CallerError, match="number of bytes"):
-        weights.report_working(nbytes)
+        weights.report_workspace(nbytes)

@@ -1,14 +1,14 @@
-"""The mappings of a session: an image is mapped once, and its lease ends with the last who can reach it."""
+"""The mappings of a session: an image is mapped once, and its lease ends with the last reader in the process."""
 
 from __future__ import annotations
 
 import os
-import threading
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from raw_door import grant
-from trims_client.mappings import Mappings
+from trims_client.mappings import Lease, MappedImages
 
 from trims.core.errors import (
     ClosedError,
@@ -18,63 +18,133 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def test_an_image_is_mapped_once_and_kept_by_its_last_borrower(segment: Callable[..., int]) -> None:
-    mappings, fd = Mappings(threading.RLock()), segment()
+class Granter:
+    """As much of a channel as mappings need: what is to be given back lies with the connection that granted it."""
+
+    def __init__(self) -> None:
+        self.owed: deque[int] = deque()
+
+
+@pytest.fixture
+def granter() -> Any:
+    return Granter()
+
+
+def test_an_image_is_mapped_once_and_kept_by_its_last_borrower(granter: Any, segment: Callable[..., int]) -> None:
+    mappings, fd = MappedImages(), segment()
     request = {"id": 1}
-    first = mappings.borrow(grant(request, fd, lease=1), os.dup(fd))
-    second = mappings.borrow(grant(request, fd, lease=2), os.dup(fd))
+    first = mappings.borrow(granter, grant(request, fd, lease=1), os.dup(fd))
+    second = mappings.borrow(granter, grant(request, fd, lease=2), os.dup(fd))
     assert len(mappings.held()) == 1
     first.close()
     first.close()
-    assert list(mappings.given_up) == [1]
+    assert list(granter.owed) == [1]
     with pytest.raises(ClosedError):
         _ = first.data
     assert len(second.data)
     second.close()
-    assert list(mappings.given_up) == [1, 2]
+    assert list(granter.owed) == [1, 2]
     assert mappings.held() == []
 
 
-def test_a_view_keeps_the_lease_after_everything_is_closed(segment: Callable[..., int]) -> None:
-    mappings, fd = Mappings(threading.RLock()), segment()
-    borrow = mappings.borrow(grant({"id": 1}, fd, lease=3), os.dup(fd))
+def test_a_view_keeps_the_lease_after_everything_is_closed(granter: Any, segment: Callable[..., int]) -> None:
+    mappings, fd = MappedImages(), segment()
+    borrow = mappings.borrow(granter, grant({"id": 1}, fd, lease=3), os.dup(fd))
     view = borrow.data[-10:]
     borrow.close()
-    assert list(mappings.given_up) == []
+    assert list(granter.owed) == []
     assert len(mappings.held()) == 1
     assert bytes(view) == b"\7" * 10
     del view
-    assert list(mappings.given_up) == [3]
+    assert list(granter.owed) == [3]
     assert mappings.held() == []
 
 
-def test_leases_of_a_daemon_that_is_gone_are_not_given_to_the_next(segment: Callable[..., int]) -> None:
-    mappings, fd = Mappings(threading.RLock()), segment()
-    borrows = [mappings.borrow(grant({"id": 1}, fd, lease=lease), os.dup(fd)) for lease in (1, 2)]
-    (mapping,) = mappings.lose_leases()
-    mapping.leases.add(70)
+def test_leases_of_a_daemon_that_is_gone_are_not_given_to_the_next(granter: Any, segment: Callable[..., int]) -> None:
+    mappings, fd = MappedImages(), segment()
+    borrows = [mappings.borrow(granter, grant({"id": 1}, fd, lease=lease), os.dup(fd)) for lease in (1, 2)]
+    mappings.lose_leases()
+    following: Any = Granter()
+    (mapping,) = mappings.to_take_up(following)
+    assert mappings.to_take_up(following) == [], "each is asked for once"
+    mapping.hold(Lease(following, 70))
     borrows[0].close()
-    assert list(mappings.given_up) == []
     borrows[1].close()
-    assert list(mappings.given_up) == [70]
+    assert (list(granter.owed), list(following.owed)) == ([], [70])
 
 
-def test_two_daemons_that_count_alike_do_not_mix_up_who_borrows(segment: Callable[..., int]) -> None:
-    mappings, fd = Mappings(threading.RLock()), segment()
-    before = mappings.borrow(grant({"id": 1}, fd, lease=5), os.dup(fd))
-    (mapping,) = mappings.lose_leases()
-    mapping.leases.add(1)
-    after = mappings.borrow(grant({"id": 1}, fd, lease=5), os.dup(fd))
+def test_a_lease_whose_number_the_next_daemon_grants_again_is_not_given_back_for_it(
+    granter: Any, segment: Callable[..., int]
+) -> None:
+    mappings, fd = MappedImages(), segment()
+    borrows = [mappings.borrow(granter, grant({"id": 1}, fd, lease=lease), os.dup(fd)) for lease in (5, 6)]
+    mappings.lose_leases()
+    following: Any = Granter()
+    (mapping,) = mappings.to_take_up(following)
+    mapping.hold(Lease(following, 5))
+    borrows[0].close()
+    assert list(following.owed) == [], "the second borrower reads under this lease"
+    borrows[1].close()
+    assert (list(granter.owed), list(following.owed)) == ([], [5])
+
+
+def test_a_late_grant_of_a_dead_daemon_does_not_replace_the_lease_that_is_held(
+    granter: Any, segment: Callable[..., int]
+) -> None:
+    mappings, fd, following = MappedImages(), segment(), Granter()
+    alive: Any = following
+    held = mappings.borrow(alive, grant({"id": 1}, fd, lease=9), os.dup(fd))
+    late = mappings.borrow(granter, grant({"id": 1}, fd, lease=5), os.dup(fd))
+    held.close()
+    assert list(following.owed) == [], "the late one is read under this lease: its own ended with its daemon"
+    late.close()
+    assert list(following.owed) == [9]
+
+
+def test_a_loss_that_one_daemon_announced_is_not_the_next_ones(granter: Any, segment: Callable[..., int]) -> None:
+    mappings, fd = MappedImages(), segment()
+    following: Any = Granter()
+    borrow = mappings.borrow(following, grant({"id": 1}, fd, lease=5), os.dup(fd))
+    mappings.lose(granter, 5, "gone")
+    assert borrow.lost is None
+    mappings.lose(following, 5, "gone")
+    assert borrow.lost == "gone"
+    borrow.close()
+    assert list(following.owed) == [], "a lease that is over is not closed"
+
+
+def test_a_lease_that_comes_after_the_memory_is_unmapped_is_given_back(
+    granter: Any, segment: Callable[..., int]
+) -> None:
+    mappings, fd = MappedImages(), segment()
+    borrow = mappings.borrow(granter, grant({"id": 1}, fd, lease=5), os.dup(fd))
+    mappings.lose_leases()
+    following: Any = Granter()
+    (mapping,) = mappings.to_take_up(following)
+    borrow.close()  # while the daemon is asked
+    mapping.hold(Lease(following, 8))
+    assert list(following.owed) == [8]
+    assert mappings.to_take_up(granter) == []
+
+
+def test_two_daemons_that_count_alike_do_not_mix_up_their_borrowers(granter: Any, segment: Callable[..., int]) -> None:
+    mappings, fd = MappedImages(), segment()
+    before = mappings.borrow(granter, grant({"id": 1}, fd, lease=5), os.dup(fd))
+    mappings.lose_leases()
+    following: Any = Granter()
+    (mapping,) = mappings.to_take_up(following)
+    mapping.hold(Lease(following, 1))
+    after = mappings.borrow(following, grant({"id": 1}, fd, lease=5), os.dup(fd))
     before.close()
     assert after.data[-1] == 7
     assert mapping.leases, "nothing is mapped without a lease"
     after.close()
-    assert sorted(mappings.given_up) == [1, 5]
+    assert sorted(following.owed) == [1, 5]
 
 
-def test_what_can_be_written_is_a_copy_of_ones_own(segment: Callable[..., int]) -> None:
-    mappings, fd = Mappings(threading.RLock()), segment()
-    borrow = mappings.borrow(grant({"id": 1}, fd), os.dup(fd))
+def test_what_can_be_written_is_a_private_copy(granter: Any, segment: Callable[..., int]) -> None:
+    mappings, fd = MappedImages(), segment()
+    borrow = mappings.borrow(granter, grant({"id": 1}, fd), os.dup(fd))
     one, other = borrow.private_data(), borrow.private_data()
     one[-1] = 99
     assert (one[-1], other[-1], borrow.data[-1]) == (99, 7, 7)

@@ -17,7 +17,7 @@ from trims.image.program import Program
 
 ROOT = Path(__file__).parents[2]
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
-SCRIPT = Path(__file__).with_name("mxnet_side.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "mxnet_side.py"
 CHECKS = [
     line.removeprefix("def ").partition("(")[0]
     for line in SCRIPT.read_text().splitlines()

@@ -14,7 +14,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
 
 from onnx import TensorProto, helper  # noqa: E402
-from test_client_onnxruntime import (  # noqa: E402
+from onnx_models import (  # noqa: E402
     attention,
     convolution,
     feeds,
@@ -207,7 +207,7 @@ def test_what_the_runtime_plans_on_the_host_is_copied_there_and_told(
     (answer,) = session.run(None, feeds(main))
     np.testing.assert_array_equal(answer, own_answer(main, level="ORT_ENABLE_BASIC"))
     assert sorted(session.host_copies) == sorted(weights)
-    assert "wants 3 of 3 initializers on the host" in caplog.text
+    assert "needs 3 of 3 initializers on the host" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider:UserWarning")

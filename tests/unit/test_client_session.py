@@ -112,6 +112,7 @@ def test_whatever_a_restarted_daemon_answers_the_weights_stay_readable(
         while len(door.threads) < 2:
             assert time.monotonic() < until, "the client did not come back"
             time.sleep(0.005)
+        session.prefetch("m")  # waits until the client has asked for what it has mapped
         np.testing.assert_array_equal(weights["w"], np.full(128, 1, np.uint8))
         weights.close()
     door.end()
@@ -120,7 +121,7 @@ def test_whatever_a_restarted_daemon_answers_the_weights_stay_readable(
 
 
 @pytest.mark.parametrize("resident", [True, False])
-def test_a_grant_whose_daemon_is_replaced_before_it_is_mapped_is_taken_up_with_the_next(
+def test_a_grant_that_outlives_its_daemon_before_it_is_mapped_is_taken_up(
     resident: bool, door: Door, folder: Path, segment: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fd = segment(5)
@@ -139,7 +140,7 @@ def test_a_grant_whose_daemon_is_replaced_before_it_is_mapped_is_taken_up_with_t
 
         def borrow_late(channel: Channel, answer: Message, received: int, name: str) -> Any:
             channel.read_to_end()
-            session._connected()
+            session._connection.live_channel()
             return borrow(channel, answer, received, name)
 
         monkeypatch.setattr(session, "_borrow", borrow_late)
@@ -150,10 +151,10 @@ def test_a_grant_whose_daemon_is_replaced_before_it_is_mapped_is_taken_up_with_t
     assert [message["lease"] for message in heard[1:]] == ([70] if resident else []), "3 was the other daemon's"
 
 
-def test_a_restarted_daemon_that_hangs_does_not_hang_who_closes(
+def test_a_restarted_daemon_that_hangs_does_not_hang_a_close(
     door: Door, folder: Path, segment: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trims_client.session._GRACE_S", 0.05)
+    monkeypatch.setattr("trims_client.connection.GRACE_S", 0.05)
     fd, hung = segment(), threading.Event()
 
     def hang(peer: Peer) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch_images import IMAGES, MODULES, WORDS, image_file, state, with_skeleton  # noqa: E402
 from trims_client.frameworks import torch as trims_torch  # noqa: E402
 from trims_client.weights import Weights  # noqa: E402
 
@@ -28,36 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import nn
-
-MODULES = "trims.testing.torch_modules"
-WORDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 10]])
-IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8)
-
-
-def image_file(folder: Path, state: Any, name: str = "m", **options: Any) -> Path:
-    """A checkpoint's image, converted in this process."""
-    checkpoint, image = folder / f"{name}.pt", folder / f"{name}.image"
-    torch.save(state, checkpoint)
-    plan = converter("torch").plan(Artifact("torch", (checkpoint,), options))
-    image.write_bytes(bytes(plan.nbytes))
-    with image.open("r+b") as target:
-        plan.write(target.fileno())
-    return image
-
-
-def with_skeleton(folder: Path, build: Callable[[], Any]) -> tuple[nn.Module, Path]:
-    """A module with state no builder starts with, made by the framework alone; and its image."""
-    torch.manual_seed(1)
-    module = build()
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.uniform_(-1, 1)
-    for buffer in (tensor for name, tensor in module.named_buffers() if "running" in name):
-        buffer.uniform_(0.5, 1.5)
-    path = image_file(folder, module.state_dict(), module=f"{MODULES}:{build.__name__}")
-    own = build()
-    own.load_state_dict(torch.load(folder / "m.pt", weights_only=True))
-    return own.eval(), path
 
 
 @pytest.fixture(params=["skeleton", "load_into"])
@@ -80,13 +51,6 @@ def loaded(
 
 
 # -- state dicts ------------------------------------------------------------------------------------------------
-
-
-def state() -> dict[str, torch.Tensor]:
-    raw = torch.arange(48, dtype=torch.uint8) % 2
-    tensors = {name: raw.view(dtype).clone() for name, dtype in trims_torch._DTYPES.items()}
-    shared = torch.ones(2, 3)
-    return tensors | {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 3), "a": shared, "b": shared}
 
 
 def test_a_state_dict_has_every_dtype_scalar_and_empty_tensor_without_a_copy(tmp_path: Path) -> None:
@@ -155,7 +119,7 @@ def test_writing_into_shared_memory_ends_the_process_as_documented(tmp_path: Pat
     assert path.read_bytes() == before
 
 
-def test_views_warn_nobody_that_they_are_read_only(tmp_path: Path) -> None:
+def test_read_only_views_give_no_warning(tmp_path: Path) -> None:
     script = WRITE.replace(".fill_(7)", ".sum()")
     command = [sys.executable, "-W", "error:The given buffer", "-c", script, image_file(tmp_path, state())]
     assert subprocess.run(command, capture_output=True, check=True).stderr == b""

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_client_torch import IMAGES, WORDS, image_file, state, with_skeleton  # noqa: E402
+from torch_images import IMAGES, WORDS, image_file, state, with_skeleton  # noqa: E402
 from trims_client import dlpack  # noqa: E402
 from trims_client.frameworks import torch as trims_torch  # noqa: E402
 from trims_client.weights import Weights  # noqa: E402
@@ -168,7 +168,7 @@ def test_buffers_that_no_weights_are_for_follow_the_parameters(shelf: DeviceShel
         trims_torch.load_into(unknown, bare)
 
 
-# -- working memory --------------------------------------------------------------------------------------------------
+# -- workspace --------------------------------------------------------------------------------------------------
 
 
 def test_what_a_forward_pass_takes_is_measured_and_told(
@@ -182,21 +182,21 @@ def test_what_a_forward_pass_takes_is_measured_and_told(
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", asked.append)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda number: 300 if number == 3 else 0)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda number: next(peaks))
-    with trims_torch.measured_working(weights):
+    with trims_torch.measured_workspace(weights):
         assert asked == [3]
     assert told == [400]
-    with pytest.raises(ValueError, match="mine"), trims_torch.measured_working(weights):
+    with pytest.raises(ValueError, match="mine"), trims_torch.measured_workspace(weights):
         raise ValueError("mine")
     assert told == [400], "what failed tells nothing of what it needs"
 
 
-def test_working_memory_is_measured_on_devices_that_torch_measures(shelf: DeviceShelf, tmp_path: Path) -> None:
+def test_workspace_is_measured_on_devices_that_torch_measures(shelf: DeviceShelf, tmp_path: Path) -> None:
     path = image_file(tmp_path, state())
     with (
         Weights.map_file(path) as weights,
-        pytest.raises(NotSupportedError, match="lies at disk; working memory"),
-        trims_torch.measured_working(weights),
+        pytest.raises(NotSupportedError, match="lies at disk; workspace"),
+        trims_torch.measured_workspace(weights),
     ):
         pass
-    with pytest.raises(NotSupportedError, match="CUDA"), trims_torch.measured_working(shelf.open(path)):
+    with pytest.raises(NotSupportedError, match="CUDA"), trims_torch.measured_workspace(shelf.open(path)):
         pass

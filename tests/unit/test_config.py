@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from trims.cli import daemon_commands
 from trims.core.errors import ConfigError
 from trims.daemon.config import Config, build_config
 from trims.memory.available import allowed_bytes
@@ -67,6 +69,8 @@ def test_an_unknown_setting_is_named_with_the_known_ones(tmp_path: Path) -> None
         ("socket_mode", "rw-"),
         ("socket_mode", "1777"),
         ("socket_mode", "-1"),
+        ("max_sessions", "0"),
+        ("always_hash", "sometimes"),
         ("verify", "perhaps"),
         ("log_level", "loud"),
         ("runtime_dir", "/" + "x" * 120),
@@ -87,6 +91,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "gpu_reserve_bytes": "2GiB", "gpu_policy": "gdsf", "cuda": "fake:/f",
         "environments": f"mxnet={sys.executable},other={sys.executable}", "converter_memory_bytes": "1MiB",
         "converter_time_s": "7", "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
+        "max_sessions": "77", "always_hash": "yes",
         "log_level": "DEBUG",
     }  # fmt: skip
     assert set(given) == {field.name for field in fields(Config)}
@@ -94,7 +99,8 @@ def test_every_setting_can_come_from_the_environment() -> None:
     assert config == Config(
         Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, "lfu", "fifo", 1.5, "memfd", Path("/dev/shm"), False,
         "GPU-1,GPU-2", "ipc", 0.5, 2 << 30, "gdsf", "fake:/f",
-        {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, 1 << 20, 7.0, 3, 5, 0o660, True, "debug",
+        {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, 1 << 20, 7.0, 3, 5, 0o660, 77, True, True,
+        "debug",
     )  # fmt: skip
 
 
@@ -121,6 +127,26 @@ def test_default_capacities_are_half_of_what_there_is() -> None:
     config = build()
     assert 0 < config.cpu_capacity_bytes <= held.f_blocks * held.f_frsize // 2
     assert 0 < config.disk_capacity_bytes <= 256 << 30
+
+
+def test_what_images_hold_already_counts_as_room_for_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100_000))
+    assert build(state_dir=tmp_path).disk_capacity_bytes == 50_000
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "one").write_bytes(b"x" * (1 << 20))
+    assert build(state_dir=tmp_path).disk_capacity_bytes == (100_000 + (1 << 20)) // 2
+
+
+def test_a_full_disk_leaves_a_capacity_of_next_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=0))
+    assert build(state_dir=tmp_path).disk_capacity_bytes == 1
+
+
+def test_every_setting_but_the_runtime_folder_has_a_flag_and_every_flag_a_setting() -> None:
+    flags = {flag.replace("-", "_") for flag in daemon_commands._FLAGS}
+    assert flags | {"runtime_dir", "verify"} == {field.name for field in fields(Config)}
 
 
 def test_memory_without_a_name_lies_in_no_folder() -> None:

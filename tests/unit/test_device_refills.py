@@ -1,8 +1,9 @@
-"""What a device lost and somebody read is loaded again: as often as it takes, but not for ever, and not for nobody."""
+"""What was read on a device that was lost is loaded again: repeatedly, not for ever, and only while it is wanted."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -33,9 +34,16 @@ class Bench:
         self.residency = Residency(places, {place: LeastRecentlyUsed() for place in places})
         self.asked: list[tuple[str, Callable[[Outcome], None]]] = []
         shell: Any = SimpleNamespace(lock=threading.Lock(), feed=self.feed)
-        working: Any = None
+        workspace: Any = None
         self.leases = DeviceLeases(
-            [], shell, self.residency, working, counters=Counter(), have=self._have, lease=lambda *_: None
+            [],
+            shell,
+            self.residency,
+            workspace,
+            counters=Counter(),
+            have=self._have,
+            lease=lambda *_: None,
+            clock=time.monotonic,
         )
 
     def _have(self, key: str, place: Place, keep_alive_s: float | None, answer: Callable[[Outcome], None]) -> None:
@@ -50,7 +58,7 @@ class Bench:
         self.feed(Adopted(at_s=0.0, key=key, place=GPU, nbytes=10))
 
     def read(self, key: str) -> None:
-        self.feed(Requested(at_s=0.0, key=key, place=GPU, waiter=Waiter(1, 1, True, None), keep_alive_s=None))
+        self.feed(Requested(at_s=0.0, key=key, place=GPU, waiter=Waiter(1, 1, True, None)))
 
     def pin(self, key: str, *, pinned: bool) -> None:
         self.feed(PinChanged(at_s=0.0, key=key, place=GPU, pinned=pinned))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_residency import Bench, error_of, kinds
+from books import Bench, error_of, kinds
 
 from trims.core.errors import CapacityError, DeviceLostError, InUseError, TooLargeError
 from trims.core.events import (
@@ -22,15 +22,15 @@ from trims.core.events import (
     Requested,
     SessionEnded,
     WaiterLeft,
-    WorkingKnown,
+    WorkspaceKnown,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, GPU, Place, Tier
+from trims.core.place import CPU, DISK, GPU, Place, TierKind
 from trims.core.policy import LeastRecentlyUsed
 from trims.core.replica import State
 from trims.core.residency import Residency
 
-OTHER = Place(Tier.GPU, 1)
+OTHER = Place(TierKind.GPU, 1)
 
 
 class Devices(Bench):
@@ -43,11 +43,11 @@ class Devices(Bench):
         policies = {place: LeastRecentlyUsed() for place in places}
         self.residency = Residency(places, policies, reserves={GPU: 10, OTHER: 10}, peers=pairs)
 
-    def want(self, key: str, working_bytes: int, *, session: int = 1, place: Place = GPU) -> list[Instruction]:
+    def want(self, key: str, workspace_bytes: int, *, session: int = 1, place: Place = GPU) -> list[Instruction]:
         """Open a model whose readers need that much beside it."""
         self.ticket += 1
         waiter = Waiter(self.ticket, session, wants_lease=True, deadline_at_s=None)
-        return self.feed(Requested, key=key, place=place, waiter=waiter, working_bytes=working_bytes)
+        return self.feed(Requested, key=key, place=place, waiter=waiter, workspace_bytes=workspace_bytes)
 
 
 def only(kind: type[Event | Instruction], out: list[Instruction]) -> list[Instruction]:
@@ -111,10 +111,10 @@ def test_room_is_left_for_the_work_of_everybody_who_reads() -> None:
         bench.resident(key, 40, DISK)
     bench.want("a", 30)
     bench.filled("a", GPU)
-    assert bench.residency.room.free_bytes(GPU) == 100 - 40 - (30 - 10), "10 of 30 lie in the reserve"
+    assert bench.residency.capacity.at[GPU].free_bytes == 100 - 40 - (30 - 10), "10 of 30 lie in the reserve"
     error = error_of(bench.want("b", 30, session=2))
     assert isinstance(error, CapacityError)
-    assert "20 kept for the work of those who read" in str(error)
+    assert "20 B kept for the work of sessions that read" in str(error)
 
 
 def test_the_reserve_is_used_before_the_room_for_images() -> None:
@@ -122,21 +122,21 @@ def test_the_reserve_is_used_before_the_room_for_images() -> None:
     bench.resident("a", 95, DISK)
     bench.want("a", 10)
     assert kinds(bench.filled("a", GPU)) == [Grant]
-    assert bench.residency.room.free_bytes(GPU) == 5
+    assert bench.residency.capacity.at[GPU].free_bytes == 5
 
 
-def test_a_session_needs_its_working_memory_once_however_often_it_opens() -> None:
+def test_a_session_needs_its_workspace_once_however_often_it_opens() -> None:
     bench = Devices()
     bench.resident("a", 40, GPU)
     grants = [bench.want("a", 20, session=session)[0] for session in (1, 1, 2)]
-    assert bench.residency.room.working[GPU] == 40
+    assert bench.residency.capacity.at[GPU].workspace_bytes == 40
     for grant, left in zip(grants, (40, 20, 0), strict=True):
         assert isinstance(grant, Grant)
         bench.feed(Closed, lease=grant.lease.number, session=grant.lease.session)
-        assert bench.residency.room.working[GPU] == left
+        assert bench.residency.capacity.at[GPU].workspace_bytes == left
 
 
-@pytest.mark.parametrize("lies_at", [GPU, DISK], ids=["he reads", "he waits for a fill"])
+@pytest.mark.parametrize("lies_at", [GPU, DISK], ids=["the session reads", "the session waits for a fill"])
 def test_who_ends_gives_the_room_for_his_work_to_who_waits(lies_at: Place) -> None:
     bench = Devices()
     bench.resident("a", 40, lies_at)
@@ -175,7 +175,7 @@ def test_an_idle_image_makes_way_for_everybody_who_waited_for_room() -> None:
     for session in (2, 3):
         bench.ticket += 1
         waiter = Waiter(bench.ticket, session, wants_lease=True, deadline_at_s=1000.0)
-        assert bench.feed(Requested, key="a", place=GPU, waiter=waiter, working_bytes=25) == []
+        assert bench.feed(Requested, key="a", place=GPU, waiter=waiter, workspace_bytes=25) == []
     error = DeviceLostError("gone")
     out = bench.feed(FillFailed, key="fails", place=GPU, generation=bench.generation("fails", GPU), error=error)
     assert kinds(out) == [Refuse, Fill, Free], "room was asked for one of the two, and both count"
@@ -186,9 +186,14 @@ def test_what_is_found_out_while_somebody_reads_counts_from_then_on() -> None:
     bench.resident("idle", 40, GPU, CPU)
     bench.resident("a", 50, GPU)
     assert kinds(bench.want("a", 0)) == [Grant]
-    (free,) = bench.feed(WorkingKnown, key="a", nbytes=25)
+    (free,) = bench.feed(WorkspaceKnown, key="a", nbytes=25)
     assert isinstance(free, Free)
-    assert bench.residency.room.working == {CPU: 0, DISK: 0, GPU: 25, OTHER: 0}
+    assert {place: books.workspace_bytes for place, books in bench.residency.capacity.at.items()} == {
+        CPU: 0,
+        DISK: 0,
+        GPU: 25,
+        OTHER: 0,
+    }
 
 
 def test_an_image_that_leaves_no_room_for_one_reader_is_too_large() -> None:
@@ -196,7 +201,7 @@ def test_an_image_that_leaves_no_room_for_one_reader_is_too_large() -> None:
     bench.resident("a", 80, DISK)
     error = error_of(bench.want("a", 31))
     assert isinstance(error, TooLargeError)
-    assert "21 B more than the reserve for whoever reads it" in str(error)
+    assert "21 B more than the reserve for the session that reads it" in str(error)
     assert kinds(bench.want("a", 30)) == [Fill]
 
 
@@ -213,27 +218,27 @@ def test_the_work_of_who_waits_is_counted_while_his_image_is_filled() -> None:
     assert kinds(bench.want("a", 30)) == [Fill]
     assert isinstance(error_of(bench.want("b", 10, session=2)), CapacityError), "it would take what a's reader needs"
     assert kinds(bench.filled("a", GPU)) == [Grant]
-    assert bench.residency.room.working[GPU] == 30
+    assert bench.residency.capacity.at[GPU].workspace_bytes == 30
 
 
 def test_everybody_who_waits_for_a_fill_is_counted_while_he_does() -> None:
     bench = Devices()
     bench.resident("a", 40, DISK)
     bench.ask("a", place=GPU, lease=False)
-    bench.feed(WorkingKnown, key="a", nbytes=30)
-    assert bench.residency.room.working[GPU] == 0, "a prefetch reads nothing"
+    bench.feed(WorkspaceKnown, key="a", nbytes=30)
+    assert bench.residency.capacity.at[GPU].workspace_bytes == 0, "a prefetch reads nothing"
     bench.want("a", 30, session=1)
     bench.want("a", 30, session=1)
-    assert bench.residency.room.working[GPU] == 30, "one session, one time its work"
+    assert bench.residency.capacity.at[GPU].workspace_bytes == 30, "one session, one time its work"
     bench.want("a", 30, session=2)
-    assert bench.residency.room.working[GPU] == 60
+    assert bench.residency.capacity.at[GPU].workspace_bytes == 60
     bench.feed(WaiterLeft, ticket=bench.ticket)
-    assert bench.residency.room.working[GPU] == 30
+    assert bench.residency.capacity.at[GPU].workspace_bytes == 30
     bench.filled("a", GPU)
-    assert bench.residency.room.working[GPU] == 30
+    assert bench.residency.capacity.at[GPU].workspace_bytes == 30
 
 
-def test_an_idle_image_goes_when_more_sessions_wait_for_a_fill_than_the_device_has_room_for() -> None:
+def test_an_idle_image_goes_when_waiting_sessions_need_more_than_the_device_has() -> None:
     bench = Devices()
     bench.resident("idle", 20, GPU, CPU)
     bench.resident("a", 40, DISK)
@@ -260,8 +265,8 @@ def test_a_fill_that_fails_gives_back_what_was_foreseen() -> None:
     bench.want("a", 30)
     error = DeviceLostError("gone")
     bench.feed(FillFailed, key="a", place=GPU, generation=bench.generation("a", GPU), error=error)
-    assert bench.residency.room.working[GPU] == 0
-    assert bench.residency.room.free_bytes(GPU) == 100
+    assert bench.residency.capacity.at[GPU].workspace_bytes == 0
+    assert bench.residency.capacity.at[GPU].free_bytes == 100
 
 
 def test_who_was_parked_while_a_replica_went_brings_what_his_work_needs() -> None:
@@ -271,7 +276,7 @@ def test_who_was_parked_while_a_replica_went_brings_what_his_work_needs() -> Non
     assert bench.want("a", 30) == []
     assert kinds(bench.freed("a", GPU)) == [Fill]
     bench.filled("a", GPU)
-    assert bench.residency.room.working[GPU] == 30
+    assert bench.residency.capacity.at[GPU].workspace_bytes == 30
 
 
 def test_whoever_is_idle_makes_way_for_work_though_it_is_not_enough() -> None:
@@ -307,7 +312,7 @@ def test_a_device_is_charged_in_the_units_in_which_it_gives_memory() -> None:
     for key in "abcde":
         bench.ask(key, place=GPU, lease=False)
         bench.filled(key, GPU)
-    assert bench.residency.room.free_bytes(GPU) == 0
+    assert bench.residency.capacity.at[GPU].free_bytes == 0
     (free,) = bench.ask("f", place=GPU)
     assert isinstance(free, Free)
     assert (free.key, free.place) == ("a", GPU)
@@ -357,7 +362,7 @@ def test_a_copy_from_a_lost_device_ends_by_its_own_report() -> None:
     assert len(only(Free, out)) == 1
 
 
-def test_what_was_filled_on_a_device_that_was_lost_meanwhile_is_granted_to_nobody_and_filled_again() -> None:
+def test_a_fill_on_a_device_lost_meanwhile_is_not_granted_and_runs_again() -> None:
     bench = Devices()
     bench.resident("a", 40)
     (first,) = bench.ask("a", place=GPU)

@@ -76,7 +76,7 @@ class Borrowing:
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.managed.deleter)(self.address)
 
 
-def test_a_borrower_that_knows_versions_is_told_that_nobody_may_write(machine: Machine) -> None:
+def test_a_borrower_that_knows_versions_gets_the_read_only_flag(machine: Machine) -> None:
     borrowing = Borrowing(machine.tensor("F32", (4, 2), 64).__dlpack__(max_version=(1, 3)))
     managed = borrowing.managed
     assert borrowing.name == b"dltensor_versioned"
@@ -133,7 +133,7 @@ def test_what_is_asked_for_and_cannot_be_lent_is_refused_as_the_protocol_says(ma
     del capsule
 
 
-def test_what_nobody_asks_about_is_let_go_all_the_same(machine: Machine) -> None:
+def test_a_returned_loan_is_released_without_any_further_call(machine: Machine) -> None:
     """The session may be closed by then, so nothing of it looks any more."""
     borrowing = Borrowing(machine.tensor().__dlpack__())
     (region,) = machine.regions
@@ -152,7 +152,7 @@ def test_the_memory_lives_until_the_borrower_is_done(machine: Machine, versioned
     assert machine.open_regions() == 0
 
 
-def test_a_capsule_that_nobody_took_holds_nothing_once_it_is_dropped(machine: Machine) -> None:
+def test_an_untaken_capsule_holds_nothing_once_it_is_dropped(machine: Machine) -> None:
     capsule = machine.tensor().__dlpack__()
     assert machine.open_regions() == 1
     del capsule

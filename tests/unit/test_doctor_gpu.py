@@ -108,7 +108,7 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(package: str) 
 def test_without_cupy_the_wheel_for_the_drivers_cuda_is_named_and_it_is_only_a_note() -> None:
     packages = {name: version for name, version in PACKAGES.items() if not name.startswith("cupy")}
     fault = the_only_fault(replace(WELL, packages=packages), verdict="note")
-    assert "only those need it who want its arrays" in fault.what
+    assert "only programs that want cupy arrays" in fault.what
     assert fault.advice == "pip install cupy-cuda13x, if you use it"
 
 
@@ -345,7 +345,7 @@ def describe(monkeypatch: pytest.MonkeyPatch, name: bytes) -> Device:
     monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     monkeypatch.delitem(sys.modules, "trims.memory.cuda.bindings", raising=False)
-    from trims.memory.cuda.api import connect
+    from trims.memory.cuda.connect import connect
 
     try:
         (device,) = connect("driver").devices()

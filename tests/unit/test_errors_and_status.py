@@ -140,7 +140,8 @@ def test_an_unknown_code_is_said_and_not_lost() -> None:
 
 def test_what_can_help_to_ask_again_is_said_on_the_class() -> None:
     again = {code for code, cls in error_classes().items() if cls.retryable}
-    assert again == {"in_use", "capacity", "deadline", "lost_peer", "daemon_away", "draining", "device_lost"}
+    lost = {"lost_peer", "daemon_away", "draining", "device_lost"}
+    assert again == {"in_use", "capacity", "deadline", "artifact_changed"} | lost
     assert not TooLargeError.retryable
     assert issubclass(TooLargeError, CapacityError)
 

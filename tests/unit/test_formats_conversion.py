@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from trims.core.errors import ArtifactError, ConfigError, ConversionError, NotSupportedError
-from trims.formats import catalogue
+from trims.formats import plugins as registered
 from trims.formats.base import Artifact, Limits, check_relative
 from trims.formats.build import build_artifact
 from trims.formats.conversion import converter, detect, recipe, start_conversion
@@ -44,14 +44,14 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "site"
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
-    catalogue._entry_points.cache_clear()
+    registered._entry_points.cache_clear()
     yield folder
     for name in [name for name in sys.modules if name.startswith("plugin_of_test")]:
         del sys.modules[name]
-    catalogue._entry_points.cache_clear()
+    registered._entry_points.cache_clear()
 
 
-# -- the catalogue ----------------------------------------------------------------------------------------------
+# -- plugins ----------------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_format_is_answered_with_those_there_are() -> None:
@@ -317,7 +317,7 @@ def test_a_child_in_another_environment_sees_trims_and_nothing_else_of_ours(
 ) -> None:
     found: Mapping[str, Any] = json.loads(build("sees", tmp_path / "made", builders, other_python).read_text())
     assert found["prefix"] == str(other_python.parent.parent)
-    assert Path(found["trims"]) == Path(catalogue.__file__).parent.parent / "__init__.py"
+    assert Path(found["trims"]) == Path(registered.__file__).parent.parent / "__init__.py"
     assert (found["numpy"], found["trims_client"], found["yaml"]) == (False, False, False)
     ours = {path for path in sys.path if "site-packages" in path}
     assert not ours.intersection(found["path"])

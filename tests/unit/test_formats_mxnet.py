@@ -16,6 +16,7 @@ from trims.core.layout import DTYPE_BYTES, element_count
 from trims.formats.base import Artifact, Converter
 from trims.formats.mxnet import MxnetConverter
 from trims.formats.mxnet_params import is_params, read_params
+from trims.image.check import check_image
 from trims.image.reader import ImageView
 from trims.image.source import SourceFile
 
@@ -57,7 +58,7 @@ def image(main: Path, **options: Any) -> ImageView:
     target = bytearray(plan.nbytes)
     plan.write_into(memoryview(target))
     view = ImageView(memoryview(bytes(target)))
-    view.validate()
+    check_image(view)
     return view
 
 
@@ -220,7 +221,7 @@ def test_a_file_that_changes_before_it_is_read_is_refused(tmp_path: Path) -> Non
 def test_what_mxnet_itself_saves_is_read_as_mxnet_reads_it(tmp_path: Path) -> None:
     if not MXNET_PYTHON.exists():
         pytest.skip(f"no MXNet environment at {MXNET_PYTHON}: make mxnet-env")
-    script = Path(__file__).with_name("mxnet_side.py")
+    script = Path(__file__).parents[1] / "support" / "mxnet_side.py"
     done = subprocess.run(
         [MXNET_PYTHON, script, "save", tmp_path], capture_output=True, text=True, check=True, timeout=60
     )

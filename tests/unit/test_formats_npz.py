@@ -16,6 +16,7 @@ from trims_client.weights import Weights, numpy_dtype
 from trims.core.errors import ArtifactError
 from trims.formats.base import Artifact
 from trims.formats.npz import NpzConverter
+from trims.image.check import check_image
 from trims.image.plan import plan_image
 from trims.image.reader import ImageView
 from trims.testing.converters import artifact_at, convert
@@ -35,7 +36,7 @@ def converted(path: Path) -> dict[str, NDArray[Any]]:
     memory = bytearray(plan.nbytes)
     plan.write_into(memoryview(memory))
     view = ImageView(memoryview(memory))
-    view.validate()
+    check_image(view)
     return {
         spec.name: np.frombuffer(view.tensor(spec.name), numpy_dtype(spec.dtype)).reshape(spec.shape)
         for spec in view.layout

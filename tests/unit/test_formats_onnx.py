@@ -22,6 +22,7 @@ from trims.core.layout import DTYPE_BYTES  # noqa: E402
 from trims.formats.base import Artifact, Converter  # noqa: E402
 from trims.formats.onnx import INLINE_BELOW_BYTES, INLINE_INTEGERS_BELOW_BYTES, OnnxConverter  # noqa: E402
 from trims.formats.onnx_scan import external_locations  # noqa: E402
+from trims.image.check import check_image  # noqa: E402
 from trims.image.reader import ImageView  # noqa: E402
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def image(main: Path, **options: Any) -> ImageView:
     target = bytearray(plan.nbytes)
     plan.write_into(memoryview(target))
     view = ImageView(memoryview(bytes(target)))
-    view.validate()
+    check_image(view)
     return view
 
 

@@ -199,18 +199,20 @@ def test_cancelling_stops_the_writing_between_two_pieces(tmp_path: Path) -> None
     image = tmp_path / "image"
     with start_conversion(artifact_at(main), limits=LIMITS) as conversion:
         image.write_bytes(bytes(conversion.plan()))
-        with image.open("r+b") as target, pytest.raises(ConversionError, match="was cancelled"):
-            conversion.write(target.fileno(), lambda _: conversion.cancel())
+        with image.open("r+b") as target, pytest.raises(ConversionError) as caught:
+            conversion.write(target.fileno(), lambda _: conversion.cancel("the daemon is shutting down"))
+        conversion.close()
+    assert str(caught.value) == f"{main}: its conversion was stopped: the daemon is shutting down"
 
 
-def test_a_cancelled_or_closed_conversion_neither_plans_nor_writes(tmp_path: Path) -> None:
+def test_a_closed_conversion_neither_plans_nor_writes(tmp_path: Path) -> None:
     artifact = artifact_at(save(tmp_path / "m.safetensors", arrays("a")))
     conversion = start_conversion(artifact, limits=LIMITS)
     conversion.close()
     conversion.close()
-    with pytest.raises(ConversionError, match="was cancelled"):
+    with pytest.raises(ConversionError, match="its conversion was stopped: it was closed before its end"):
         conversion.plan()
-    with pytest.raises(ConversionError, match="was cancelled"):
+    with pytest.raises(ConversionError, match="its conversion was stopped: it was closed before its end"):
         conversion.write(0)
 
 

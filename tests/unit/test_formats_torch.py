@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import trims
+
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
@@ -17,6 +19,7 @@ from trims.core.errors import ArtifactError, NotSupportedError, TrimsError  # no
 from trims.core.layout import DTYPES  # noqa: E402
 from trims.formats.base import Artifact  # noqa: E402
 from trims.formats.torch import TorchConverter  # noqa: E402
+from trims.image.check import check_image  # noqa: E402
 from trims.image.reader import ImageView  # noqa: E402
 from trims.testing import torch_modules  # noqa: E402
 from trims.testing.converters import artifact_at, convert  # noqa: E402
@@ -40,7 +43,7 @@ def image_of(path: Path, **options: Any) -> ImageView:
     memory = bytearray(plan.nbytes)
     plan.write_into(memoryview(memory))
     view = ImageView(memoryview(memory).toreadonly())
-    view.validate()
+    check_image(view)
     return view
 
 
@@ -207,7 +210,7 @@ def test_a_skeleton_says_all_that_a_client_must_know(tmp_path: Path) -> None:
     assert program.attributes == json.loads(json.dumps({
         "class": f"{MODULES}.TiedModel",
         "training": False,
-        "versions": {"torch": torch.__version__},
+        "versions": {"torch": torch.__version__, "trims": trims.__version__},
         "buffers": ["calls", "positions"],
         "non_persistent": ["positions"],
         "constants": ["__constant__.0"],

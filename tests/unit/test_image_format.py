@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trims.core.errors import ArtifactError, ImageError, TensorNotFoundError
+from trims.core.errors import ArtifactChangedError, ArtifactError, ImageError, TensorNotFoundError
 from trims.core.layout import DTYPE_BYTES, DTYPES, TENSOR_ALIGNMENT_BYTES, element_count
+from trims.image.check import check_image
 from trims.image.header import METADATA_KEY
 from trims.image.index import HEADER, LENGTH, MAGIC, RECORD, decode_header
 from trims.image.plan import DATA_ALIGNMENT_BYTES, SourceTensor, plan_image
@@ -69,7 +70,7 @@ def test_any_names_dtypes_and_shapes_come_out_as_they_went_in(
     memory = image_of(sources, program=program, metadata=metadata)
 
     view = ImageView(memoryview(memory).toreadonly())
-    view.validate()
+    check_image(view)
     assert {spec.name: (spec.dtype, spec.shape) for spec in view.layout} == described
     assert {name: bytes(view.tensor(name)) for name in described} == wanted
     assert all(spec.offset % TENSOR_ALIGNMENT_BYTES == 0 for spec in view.layout)
@@ -113,7 +114,7 @@ def test_tied_tensors_share_an_offset_and_stay_readable_for_other_libraries() ->
         [tensor("a"), SourceTensor("b", "U8", (4,), tied_to="a"), SourceTensor("p", "U8", (2,), tied_to="a")]
     )
     view = ImageView(memoryview(memory))
-    view.validate()
+    check_image(view)
     assert view.layout.tensors["a"].offset == view.layout.tensors["b"].offset == view.layout.tensors["p"].offset
     assert bytes(view.tensor("p")) == b"\1\2"
     assert set(view.header.layout.tensors) >= {"a"}
@@ -123,7 +124,7 @@ def test_tied_tensors_share_an_offset_and_stay_readable_for_other_libraries() ->
 def test_names_that_look_like_our_own_are_kept_apart() -> None:
     names = ["__trims__.index", "__trims___.program", "__trims__", "__trims____.pad.0"]
     view = ImageView(memoryview(image_of([tensor(name) for name in names])))
-    view.validate()
+    check_image(view)
     assert list(view.layout.tensors) == names
 
 
@@ -171,7 +172,7 @@ def data_start(image: bytearray) -> int:
 
 def check(image: bytearray) -> None:
     view = ImageView(memoryview(image))
-    view.validate()
+    check_image(view)
 
 
 def test_every_truncation_is_noticed(image: bytearray) -> None:
@@ -364,12 +365,12 @@ def test_a_file_that_is_replaced_or_written_after_planning_is_an_artifact_error(
     path.write_bytes(bytes(100))
     plan = plan_image([span_of(path, 100)])
     os.utime(path, ns=(1, 1))
-    with pytest.raises(ArtifactError, match="was changed while it was read"):
+    with pytest.raises(ArtifactChangedError, match="was changed while it was read"):
         plan.write_into(memoryview(bytearray(plan.nbytes)))
     plan = plan_image([span_of(path, 100)])
     other.write_bytes(bytes(100))
     other.replace(path)
-    with pytest.raises(ArtifactError, match="was changed while it was read"):
+    with pytest.raises(ArtifactChangedError, match="was changed while it was read"):
         plan.write_into(memoryview(bytearray(plan.nbytes)))
 
 

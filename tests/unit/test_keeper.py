@@ -259,7 +259,7 @@ def test_the_context_is_given_back_when_nothing_needs_it(
     watcher.leave()
 
 
-def test_what_is_sealed_is_lent_and_given_back_beside_a_device_that_others_have_filled(
+def test_a_sealed_image_is_exported_and_freed_on_a_device_that_others_filled(
     folder: Path, cuda: FakeCuda, image: Callable[..., tuple[int, bytes]]
 ) -> None:
     """The keeper rests, and a context takes memory, of which there is none."""

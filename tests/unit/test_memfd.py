@@ -1,4 +1,4 @@
-"""Sealed memory without a name: nobody can write to it, and no more of it is promised than there is."""
+"""Sealed memory without a name: no process can write to it, and no more of it is promised than there is."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def received(sealed: Segment) -> Iterator[int]:
     os.close(fd)
 
 
-# -- nobody can write ----------------------------------------------------------------------------------------------
+# -- no process can write ------------------------------------------------------------------------------------------
 
 ATTEMPTS: dict[str, Callable[[int], object]] = {
     "write": lambda fd: os.pwrite(fd, b"x", 0),
@@ -70,9 +70,7 @@ ATTEMPTS: dict[str, Callable[[int], object]] = {
 
 
 @pytest.mark.parametrize("attempt", list(ATTEMPTS))
-def test_a_borrower_who_is_root_or_the_owner_cannot_write_not_even_through_a_new_descriptor(
-    attempt: str, received: int
-) -> None:
+def test_neither_root_nor_the_owner_can_write_even_through_a_new_descriptor(attempt: str, received: int) -> None:
     path = f"/proc/self/fd/{received}"
     os.chmod(path, 0o600)  # who owns it may, and it does not help
     fd = os.open(path, os.O_RDWR)
@@ -182,7 +180,7 @@ def test_more_than_is_available_is_a_capacity_error_with_the_numbers(
     driver: SealedMemfd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memfd, "available_bytes", lambda: 10 * MIB)
-    with pytest.raises(CapacityError, match=f"{11 * MIB} bytes needed, {10 * MIB} available"):
+    with pytest.raises(CapacityError, match=rf"11\.0 MiB \({11 * MIB} bytes\) needed, 10\.0 MiB available"):
         driver.create("m", 11 * MIB)
     driver.discard(driver.create("m", 10 * MIB))
 
@@ -192,7 +190,7 @@ def test_what_unfinished_ones_will_take_is_spoken_for_until_it_is_taken(
 ) -> None:
     monkeypatch.setattr(memfd, "available_bytes", lambda: 10 * MIB)
     first = driver.create("first", 6 * MIB)
-    with pytest.raises(CapacityError, match=f"{6 * MIB} of them spoken for"):
+    with pytest.raises(CapacityError, match=r"6\.0 MiB of them spoken for"):
         driver.create("second", 6 * MIB)
     driver.allocate(first)  # what is taken shows in what is available
     driver.discard(driver.create("second", 6 * MIB))

@@ -17,11 +17,18 @@ from trims.core.policy import (
     Usage,
 )
 from trims.daemon.main import load_policy
+from trims.testing.policies import PolicyContract, usage
 
 
-def usage(key: str, **known: float) -> Usage:
-    facts: dict[str, float] = {"nbytes": 100, "cost_s": 1.0, "uses": 1, "filled_at_s": 0.0, "last_used_s": 0.0, **known}
-    return Usage(key=key, **facts)  # type: ignore[arg-type]
+def order_of(policy: Policy, idle: list[Usage]) -> list[str]:
+    """The keys of idle replicas in the order in which the policy would have them go."""
+    order = []
+    for each in idle:
+        policy.idle(each)
+    while (key := policy.first()) is not None:
+        order.append(key)
+        policy.busy(key)
+    return order
 
 
 CANDIDATES = [
@@ -43,15 +50,15 @@ CANDIDATES = [
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_each_policy_has_its_order(policy: Policy, order: list[str]) -> None:
-    assert policy.order(CANDIDATES) == order
-    assert policy.order(CANDIDATES[::-1]) == order, "the order of asking does not matter"
-    assert policy.order([]) == []
+    assert order_of(policy, CANDIDATES) == order
+    assert order_of(policy, CANDIDATES[::-1]) == order, "the order of becoming idle does not matter"
+    assert order_of(policy, []) == []
 
 
 @pytest.mark.parametrize("name", ["lru", "lfu", "fifo", "gdsf"])
 def test_ties_are_broken_by_the_key_so_that_two_runs_agree(name: str) -> None:
     twins = [usage(key) for key in "cab"]
-    assert load_policy(name).order(twins) == ["a", "b", "c"]
+    assert order_of(load_policy(name), twins) == ["a", "b", "c"]
 
 
 def test_gdsf_is_the_papers_formula_worked_by_hand() -> None:
@@ -62,15 +69,15 @@ def test_gdsf_is_the_papers_formula_worked_by_hand() -> None:
     dear = usage("dear", nbytes=100, cost_s=30.0, uses=1)  # 0 + 1 x 30 / 100 = 0.3
     for each in (small, large, dear):
         policy.used(each)
-    assert policy.order([small, large, dear]) == ["large", "small", "dear"]
+    assert order_of(policy, [small, large, dear]) == ["large", "small", "dear"]
     policy.gone("large", evicted=True)  # L = 0.05
     late = usage("late", nbytes=100, cost_s=6.0, uses=1)  # 0.05 + 0.06 = 0.11: above small, though 0.06 < 0.1
     policy.used(late)
-    assert policy.order([late, small, dear]) == ["small", "late", "dear"]
+    assert order_of(policy, [late, small, dear]) == ["small", "late", "dear"]
     policy.gone("small", evicted=True)  # L = 0.1
     again = usage("again", nbytes=1000, cost_s=1.0, uses=1)  # 0.1 + 0.001 = 0.101: below late's 0.11, just
     policy.used(again)
-    assert policy.order([late, again, dear]) == ["again", "late", "dear"]
+    assert order_of(policy, [late, again, dear]) == ["again", "late", "dear"]
 
 
 def test_gdsf_does_not_age_by_what_leaves_of_itself() -> None:
@@ -81,9 +88,9 @@ def test_gdsf_does_not_age_by_what_leaves_of_itself() -> None:
     policy.gone("dear", evicted=False)
     fresh = usage("fresh", cost_s=2.0)
     policy.used(fresh)
-    assert policy.order([fresh, cheap]) == ["cheap", "fresh"]
+    assert order_of(policy, [fresh, cheap]) == ["cheap", "fresh"]
     policy.gone("never seen", evicted=True)
-    assert policy.order([fresh, cheap]) == ["cheap", "fresh"]
+    assert order_of(policy, [fresh, cheap]) == ["cheap", "fresh"]
 
 
 def test_gdsf_renews_the_priority_with_every_use() -> None:
@@ -91,7 +98,7 @@ def test_gdsf_renews_the_priority_with_every_use() -> None:
     policy.used(usage("a", uses=1))
     policy.used(usage("b", uses=2))
     policy.used(usage("a", uses=3))
-    assert policy.order([usage("a", uses=3), usage("b", uses=2)]) == ["b", "a"]
+    assert order_of(policy, [usage("a", uses=3), usage("b", uses=2)]) == ["b", "a"]
 
 
 def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
@@ -100,14 +107,51 @@ def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
 
 
 class Alphabetical:
+    """A policy written without ours: a plain list that is sorted whenever the first is asked for."""
+
     name: ClassVar[str] = "alphabetical"
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
 
     def used(self, usage: Usage) -> None: ...
 
-    def gone(self, key: str, *, evicted: bool) -> None: ...
+    def idle(self, usage: Usage) -> None:
+        self.keys.add(usage.key)
 
-    def order(self, candidates: list[Usage]) -> list[str]:
-        return sorted(usage.key for usage in candidates)
+    def busy(self, key: str) -> None:
+        self.keys.discard(key)
+
+    def first(self) -> str | None:
+        return min(self.keys, default=None)
+
+    def gone(self, key: str, *, evicted: bool) -> None:
+        self.busy(key)
+
+
+class TestAlphabetical(PolicyContract):
+    def make(self) -> Policy:
+        return Alphabetical()
+
+
+class TestLeastRecentlyUsed(PolicyContract):
+    def make(self) -> Policy:
+        return LeastRecentlyUsed()
+
+
+class TestLeastFrequentlyUsed(PolicyContract):
+    def make(self) -> Policy:
+        return LeastFrequentlyUsed()
+
+
+class TestFirstInFirstOut(PolicyContract):
+    def make(self) -> Policy:
+        return FirstInFirstOut()
+
+
+class TestGreedyDualSizeFrequency(PolicyContract):
+    def make(self) -> Policy:
+        return GreedyDualSizeFrequency()
 
 
 class NotAPolicy:
@@ -126,7 +170,7 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("plugins")
 def test_a_policy_of_somebody_else_is_loaded_by_its_name() -> None:
-    assert load_policy("alphabetical").order([usage("b"), usage("a")]) == ["a", "b"]
+    assert order_of(load_policy("alphabetical"), [usage("b"), usage("a")]) == ["a", "b"]
 
 
 @pytest.mark.usefixtures("plugins")

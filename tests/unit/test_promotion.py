@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_residency import Bench, error_of, kinds
+from books import Bench, error_of, kinds
 
 from trims.core.errors import ArtifactError, CapacityError, DeadlineError, InUseError, TooLargeError
 from trims.core.events import (
@@ -18,6 +18,7 @@ from trims.core.events import (
     Freed,
     Grant,
     Measure,
+    MeasureFailed,
     Refuse,
     Requested,
     SessionEnded,
@@ -25,7 +26,7 @@ from trims.core.events import (
     WaiterLeft,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, GPU, Place, Tier
+from trims.core.place import CPU, DISK, GPU, Place, TierKind
 from trims.core.policy import LeastRecentlyUsed
 from trims.core.replica import State
 from trims.core.residency import Residency
@@ -79,7 +80,17 @@ def test_a_load_that_fails_on_the_host_is_told_to_who_asked_for_the_device() -> 
     bench = Bench()
     bench.ask("a", place=GPU)
     error = ArtifactError("broken file")
+    bench.measured("a", 40)
     out = bench.feed(FillFailed, key="a", place=CPU, generation=bench.generation("a"), error=error)
+    assert error_of(out) is error
+    assert bench.state("a", GPU) is State.ABSENT
+
+
+def test_a_measurement_that_fails_on_the_host_is_told_to_the_device() -> None:
+    bench = Bench()
+    bench.ask("a", place=GPU)
+    error = ArtifactError("broken file")
+    out = bench.feed(MeasureFailed, error=error, **bench.measurement("a"))
     assert error_of(out) is error
     assert bench.state("a", GPU) is State.ABSENT
 
@@ -179,7 +190,7 @@ def test_who_leaves_before_there_is_room_on_the_host_leaves_nothing_behind_there
     bench.feed(SessionEnded, session=2)
     assert bench.state("a", GPU) is bench.state("a", CPU) is State.ABSENT
     bench.ask("b", session=3)
-    assert kinds(bench.measured("b", 20)) == [Fill], "nobody is before it any more"
+    assert kinds(bench.measured("b", 20)) == [Fill], "no other is before it any more"
 
 
 def test_one_who_waits_for_a_device_is_not_refused_because_another_will_not_wait() -> None:
@@ -195,7 +206,7 @@ def test_one_who_waits_for_a_device_is_not_refused_because_another_will_not_wait
     assert refusal.ticket == impatient
     assert isinstance(refusal.error, CapacityError)
     (late_refusal,) = bench.ask("a", session=4, place=GPU)
-    assert isinstance(late_refusal, Refuse), "nor is he who comes once it is known that the host is full"
+    assert isinstance(late_refusal, Refuse), "so is one that comes once it is known that the host is full"
     assert late_refusal.ticket == bench.ticket
     bench.feed(Closed, lease=lease, session=1)
     bench.freed("held")
@@ -223,7 +234,7 @@ def test_one_who_waits_for_a_device_waits_for_the_last_reader_on_the_host_too() 
 def test_a_deadline_that_passes_while_the_host_is_full_tells_of_the_host() -> None:
     bench = one_that_waits_for_a_full_host(deadline_in_s=5)
     bench.now += 10
-    with pytest.raises(CapacityError, match="no room at cpu: 40 bytes needed, 20 free of 100"):
+    with pytest.raises(CapacityError, match="no room at cpu: 40 B needed; 20 B free of 100 B"):
         raise error_of(bench.feed(Tick))
 
 
@@ -250,7 +261,7 @@ def two_that_wait_for_a_full_device() -> Bench:
     return bench
 
 
-def test_two_that_wait_for_a_full_device_do_not_take_turns_on_a_host_that_holds_one_of_them() -> None:
+def test_two_that_wait_for_a_full_device_do_not_take_turns_on_a_small_host() -> None:
     bench = two_that_wait_for_a_full_device()
     assert (bench.state("x"), bench.state("y")) == (State.SEALED, State.QUEUED)
     (free,) = bench.feed(SessionEnded, session=1)
@@ -295,9 +306,7 @@ def test_who_asks_for_what_is_just_copied_away_waits_for_the_copy() -> None:
 
 
 @pytest.mark.parametrize(("keep_alive_s", "left"), [(None, State.SEALED), (0.0, State.FREEING), (50.0, State.SEALED)])
-def test_what_was_brought_to_the_host_for_a_device_is_kept_there_as_long_as_on_the_device(
-    keep_alive_s: float | None, left: State
-) -> None:
+def test_a_host_copy_made_for_a_device_is_kept_as_long_as_the_device_s(keep_alive_s: float | None, left: State) -> None:
     bench = Bench()
     bench.ask("a", place=GPU, keep_alive_s=keep_alive_s)
     bench.measured("a", 40)
@@ -309,8 +318,8 @@ def test_what_was_brought_to_the_host_for_a_device_is_kept_there_as_long_as_on_t
     assert bench.state("a") is (State.SEALED if keep_alive_s is None else State.FREEING)
 
 
-def test_what_is_promised_to_one_device_is_not_given_up_when_it_was_copied_to_another() -> None:
-    other = Place(Tier.GPU, 1)
+def test_a_promise_to_one_device_outlives_the_copy_to_another() -> None:
+    other = Place(TierKind.GPU, 1)
     bench = Bench()
     bench.residency = Residency(
         {CPU: 100, GPU: 50, other: 50}, {place: LeastRecentlyUsed() for place in (CPU, GPU, other)}
@@ -342,7 +351,7 @@ def test_keep_alive_does_not_end_while_a_device_waits_for_room_for_the_image() -
     assert kinds(bench.feed(Tick)) == [Free]
 
 
-def test_a_load_on_the_host_that_fails_is_nothing_to_who_has_another_source_and_waits_for_the_device() -> None:
+def test_a_failed_load_on_the_host_does_not_fail_a_waiter_with_another_source() -> None:
     bench = Bench(gpu_bytes=100)
     bench.resident("held", 80, GPU)
     (held,) = bench.ask("held", place=GPU)
@@ -408,5 +417,5 @@ def test_a_demotion_that_fails_frees_the_device_all_the_same() -> None:
 def test_a_device_alone_without_a_host_measures_for_itself() -> None:
     """A daemon without cpu and disk tiers has nowhere else to convert: its tier says whether it can."""
     residency = Residency({GPU: 100}, {GPU: LeastRecentlyUsed()})
-    out = residency.handle(Requested(at_s=1.0, key="a", place=GPU, waiter=Waiter(1, 1, True, None), keep_alive_s=None))
+    out = residency.handle(Requested(at_s=1.0, key="a", place=GPU, waiter=Waiter(1, 1, True, None)))
     assert kinds([each for each in out if not isinstance(each, Changed)]) == [Measure]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from books import Bench, error_of, kinds
 
 from trims.core.errors import (
     ArtifactError,
@@ -19,10 +20,8 @@ from trims.core.errors import (
 from trims.core.events import (
     Abandon,
     Adopted,
-    Changed,
     Closed,
     DrainRequested,
-    Event,
     EvictRequested,
     Fill,
     Filled,
@@ -30,9 +29,9 @@ from trims.core.events import (
     Free,
     Freed,
     Grant,
-    Instruction,
     Measure,
     Measured,
+    MeasureFailed,
     PinChanged,
     Ready,
     Refuse,
@@ -43,79 +42,10 @@ from trims.core.events import (
     WaiterLeft,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, GPU, Place
+from trims.core.place import CPU, DISK, Place
 from trims.core.policy import LeastRecentlyUsed
-from trims.core.replica import Replica, State
+from trims.core.replica import Replica, Share, State
 from trims.core.residency import Residency
-
-
-class Bench:
-    """A residency with a clock of its own, validated after every event."""
-
-    def __init__(self, cpu_bytes: int = 100, disk_bytes: int = 1000, gpu_bytes: int = 100) -> None:
-        places = {CPU: cpu_bytes, DISK: disk_bytes, GPU: gpu_bytes}
-        self.residency = Residency(places, {place: LeastRecentlyUsed() for place in places})
-        self.now = 0.0
-        self.ticket = 0
-
-    def feed(self, kind: type[Event], **fields: object) -> list[Instruction]:
-        self.now += 1.0
-        out = self.residency.handle(kind(at_s=self.now, **fields))
-        self.residency.validate()
-        return [each for each in out if not isinstance(each, Changed)]
-
-    def ask(
-        self,
-        key: str,
-        *,
-        session: int | None = 1,
-        place: Place = CPU,
-        deadline_in_s: float | None = None,
-        lease: bool = True,
-        keep_alive_s: float | None = None,
-    ) -> list[Instruction]:
-        self.ticket += 1
-        deadline = None if deadline_in_s is None else self.now + 1.0 + deadline_in_s
-        waiter = Waiter(self.ticket, session, lease, deadline)
-        return self.feed(Requested, key=key, place=place, waiter=waiter, keep_alive_s=keep_alive_s)
-
-    def generation(self, key: str, place: Place = CPU) -> int:
-        replica = self.residency.find(key, place)
-        assert replica is not None
-        return replica.generation
-
-    def measured(self, key: str, nbytes: int, place: Place = CPU) -> list[Instruction]:
-        return self.feed(Measured, key=key, place=place, generation=self.generation(key, place), nbytes=nbytes)
-
-    def filled(self, key: str, place: Place = CPU, cost_s: float = 1.0) -> list[Instruction]:
-        return self.feed(Filled, key=key, place=place, generation=self.generation(key, place), cost_s=cost_s)
-
-    def freed(self, key: str, place: Place = CPU) -> list[Instruction]:
-        return self.feed(Freed, key=key, place=place, generation=self.generation(key, place))
-
-    def resident(self, key: str, nbytes: int, *places: Place) -> None:
-        """Have an idle, sealed replica at each place; at cpu if none is named."""
-        for place in places or (CPU,):
-            self.feed(Adopted, key=key, place=place, nbytes=nbytes)
-
-    def opened(self, key: str, session: int = 1) -> int:
-        """Open a resident model; returns the lease's number."""
-        (grant,) = self.ask(key, session=session)
-        assert isinstance(grant, Grant)
-        return grant.lease.number
-
-    def state(self, key: str, place: Place = CPU) -> State:
-        replica = self.residency.find(key, place)
-        return replica.state if replica else State.ABSENT
-
-
-def kinds(instructions: list[Instruction]) -> list[type[Instruction]]:
-    return [type(each) for each in instructions]
-
-
-def error_of(instructions: list[Instruction]) -> Exception:
-    (refusal,) = [each for each in instructions if isinstance(each, Refuse)]
-    return refusal.error
 
 
 def test_a_cold_open_is_measured_then_filled_then_granted() -> None:
@@ -187,10 +117,10 @@ def test_capacity_returns_only_when_the_tier_confirms() -> None:
     bench.resident("a", 100)
     bench.ask("b")
     assert kinds(bench.measured("b", 10)) == [Free]
-    assert bench.residency.room.free_bytes(CPU) == 0
+    assert bench.residency.capacity.at[CPU].free_bytes == 0
     assert bench.state("b") is State.QUEUED
     assert kinds(bench.freed("a")) == [Fill]
-    assert bench.residency.room.free_bytes(CPU) == 90
+    assert bench.residency.capacity.at[CPU].free_bytes == 90
 
 
 def test_nothing_is_evicted_when_even_everything_idle_would_not_do() -> None:
@@ -203,7 +133,7 @@ def test_nothing_is_evicted_when_even_everything_idle_would_not_do() -> None:
     assert kinds(out) == [Refuse, Abandon]
     error = error_of(out)
     assert isinstance(error, CapacityError)
-    assert "50 bytes needed, 0 free of 100; 60 leased" in str(error)
+    assert "50 B needed; 0 B free of 100 B, 60 B leased" in str(error)
     assert bench.state("idle") is State.SEALED
 
 
@@ -247,16 +177,64 @@ def test_an_image_larger_than_the_tier_is_refused_for_good() -> None:
     assert not error.retryable
 
 
-def test_a_large_image_that_waits_for_room_is_not_overtaken_by_small_ones() -> None:
-    bench = Bench(cpu_bytes=100)
+def behind_a_large_one(bench: Bench) -> int:
+    """Sixty of a hundred bytes are leased, and an image of ninety waits for them; returns the lease."""
     bench.resident("held", 60)
     lease = bench.opened("held")
-    bench.ask("large", session=2, deadline_in_s=100.0)
-    bench.measured("large", 90)
-    bench.ask("small", session=3, deadline_in_s=100.0)
-    assert bench.measured("small", 10) == []
-    bench.feed(Closed, lease=lease, session=1)
-    assert [fill.key for fill in bench.freed("held") if isinstance(fill, Fill)] == ["large", "small"]
+    bench.ask("large", session=2, deadline_in_s=1000.0)
+    assert bench.measured("large", 90) == []
+    return lease
+
+
+def test_an_image_that_waits_for_leases_is_overtaken_by_at_most_its_own_size() -> None:
+    bench = Bench(cpu_bytes=100)
+    behind_a_large_one(bench)
+    for turn in range(9):
+        bench.ask(f"small {turn}", session=3)
+        assert Fill in kinds(bench.measured(f"small {turn}", 10))
+        bench.filled(f"small {turn}")
+        bench.feed(SessionEnded, session=3)
+        bench.feed(EvictRequested, key=f"small {turn}", place=CPU, drain=False)
+        bench.freed(f"small {turn}")
+    bench.ask("one more", session=3)
+    error = error_of(bench.measured("one more", 10))
+    assert isinstance(error, CapacityError)
+    assert "kept for an earlier request of 90 B" in str(error)
+
+
+def test_a_reservation_ends_so_that_one_patient_waiter_cannot_hold_up_a_place() -> None:
+    bench = Bench(cpu_bytes=100)
+    behind_a_large_one(bench)
+    replica = bench.residency.find("large", CPU)
+    assert replica is not None
+    replica.overtaken_bytes = 85
+    bench.ask("patient", session=3, deadline_in_s=1000.0)
+    assert bench.measured("patient", 10) == []
+    until_s = bench.residency.next_due_s()
+    assert until_s is not None
+    bench.now = until_s
+    assert kinds(bench.feed(Tick)) == [Fill]
+
+
+def test_room_that_is_coming_is_kept_for_the_replica_that_had_it_evicted() -> None:
+    bench = Bench(cpu_bytes=100)
+    bench.resident("idle", 90)
+    bench.ask("first", session=1)
+    assert kinds(bench.measured("first", 90)) == [Free]
+    bench.ask("second", session=2)
+    assert isinstance(error_of(bench.measured("second", 20)), CapacityError)
+    bench.ask("third", session=3)
+    assert kinds(bench.measured("third", 10)) == [Fill]
+    assert [it.key for it in bench.freed("idle") if isinstance(it, Fill)] == ["first"]
+
+
+def test_the_oldest_image_in_line_gets_the_room_that_leases_leave() -> None:
+    bench = Bench(cpu_bytes=100)
+    lease = behind_a_large_one(bench)
+    bench.ask("later", session=3, deadline_in_s=1000.0)
+    assert bench.measured("later", 70) == []
+    assert kinds(bench.feed(Closed, lease=lease, session=1)) == [Free]
+    assert [fill.key for fill in bench.freed("held") if isinstance(fill, Fill)] == ["large"]
 
 
 def test_an_image_still_being_measured_holds_nobody_up() -> None:
@@ -272,7 +250,7 @@ def test_pinned_replicas_are_never_victims() -> None:
     bench.feed(PinChanged, key="pinned", place=CPU, pinned=True)
     bench.ask("c")
     error = error_of(bench.measured("c", 50))
-    assert "60 pinned" in str(error)
+    assert "60 B pinned" in str(error)
     with pytest.raises(InUseError, match="pinned"):
         bench.feed(EvictRequested, key="pinned", place=CPU, drain=False)
 
@@ -293,14 +271,51 @@ def test_a_failed_fill_answers_everybody_who_waited_with_its_error() -> None:
     bench.ask("a", session=2)
     out = bench.feed(FillFailed, key="a", place=CPU, generation=bench.generation("a"), error=ArtifactError("torn"))
     assert kinds(out) == [Refuse, Refuse]
-    assert bench.residency.room.free_bytes(CPU) == 100
+    assert bench.residency.capacity.at[CPU].free_bytes == 100
+
+
+def test_a_measurement_that_fails_after_the_image_came_by_another_way_ends_nothing() -> None:
+    """The seen case: opened at disk, then at cpu while its conversion is planned; the copy from disk overtakes it."""
+    bench = Bench()
+    bench.ask("a", session=1)
+    late = bench.measurement("a")
+    (fill,) = bench.feed(Adopted, key="a", place=DISK, nbytes=40)
+    assert isinstance(fill, Fill)
+    assert fill.source == DISK
+    assert bench.ask("a", session=2) == []
+    assert bench.feed(MeasureFailed, error=ArtifactError("the conversion was stopped"), **late) == []
+    assert bench.state("a") is State.FILLING
+    assert kinds(bench.filled("a")) == [Grant, Grant]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_measurement_that_is_not_running_any_more_says_nothing(fails: bool) -> None:
+    bench = Bench()
+    bench.ask("a")
+    facts = {**bench.measurement("a"), "measurement": 99}
+    kind, more = (MeasureFailed, {"error": ArtifactError("torn")}) if fails else (Measured, {"nbytes": 7})
+    assert bench.feed(kind, **more, **facts) == []
+    assert kinds(bench.measured("a", 40)) == [Fill]
+
+
+def test_completions_that_come_twice_change_nothing() -> None:
+    bench = Bench()
+    bench.ask("a")
+    bench.measured("a", 40)
+    facts = {"key": "a", "place": CPU, "generation": bench.generation("a")}
+    (grant,) = bench.filled("a")
+    assert isinstance(grant, Grant)
+    assert bench.filled("a") == []
+    assert bench.feed(FillFailed, error=ArtifactError("late"), **facts) == []
+    assert bench.feed(Freed, **facts) == []
+    assert bench.state("a") is State.SEALED
 
 
 def test_a_failed_measurement_leaves_nothing() -> None:
     bench = Bench()
     bench.ask("a")
-    out = bench.feed(FillFailed, key="a", place=CPU, generation=bench.generation("a"), error=ArtifactError("torn"))
-    assert kinds(out) == [Refuse]
+    out = bench.feed(MeasureFailed, error=ArtifactError("torn"), **bench.measurement("a"))
+    assert kinds(out) == [Refuse, Abandon]
     assert bench.state("a") is State.ABSENT
 
 
@@ -308,9 +323,9 @@ def test_completions_of_an_earlier_incarnation_are_ignored() -> None:
     bench = Bench()
     bench.ask("a")
     stale = bench.generation("a")
-    bench.feed(FillFailed, key="a", place=CPU, generation=stale, error=ArtifactError("torn"))
+    bench.feed(MeasureFailed, error=ArtifactError("torn"), **bench.measurement("a"))
     bench.ask("a")
-    for kind, more in ((Measured, {"nbytes": 1}), (Filled, {"cost_s": 1.0}), (Freed, {})):
+    for kind, more in ((Measured, {"nbytes": 1, "measurement": 1}), (Filled, {"cost_s": 1.0}), (Freed, {})):
         assert bench.feed(kind, key="a", place=CPU, generation=stale, **more) == []
     assert bench.state("a") is State.QUEUED
 
@@ -485,8 +500,8 @@ def test_an_illegal_step_tells_the_replicas_story() -> None:
 @pytest.mark.parametrize(
     ("damage", "rule"),
     [
-        (lambda r: r.room.charged.__setitem__(CPU, 1), "charged"),
-        (lambda r: r.replicas["a", CPU].leases.add(99), "lease 99"),
+        (lambda r: setattr(r.capacity.at[CPU], "charged_bytes", 1), "charged"),
+        (lambda r: r.replicas["a", CPU].leases.update({99: None}), "lease 99"),
         (lambda r: setattr(r.replicas["a", CPU], "state", State.FREEING), "leased in a state"),
         (lambda r: r.leases.by_number.clear(), "lease"),
         (lambda r: setattr(r.replicas["a", CPU], "source", DISK), "source"),
@@ -494,13 +509,17 @@ def test_an_illegal_step_tells_the_replicas_story() -> None:
             lambda r: r.replicas["a", CPU].waiters.update({5: Waiter(5, 1, True, None)}),
             "sealed with a waiter",
         ),
-        (lambda r: r.room.capacities.__setitem__(CPU, 10), "capacity"),
+        (lambda r: setattr(r.capacity.at[CPU], "capacity_bytes", 10), "capacity"),
         (lambda r: r.waiters.by_ticket.update({5: r.replicas["a", CPU]}), "waiters differ"),
-        (lambda r: r.shelf.by_key.clear(), "the index by key has it at"),
-        (lambda r: r.shelf.by_key["a"].update({DISK: r.replicas["a", CPU]}), "the index by key has it at"),
-        (lambda r: r.shelf.by_key.update({"b": {}}), "the index by key has it at"),
-        (lambda r: r.shelf.by_key["a"].update({CPU: Replica("a", CPU, 99)}), r"index by key has it at cpu \(99\)"),
-        (lambda r: r.shelf.replicas.clear(), "the index by key has it at"),
+        (lambda r: r.table.by_key.clear(), "the index by key has it at"),
+        (lambda r: r.table.by_key["a"].update({DISK: r.replicas["a", CPU]}), "the index by key has it at"),
+        (lambda r: r.table.by_key.update({"b": {}}), "the index by key has it at"),
+        (lambda r: r.table.by_key["a"].update({CPU: Replica("a", CPU, 99)}), r"index by key has it at cpu \(99\)"),
+        (lambda r: r.table.replicas.clear(), "the index by key has it at"),
+        (lambda r: r.table.by_place[CPU].clear(), "the index by place"),
+        (lambda r: r.capacity.at[CPU].shares.update({Share.IDLE: 7}), "the shares are"),
+        (lambda r: setattr(r.capacity.at[CPU], "claimed_bytes", 7), "bytes claimed"),
+        (lambda r: setattr(r.replicas["a", CPU], "keep_until_s", 7.0), "no alarm is set"),
     ],
 )
 def test_validate_notices_damaged_books(damage: object, rule: str) -> None:
@@ -512,15 +531,107 @@ def test_validate_notices_damaged_books(damage: object, rule: str) -> None:
         bench.residency.validate()
 
 
-def test_when_who_held_the_others_back_gives_up_each_of_them_gets_room_or_an_answer() -> None:
+def test_a_waiter_without_a_deadline_is_answered_at_once_behind_a_patient_one() -> None:
     bench = Bench(cpu_bytes=100)
     bench.resident("held", 60)
     bench.opened("held")
-    for session, (key, nbytes, deadline_in_s) in enumerate([("p", 90, 10.0), ("b", 70, None), ("c", 30, None)], 2):
-        bench.ask(key, session=session, deadline_in_s=deadline_in_s)
-        assert bench.measured(key, nbytes) == []
-    bench.now += 20.0
-    out = bench.feed(Tick)
-    assert [it.ticket for it in out if isinstance(it, Refuse)] == [2, 3]
-    (fill,) = [it for it in out if isinstance(it, Fill)]
-    assert fill.key == "c"
+    bench.ask("patient", session=2, deadline_in_s=1000.0)
+    assert bench.measured("patient", 90) == []
+    bench.ask("too big now", session=3)
+    assert isinstance(error_of(bench.measured("too big now", 70)), CapacityError)
+    bench.ask("small", session=4)
+    assert kinds(bench.measured("small", 30)) == [Fill]
+
+
+def test_a_waiter_without_a_deadline_that_joins_a_patient_one_is_answered_at_once() -> None:
+    bench = Bench(cpu_bytes=100)
+    bench.resident("held", 60)
+    bench.opened("held")
+    bench.ask("patient", session=2, deadline_in_s=1000.0)
+    assert bench.measured("patient", 90) == []
+    assert isinstance(error_of(bench.ask("patient", session=3)), CapacityError)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_a_pin_at_a_place_without_a_tier_is_refused_by_name(pinned: bool) -> None:
+    bench = Bench()
+    with pytest.raises(NotSupportedError, match="no tier gpu:7"):
+        bench.feed(PinChanged, key="a", place=Place.parse("gpu:7"), pinned=pinned)
+
+
+def test_a_request_that_says_nothing_of_keep_alive_leaves_it_as_it_was() -> None:
+    """A client that takes up a lease after a restart must not end the keep-alive that the manifest states."""
+    bench = Bench()
+    bench.ask("a", keep_alive_s=10.0)
+    bench.measured("a", 40)
+    bench.filled("a")
+    bench.ticket += 1
+    bench.feed(Requested, key="a", place=CPU, waiter=Waiter(bench.ticket, 2, True, None))
+    replica = bench.residency.find("a", CPU)
+    assert replica is not None
+    assert replica.keep_alive_s == 10.0
+
+
+def test_a_draining_daemon_refuses_prefetches_and_goes_on_with_its_own_work() -> None:
+    bench = Bench()
+    bench.feed(DrainRequested)
+    assert isinstance(error_of(bench.ask("a", session=None, lease=False)), DrainingError)
+    waiter = Waiter(99, None, wants_lease=False, deadline_at_s=None, internal=True)
+    assert kinds(bench.feed(Requested, key="a", place=DISK, waiter=waiter)) == [Measure]
+
+
+def test_what_a_restart_found_is_granted_once_its_bytes_are_verified() -> None:
+    bench = Bench()
+    bench.feed(Adopted, key="a", place=CPU, nbytes=40, verified=False)
+    assert bench.ask("a") == []
+    assert kinds(bench.filled("a")) == [Grant]
+
+
+def test_what_a_restart_found_and_is_wrong_is_refused_and_gives_its_room_back() -> None:
+    bench = Bench()
+    bench.feed(Adopted, key="a", place=CPU, nbytes=40, verified=False)
+    bench.ask("a")
+    out = bench.feed(FillFailed, key="a", place=CPU, generation=bench.generation("a"), error=ArtifactError("flipped"))
+    assert kinds(out) == [Refuse]
+    assert bench.residency.capacity.at[CPU].free_bytes == 100
+
+
+def test_lease_numbers_begin_where_the_daemon_says() -> None:
+    residency = Residency({CPU: 100}, {CPU: LeastRecentlyUsed()}, first_lease=7000)
+    residency.handle(Adopted(at_s=0.0, key="a", place=CPU, nbytes=10))
+    out = residency.handle(Requested(at_s=1.0, key="a", place=CPU, waiter=Waiter(1, 1, True, None)))
+    assert [it.lease.number for it in out if isinstance(it, Grant)] == [7000]
+
+
+# -- the number of images ------------------------------------------------------------------------------------------
+
+
+def with_images(most: int) -> Bench:
+    bench = Bench()
+    places = {CPU: 1000, DISK: 1000}
+    bench.residency = Residency(places, {place: LeastRecentlyUsed() for place in places}, max_images=most)
+    return bench
+
+
+def test_beyond_the_limit_of_images_the_one_idle_longest_goes_from_wherever_it_is() -> None:
+    bench = with_images(3)
+    bench.resident("old", 10, DISK)
+    bench.resident("older than new", 10)
+    bench.resident("new", 10)
+    bench.ask("more")
+    out = bench.measured("more", 10)
+    assert [(it.key, it.place) for it in out if isinstance(it, Free)] == [("old", DISK)]
+    assert kinds(bench.filled("more")) == [Grant]
+
+
+def test_what_is_read_or_pinned_stays_beyond_the_limit_of_images() -> None:
+    bench = with_images(2)
+    bench.resident("read", 10)
+    lease = bench.opened("read")
+    bench.feed(PinChanged, key="pinned", place=CPU, pinned=True)
+    bench.resident("pinned", 10)
+    bench.ask("more", session=2)
+    assert kinds(bench.measured("more", 10)) == [Fill]
+    assert kinds(bench.filled("more")) == [Grant]
+    out = bench.feed(Closed, lease=lease, session=1)
+    assert [it.key for it in out if isinstance(it, Free)] == ["read"], "the surplus goes once it is idle"

@@ -1,4 +1,4 @@
-"""Scratch folders of converters: removed when nobody holds them, and nothing else ever is."""
+"""Scratch folders of converters: removed when no process holds them, and nothing else ever is."""
 
 from __future__ import annotations
 

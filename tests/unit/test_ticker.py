@@ -21,7 +21,7 @@ FOR_EVER_S = 1000.0
 
 
 class Watched(threading.Condition):
-    """Tells for how long the thread goes to sleep, and counts how often somebody wakes it."""
+    """Tells for how long the thread goes to sleep, and counts how often it is woken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,9 @@ class Watched(threading.Condition):
         self.woken = 0
 
     def wait(self, timeout: float | None = None) -> bool:
-        self.sleeps.put(timeout)  # the lock is held until the thread sleeps: whoever takes it next finds it asleep
+        self.sleeps.put(
+            timeout
+        )  # the lock is held until the thread sleeps: a thread that takes it next finds it asleep
         return super().wait(timeout)
 
     def notify(self, n: int = 1) -> None:
@@ -175,3 +177,21 @@ def test_it_ends_at_once_also_from_its_sleep_and_ending_twice_is_harmless(bench:
 
 def test_one_that_was_never_started_can_be_stopped() -> None:
     Ticker(lambda: None, lambda now_s: None).stop()
+
+
+def test_a_tick_that_fails_is_logged_and_time_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    ticks: list[float] = []
+    again = threading.Event()
+
+    def tick(now_s: float) -> None:
+        ticks.append(now_s)
+        if len(ticks) == 1:
+            raise RuntimeError("a bug in one tick")
+        again.set()
+
+    ticker = Ticker(lambda: 0.0 if not again.is_set() else None, tick)
+    ticker.start()
+    assert again.wait(20)
+    ticker.stop()
+    assert "a bug in one tick" in caplog.text
+    assert len(ticks) == 2

@@ -126,7 +126,7 @@ def test_when_an_error_is_raised_nobody_writes_any_more(
     assert running == []
 
 
-def test_a_cancelled_copy_stops(files: Callable[[int], tuple[int, int, bytes]]) -> None:
+def test_a_cancelled_copy_stops_and_says_why(files: Callable[[int], tuple[int, int, bytes]]) -> None:
     source, target, data = files(8 * 64 * KIB)
     cancelled, seen = threading.Event(), []
 
@@ -134,7 +134,10 @@ def test_a_cancelled_copy_stops(files: Callable[[int], tuple[int, int, bytes]]) 
         seen.append(done)
         cancelled.set()
 
-    with ThreadPoolExecutor(1) as readers, pytest.raises(ConversionError, match="cancelled"):
+    with (
+        ThreadPoolExecutor(1) as readers,
+        pytest.raises(ConversionError, match="the copy was stopped: the daemon is shutting"),
+    ):
         transfer.copy(source, target, len(data), on_progress=on_progress, cancelled=cancelled, readers=readers)
     assert seen == [64 * KIB]
     assert os.pread(target, len(data), 0) == data[: 64 * KIB] + bytes(len(data) - 64 * KIB)
@@ -201,6 +204,24 @@ def test_memory_that_cannot_be_read_into_around_the_cache_is_read_into_through_i
     assert bytes(room) == data[64 * KIB : 128 * KIB]
     assert not any(source.use_direct(chunk) for chunk in range(20)), "once is enough"
     source.close()
+
+
+def test_no_system_call_keeps_a_processor_for_more_than_a_fraction_of_a_millisecond(
+    files: Callable[[int], tuple[int, int, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length = 2 * reading.CALL_BYTES + 5
+    source_fd, _, data = files(length)
+    real, asked = os.preadv, []
+
+    def counts(fd: int, rooms: list[memoryview], offset: int) -> int:
+        asked.append(len(rooms[0]))
+        return real(fd, rooms, offset)
+
+    monkeypatch.setattr(os, "preadv", counts)
+    room = bytearray(length + 7)
+    assert reading.read_up_to(source_fd, memoryview(room), 0) == length
+    assert bytes(room[:length]) == data
+    assert max(asked) == reading.CALL_BYTES
 
 
 def test_a_file_system_without_such_reads_is_read_the_plain_way(

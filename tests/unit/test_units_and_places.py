@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trims.core.errors import CallerError, ConfigError
-from trims.core.place import CPU, DISK, Place, Tier
+from trims.core.place import CPU, DISK, Place, TierKind
 from trims.core.units import align_up, format_bytes, format_seconds, parse_bytes
 
 
@@ -62,9 +65,9 @@ def test_aligning_goes_up_and_no_further(offset: int, alignment: int) -> None:
     [
         ("cpu", CPU, "cpu"),
         ("disk", DISK, "disk"),
-        ("cloud", Place(Tier.CLOUD), "cloud"),
-        ("gpu", Place(Tier.GPU), "gpu:0"),
-        ("gpu:12", Place(Tier.GPU, 12), "gpu:12"),
+        ("cloud", Place(TierKind.CLOUD), "cloud"),
+        ("gpu", Place(TierKind.GPU), "gpu:0"),
+        ("gpu:12", Place(TierKind.GPU, 12), "gpu:12"),
         ("cpu:0", CPU, "cpu"),
     ],
 )
@@ -83,4 +86,12 @@ def test_what_is_no_place_is_named(text: str) -> None:
 
 
 def test_the_fastest_tier_ranks_first() -> None:
-    assert sorted(Tier, key=lambda tier: tier.rank) == [Tier.GPU, Tier.CPU, Tier.DISK, Tier.CLOUD]
+    assert sorted(TierKind, key=lambda tier: tier.rank) == [TierKind.GPU, TierKind.CPU, TierKind.DISK, TierKind.CLOUD]
+
+
+def test_there_is_one_object_for_each_place_wherever_it_comes_from() -> None:
+    other = Place(TierKind.GPU, 1)
+    assert Place.parse("gpu:1") is other
+    assert pickle.loads(pickle.dumps(other)) is other
+    assert copy.deepcopy({other: 1}) == {other: 1}
+    assert other != Place(TierKind.GPU, 0)

@@ -45,6 +45,9 @@ class _Attached:
         self.region = None
         self._head.close()
 
+    def drop(self) -> None:
+        self.close()
+
 
 class DeviceShelf:
     """One fake device that images are put on.

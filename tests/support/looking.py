@@ -10,7 +10,6 @@ import pytest
 
 from trims.core.errors import TrimsError
 from trims.core.place import CPU, DISK, Place
-from trims.daemon import views
 from trims.daemon.check import check_store
 from trims.daemon.main import shm_prefix
 from trims.store.asks import Granted, Pending
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trims.daemon.main import Daemon
+    from trims.store.read_model import ReplicaView
     from trims.tiers.base import Extent
-    from trims.wire import trims_pb2 as pb
 
 #: Nothing here takes so long; only a failing test waits it out.
 WAIT_S = 60.0
@@ -67,25 +66,25 @@ def error_of(pending: Pending) -> TrimsError:
     return caught.value
 
 
-def replicas(daemon: Daemon) -> dict[str, pb.Replica]:
+def replicas(daemon: Daemon) -> dict[str, ReplicaView]:
     """By place; for tests with one image."""
-    return {replica.place: replica for replica in views.all_replicas(daemon.store, daemon.attach.sessions())}
+    return {str(view.id.place): view for view in daemon.store.read.replicas()}
 
 
 def states(daemon: Daemon) -> dict[str, str]:
     """Place -> state; for tests with one image."""
-    return {place: replica.state for place, replica in replicas(daemon).items()}
+    return {place: view.state.value for place, view in replicas(daemon).items()}
 
 
 def leases(daemon: Daemon) -> int:
     """How many there are."""
-    return int(views.stats(daemon.store, 0, 0.0).leases)
+    return daemon.store.read.whole().leases
 
 
 def charged(daemon: Daemon, place: Place) -> int:
     """Bytes the books charge to a place."""
-    (tier,) = [tier for tier in views.stats(daemon.store, 0, 0.0).tiers if tier.place == str(place)]
-    return int(tier.charged_bytes)
+    (tier,) = [tier for tier in daemon.store.read.whole().tiers if tier.place == place]
+    return tier.charged_bytes
 
 
 def extent_at(daemon: Daemon, place: Place) -> Extent:
@@ -110,7 +109,7 @@ def restart(daemon: Daemon, serve: Callable[..., Daemon], **settings: object) ->
 def nothing_is_left(daemon: Daemon) -> None:
     """Once all work is done: no unfinished memory, no charge without a replica, books and facts agree to the byte."""
     settled = {"sealed", "draining"}
-    wait_until(lambda: {r.state for r in views.all_replicas(daemon.store, [])} <= settled, "work goes on for ever")
+    wait_until(lambda: {view.state.value for view in daemon.store.read.replicas()} <= settled, "work goes on for ever")
     prefix = shm_prefix(daemon.config.state_dir)
     segments = {name for name in os.listdir("/dev/shm") if name.startswith(prefix)}
     images = daemon.config.state_dir / "images"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import struct
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trims.wire.frames import Decoder, encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from trims.wire.frames import Message
@@ -52,6 +53,14 @@ class Peer:
         except ConnectionError:
             return
 
+    def answer_nothing(self) -> None:
+        """Until the client hangs up."""
+        try:
+            while True:
+                self.hear()
+        except ConnectionError:
+            return
+
     def greeted(self) -> Message:
         """Answer the hello that comes with the first request; returns the request."""
         assert self.hear()["op"] == "hello"
@@ -67,7 +76,8 @@ class Door:
         self.listener = socket.socket(socket.AF_UNIX)
         self.listener.bind(self.path)
         self.listener.listen()
-        self.scripts: list[Callable[[Peer], None]] = []
+        self.scripts: Iterable[Callable[[Peer], None]] = []
+        self.served = 0
         self.errors: list[BaseException] = []
         self.threads: list[threading.Thread] = []
         self.accepting = threading.Thread(target=self._accept)
@@ -77,9 +87,18 @@ class Door:
         self.scripts = list(scripts)
         self.accepting.start()
 
+    def serves_each(self, script: Callable[[Peer], None]) -> None:
+        """What to do with every connection until the end of the test."""
+        self.scripts = itertools.repeat(script)
+        self.accepting.start()
+
     def _accept(self) -> None:
         for script in self.scripts:
-            sock, _ = self.listener.accept()
+            try:
+                sock, _ = self.listener.accept()
+            except OSError:  # `end` was called
+                return
+            self.served += 1
             self.threads.append(threading.Thread(target=self._run, args=(script, sock)))
             self.threads[-1].start()
 
@@ -92,6 +111,8 @@ class Door:
 
     def end(self) -> None:
         """Every script has run as it was written."""
+        if isinstance(self.scripts, itertools.repeat):
+            self.listener.shutdown(socket.SHUT_RDWR)
         self.accepting.join(WAIT_S)
         for thread in (self.accepting, *self.threads):
             thread.join(WAIT_S)

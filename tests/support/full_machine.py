@@ -18,6 +18,7 @@ from looking import WAIT_S, charged, extent_at, leases, nothing_is_left, states,
 from safetensors.numpy import save_file
 from trims_client import connect
 
+from trims.control import admin
 from trims.core.errors import CapacityError, TrimsError
 from trims.core.place import CPU, DISK
 from trims.daemon.config import build_config
@@ -82,7 +83,7 @@ def reads_true(session: Session, path: Path, expected: np.ndarray) -> None:
 
 
 def fill_up(folder: Path) -> Path:
-    """Somebody else takes all that is left."""
+    """Another program takes all that is left."""
     filler = folder / "filler"
     with open(filler, "wb", buffering=0) as file:
         for size in (1 << 16, 1 << 12):
@@ -104,7 +105,7 @@ def memory_is_smaller_than_promised(folder: Path) -> None:
         model(folder, name, size) for name, size in (("a", SMALL), ("bb", SMALL), ("ccc", BIG))
     )
     with served(folder) as (daemon, session), session.open_file(small) as held:
-        refused(lambda: session.open_file(big), "/dev/shm is full", "of 2097152", "lower the cpu tier's capacity")
+        refused(lambda: session.open_file(big), "/dev/shm is full", "of 2.0 MiB", "lower the cpu tier's capacity")
         np.testing.assert_array_equal(held["weight"], few)
         reads_true(session, other, others)
         assert charged(daemon, CPU) == sum(extent.nbytes for extent in daemon.store.runner.extents().values())
@@ -131,7 +132,7 @@ def memory_is_taken_by_somebody_else(folder: Path) -> None:
     (small, few), (other, others) = (model(folder, name, SMALL) for name in ("a", "bb"))
     with served(folder) as (_, session), session.open_file(small) as held:
         filler = fill_up(Path("/dev/shm"))
-        refused(lambda: session.open_file(other), "/dev/shm is full", "0 free of 2097152")
+        refused(lambda: session.open_file(other), "/dev/shm is full", "0 B free of 2.0 MiB")
         np.testing.assert_array_equal(held["weight"], few)
         filler.unlink()
         reads_true(session, other, others)
@@ -173,6 +174,50 @@ def the_disk_is_full_to_the_last_byte(folder: Path) -> None:
             np.testing.assert_array_equal(weights["weight"], others)
 
 
+def a_daemon_starts_on_a_full_disk(folder: Path) -> None:
+    """What was registered and what has an image is served; changes are refused with the remedy."""
+    mount(folder / "state")
+    (small, few), (other, others) = (model(folder, name, SMALL) for name in ("a", "bb"))
+    with served(folder) as (daemon, _):
+        daemon.registry.put({"name": "kept", "artifact": {"path": str(small)}}, "")
+        daemon.store.load("kept", DISK).result(WAIT_S)
+    filler = fill_up(folder / "state")
+    manifest = {"name": "m", "artifact": {"path": str(other)}}
+    for _ in range(2):
+        with served(folder) as (daemon, session):
+            with session.open("kept") as weights:
+                np.testing.assert_array_equal(weights["weight"], few)
+            reads_true(session, other, others)
+            refused(lambda: daemon.registry.put(manifest, ""), "was full when the daemon started", "start the daemon")
+            refused(lambda: daemon.store.pin("kept", CPU, pinned=True), "catalog.db takes no changes")
+    filler.unlink()
+    with served(folder) as (daemon, session):
+        daemon.registry.put(manifest, "")
+        with session.open("kept") as weights:
+            np.testing.assert_array_equal(weights["weight"], few)
+
+
+def a_daemon_that_was_killed_starts_on_a_full_disk(folder: Path) -> None:
+    """What it had not written back lies in the logs beside its databases."""
+    mount(folder / "state")
+    (small, few), (other, others) = (model(folder, name, SMALL) for name in ("a", "bb"))
+    command = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(folder / "run"), "serve", "--gpus=none"]
+    command += [f"--state-dir={folder / 'state'}", "--cpu-capacity-bytes=64MiB", "--disk-capacity-bytes=64MiB"]
+    process = subprocess.Popen(command)
+    with connect(folder / "run", wait_s=WAIT_S), admin(folder / "run") as daemon:
+        daemon.add({"name": "kept", "artifact": {"path": str(small)}})
+        process.kill()
+        process.wait()
+    filler = fill_up(folder / "state")
+    with served(folder) as (_, session):
+        with session.open("kept") as weights:
+            np.testing.assert_array_equal(weights["weight"], few)
+        reads_true(session, other, others)
+    filler.unlink()
+    with served(folder) as (_, session), session.open("kept") as weights:
+        np.testing.assert_array_equal(weights["weight"], few)
+
+
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
@@ -181,6 +226,8 @@ SCENARIOS = {
         memory_is_taken_by_somebody_else,
         the_disk_is_smaller_than_promised,
         the_disk_is_full_to_the_last_byte,
+        a_daemon_starts_on_a_full_disk,
+        a_daemon_that_was_killed_starts_on_a_full_disk,
     )
 }
 

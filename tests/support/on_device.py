@@ -15,6 +15,7 @@ import pytest
 
 from trims.keeper.client import KeeperConnection
 from trims.memory.cuda import api
+from trims.memory.cuda.connect import connect as connect_driver
 from trims.testing.fake_cuda import make_devices
 from trims.wire.frames import Decoder, encode
 
@@ -59,7 +60,7 @@ def reached(request: pytest.FixtureRequest, folder: Path) -> str:
 
 def starter(serve: Callable[..., Daemon], kind: str) -> Callable[..., Daemon]:
     """The body of a fixture: starts a daemon with that device; a driver that the device has not is a skip."""
-    device = api.connect(kind).devices()[0]
+    device = connect_driver(kind).devices()[0]
 
     def start(driver: str = "vmm") -> Daemon:
         if not getattr(device, driver):

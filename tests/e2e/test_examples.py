@@ -1,0 +1,158 @@
+"""Every program in examples/ runs against a real daemon and says what its docstring promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from trims.control import admin
+from trims.core.place import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trims.daemon.main import Daemon
+
+ROOT = Path(__file__).parents[2]
+MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
+EXAMPLES = ROOT / "examples"
+PLUGIN = EXAMPLES / "policy_plugin"
+MOST_LINES = 40
+WAIT_S = 100
+
+
+def run(program: str, artifact: Path, daemon: Daemon, python: str = sys.executable) -> str:
+    """What it prints."""
+    environment = {**os.environ, "TRIMS_RUNTIME_DIR": str(daemon.config.runtime_dir)}
+    command = [python, str(EXAMPLES / program), str(artifact)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.fixture
+def linear(folder: Path) -> Path:
+    """The weights of a linear layer whose answer to ones is known: 4 * (8 + 1)."""
+    path = folder / "linear.safetensors"
+    save_file({"weight": np.ones((4, 8), np.float32), "bias": np.ones(4, np.float32)}, path)
+    return path
+
+
+def test_every_program_is_short_and_run_by_a_test_here() -> None:
+    programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
+    assert len(programs) >= 6
+    tested = Path(__file__).read_text()
+    for name in programs:
+        assert f'"{name}"' in tested, f"{name} is run by no test"
+        assert len((EXAMPLES / name).read_text().splitlines()) <= MOST_LINES, name
+        assert f"`{name} FILE`" in (EXAMPLES / "README.md").read_text()
+
+
+def test_arrays(daemon: Daemon, linear: Path) -> None:
+    told = run("numpy_arrays.py", linear, daemon)
+    assert "weight: float32 (4, 8), sum 32" in told
+    assert "loaded now" in told
+    assert "resident before" in run("numpy_arrays.py", linear, daemon)
+
+
+def test_a_torch_module(daemon: Daemon, linear: Path) -> None:
+    pytest.importorskip("torch")
+    assert run("torch_module.py", linear, daemon) == "answer 36\n"
+
+
+def test_an_onnxruntime_session(daemon: Daemon, folder: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    from onnx import helper, numpy_helper
+
+    weight = numpy_helper.from_array(np.ones((8, 4), np.float32), "weight")
+    given = helper.make_tensor_value_info("given", onnx.TensorProto.FLOAT, [1, 8])
+    answer = helper.make_tensor_value_info("answer", onnx.TensorProto.FLOAT, [1, 4])
+    node = helper.make_node("MatMul", ["given", "weight"], ["answer"])
+    graph = helper.make_graph([node], "linear", [given], [answer], [weight])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), folder / "m.onnx")
+    assert run("onnxruntime_session.py", folder / "m.onnx", daemon) == "answer 32\n"
+
+
+@pytest.mark.mxnet
+@pytest.mark.skipif(not MXNET_PYTHON.exists(), reason="no MXNet environment: make mxnet-env")
+def test_an_mxnet_executor(daemon: Daemon, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = (
+        "import mxnet as mx; value = mx.sym.FullyConnected(mx.sym.Variable('data'), num_hidden=4, name='dense');"
+        "ones = {'dense_weight': mx.nd.ones((4, 8)), 'dense_bias': mx.nd.ones(4)};"
+        f"mx.model.save_checkpoint({str(folder / 'm')!r}, 0, value, ones, {{}})"
+    )
+    subprocess.run([str(MXNET_PYTHON), "-c", save], check=True, capture_output=True, timeout=WAIT_S)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "client")]))
+    told = run("mxnet_executor.py", folder / "m-symbol.json", daemon, python=str(MXNET_PYTHON))
+    assert told.splitlines()[-1] == "answer 36"
+
+
+def test_a_function_handler(daemon: Daemon, linear: Path) -> None:
+    told = run("function_handler.py", linear, daemon)
+    assert "{'tensor': 'weight', 'mean': 1.0}" in told
+    assert told.endswith("cold start\n")
+    assert run("function_handler.py", linear, daemon).endswith("warm start\n")
+
+
+def test_many_processes(daemon: Daemon, linear: Path) -> None:
+    told = run("many_processes.py", linear, daemon)
+    assert re.search(r"^4 leases of one copy of \d+ bytes; 1 different answer$", told, re.MULTILINE)
+
+
+def test_an_operator(daemon: Daemon, linear: Path) -> None:
+    told = run("operate_daemon.py", linear, daemon)
+    assert "example: " in told
+    assert "refused: the replica at cpu is pinned" in told
+    assert "freed at cpu, disk" in told
+    assert "first change: first waiter" in told
+
+
+def test_an_asyncio_program(daemon: Daemon, linear: Path) -> None:
+    assert run("asyncio_program.py", linear, daemon) == "serving\n1 size of 10 opens\n"
+
+
+def test_a_policy_plugin_passes_its_contract_and_is_found_by_its_name(folder: Path, linear: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command = [*pip, "--no-build-isolation", "--target", str(folder / "site"), str(PLUGIN)]
+    subprocess.run(command, check=True, capture_output=True, timeout=WAIT_S)
+    path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(PLUGIN), "--rootdir", str(PLUGIN)]
+    done = subprocess.run(suite, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)
+    assert done.returncode == 0, done.stdout[-2000:]
+    serve = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(folder / "run"), "serve", "--gpus", "none"]
+    serve += ["--state-dir", str(folder / "state"), "--cpu-policy", "largest"]
+    process = subprocess.Popen(serve, env=environment, stderr=subprocess.DEVNULL)
+    try:
+        with admin(folder / "run") as daemon:
+            policies = wait_for_policies(lambda: {tier.place: tier.policy for tier in daemon.status().stats.tiers})
+            assert policies[str(CPU)] == "largest"
+            daemon.add(linear)
+            daemon.shutdown(purge=True)
+    finally:
+        process.terminate()
+        process.wait(WAIT_S)
+
+
+def wait_for_policies(ask: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """The policy of each place, once the daemon serves."""
+    import time
+
+    from trims.core.errors import DaemonAwayError
+
+    until = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return ask()
+        except DaemonAwayError:
+            assert time.monotonic() < until
+            time.sleep(0.05)

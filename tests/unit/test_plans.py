@@ -1,0 +1,142 @@
+"""Plans: measured conversions that wait for room, dropped for others, made again, and always closed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trims.core.errors import ArtifactChangedError, LostPeerError
+from trims.core.place import CPU
+from trims.core.replica import ReplicaId
+from trims.store.catalog import identities_of
+from trims.store.plans import Plans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Conversion:
+    """Counts what is open."""
+
+    open = 0
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.written: list[int] = []
+        self.stopped = ""
+        self.closed = False
+        Conversion.open += 1
+
+    def plan(self) -> int:
+        return self.nbytes
+
+    def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
+        self.written.append(fd)
+
+    def cancel(self, why: str = "") -> None:
+        self.stopped = why
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            Conversion.open -= 1
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Conversion]:
+    monkeypatch.setattr(Conversion, "open", 0)
+    return []
+
+
+def plans_of(made: list[Conversion], waiting: int = 2) -> Plans:
+    def convert(resolved: Any) -> Any:
+        made.append(Conversion(resolved.nbytes))
+        return made[-1]
+
+    return Plans(convert, waiting)
+
+
+def an_artifact(nbytes: int = 100, path: Path | None = None) -> Any:
+    files = (path,) if path else (Path("/nowhere"),)
+    identities = identities_of(files) if path else ()
+    return SimpleNamespace(name="m", nbytes=nbytes, artifact=SimpleNamespace(files=files), identities=identities)
+
+
+def replica(key: str = "a", generation: int = 1) -> ReplicaId:
+    return ReplicaId(key, CPU, generation)
+
+
+def test_a_plan_is_written_with_the_conversion_that_was_measured_and_closed(made: list[Conversion]) -> None:
+    plans = plans_of(made)
+    plan, before = plans.begin(replica(), an_artifact())
+    assert before is None
+    assert plans.measure(replica(), plan) == 100
+    plans.write(replica(), 7, 100, lambda _: None)
+    assert made[0].written == [7]
+    assert (Conversion.open, len(plans)) == (0, 0)
+
+
+def test_the_plan_that_waited_longest_is_closed_for_others_and_made_again(made: list[Conversion]) -> None:
+    plans = plans_of(made, waiting=2)
+    for key in "abc":
+        plan, _ = plans.begin(replica(key), an_artifact())
+        plans.measure(replica(key), plan)
+    assert [each.closed for each in made] == [True, False, False]
+    plans.write(replica("a"), 7, 100, lambda _: None)
+    assert made[3].written == [7]
+    plans.close()
+    assert (Conversion.open, len(plans)) == (0, 0)
+
+
+def test_a_second_measurement_of_a_replica_gives_back_the_first(made: list[Conversion]) -> None:
+    """The image came to lie elsewhere while it was measured, and left again before it was copied."""
+    plans = plans_of(made)
+    first, _ = plans.begin(replica(), an_artifact())
+    plans.measure(replica(), first)
+    second, before = plans.begin(replica(), an_artifact())
+    assert before is first
+    assert made[0].stopped
+    plans.drop(replica(), before)
+    assert plans.measure(replica(), second) == 100
+    plans.drop(replica(), first)
+    assert replica() in plans, "the end of the first is not the end of the second"
+    plans.close()
+    assert Conversion.open == 0
+
+
+def test_a_plan_that_was_stopped_before_it_began_starts_nothing_that_stays(made: list[Conversion]) -> None:
+    plans = plans_of(made)
+    plan, _ = plans.begin(replica(), an_artifact())
+    plans.stop(replica())
+    with pytest.raises(LostPeerError, match="no request waits"):
+        plans.measure(replica(), plan)
+    plans.drop(replica())
+    assert Conversion.open == 0
+
+
+def test_an_artifact_that_changed_since_it_was_hashed_is_refused(made: list[Conversion], tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(b"one")
+    plans, artifact = plans_of(made), an_artifact(path=path)
+    path.write_bytes(b"another")
+    plan, _ = plans.begin(replica(), artifact)
+    with pytest.raises(ArtifactChangedError, match="changed while it was converted"):
+        plans.measure(replica(), plan)
+    plans.drop(replica(), plan)
+    assert Conversion.open == 0
+
+
+def test_the_end_of_a_daemon_stops_all_plans_and_those_to_come(made: list[Conversion]) -> None:
+    plans = plans_of(made)
+    plan, _ = plans.begin(replica("a"), an_artifact())
+    plans.measure(replica("a"), plan)
+    plans.end()
+    assert made[0].stopped == "the daemon is shutting down"
+    late, _ = plans.begin(replica("b"), an_artifact())
+    with pytest.raises(LostPeerError, match="shutting down"):
+        plans.measure(replica("b"), late)
+    plans.close()
+    assert Conversion.open == 0

@@ -1,0 +1,47 @@
+"""The style page of CONTRIBUTING, as far as a machine can hold it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+#: Words for persons: a program is "it", and the subject of a sentence is a named thing.
+_PERSONS = re.compile(r"\b(he|him|his|himself|she|nobody|somebody|whoever|anew)\b", re.IGNORECASE)
+_MOST_LETTERS = 80
+#: Authors of a paper, and a sentence that a model is asked about.
+_ALLOWED = ("He et al.", "She tuned her violin")
+
+
+def _texts() -> list[Path]:
+    code = [file for top in ("trims", "client", "bench", "predictors") for file in (ROOT / top).rglob("*.py")]
+    return [*code, *(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+
+
+def test_programs_are_called_it() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in _texts()
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if _PERSONS.search(line) and not any(allowed in line for allowed in _ALLOWED)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("word", ["he waits", "nobody waits", "Whoever waits"])
+def test_a_word_for_a_person_would_be_found(word: str) -> None:
+    assert _PERSONS.search(word)
+
+
+def test_names_of_tests_can_be_read_in_one_line() -> None:
+    files = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "trims" / "testing").glob("*.py")]
+    long = [
+        f"{file.relative_to(ROOT)}: {node.name}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and len(node.name) > _MOST_LETTERS
+    ]
+    assert long == []

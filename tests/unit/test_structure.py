@@ -1,0 +1,78 @@
+"""The shape of the code: no two files need each other, whether to run or only for the names of types."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ("trims", "client/trims_client", "predictors/trims_predictors", "bench/trims_bench")
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for package in PACKAGES:
+        base = (ROOT / package).parent
+        for file in (ROOT / package).rglob("*.py"):
+            name = ".".join(file.relative_to(base).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = file
+    return found
+
+
+def _named(file: Path) -> set[str]:
+    """Everything that the file imports, anywhere in it, and under `TYPE_CHECKING` too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+            names.add(node.module)
+    return names
+
+
+def _graph(modules: dict[str, Path]) -> dict[str, set[str]]:
+    """Of each module those it names; a package that a module lies in is needed by it in any case."""
+    return {
+        name: {other for other in _named(file) & modules.keys() if not f"{name}.".startswith(f"{other}.")}
+        for name, file in modules.items()
+    }
+
+
+def _circle(graph: dict[str, set[str]]) -> list[str]:
+    """Some modules that name each other, in order; empty if there are none."""
+    done: set[str] = set()
+
+    def walk(name: str, way: list[str]) -> list[str]:
+        if name in way:
+            return way[way.index(name) :]
+        if name in done:
+            return []
+        for other in sorted(graph[name]):
+            if found := walk(other, [*way, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next(filter(None, (walk(name, []) for name in sorted(graph))), [])
+
+
+def test_no_two_files_name_each_other() -> None:
+    modules = _modules()
+    assert len(modules) > 150, "the packages were not found"
+    assert _circle(_graph(modules)) == []
+
+
+def test_a_circle_would_be_found() -> None:
+    assert _circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["b", "c"]
+
+
+def test_no_test_module_imports_another_and_helpers_are_in_support() -> None:
+    tests = ROOT / "tests"
+    modules = [path for path in tests.rglob("*.py") if "simulation" not in path.parts]
+    for path in modules:
+        name = path.name
+        assert name.startswith("test_") or name == "conftest.py" or path.parent.name == "support", f"{path} is a helper"
+        found = re.findall(r"^\s*(?:from|import) (test_\w+)", path.read_text(), re.MULTILINE)
+        assert not found, f"{path} imports {found}; what both need belongs to tests/support"
