@@ -14,9 +14,10 @@ from rich.table import Table
 
 from trims.cli.output import console, note, say
 from trims.core.errors import CallerError, TrimsError
-from trims.core.units import format_bytes, format_seconds
+from trims.core.units import format_seconds
 from trims_bench.child import ChildError
 from trims_bench.machine import commit, machine, versions
+from trims_bench.report import readable
 from trims_bench.repository import MxnetMissingError
 from trims_bench.runs import WorkerError
 from trims_bench.scenarios import NAMES, scenario
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
-    from trims_bench.figures import Comparison, Figure, Samples
+    from trims_bench.figures import Comparison, Figure
 
 
 def main(options: argparse.Namespace) -> int:
@@ -39,7 +40,7 @@ def main(options: argparse.Namespace) -> int:
     if options.out is not None:
         _make(options.out)
     with _work(options.work) as work:
-        setup = Setup(work, quick=options.quick, repeat=options.repeat)
+        setup = Setup(work, quick=options.quick, repeat=options.repeat, resident_bytes=options.resident)
         figures = [figure for name in names if (figure := _take(name, setup, options.out)) is not None]
     _print(figures)
     if len(figures) < len(names):
@@ -123,11 +124,7 @@ def _print(figures: Sequence[Figure]) -> None:
 
 
 def _cells(compared: Comparison) -> list[str]:
-    sides = [_size(side) for side in compared.sides[:2]] + ["", ""]
+    sides = [readable(side.unit, side.median) for side in compared.sides[:2]] + ["", ""]
     bar = "" if compared.bar is None else f"{compared.bar.relation} {compared.bar.limit:g} {compared.unit}"
     verdict = {None: "", True: "reached", False: "NOT reached"}[compared.reached]
     return [compared.what, *sides[:2], f"{compared.value:.3g} {compared.unit}", bar, verdict]
-
-
-def _size(side: Samples) -> str:
-    return format_bytes(int(side.median)) if side.unit == "bytes" else format_seconds(side.median / 1e9)

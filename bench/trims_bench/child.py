@@ -2,7 +2,9 @@
 
     python -m trims_bench.child trims_bench.scenarios.open:measure '{"runtime_dir": "..."}'
 
-calls the function with the object's members and prints what it returns as one JSON line. Standard library only.
+calls the function with the object's members and prints what it returns as one JSON line. A generator function goes on
+beside what is measured: what it yields first is printed at once, what it yields next once its input has ended. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -11,14 +13,17 @@ import importlib
 import json
 import subprocess
 import sys
+from contextlib import contextmanager
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 _ERROR_TAIL = 3000
 _MARK = "result "
+_END_S = 30.0
 
 
 class ChildError(Exception):
@@ -59,10 +64,79 @@ def call(
     raise ChildError(f"{name} ended with status {done.returncode}: {done.stderr.strip()[-_ERROR_TAIL:]}")
 
 
+class Started:
+    """A generator function in a process of its own: see `started`."""
+
+    def __init__(self, process: subprocess.Popen[str], name: str) -> None:
+        self._process = process
+        self._name = name
+
+    def result(self) -> Any:
+        """What the function yields next; blocks until it does. Raises ChildError if the process ends without it."""
+        assert self._process.stdout is not None, "a pipe"
+        said = []
+        for line in self._process.stdout:
+            if line.startswith(_MARK):
+                return json.loads(line.removeprefix(_MARK))
+            said.append(line)
+        raise ChildError(f"{self._name} ended without a result: {''.join(said).strip()[-_ERROR_TAIL:]}")
+
+    def end(self) -> Any:
+        """Tell the function to come to its end; returns what it yields then."""
+        assert self._process.stdin is not None, "a pipe"
+        self._process.stdin.close()
+        return self.result()
+
+
+@contextmanager
+def started(function: Callable[..., Iterator[Any]], given: Mapping[str, Any]) -> Iterator[Started]:
+    """Begin a module's generator function in a fresh process, which is gone after the block.
+
+    Args:
+        function: Of a module that the process can import. It yields twice; before the second time it waits for nothing.
+        given: Its arguments, JSON values.
+    """
+    from trims_bench.runs import environment
+
+    name = f"{function.__module__}:{function.__name__}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trims_bench.child", name, json.dumps(given)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+    )
+    try:
+        yield Started(process, name)
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        assert process.stdin is not None, "a pipe"
+        assert process.stdout is not None, "a pipe"
+        process.stdin.close()
+        process.stdout.close()
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
 def main() -> None:
     """Of the process."""
     module, _, function = sys.argv[1].partition(":")
     result = getattr(importlib.import_module(module), function)(**json.loads(sys.argv[2]))
+    if not isinstance(result, GeneratorType):
+        _tell(result)
+        return
+    _tell(next(result))
+    sys.stdin.read()
+    _tell(next(result))
+
+
+def _tell(result: Any) -> None:
     print(_MARK + json.dumps(result), flush=True)
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import argparse
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -18,7 +15,19 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     bench.add_argument("--work", type=Path, help="folder for what is measured, 10 GB (default: a temporary one)")
     bench.add_argument("--repeat", type=int, help="repeats of each side (default: what each figure needs)")
     bench.add_argument("--quick", action="store_true", help="tiny sizes: to see that it works, not how fast it is")
+    text = "bytes that `restart` keeps in memory, such as 4GiB (default: 8 GB, or less where that is not to be had)"
+    bench.add_argument("--resident", type=_bytes, metavar="BYTES", help=text)
     bench.set_defaults(run=_run)
+
+
+def _bytes(text: str) -> int:
+    from trims.core.errors import ConfigError
+    from trims.core.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -14,20 +14,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from trims.cli.control import control
+from trims.control import admin
 from trims.core.errors import DaemonAwayError, TrimsError
 from trims.daemon.main import shm_prefix
 from trims.memory import shm
-from trims.registry.base import read_manifest
-from trims.wire import trims_pb2 as pb
+from trims.wire.address import ATTACH_SOCKET
+from trims_bench.raw import RawClient
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
+
+    from trims.control import Admin, Loading, Model, Replica
 
 _START_S = 30.0
 _END_S = 20.0
@@ -40,23 +40,29 @@ class DaemonProcess:
 
     Args:
         state_dir: Kept; images in it serve the next daemon that gets it.
+        program: Module that is run, and arguments before those of `trims`.
         settings: Flags of `trims serve`, without dashes: `cpu_capacity_bytes="1GiB"`.
 
     Attributes:
         runtime_dir: A new temporary folder; gone after the block.
+        began_ns: When the process was started, on the monotonic clock.
     """
 
-    def __init__(self, state_dir: Path, **settings: object) -> None:
+    def __init__(self, state_dir: Path, *, program: Sequence[str] = ("trims.cli.main",), **settings: object) -> None:
         self.state_dir = state_dir
+        self._program = program
         self._settings = settings
         self._segments = Path(str(settings.get("segment_dir", shm.SHM_FOLDER)))
         self._process: subprocess.Popen[bytes] | None = None
         self._serving = False
+        #: One of the processes has answered, so the state folder, and the names, belong to no other daemon.
+        self._served = False
 
     def __enter__(self) -> Self:
         self.runtime_dir = Path(tempfile.mkdtemp(prefix="trims-run-"))
         try:
-            self._start()
+            self.begin()
+            self.await_health()
         except BaseException:
             self._end()
             raise
@@ -73,6 +79,21 @@ class DaemonProcess:
         assert self._process is not None, "the block has begun"
         return self._process.pid
 
+    @property
+    def cpu_ns(self) -> int:
+        """Processor time that the process has used, all its threads together."""
+        # The clock of another process: see clock_getcpuclockid(3), which Python does not have.
+        return time.clock_gettime_ns((~self.pid << 3) | 2)
+
+    @property
+    def log_bytes(self) -> int:
+        """Length of what the daemon has logged: warnings and errors, or what the setting `log_level` says."""
+        return self._log.stat().st_size
+
+    def raw_client(self, timeout_s: float) -> RawClient:
+        """A connection to the attach door. Raises OSError if nothing listens there."""
+        return RawClient(str(self.runtime_dir / ATTACH_SOCKET), timeout_s)
+
     def left_behind(self) -> list[str]:
         """Whatever of this daemon is still there after the block: process, shared-memory names, sockets."""
         found = [f"shared memory {name}" for name in shm.names(shm_prefix(self.state_dir), self._segments)]
@@ -84,11 +105,11 @@ class DaemonProcess:
     # -- asking ----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def door(self) -> Iterator[Any]:
-        """A stub of the control door. DaemonAwayError carries what the daemon said last."""
+    def door(self) -> Iterator[Admin]:
+        """A client of the control door. DaemonAwayError carries what the daemon said last."""
         try:
-            with control(str(self.runtime_dir)) as stub:
-                yield stub
+            with admin(self.runtime_dir) as door:
+                yield door
         except DaemonAwayError as error:
             status = None if self._process is None else self._process.poll()
             state = "runs" if status is None else f"ended with status {status}"
@@ -103,26 +124,20 @@ class DaemonProcess:
 
     def register(self, manifest: Path | Mapping[str, Any]) -> str:
         """Register a manifest; nothing is converted. Returns the model's name."""
-        raw, origin = read_manifest(manifest) if isinstance(manifest, Path) else (dict(manifest), "")
         with self.door() as door:
-            request = pb.RegisterRequest(manifest_yaml=yaml.safe_dump(raw), origin=origin, replace=True)
-            return str(door.Register(request).name)
+            return door.add(manifest, replace=True, lazy=True).name
 
-    def load(self, name: str, *, place: str = "") -> pb.LoadProgress:
-        """Have a model at a place; returns the load's last message."""
-        *_, last = self.loads(name, place=place)
-        return last
-
-    def loads(self, name: str, *, place: str = "") -> Iterator[pb.LoadProgress]:
-        """The same, message by message."""
+    def load(
+        self, name: str, *, place: str | None = None, on_progress: Callable[[Loading], None] | None = None
+    ) -> Replica:
+        """Have a model at a place."""
         with self.door() as door:
-            yield from door.Load(pb.LoadRequest(name=name, place=place))
+            return door.load(name, place, on_progress=on_progress)
 
-    def describe(self, name: str) -> pb.Model:
+    def describe(self, name: str) -> Model:
         """What the daemon knows of a model."""
         with self.door() as door:
-            model: pb.Model = door.Describe(pb.NameRequest(name=name))
-            return model
+            return door.show(name)
 
     def location(self, name: str, place: str = "cpu") -> str:
         """Segment name or path of a model's replica."""
@@ -131,35 +146,45 @@ class DaemonProcess:
     def evict(self, name: str) -> None:
         """Free a model's memory, once its last lease has closed; returns when it is free."""
         with self.door() as door:
-            door.Evict(pb.EvictRequest(name=name, place="cpu", drain=True))
-            while any(replica.place == "cpu" for replica in door.Describe(pb.NameRequest(name=name)).replicas):
+            door.evict(name, drain=True)
+            while any(replica.place == "cpu" for replica in door.show(name).replicas):
                 time.sleep(_POLL_S)
 
     # -- beginning and end -----------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def kill(self) -> None:
+        """End the process as a crash would: what it had in shared memory stays for the one that `begin` starts."""
+        assert self._process is not None, "the block has begun"
+        self._process.kill()
+        self._process.wait()
+        self._serving = False
+
+    def begin(self) -> int:
+        """Start a process and do not wait until it serves; returns `began_ns`."""
         self.state_dir.mkdir(parents=True, exist_ok=True)
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items()]
-        command = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(self.runtime_dir), "serve"]
+        command = [sys.executable, "-m", *self._program, "--runtime-dir", str(self.runtime_dir), "serve"]
         command += ["--state-dir", str(self.state_dir), "--log-level=warning", *flags]
-        with self._log.open("wb") as log:
+        with self._log.open("ab") as log:
+            self.began_ns = time.monotonic_ns()
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        self._await_health()
+        return self.began_ns
 
     @property
     def _log(self) -> Path:
         return self.runtime_dir / "log"
 
-    def _await_health(self) -> None:
+    def await_health(self) -> None:
+        """Return once the control door answers. Raises DaemonAwayError."""
         assert self._process is not None, "it was just started"
         until = time.monotonic() + _START_S
         while not self._serving:
             try:
                 with self.door() as door:
-                    door.Health(pb.Empty())
-                self._serving = True
+                    door.status()
+                self._serving = self._served = True
             except DaemonAwayError as error:
                 if self._process.poll() is not None or time.monotonic() > until:
                     raise DaemonAwayError(f"the daemon did not start: {error}") from error
@@ -173,12 +198,12 @@ class DaemonProcess:
         process = self._process
         if process is not None and process.poll() is None:
             with contextlib.suppress(TrimsError), self.door() as door:
-                door.Shutdown(pb.ShutdownRequest(purge=True))
+                door.shutdown(purge=True)
             _await_end(process)
-            # Never started: its folder, and so the names, may be another daemon's.
-            if self._serving and process.returncode != 0:
-                for name in list(shm.names(shm_prefix(self.state_dir), self._segments)):
-                    shm.unlink(name, self._segments)
+        # Never started: its folder, and so the names, may be another daemon's.
+        if process is not None and self._served and process.returncode != 0:
+            for name in list(shm.names(shm_prefix(self.state_dir), self._segments)):
+                shm.unlink(name, self._segments)
         shutil.rmtree(self.runtime_dir, ignore_errors=True)
 
 

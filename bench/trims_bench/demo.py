@@ -25,9 +25,10 @@ from trims_bench.repository import MxnetMissingError, mxnet_python
 from trims_bench.runs import MODELS, Model, WorkerError, artifact_of, held, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from trims.wire import trims_pb2 as pb
+    from trims.control import Loading
+
 
 #: The model many processes share: its framework starts in a fraction of a second.
 SHARED = "resnet50"
@@ -67,9 +68,10 @@ class Demo:
         """Register the model; the first time, its artifact is made and converted."""
         self._daemon.register(model.manifest)
         phases = _Phases()
-        done = loading(model.name, phases.watch(self._daemon.loads(model.name, place="disk")), quiet=False)
+        with loading(model.name, quiet=False) as shown:
+            done = self._daemon.load(model.name, place="disk", on_progress=phases.watch(shown))
         key = self._daemon.describe(model.name).key
-        arrived = Arrival(phases.seconds("resolving"), phases.seconds("queued", "filling"), done.total_bytes)
+        arrived = Arrival(phases.seconds("resolving"), phases.seconds("queued", "filling"), done.nbytes)
         return _remembered(self._daemon.state_dir / _ARRIVALS, key, arrived, new=phases.seconds("filling") > 0)
 
     def _compare(self, compared: Compared) -> None:
@@ -109,16 +111,20 @@ class _Phases:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
+        self._since = time.monotonic()
 
-    def watch(self, messages: Iterator[pb.LoadProgress]) -> Iterator[pb.LoadProgress]:
-        """Pass the messages on."""
-        since = time.monotonic()
-        for message in messages:
-            phase = "filling" if message.done and "filling" in self._seconds else message.phase
+    def watch(self, shown: Callable[[Loading], None]) -> Callable[[Loading], None]:
+        """Count from now on, and pass on what is told."""
+        self._since = time.monotonic()
+
+        def told(progress: Loading) -> None:
+            phase = "filling" if progress.done and "filling" in self._seconds else progress.phase
             now = time.monotonic()
-            self._seconds[phase] = self._seconds.get(phase, 0.0) + now - since
-            since = now
-            yield message
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._since
+            self._since = now
+            shown(progress)
+
+        return told
 
     def seconds(self, *phases: str) -> float:
         """Spent in these."""

@@ -1,6 +1,6 @@
 """What a benchmark finds: samples of two sides taken in turns, a value made of them, and the bar it is held against.
 
-Samples are nanoseconds or bytes, all of them kept. Standard library only: measuring runs in any environment.
+Samples are nanoseconds, bytes or counts, all of them kept. Standard library only: measuring runs in any environment.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Samples:
 
     Attributes:
         of: What was done, for people.
-        unit: `ns` or `bytes`.
+        unit: `ns`, `bytes`, or what was counted.
     """
 
     of: str

@@ -1,4 +1,4 @@
-"""Raw results as a Markdown table: `python -m trims_bench.report bench/results`, for docs/benchmarks.md."""
+"""Raw results as a Markdown table: `python -m trims_bench.report bench/results [NAME ...]`, for docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from trims.core.units import format_bytes, format_seconds
 from trims_bench.scenarios import NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 
-def latest(folder: Path) -> dict[str, dict[str, Any]]:
-    """The newest full record of each figure, in the order of `NAMES`. Quick runs do not count."""
+def latest(folder: Path, names: Sequence[str] = NAMES) -> dict[str, dict[str, Any]]:
+    """The newest full record of each figure, in the order of the names. Quick runs do not count."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob("*.json")):
         record = json.loads(path.read_text())
         if not record["quick"]:
             found[record["figure"]["name"]] = record
-    return {name: found[name] for name in NAMES if name in found}
+    return {name: found[name] for name in names if name in found}
 
 
 def markdown(records: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -38,7 +38,8 @@ def markdown(records: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _row(name: str, compared: Mapping[str, Any]) -> str:
-    sides = [_size(side, middle) for side, middle in zip(compared["sides"], compared["medians"], strict=True)]
+    both = zip(compared["sides"], compared["medians"], strict=True)
+    sides = [readable(side["unit"], middle) for side, middle in both]
     bar = compared["bar"]
     limit = f"{bar['relation']} {bar['limit']:g} {compared['unit']}" if bar else ""
     verdict = {None: "", True: "reached", False: "**not reached**"}[compared["reached"]]
@@ -46,9 +47,12 @@ def _row(name: str, compared: Mapping[str, Any]) -> str:
     return f"| {' | '.join([name, compared['what'], *[*sides, '', ''][:2], value, limit, verdict])} |"
 
 
-def _size(side: Mapping[str, Any], middle: float) -> str:
-    return format_bytes(int(middle)) if side["unit"] == "bytes" else format_seconds(middle / 1e9)
+def readable(unit: str, middle: float) -> str:
+    """The middle of a side's samples as text."""
+    if unit == "ns":
+        return format_seconds(middle / 1e9)
+    return format_bytes(int(middle)) if unit == "bytes" else f"{middle:g} {unit}"
 
 
 if __name__ == "__main__":
-    print("\n".join(markdown(latest(Path(sys.argv[1])))))
+    print("\n".join(markdown(latest(Path(sys.argv[1]), sys.argv[2:] or NAMES))))

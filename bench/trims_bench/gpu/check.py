@@ -63,7 +63,7 @@ class TooLongError(Exception):
 
 
 class Record:
-    """The JSON file, written anew after every part.
+    """The JSON file, written again after every part.
 
     Args:
         path: Of the file.

@@ -158,7 +158,7 @@ def _reader(rig: Rig, exporter: Any, nbytes: int) -> Iterator[None]:
 def _read(kind: str, uuid: str, fd: str, size_bytes: str, nbytes: str) -> None:
     import torch
 
-    from trims.memory.cuda.api import connect
+    from trims.memory.cuda.connect import connect
     from trims.memory.cuda.drivers import Export, device_memory
 
     torch.zeros(1, device="cuda")

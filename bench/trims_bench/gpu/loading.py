@@ -61,7 +61,7 @@ def measure_loads(
 ) -> dict[str, Any]:
     """In one process that has a context: nanoseconds to the device by each way, in turns; rivals that failed, why."""
     import trims
-    from trims.memory.cuda.api import connect
+    from trims.memory.cuda.connect import connect
 
     connect(kind).use(uuid)
     held: list[Any] = []
@@ -122,7 +122,7 @@ def _loader(rival: str, path: str, held: list[Any]) -> Callable[[], None]:
 
 
 def _let_go(held: list[Any]) -> None:
-    """Memory goes back to the device, so that each load takes it anew."""
+    """Memory goes back to the device, so that each load allocates it again."""
     import torch
 
     held.clear()

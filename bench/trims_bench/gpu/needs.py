@@ -64,7 +64,7 @@ _MORE = (
     Need("runai-model-streamer", "", "its side of the figure disk to GPU"),
     Need("humanize", "", "what runai-model-streamer needs"),
 )  # fmt: skip
-#: Never carried, though trims needs it: whoever has torch has it.
+#: Never carried, though trims needs it: torch brings it.
 _EXPECTED = ("numpy",)
 
 

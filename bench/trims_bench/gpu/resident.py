@@ -21,11 +21,10 @@ import blake3
 from trims.core.units import align_up
 from trims.keeper.client import KeeperConnection
 from trims.keeper.launch import find_keeper
-from trims.memory.cuda.api import connect
+from trims.memory.cuda.connect import connect
 from trims.memory.cuda.drivers import device_memory
 from trims.memory.shm import SHM_FOLDER
 from trims.testing.device_borrower import Borrower
-from trims.wire import trims_pb2 as pb
 from trims_bench.checkpoints import write_checkpoint
 from trims_bench.child import call
 from trims_bench.daemon import DaemonProcess
@@ -52,7 +51,7 @@ _END_BYTES = 4096
 def gpu_daemon(rig: Rig, state_dir: Path, cpu_bytes: int, driver: str = "auto") -> Iterator[DaemonProcess]:
     """A daemon with a tier on the device under examination, and so much room in shared memory.
 
-    After the block its keeper has ended, too: nothing of it is counted by whoever comes next.
+    After the block its keeper has ended, too: nothing of it is counted by the next measurement.
     """
     held = os.statvfs(SHM_FOLDER)
     fits = held.f_bavail * held.f_frsize > cpu_bytes + _SPARE_BYTES
@@ -77,7 +76,7 @@ def gpu_daemon(rig: Rig, state_dir: Path, cpu_bytes: int, driver: str = "auto") 
 
 
 def await_end(pid: int) -> None:
-    """Until a process that is nobody's child here is gone; 0 is none."""
+    """Until a process that is not a child of this one is gone; 0 is none."""
     with contextlib.suppress(ProcessLookupError):
         fd = os.pidfd_open(pid) if pid else os.open(os.devnull, os.O_RDONLY)
         try:
@@ -88,12 +87,12 @@ def await_end(pid: int) -> None:
 
 def evict(runtime_dir: str, name: str, *places: str) -> None:
     """Free a model at places; returns when it is gone from them."""
-    from trims.cli.control import control
+    from trims.control import admin
 
-    with control(runtime_dir) as door:
+    with admin(runtime_dir) as daemon:
         for place in places:
-            door.Evict(pb.EvictRequest(name=name, place=place, drain=True))
-        while {replica.place for replica in door.Describe(pb.NameRequest(name=name)).replicas} & set(places):
+            daemon.evict(name, place, drain=True)
+        while {replica.place for replica in daemon.show(name).replicas} & set(places):
             time.sleep(_POLL_S)
 
 
@@ -181,7 +180,7 @@ def host_to_device_rate(rig: Rig) -> list[Line]:
     """A model in shared memory to the device: through the keeper alone, through the daemon, by a pinned copy."""
     with rig.scratch() as folder, gpu_daemon(rig, folder / "state", 2 * rig.sizes.copy_bytes) as daemon:
         name = daemon.add(model(folder, "copied", rig.sizes.copy_bytes))
-        nbytes = daemon.load(name, place="cpu").total_bytes
+        nbytes = daemon.load(name, place="cpu").nbytes
         given = {
             "runtime_dir": str(daemon.runtime_dir), "kind": rig.kind, "uuid": rig.device.uuid, "name": name,
             "nbytes": nbytes, "segment": daemon.location(name), "image": daemon.location(name, "disk"),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import LostPeerError, NotSupportedError, TrimsError
-from trims.memory.cuda.api import Device, connect
+from trims.memory.cuda.connect import connect
 from trims.memory.cuda.drivers import Export, export_message, export_of
 from trims.memory.cuda.survey import survey
 from trims.testing.device_borrower import Borrower
@@ -27,6 +27,7 @@ from trims.wire.frames import Decoder, encode
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from trims.memory.cuda.api import Device
     from trims.memory.cuda.drivers import Allocation
 
 DRIVERS = ("vmm", "ipc")
@@ -67,7 +68,7 @@ class Rig:
     """One device under examination.
 
     Attributes:
-        kind: For `trims.memory.cuda.api.connect`.
+        kind: For `trims.memory.cuda.connect.connect`.
         work: A folder on a real disk.
     """
 
@@ -86,7 +87,7 @@ class Rig:
             raise UnavailableError(str(error)) from error
 
     def free_bytes(self) -> int:
-        """Of the device, as its driver tells whoever has no context."""
+        """Of the device, as its driver tells a process without a context."""
         uuid = self.device.uuid
         return next(found.free_bytes for found in survey(self.kind) if found.uuid == uuid)
 
@@ -189,14 +190,14 @@ def _own(kind: str, driver: str, nbytes: str, fd: str) -> None:
         except TrimsError as error:
             sock.sendall(encode({"refused": str(error)}))
             return
-        with contextlib.suppress(ConnectionError):  # whoever asked has given up
+        with contextlib.suppress(ConnectionError):  # the asking side has given up
             _answer(sock, owner, made)
         owner.memory.free(made)
         owner.end()
 
 
 def _answer(sock: socket.socket, owner: Owner, made: Allocation) -> None:
-    """Until nobody asks any more."""
+    """Until no more requests come."""
     decoder = Decoder()
     while data := sock.recv(_MOST):
         for message in decoder.feed(data):

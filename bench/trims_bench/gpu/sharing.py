@@ -85,7 +85,7 @@ def _bytes_at(owner: Owner, made: Allocation, handle: bytes, offsets: Sequence[i
 
 def measure_neighbours(kind: str, library: str) -> dict[str, Any]:
     """In a process of its own: two tensors of one pool; does the second one's handle show the first one's bytes?"""
-    from trims.memory.cuda.api import connect
+    from trims.memory.cuda.connect import connect
     from trims.testing.device_borrower import Borrower
 
     first, second, keep = _pooled(library)

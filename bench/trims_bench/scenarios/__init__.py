@@ -14,7 +14,23 @@ if TYPE_CHECKING:
     from trims_bench.scenarios.base import Setup
 
 #: In the order of the table in docs/benchmarks.md.
-NAMES = ("open", "fresh", "attach", "torch", "onnxruntime", "mxnet", "cold", "disk", "memory", "churn")
+NAMES = (
+    "open",
+    "fresh",
+    "attach",
+    "torch",
+    "onnxruntime",
+    "mxnet",
+    "cold",
+    "disk",
+    "memory",
+    "churn",
+    "books",
+    "check_hold",
+    "door",
+    "crowd",
+    "restart",
+)
 
 
 class Scenario(Protocol):

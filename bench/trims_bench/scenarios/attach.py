@@ -27,7 +27,7 @@ def run(setup: Setup) -> Figure:
         path = write_checkpoint(folder / "model.safetensors", setup.size(1 << 30, 1 << 22), tensors=64)
         for where, large_pages in MEMORIES.items():
             compared += _compare(setup, path, where, large_pages)
-    notes = ["Each time is a new mapping: every page is faulted in anew on both sides."]
+    notes = ["Each time is a new mapping: every page is faulted in again on both sides."]
     return Figure("attach", TITLE, compared, notes)
 
 

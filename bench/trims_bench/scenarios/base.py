@@ -27,11 +27,13 @@ class Setup:
         work: A folder on a real disk, with room for 10 GB; images made in it serve all scenarios of the run.
         quick: Tiny sizes and few repeats: to see that it works, not how fast.
         repeat: Repeats asked for; None for what the scenario thinks right.
+        resident_bytes: What `restart` keeps in memory; None for what it thinks right.
     """
 
     work: Path
     quick: bool = False
     repeat: int | None = None
+    resident_bytes: int | None = None
 
     def repeats(self, full: int) -> int:
         """How often to do it, if `full` is right for a real measurement."""

@@ -96,12 +96,10 @@ def _in_processes(
 
 def _check(daemon: DaemonProcess) -> None:
     """All sessions are gone; so must be their leases, and the books must agree with the facts."""
-    from trims.wire import trims_pb2 as pb
-
     with daemon.door() as door:
-        while door.Stats(pb.Empty()).sessions:
+        while door.status().stats.sessions:
             time.sleep(0.01)
-        leases, findings = door.Stats(pb.Empty()).leases, door.Check(pb.CheckRequest(verify=True)).findings
+        leases, findings = door.status().stats.leases, door.check(verify=True).findings
     assert leases == 0, f"{leases} leases without a session"
     assert not findings, findings
 

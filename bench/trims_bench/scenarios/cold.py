@@ -38,7 +38,7 @@ def _compare(model: Model, setup: Setup, daemon: DaemonProcess) -> Comparison:
     python = setup.mxnet if model.workload == "vgg16" else None
     reports: dict[str, list[Report]] = {f"trims:{name}": [], f"alone:{artifact}": []}
     for number in range(setup.repeats(_REPEATS[model.name])):
-        # A B, B A: whoever runs second may profit from, or pay for, what the first one left.
+        # A B, B A: the side that runs second may profit from, or pay for, what the first one left.
         for how in sorted(reports, reverse=bool(number % 2)):
             daemon.evict(name)
             reports[how].append(run(model.workload, how, python=python, runtime_dir=daemon.runtime_dir))

@@ -65,7 +65,7 @@ def _compare(case: _Case, setup: Setup, daemon: DaemonProcess) -> list[Compariso
 
     count, env = setup.size(8, 2), dict(case.env)
     name = daemon.add(case.manifest)
-    one_copy = daemon.load(name).total_bytes
+    one_copy = daemon.load(name).nbytes
     place = daemon.runtime_dir
     with held(case.workload, f"trims:{name}", count, python=case.python, runtime_dir=place, env=env) as workers:
         segment = daemon.location(name)

@@ -1,0 +1,149 @@
+"""What one event costs the books, which are locked meanwhile: it must not grow with what is in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trims_bench.child import call
+from trims_bench.figures import Bar, Comparison, Figure, Samples
+
+if TYPE_CHECKING:
+    from trims_bench.driven import CrowdedBooks
+    from trims_bench.scenarios.base import Setup
+
+TITLE = "cost of the books alone, on one core: opens that evict, arrivals, closes and ends of sessions in a crowd"
+POLICIES = ("lru", "lfu", "fifo", "gdsf")
+_BAR = Bar("<=", 0.1)
+_BAR_GROWTH = Bar("<=", 2.0)
+_BAR_LEASE = Bar("<=", 20.0)
+_LEASES = 20
+_WARM_UP = 20
+_ENDS = "end of a session, a lease"
+
+
+def run(setup: Setup) -> Figure:
+    """By policy and number of idle replicas; then with sessions and waiters."""
+    figure = Figure("books", TITLE, [], [])
+    sizes = [setup.size(full, full // 100 + 4) for full in (100, 1_000, 10_000, 100_000)]
+    for policy in POLICIES:
+        given = {"policy": policy, "sizes": sizes, "count": setup.repeats(2000)}
+        figure.comparisons += _evictions(policy, sizes, call(measure_evictions, given))
+    crowd = {"sessions": setup.size(2000, 30), "waiters": setup.size(5000, 40), "count": setup.repeats(1000)}
+    for one_image in (False, True):
+        waiting = f"{crowd['waiters']:,} wait {'for one' if one_image else 'apart'}"
+        found = call(measure_crowd, {**crowd, "one_image": one_image})
+        figure.comparisons += [_of_a_crowd(f"{waiting}: {what}", each) for what, each in found.items()]
+    figure.notes.append(
+        "An open that evicts: of an image that is nowhere, and its close, in five events (other side: the one event "
+        "that evicts, in which the size becomes known); without what is done between them. Medians; Python's collector "
+        "runs, but not over what was there before (gc.freeze), as in the daemon."
+    )
+    figure.notes.append(
+        "Waiters have deadlines, and wait for room, apart (each for an image of its own) or all for one image; there "
+        f"are {crowd['sessions']:,} sessions with {_LEASES} leases each. A last close makes a replica idle, which is "
+        "evicted for the first in line; where all wait for one image it is too little for that."
+    )
+    return figure
+
+
+def _evictions(policy: str, sizes: list[int], found: list[list[list[int]]]) -> list[Comparison]:
+    compared, medians = [], []
+    for idle, (evicting, whole) in zip(sizes, found, strict=True):
+        sides = Samples("all events of the open", whole), Samples("the event that evicts", evicting)
+        medians.append(sides[0].median)
+        what = f"{policy}, {idle:,} idle: open that evicts"
+        compared.append(Comparison(what, sides[0].median / 1e6, "ms", _BAR, sides))
+    growth = f"{policy}, {sizes[-1]:,} idle, times {sizes[0]:,}"
+    return [*compared, Comparison(growth, medians[-1] / medians[0], "x", _BAR_GROWTH, ())]
+
+
+def _of_a_crowd(what: str, values: list[int]) -> Comparison:
+    samples = Samples(what, values)
+    if _ENDS in what:
+        return Comparison(what, samples.median / 1e3, "us", _BAR_LEASE, (samples,))
+    return Comparison(what, samples.median / 1e6, "ms", _BAR, (samples,))
+
+
+def measure_evictions(policy: str, sizes: list[int], count: int) -> list[list[list[int]]]:
+    """For each number of idle replicas: nanoseconds of events that evict, and of whole opens."""
+    from trims_bench.driven import DrivenBooks, settle
+
+    found = []
+    for idle in sizes:
+        books = DrivenBooks(idle, policy)
+        settle()
+        pairs = [books.open_that_evicts() for _ in range(count + _WARM_UP)][_WARM_UP:]
+        books.residency.validate()
+        found.append([list(side) for side in zip(*pairs, strict=True)])
+    return found
+
+
+def measure_crowd(sessions: int, waiters: int, count: int, one_image: bool) -> dict[str, list[int]]:
+    """Nanoseconds by what happens."""
+    from trims_bench.driven import CrowdedBooks, settle
+
+    books = CrowdedBooks(
+        shared=max(_LEASES, sessions // 2),
+        sole=_LEASES,
+        sessions=sessions,
+        leases=_LEASES,
+        waiters=waiters,
+        one_image=one_image,
+    )
+    settle()
+    found = {
+        "arrival": [_arrival(books, number, one_image) for number in range(count)],
+        "arrival, warm": [],
+        "close, others read on": [],
+        "last close": [],
+        f"{_ENDS}, others read on": [_end_among_others(books) for _ in range(count)],
+    }
+    for number in range(count):
+        arrived, lease = books.warm(books.shared[number % len(books.shared)], 1)
+        found["arrival, warm"].append(arrived)
+        found["close, others read on"].append(books.close(lease)[0])
+        found["last close"].append(_last_close(books, number, one_image))
+    if not one_image:
+        found[f"{_ENDS}, all the last"] = [_end_of_all(books) for _ in range(count // 4 + 1)]
+    books.residency.validate()
+    return found
+
+
+def _arrival(books: CrowdedBooks, number: int, one_image: bool) -> int:
+    if one_image:
+        taken, ticket, _ = books.request(books.waited_for, 1, patient=True)
+    else:
+        taken, ticket = books.arrive(books.new_key(), number)
+    books.leave(ticket)
+    return taken
+
+
+def _last_close(books: CrowdedBooks, number: int, one_image: bool) -> int:
+    lease = books.sole.popleft()
+    taken, instructions = books.close(lease)
+    books.carry_out(instructions)
+    if one_image:
+        books.sole.append(books.warm(lease.key, lease.session)[1])
+    else:
+        books.arrive(books.new_key(), number)
+    return taken
+
+
+def _end_among_others(books: CrowdedBooks) -> int:
+    session = books.new_session()
+    books.read_shared(session, _LEASES)
+    return books.end(session)[0] // _LEASES
+
+
+def _end_of_all(books: CrowdedBooks) -> int:
+    """One session comes to hold every last lease, and ends: twenty waiters get room at once."""
+    session = books.new_session()
+    for _ in range(_LEASES):
+        former = books.sole.popleft()
+        books.warm(former.key, session)
+        books.close(former)
+    taken, instructions = books.end(session)
+    books.carry_out(instructions)
+    for number in range(_LEASES):
+        books.arrive(books.new_key(), number)
+    return taken // _LEASES
