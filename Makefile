@@ -64,7 +64,7 @@ gpu-wheels: ## fetch the small packages that a bare machine with a GPU lacks, in
 	$(if $(PYTHON),$(PYTHON),python3) bench/trims_bench/gpu/needs.py fetch $(GPU_WHEELS) --python $(GPU_VERSION) --machine $(GPU_MACHINE)
 
 .PHONY: proto
-proto: env ## generate the control door's code anew
+proto: env ## generate the control door's code again
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. trims/wire/trims.proto
 
 .PHONY: env
@@ -95,3 +95,14 @@ $(MXNET_READY): pyproject.toml
 .PHONY: clean
 clean: ## remove environments and caches
 	rm -rf $(VENV) $(MXNET_VENV) .gpu-site .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# The same simulation as in the tests, for as long as wanted and on all cores: `make soak SOAK_SECONDS=3600`.
+SOAK_SECONDS ?= 600
+SOAK_FIRST ?= 1000000
+.PHONY: soak
+soak: env ## simulate the store on all cores; print which states met which events
+	$(BIN)/python -m tests.simulation --seconds $(SOAK_SECONDS) --first $(SOAK_FIRST) --jobs $$(nproc) --coverage
+
+.PHONY: mutants
+mutants: env ## put known defects back, one at a time, and show that the simulation or a test finds each
+	$(BIN)/python -m tests.simulation.mutants --jobs $$(nproc)
