@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 #: ONNX Runtime reports usage to its maker unless told not to, and keeps a database open for it.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+#: A shell that starts the tests in the background ignores SIGINT for them. Python then installs no handler, and every
+#: program that a test starts inherits the same: interrupting it would have no effect.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 _SETTLE_S = 5.0
 #: Threads and descriptors that libraries keep for the life of the process, once used.
 _LIBRARY_THREADS = ("pytest_timeout", "ThreadPoolExecutor-", "asyncio_")
