@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from looking import wait_until
+from repository import SUPPORT
 
 import trims
 from trims.core.errors import CapacityError, DeadlineError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 pytestmark = pytest.mark.slow
-DAEMON = Path(__file__).parents[1] / "support" / "dying_daemon.py"
+DAEMON = SUPPORT / "dying_daemon.py"
 WARM_UP, CYCLES = 2_000, 50_000
 #: What 50,000 cycles may add: less than 170 bytes each.
 GROWTH_BYTES = 8 << 20

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from repository import ROOT
 from safetensors.numpy import save_file
 
 from trims.control import admin
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
-ROOT = Path(__file__).parents[2]
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
 EXAMPLES = ROOT / "examples"
 PLUGIN = EXAMPLES / "policy_plugin"

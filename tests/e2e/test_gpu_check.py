@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,8 +19,8 @@ from trims.testing.fake_cuda import CONTEXT_BYTES, make_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 EXPERIMENTS = {"1", "2", "3", "4", "5", "6", "7", "8", "9"}
 FIGURES = {"a", "b", "c", "d", "e", "f"}

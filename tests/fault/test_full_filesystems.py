@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from full_machine import SCENARIOS
+from repository import SUPPORT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.mounts
-SCRIPT = Path(__file__).parents[1] / "support" / "full_machine.py"
+SCRIPT = SUPPORT / "full_machine.py"
 
 
 @pytest.fixture(scope="module")

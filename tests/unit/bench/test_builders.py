@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from repository import ROOT
 from trims_bench import workloads
 from trims_bench.answers import Answer, compare
 from trims_bench.builders import resnet50, vgg16_mxnet
@@ -21,7 +22,6 @@ from trims_bench.stages import Stages
 from trims.core.manifest import parse_manifest
 from trims.formats.base import Artifact
 
-ROOT = Path(__file__).parents[2]
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
 
 

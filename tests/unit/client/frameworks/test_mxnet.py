@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repository import ROOT, SUPPORT
 
 from trims.formats.base import Artifact
 from trims.formats.mxnet import MxnetConverter
 from trims.image.plan import ImagePlan, SourceTensor, plan_image
 from trims.image.program import Program
 
-ROOT = Path(__file__).parents[2]
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
-SCRIPT = Path(__file__).parents[1] / "support" / "mxnet_side.py"
+SCRIPT = SUPPORT / "mxnet_side.py"
 CHECKS = [
     line.removeprefix("def ").partition("(")[0]
     for line in SCRIPT.read_text().splitlines()

@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import re
-from pathlib import Path
 
 import pytest
+from repository import ROOT
 
-ROOT = Path(__file__).parents[2]
 NAMED = re.compile(r"`(trims(?:_client|_bench|_predictors)?(?:\.\w+)+)(?:\([^`]*\))?`")
 #: Names of entry-point groups, not of modules.
 GROUPS = {entry.group for entry in importlib.metadata.distribution("trims").entry_points}

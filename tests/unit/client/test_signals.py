@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from looking import leases, wait_until
+from repository import SUPPORT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from trims.daemon.main import Daemon
 
-SCRIPT = Path(__file__).parents[1] / "support" / "interrupted_client.py"
+SCRIPT = SUPPORT / "interrupted_client.py"
 #: Of 500 signals, those that may cost a descriptor: between the kernel's giving it and the first `try` around it,
 #: Python has no way to keep it from loss.
 MOST_LOST = 50

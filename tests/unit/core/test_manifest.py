@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from repository import ROOT
 
 from trims.core.errors import ManifestError
 from trims.core.manifest import parse_manifest
 from trims.registry.base import read_manifest
 
-ROOT = Path(__file__).parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
+
 MINIMAL = {"name": "m", "artifact": {"path": "m.safetensors"}}
 
 

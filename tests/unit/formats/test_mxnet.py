@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repository import ROOT, SUPPORT
 
 from trims.core.errors import ArtifactError
 from trims.core.layout import DTYPE_BYTES, element_count
@@ -20,7 +21,6 @@ from trims.image.check import check_image
 from trims.image.reader import ImageView
 from trims.image.source import SourceFile
 
-ROOT = Path(__file__).parents[2]
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
 CONVERTER = MxnetConverter()
 FLAGS = {"F32": 0, "F64": 1, "F16": 2, "U8": 3, "I32": 4, "I8": 5, "I64": 6, "BOOL": 7}
@@ -221,7 +221,7 @@ def test_a_file_that_changes_before_it_is_read_is_refused(tmp_path: Path) -> Non
 def test_what_mxnet_itself_saves_is_read_as_mxnet_reads_it(tmp_path: Path) -> None:
     if not MXNET_PYTHON.exists():
         pytest.skip(f"no MXNet environment at {MXNET_PYTHON}: make mxnet-env")
-    script = Path(__file__).parents[1] / "support" / "mxnet_side.py"
+    script = SUPPORT / "mxnet_side.py"
     done = subprocess.run(
         [MXNET_PYTHON, script, "save", tmp_path], capture_output=True, text=True, check=True, timeout=60
     )

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-ROOT = Path(__file__).parent.parent.parent
+from repository import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 PACKAGES = ("trims", "client/trims_client", "predictors/trims_predictors", "bench/trims_bench")
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from repository import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
+if TYPE_CHECKING:
+    from pathlib import Path
+
 #: Words for persons: a program is "it", and the subject of a sentence is a named thing.
 _PERSONS = re.compile(r"\b(he|him|his|himself|she|nobody|somebody|whoever|anew)\b", re.IGNORECASE)
 _MOST_LETTERS = 80

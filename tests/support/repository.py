@@ -1,0 +1,8 @@
+"""Where the files of this repository lie, for tests that read or run them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SUPPORT = Path(__file__).parent
+ROOT = SUPPORT.parents[1]
