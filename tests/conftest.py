@@ -28,7 +28,7 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 #: program that a test starts inherits the same: interrupting it would have no effect.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-_SETTLE_S = 5.0
+_SETTLE_S = 30.0
 #: Threads and descriptors that libraries keep for the life of the process, once used.
 _LIBRARY_THREADS = ("pytest_timeout", "ThreadPoolExecutor-", "asyncio_")
 
@@ -246,7 +246,7 @@ def start_process(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes
         command = [sys.executable, str(script), moment, str(folder / "run"), str(folder / "state"), *settings]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         running.append(process)
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while True:
             try:
                 connect(folder / "run").close()

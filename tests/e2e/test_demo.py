@@ -87,7 +87,7 @@ def test_a_demo_that_is_interrupted_leaves_nothing(folder: Path, number: signal.
     assert process.stdout is not None
     assert process.stdout.readline().startswith("Registering")  # the daemon serves from here on
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == status, errors
     assert left_in(folder) == []
     # The lock of the state folder is free again: no daemon is left that holds it.

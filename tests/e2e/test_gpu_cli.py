@@ -88,7 +88,7 @@ def test_a_keeper_that_is_gone_and_cannot_be_replaced_is_said(
     pid = look()["keeper_pid"]
     (folder / "cuda" / "devices.json").write_text("[]")
     os.kill(pid, signal.SIGKILL)
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 120
     while not (device := look())["trouble"]:
         assert time.monotonic() < until_s, "its end was not noticed"
     assert "keeper" in device["trouble"], "gone in the middle of an answer, or before it was asked"

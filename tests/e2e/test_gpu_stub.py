@@ -140,7 +140,7 @@ def test_what_the_driver_refuses_for_now_ends_no_keeper_and_loses_nothing(
     """No context to be had, three ways; and pages that it does not pin, for a reason it does not know."""
     environment = {**machine, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", REFUSED, str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     _assert_nobody_holds(folder / "memory")
 
@@ -150,7 +150,7 @@ def test_the_check_of_a_device_runs_through_nvidias_packages(machine: dict[str, 
     out = folder / "gpu.json"
     command = [sys.executable, "-m", "trims_bench.gpu_check", "--out", str(out), "--tiny", "--no-tests"]
     command += ["--only", "2,3,4,5,8,9,b,d,f"]
-    done = subprocess.run(command, cwd=ROOT, env=machine, capture_output=True, text=True, check=False, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, env=machine, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode in (0, 3), done.stdout + done.stderr
     record = json.loads(out.read_text())
     parts = {**record["experiments"], **record["figures"]}

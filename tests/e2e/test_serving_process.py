@@ -42,7 +42,7 @@ class Serving:
         process = subprocess.Popen([*COMMAND, "serve", *map(str, flags)], env=self.environment, stderr=subprocess.PIPE,
                                    text=True)  # fmt: skip
         self.running.append(process)
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while self.run("status").returncode:
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < until
@@ -52,7 +52,7 @@ class Serving:
     def run(self, *words: object) -> subprocess.CompletedProcess[str]:
         """Another command with the same variables."""
         return subprocess.run([*COMMAND, *map(str, words)], env=self.environment, capture_output=True, text=True,
-                              check=False, timeout=60)  # fmt: skip
+                              check=False, timeout=300)  # fmt: skip
 
     def segments(self) -> list[str]:
         prefix = shm_prefix(self.folder / "state")
@@ -77,7 +77,7 @@ def test_a_signal_ends_it_cleanly_and_memory_stays_for_the_next(
     process = serving.start()
     with trims.connect(serving.folder / "run") as session, session.open_file(checkpoint("m")) as weights:
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
         assert process.returncode == 0
         assert "Traceback" not in said
         assert "ended" in said

@@ -173,7 +173,7 @@ def test_a_client_that_dies_inside_a_message_is_forgotten(daemon: Daemon, raw: R
     raw.receive()
     before = len(daemon.attach.connections())
     raw.sock.close()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 120
     while len(daemon.attach.connections()) >= before:
         assert time.monotonic() < until
         time.sleep(0.002)

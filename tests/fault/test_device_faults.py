@@ -301,7 +301,7 @@ ctypes.memset(weights.on_device("weight").address, 0xFF, 8)
 """
     with connect(daemon.config.runtime_dir) as session, session.open_file(path, place="gpu") as weights:
         content = read(weights.on_device("weight"))
-        offender = subprocess.run([sys.executable, "-c", script], check=False, timeout=60)
+        offender = subprocess.run([sys.executable, "-c", script], check=False, timeout=300)
         assert offender.returncode == -signal.SIGSEGV
         assert read(weights.on_device("weight")) == content
         wait_until(lambda: leases(daemon) == 1, "the dead one holds a lease")

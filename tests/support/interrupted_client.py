@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trims_client import Session
 
 CLIENT = str(Path(trims_client.__file__).parent)
-WAIT_S = 20.0
+WAIT_S = 120.0
 #: Signals sent, each a few microseconds later than the one before: together they meet an open and two closes anywhere.
 SIGNALS, LATER_S = 500, 4e-6
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trims.tiers.base import Extent
 
 #: Nothing here takes so long; only a failing test waits it out.
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def wait_until(holds: Callable[[], object], what: str) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from trims.wire.frames import Message
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 GREETING = {"protocol": 1, "boot": "b", "session": 1}
 
 

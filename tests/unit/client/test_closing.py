@@ -21,8 +21,15 @@ if TYPE_CHECKING:
 
     from trims.wire.frames import Message
 
-#: A second, and room for a slow machine. A daemon is given five seconds for anything else.
-SOON_S = 3.0
+#: A second, and much room for a slow machine: below what these tests let a daemon have for anything else.
+SOON_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that waits five minutes, not five seconds, for an answer that it needs: a close that did shows."""
+    for module in ("connection", "session"):
+        monkeypatch.setattr(f"trims_client.{module}.GRACE_S", 300.0)
 
 
 def closed(heard: list[Message]) -> list[int]:
@@ -66,7 +73,7 @@ def test_only_the_first_close_waits_for_a_daemon_that_is_stopped(
     assert sorted(closed(daemon.heard)) == [1, 2, 3, 4, 5, 6], "each goes out once"
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_closes_for_which_the_socket_has_no_room_go_out_once_there_is(
     door: Door, folder: Path, segment: Callable[..., int]
 ) -> None:
@@ -267,7 +274,7 @@ def test_a_daemon_that_hangs_while_a_device_is_opened_holds_up_no_close(
     assert took_s < SOON_S
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(300)
 def test_connecting_to_a_daemon_that_accepts_nothing_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trims_client.sockets._CONNECT_S", 0.1, raising=False)
     path = str(folder / "attach.sock")
