@@ -12,6 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MXNET_VENV := .venv-mxnet
 READY := $(VENV)/ready
+PROTO_VENV := .venv-proto
 MXNET_READY := $(MXNET_VENV)/ready
 
 .PHONY: help
@@ -64,8 +65,10 @@ gpu-wheels: ## fetch the small packages that a bare machine with a GPU lacks, in
 	$(if $(PYTHON),$(PYTHON),python3) bench/trims_bench/gpu/needs.py fetch $(GPU_WHEELS) --python $(GPU_VERSION) --machine $(GPU_MACHINE)
 
 .PHONY: proto
-proto: env ## generate the control door's code again
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. trims/wire/trims.proto
+proto: ## generate the control door's code again, with an old generator: its code also runs with newer libraries
+	$(if $(PYTHON),$(PYTHON),python3) -m venv $(PROTO_VENV)
+	$(PROTO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'grpcio-tools==1.62.3' 'setuptools<80'
+	$(PROTO_VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. trims/wire/trims.proto
 
 .PHONY: env
 env: $(READY) ## the main environment
@@ -94,7 +97,7 @@ $(MXNET_READY): pyproject.toml
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(MXNET_VENV) .gpu-site .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(MXNET_VENV) $(PROTO_VENV) .gpu-site .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The same simulation as in the tests, for as long as wanted and on all cores: `make soak SOAK_SECONDS=3600`.
 SOAK_SECONDS ?= 600

@@ -1,20 +1,32 @@
 """Every error that trims raises on purpose, as a tree: catch a branch, or one class.
 
     TrimsError                  the base of all
-    +- CallerError              the request is wrong; sending it again changes nothing, except InUseError
-    +- CapacityError            no room; try again later, except TooLargeError
-    +- DeadlineError            the deadline passed; the load goes on
-    +- LostPeerError            daemon, keeper or device went away; try again
+    +- CallerError              the request is wrong; sending it again changes nothing
+    |  +- ModelNotFoundError, TensorNotFoundError        also KeyError
+    |  +- PermissionDeniedError                          also PermissionError
+    +- InUseError               a lease or a pin holds it; try again later
+    +- CapacityError            no room; try again later, except TooLargeError. Also MemoryError
+    +- DeadlineError            the deadline passed; the load goes on. Also TimeoutError
+    +- LostPeerError            daemon, keeper or device went away; try again. Also ConnectionError
     +- BrokenWeightsError       an artifact, image or segment is not what it claims to be
+    |  +- ArtifactNotFoundError                          also FileNotFoundError
     +- InternalError            a bug in trims
 
 `error.retryable` is True if the same request may succeed later without any change; `error.code` is the stable name
 that crosses the doors.
+
+Example:
+    try:
+        with trims.connect() as session:
+            session.open("no-such-model")
+    except trims.errors.ModelNotFoundError as error:
+        print(error.code, error.retryable, error)
 """
 
 from trims.core.errors import (
     ArtifactChangedError,
     ArtifactError,
+    ArtifactNotFoundError,
     BadMessageError,
     BrokenWeightsError,
     CallerError,
@@ -47,6 +59,7 @@ from trims.core.errors import (
 __all__ = [
     "ArtifactChangedError",
     "ArtifactError",
+    "ArtifactNotFoundError",
     "BadMessageError",
     "BrokenWeightsError",
     "CallerError",

@@ -21,6 +21,13 @@ log = logging.getLogger(__name__)
 class Loss(NamedTuple):
     """The memory of an open model was lost.
 
+    Example:
+        def reload(loss: trims.Loss) -> None:
+            print(f"{loss.name} at {loss.place}: {loss.message}")
+
+        session = trims.connect(on_lost=reload)
+        session.close()
+
     Attributes:
         message: Why, as `Weights.lost` says.
         name: By which the model was opened.

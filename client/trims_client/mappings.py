@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-from trims.core.errors import BadMessageError, ClosedError, ImageError
+from trims.core.errors import BadMessageError, ClosedError, ImageError, is_system_error
 from trims.memory.attach import Attachment
 from trims_client import forks
 
@@ -243,11 +243,10 @@ class MappedImages:
                 return self._borrow_device(image, lease, name, make)
             with self.lock:
                 return self._share(image, self._by_image.get(image) or self._map(image, fd, nbytes), lease, name)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except BaseException as error:
             lease.give_back()
-            raise ImageError(f"the granted segment cannot be mapped: {error}") from error
-        except BaseException:
-            lease.give_back()
+            if is_system_error(error) or isinstance(error, ValueError | KeyError | TypeError):
+                raise ImageError(f"the granted segment cannot be mapped: {error}") from error
             raise
         finally:
             if fd >= 0:

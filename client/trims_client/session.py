@@ -33,6 +33,7 @@ from trims_client.weights import Weights, warn_unclosed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
+    from typing import Literal
 
     from typing_extensions import Self
 
@@ -51,6 +52,12 @@ _RETRY_S = 0.02
 
 class Session:
     """A connection to the daemon. A context manager; safe to use from several threads, not after a fork.
+
+    Example:
+        with trims.connect(agent="indexer") as session:
+            session.prefetch("bert")  # the daemon loads while this process does something else
+            with session.open("bert", deadline_s=60) as weights:
+                print(weights.place, weights.nbytes)
 
     A child of `os.fork` can read what its parent has mapped, and must connect for itself to open more. The leases
     belong to the parent and end with it. A fork in C code, below Python, cannot be detected: such a child keeps its
@@ -71,7 +78,7 @@ class Session:
         self,
         runtime_dir: str | os.PathLike[str] | None = None,
         *,
-        fallback: str | None = None,
+        fallback: Literal["load"] | None = None,
         agent: str = "",
         on_lost: Callable[[Loss], None] | None = None,
         wait_s: float = 0.0,
@@ -108,7 +115,7 @@ class Session:
         *,
         place: str | Sequence[str] | None = None,
         deadline_s: float | None = None,
-        fallback: str | None = None,
+        fallback: Literal["load"] | None = None,
     ) -> Weights:
         """Attach to a registered model; loads it if it is not resident.
 
@@ -138,7 +145,7 @@ class Session:
         *,
         place: str | Sequence[str] | None = None,
         deadline_s: float | None = None,
-        fallback: str | None = None,
+        fallback: Literal["load"] | None = None,
     ) -> Weights:
         """Attach to a checkpoint by its path, without a manifest: all processes that open it share one copy.
 
@@ -165,7 +172,7 @@ class Session:
         name: str,
         place: str | Sequence[str] | None,
         deadline_s: float | None,
-        fallback: str | None,
+        fallback: Literal["load"] | None,
     ) -> Weights:
         if fallback not in _FALLBACKS:
             raise CallerError(f"fallback is {fallback!r}; it must be None or 'load'")
@@ -191,7 +198,7 @@ class Session:
         return weights
 
     def _open_at(
-        self, message: Message, name: str, place: str | None, deadline: Deadline, fallback: str | None
+        self, message: Message, name: str, place: str | None, deadline: Deadline, fallback: Literal["load"] | None
     ) -> Weights:
         if place is not None:
             message["place"] = place
@@ -366,10 +373,15 @@ def _watch_connection(reference: weakref.ref[Session], mappings: MappedImages, c
 def connect(
     runtime_dir: str | os.PathLike[str] | None = None,
     *,
-    fallback: str | None = None,
+    fallback: Literal["load"] | None = None,
     agent: str = "",
     on_lost: Callable[[Loss], None] | None = None,
     wait_s: float = 0.0,
 ) -> Session:
-    """Connect to the daemon of this machine; see `Session`."""
+    """Connect to the daemon of this machine; see `Session`.
+
+    Example:
+        with trims.connect(wait_s=10) as session, session.open("bert") as weights:
+            print(sorted(weights))
+    """
     return Session(runtime_dir, fallback=fallback, agent=agent, on_lost=on_lost, wait_s=wait_s)

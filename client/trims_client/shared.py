@@ -11,6 +11,7 @@ from trims_client.session import Session
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
+    from typing import Literal
 
     from trims_client.weights import Weights
 
@@ -30,7 +31,7 @@ _shared: Session | None = None
 _guard = _Guard()
 
 
-def shared_session(fallback: str | None = None) -> Session:
+def shared_session(fallback: Literal["load"] | None = None) -> Session:
     """One session for the whole process, for `trims.open_file`; a forked child makes one of its own."""
     global _shared  # noqa: PLW0603 - one for each process is the point
     with _guard.lock:
@@ -45,7 +46,12 @@ def open_file(
     *,
     place: str | Sequence[str] | None = None,
     deadline_s: float | None = None,
-    fallback: str | None = None,
+    fallback: Literal["load"] | None = None,
 ) -> Weights:
-    """Share a checkpoint by its path: `Session.open_file` on a session that the whole process shares."""
+    """Share a checkpoint by its path: `Session.open_file` on a session that the whole process shares.
+
+    Example:
+        with trims.open_file("/models/some.safetensors") as weights:
+            print(weights.nbytes)
+    """
     return shared_session(fallback).open_file(path, place=place, deadline_s=deadline_s, fallback=fallback)

@@ -73,6 +73,11 @@ class Weights(Mapping[str, "NDArray[Any]"]):
     `weights[name]` is a numpy view into shared memory: no bytes are copied, whatever the size. It stays valid as
     long as it is referenced, also after `close`; the lease ends when the last view is gone.
 
+    Example:
+        with trims.connect() as session, session.open("bert") as weights:
+            for name, array in weights.items():
+                print(name, array.dtype, array.shape)
+
     Attributes:
         name: The name or path that the model was opened by.
         place: The place of the replica: `cpu`, or `gpu:N`, whose tensors `on_device` gives.

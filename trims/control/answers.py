@@ -84,6 +84,7 @@ class Model:
         replicas: Where its image lies, fastest place first.
         manifest_json: Its manifest.
         image_bytes: Length of its image; 0 until it was converted.
+        origin: Folder that the relative paths of its manifest begin at; empty if they are absolute.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Model:
     manifest_json: str
     image_bytes: int
     license: str
+    origin: str
 
     @property
     def manifest(self) -> dict[str, Any]:

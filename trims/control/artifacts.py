@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import CallerError
+from trims.core.errors import ArtifactNotFoundError, CallerError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,10 +25,10 @@ _GENERIC = frozenset({"model", "pytorch_model", "diffusion_pytorch_model", "weig
 def manifest_for(artifact: Path, name: str | None) -> dict[str, Any]:
     """A manifest for a bare artifact, or for a folder with one: its absolute path under a name made from it.
 
-    Raises CallerError if nothing is there, or if a folder holds no weights of a known name.
+    Raises ArtifactNotFoundError if nothing is there, CallerError if a folder holds no weights of a known name.
     """
     if not artifact.exists():
-        raise CallerError(f"{artifact} does not exist")
+        raise ArtifactNotFoundError(f"{artifact} does not exist")
     main = _weights_in(artifact) if artifact.is_dir() else artifact
     return {"name": name or _name_for(main.absolute()), "artifact": {"path": str(main.absolute())}}
 

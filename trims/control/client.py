@@ -88,20 +88,29 @@ class Admin(_Door):
 
         Raises:
             CallerError, ManifestError, ModelExistsError; ArtifactError, ConversionError or CapacityError if it cannot
-            be converted: then a name that is new is forgotten again.
+            be converted: then a name that is new is forgotten again, and one that was known keeps its manifest.
         """
         request = orders.register(source, name, replace=replace)
-        known = {model.name for model in self.models()}
+        before = self._known(orders.name_in(request))
         with self._errors():
             made = self._stub.Register(request)
         if not lazy:
             try:
                 self.load(made.name, "disk", on_progress=on_progress)
             except BaseException:
-                if made.name not in known:
-                    self.remove(made.name)
+                self._take_back(made.name, before)
                 raise
         return self.show(made.name)
+
+    def _known(self, name: str) -> Model | None:
+        return next((model for model in self.models() if model.name == name), None)
+
+    def _take_back(self, name: str, before: Model | None) -> None:
+        if before is None:
+            self.remove(name)
+            return
+        with self._errors():
+            self._stub.Register(orders.register_again(before))
 
     def remove(self, name: str) -> None:
         """Forget a name; its image goes once no lease holds it and no other name stands for it.
@@ -109,7 +118,7 @@ class Admin(_Door):
         Raises ModelNotFoundError.
         """
         with self._errors():
-            self._stub.Unregister(pb.NameRequest(name=name))
+            self._stub.Unregister(orders.message(pb.NameRequest, name=name))
 
     def models(self) -> list[Model]:
         """All registered models."""
@@ -119,7 +128,7 @@ class Admin(_Door):
     def show(self, name: str) -> Model:
         """Everything about one model. Raises ModelNotFoundError."""
         with self._errors():
-            return read(Model, self._stub.Describe(pb.NameRequest(name=name)))
+            return read(Model, self._stub.Describe(orders.message(pb.NameRequest, name=name)))
 
     # -- residency -------------------------------------------------------------------------------------------------
 
@@ -165,17 +174,20 @@ class Admin(_Door):
             ModelNotFoundError: Nothing has this name.
         """
         with self._errors():
-            return read(Evicted, self._stub.Evict(pb.EvictRequest(name=name, place=place or "", drain=drain)))
+            return read(
+                Evicted,
+                self._stub.Evict(orders.evict(name, place, drain=drain)),
+            )
 
     def pin(self, name: str, place: str = "cpu") -> None:
         """Never evict a model from a place. Does not load it. Raises ModelNotFoundError, NotSupportedError."""
         with self._errors():
-            self._stub.Pin(pb.PinRequest(name=name, place=place))
+            self._stub.Pin(orders.message(pb.PinRequest, name=name, place=place))
 
     def unpin(self, name: str, place: str = "cpu") -> None:
         """Take a pin back."""
         with self._errors():
-            self._stub.Unpin(pb.PinRequest(name=name, place=place))
+            self._stub.Unpin(orders.message(pb.PinRequest, name=name, place=place))
 
     def residents(self) -> Residents:
         """What is where, held by which process, until when; and the GPUs."""
@@ -207,7 +219,7 @@ class Admin(_Door):
     def check(self, *, verify: bool = False) -> Report:
         """Hold the books of the daemon against the facts; with `verify`, read and hash every replica."""
         with self._errors():
-            return read(Report, self._stub.Check(pb.CheckRequest(verify=verify)))
+            return read(Report, self._stub.Check(orders.message(pb.CheckRequest, verify=verify)))
 
     def drain(self) -> None:
         """Have the daemon take no new opens; leases run on."""
@@ -217,7 +229,7 @@ class Admin(_Door):
     def shutdown(self, *, purge: bool = False) -> None:
         """End the daemon. Models stay in memory for the next one, unless `purge`."""
         with self._errors():
-            self._stub.Shutdown(pb.ShutdownRequest(purge=purge))
+            self._stub.Shutdown(orders.message(pb.ShutdownRequest, purge=purge))
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -253,22 +265,31 @@ class AsyncAdmin(_Door):
     ) -> Model:
         """See `Admin.add`."""
         request = orders.register(source, name, replace=replace)
-        known = {model.name for model in await self.models()}
+        before = await self._known(orders.name_in(request))
         with self._errors():
             made = await self._stub.Register(request)
         if not lazy:
             try:
                 await self.load(made.name, "disk", on_progress=on_progress)
             except BaseException:
-                if made.name not in known:
-                    await self.remove(made.name)
+                await self._take_back(made.name, before)
                 raise
         return await self.show(made.name)
+
+    async def _known(self, name: str) -> Model | None:
+        return next((model for model in await self.models() if model.name == name), None)
+
+    async def _take_back(self, name: str, before: Model | None) -> None:
+        if before is None:
+            await self.remove(name)
+            return
+        with self._errors():
+            await self._stub.Register(orders.register_again(before))
 
     async def remove(self, name: str) -> None:
         """See `Admin.remove`."""
         with self._errors():
-            await self._stub.Unregister(pb.NameRequest(name=name))
+            await self._stub.Unregister(orders.message(pb.NameRequest, name=name))
 
     async def models(self) -> list[Model]:
         """See `Admin.models`."""
@@ -278,7 +299,7 @@ class AsyncAdmin(_Door):
     async def show(self, name: str) -> Model:
         """See `Admin.show`."""
         with self._errors():
-            return read(Model, await self._stub.Describe(pb.NameRequest(name=name)))
+            return read(Model, await self._stub.Describe(orders.message(pb.NameRequest, name=name)))
 
     async def load(
         self,
@@ -302,17 +323,20 @@ class AsyncAdmin(_Door):
     async def evict(self, name: str, place: str | None = "cpu", *, drain: bool = False) -> Evicted:
         """See `Admin.evict`."""
         with self._errors():
-            return read(Evicted, await self._stub.Evict(pb.EvictRequest(name=name, place=place or "", drain=drain)))
+            return read(
+                Evicted,
+                await self._stub.Evict(orders.evict(name, place, drain=drain)),
+            )
 
     async def pin(self, name: str, place: str = "cpu") -> None:
         """See `Admin.pin`."""
         with self._errors():
-            await self._stub.Pin(pb.PinRequest(name=name, place=place))
+            await self._stub.Pin(orders.message(pb.PinRequest, name=name, place=place))
 
     async def unpin(self, name: str, place: str = "cpu") -> None:
         """See `Admin.unpin`."""
         with self._errors():
-            await self._stub.Unpin(pb.PinRequest(name=name, place=place))
+            await self._stub.Unpin(orders.message(pb.PinRequest, name=name, place=place))
 
     async def residents(self) -> Residents:
         """See `Admin.residents`."""
@@ -343,7 +367,7 @@ class AsyncAdmin(_Door):
     async def check(self, *, verify: bool = False) -> Report:
         """See `Admin.check`."""
         with self._errors():
-            return read(Report, await self._stub.Check(pb.CheckRequest(verify=verify)))
+            return read(Report, await self._stub.Check(orders.message(pb.CheckRequest, verify=verify)))
 
     async def drain(self) -> None:
         """See `Admin.drain`."""
@@ -353,7 +377,7 @@ class AsyncAdmin(_Door):
     async def shutdown(self, *, purge: bool = False) -> None:
         """See `Admin.shutdown`."""
         with self._errors():
-            await self._stub.Shutdown(pb.ShutdownRequest(purge=purge))
+            await self._stub.Shutdown(orders.message(pb.ShutdownRequest, purge=purge))
 
     async def close(self) -> None:
         """See `Admin.close`."""
@@ -375,13 +399,23 @@ def _never_there(name: str) -> TrimsError:
 def admin(runtime_dir: str | os.PathLike[str] | None = None) -> Admin:
     """A client of the control door of this machine's daemon; see `Admin`.
 
-    >>> with trims.admin() as daemon:
-    ...     daemon.status().health.status
-    'serving'
+    Example:
+        with trims.admin() as daemon:
+            print(daemon.status().health.status)
+            for model in daemon.models():
+                print(model.name)
     """
     return Admin(runtime_dir)
 
 
 def aadmin(runtime_dir: str | os.PathLike[str] | None = None) -> AsyncAdmin:
-    """The same for asyncio; see `AsyncAdmin`."""
+    """The same for asyncio; see `AsyncAdmin`.
+
+    Example:
+        async def report() -> None:
+            async with trims.aadmin() as daemon:
+                print((await daemon.status()).health.status)
+
+        asyncio.run(report())
+    """
     return AsyncAdmin(runtime_dir)

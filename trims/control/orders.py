@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
 from trims.control.artifacts import manifest_for
-from trims.core.errors import CallerError
+from trims.core.errors import CallerError, ManifestError
 from trims.registry.base import read_manifest
 from trims.wire import trims_pb2 as pb
 from trims.wire.address import CONTROL_SOCKET, default_runtime_dir
@@ -17,8 +17,14 @@ from trims.wire.address import CONTROL_SOCKET, default_runtime_dir
 if TYPE_CHECKING:
     import os
 
+    from google.protobuf.message import Message
+
+    from trims.control.answers import Model
+
     #: A manifest, as a file or as a mapping; an artifact; a folder.
     Source = str | os.PathLike[str] | Mapping[str, Any]
+
+_Message = TypeVar("_Message", bound="Message")
 
 
 def control_socket(runtime_dir: str | os.PathLike[str] | None) -> Path:
@@ -26,10 +32,46 @@ def control_socket(runtime_dir: str | os.PathLike[str] | None) -> Path:
     return Path(runtime_dir or default_runtime_dir()).absolute() / CONTROL_SOCKET
 
 
+def message(kind: type[_Message], **fields: Any) -> _Message:
+    """A message with these fields. Raises CallerError for a value of another type than the field's, None included."""
+    made = kind()
+    for name, value in fields.items():
+        try:
+            setattr(made, name, value)
+        except (TypeError, ValueError) as error:  # ValueError: a text that is no text
+            wanted = type(getattr(made, name)).__name__
+            raise CallerError(f"{name} is {value!r}; it must be of type {wanted}") from error
+    return made
+
+
 def register(source: Source, name: str | None, *, replace: bool) -> pb.RegisterRequest:
     """Register a manifest, an artifact, or the folder of a Hugging Face model. Raises CallerError, ManifestError."""
-    raw, origin = (dict(source), "") if isinstance(source, Mapping) else _manifest_of(Path(source), name)
-    return pb.RegisterRequest(manifest_yaml=yaml.safe_dump(raw), origin=origin, replace=replace)
+    if isinstance(source, Mapping):
+        return _registration(dict(source), "", replace=replace)
+    try:
+        path = Path(source)
+    except TypeError as error:
+        raise CallerError(f"{source!r} is no model; give a path, or a manifest as a mapping") from error
+    return _registration(*_manifest_of(path, name), replace=replace)
+
+
+def register_again(model: Model) -> pb.RegisterRequest:
+    """Put back the manifest that a model had."""
+    return _registration(model.manifest, model.origin, replace=True)
+
+
+def name_in(request: pb.RegisterRequest) -> str:
+    """The name that a registration is for; empty if its manifest has none."""
+    raw = yaml.safe_load(request.manifest_yaml)
+    return str(raw.get("name", "")) if isinstance(raw, dict) else ""
+
+
+def _registration(raw: dict[str, Any], origin: str, *, replace: bool) -> pb.RegisterRequest:
+    try:
+        text = yaml.safe_dump(raw)
+    except yaml.YAMLError as error:
+        raise ManifestError(f"the manifest cannot be written as YAML: {error}") from error
+    return message(pb.RegisterRequest, manifest_yaml=text, origin=origin, replace=replace)
 
 
 def _manifest_of(source: Path, name: str | None) -> tuple[dict[str, Any], str]:
@@ -42,7 +84,10 @@ def _manifest_of(source: Path, name: str | None) -> tuple[dict[str, Any], str]:
 
 def load(name: str, place: str | None, deadline_s: float | None) -> pb.LoadRequest:
     """Have a model at a place."""
-    request = pb.LoadRequest(name=name, place=place or "")
-    if deadline_s is not None:
-        request.deadline_s = deadline_s
-    return request
+    deadline = {} if deadline_s is None else {"deadline_s": deadline_s}
+    return message(pb.LoadRequest, name=name, place="" if place is None else place, **deadline)
+
+
+def evict(name: str, place: str | None, *, drain: bool) -> pb.EvictRequest:
+    """Free a model's memory at a place; None for all places."""
+    return message(pb.EvictRequest, name=name, place="" if place is None else place, drain=drain)

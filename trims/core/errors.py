@@ -1,18 +1,33 @@
 """The one error tree: every class names the culprit and says whether asking again can help.
 
-Five branches, one for each culprit: the caller (`CallerError`), a lack of room (`CapacityError`), a peer that went
-away (`LostPeerError`), bytes that are not what they claim (`BrokenWeightsError`) and trims itself
-(`InternalError`). `code` is the stable name that crosses the doors; `trims.wire.status` maps it to
-gRPC and back. Not covered: errors of frameworks inside a converter, which arrive as `ConversionError`.
+A branch for each culprit: the caller (`CallerError`), readers (`InUseError`), a lack of room (`CapacityError`), a
+deadline that passed (`DeadlineError`), a peer that went away (`LostPeerError`), bytes that are not what they claim
+(`BrokenWeightsError`) and trims itself (`InternalError`). `code` is the stable name that crosses the doors;
+`trims.wire.status` maps it to gRPC and back. Not covered: errors of frameworks inside a converter, which arrive as
+`ConversionError`.
+
+Where Python has a class for the same thing, it is a second base, so that `except TimeoutError` and the like work. Three
+of those are OSErrors, with `errno` None: a handler of OSError round code that may also raise errors of this tree must
+let these pass first.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 
 class TrimsError(Exception):
-    """Base of all errors trims raises on purpose. The message names the culprit and the remedy."""
+    """Base of all errors trims raises on purpose. The message names the culprit and the remedy.
+
+    Example:
+        try:
+            weights = trims.open_file("/models/no-such-file.safetensors")
+        except trims.TrimsError as error:
+            print("again later" if error.retryable else "never", error)
+    """
 
     code: ClassVar[str] = "trims"
     #: True when the same request may succeed later without anybody changing anything.
@@ -43,7 +58,14 @@ class ConfigError(CallerError):
     code = "bad_config"
 
 
-class ModelNotFoundError(CallerError):
+class _MissingError(CallerError, KeyError):
+    """A KeyError that reads as a sentence: KeyError itself shows the repr of its message."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+class ModelNotFoundError(_MissingError):
     """No model of this name is registered."""
 
     code = "model_not_found"
@@ -55,13 +77,10 @@ class ModelExistsError(CallerError):
     code = "model_exists"
 
 
-class TensorNotFoundError(CallerError, KeyError):
+class TensorNotFoundError(_MissingError):
     """The image holds no tensor of this name."""
 
     code = "tensor_not_found"
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
 
 
 class NotSupportedError(CallerError):
@@ -70,7 +89,7 @@ class NotSupportedError(CallerError):
     code = "not_supported"
 
 
-class PermissionDeniedError(CallerError):
+class PermissionDeniedError(CallerError, PermissionError):
     """The peer's user may not do this."""
 
     code = "permission_denied"
@@ -82,14 +101,14 @@ class ClosedError(CallerError):
     code = "closed"
 
 
-class InUseError(CallerError):
-    """A lease or a pin holds the replica; it is not evicted under its reader."""
+class InUseError(TrimsError):
+    """A lease, a pin or another process holds what was asked for; nothing is taken away from a reader."""
 
     code = "in_use"
     retryable = True
 
 
-class CapacityError(TrimsError):
+class CapacityError(TrimsError, MemoryError):
     """A tier has no room and nothing that may be evicted; the message gives the numbers."""
 
     code = "capacity"
@@ -103,14 +122,14 @@ class TooLargeError(CapacityError):
     retryable = False
 
 
-class DeadlineError(TrimsError):
+class DeadlineError(TrimsError, TimeoutError):
     """The deadline of a waiting open passed. The load itself goes on."""
 
     code = "deadline"
     retryable = True
 
 
-class LostPeerError(TrimsError):
+class LostPeerError(TrimsError, ConnectionError):
     """The other process went away in the middle."""
 
     code = "lost_peer"
@@ -142,9 +161,15 @@ class BrokenWeightsError(TrimsError):
 
 
 class ArtifactError(BrokenWeightsError):
-    """A published file is missing, truncated, lying about its sizes, or not of the format it should be."""
+    """A published file is unreadable, truncated, lying about its sizes, or not of the format it should be."""
 
     code = "bad_artifact"
+
+
+class ArtifactNotFoundError(ArtifactError, FileNotFoundError):
+    """A published file is not where its manifest or its opener says."""
+
+    code = "artifact_not_found"
 
 
 class ArtifactChangedError(ArtifactError):
@@ -196,8 +221,13 @@ class InvariantError(InternalError):
     code = "invariant"
 
 
+def is_system_error(error: BaseException) -> TypeGuard[OSError]:
+    """Whether the operating system refused something: an OSError, but none of this tree."""
+    return isinstance(error, OSError) and not isinstance(error, TrimsError)
+
+
 def _tree(root: type[TrimsError]) -> dict[str, type[TrimsError]]:
-    found = {root.code: root}
+    found = {} if root.__name__.startswith("_") else {root.code: root}
     for child in root.__subclasses__():
         found.update(_tree(child))
     return found

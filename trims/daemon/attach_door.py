@@ -21,7 +21,14 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trims.core.errors import BadMessageError, CapacityError, InternalError, NotSupportedError, TrimsError
+from trims.core.errors import (
+    BadMessageError,
+    CapacityError,
+    InternalError,
+    NotSupportedError,
+    TrimsError,
+    is_system_error,
+)
 from trims.daemon.clients import Connection, Unsent
 from trims.daemon.requests import Requests
 from trims.daemon.sockets import SocketName
@@ -192,9 +199,9 @@ class AttachDoor:
             serve(connection)
         except BadMessageError as error:
             self._end_with_error(connection, error)
-        except OSError as error:
-            self._end(connection, str(error))
-        except Exception:
+        except Exception as error:
+            if is_system_error(error):
+                return self._end(connection, str(error))
             log.exception("serving session %d failed", connection.number)
             self._end_with_error(connection, InternalError("the daemon failed on this session; see its log"))
 

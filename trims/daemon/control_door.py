@@ -151,7 +151,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             raise ManifestError(f"the manifest {error}") from error
         manifest = self._registry.put(raw, request.origin, replace=request.replace)
         self._store.manifest_changed(manifest.name)
-        return self._model(manifest, raw)
+        return self._model(manifest)
 
     @_guarded
     def Unregister(self, request: pb.NameRequest, context: grpc.ServicerContext) -> pb.Empty:
@@ -287,7 +287,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         if not context.add_callback(self._streams.release):
             self._streams.release()  # the client is gone already
 
-    def _model(self, manifest: Manifest, raw: dict[str, Any] | None = None, *, story: bool = False) -> pb.Model:
+    def _model(self, manifest: Manifest, *, story: bool = False) -> pb.Model:
         image, connections = self._read.image_of(manifest.name), self._attach.connections()
         replicas = self._read.replicas_of(image.key, story=story)
         return pb.Model(
@@ -295,11 +295,12 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             version=manifest.version,
             description=manifest.description,
             license=manifest.license,
+            origin=manifest.origin,
             framework=manifest.framework.name if manifest.framework else "",
             format=image.format or manifest.artifact.format or "",
             key=image.key,
             image_bytes=image.nbytes,
-            manifest_json=json.dumps(raw) if raw is not None else views.manifest_json(manifest),
+            manifest_json=json.dumps(self._registry.raw(manifest.name), sort_keys=True),
             replicas=[views.replica(view, connections) for view in replicas],
         )
 

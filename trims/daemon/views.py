@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from typing import TYPE_CHECKING
 
 from trims.wire import trims_pb2 as pb
@@ -12,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from trims.core.events import Changed
-    from trims.core.manifest import Manifest
     from trims.daemon.budget import Budget
     from trims.daemon.clients import Connection
     from trims.daemon.devices import Devices
@@ -105,8 +102,3 @@ def change(changed: Changed, names: Sequence[str]) -> pb.Change:
         generation=changed.generation,
         names=names,
     )
-
-
-def manifest_json(manifest: Manifest) -> str:
-    """A manifest for reading."""
-    return json.dumps(dataclasses.asdict(manifest), default=str, sort_keys=True)

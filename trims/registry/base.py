@@ -33,6 +33,10 @@ class Registry(Protocol):
         """Raises ModelNotFoundError with the nearest names."""
         ...
 
+    def raw(self, name: str) -> dict[str, Any]:
+        """The manifest as it was put, to be read or put again. Raises ModelNotFoundError."""
+        ...
+
     def names(self) -> list[str]:
         """All names, sorted."""
         ...

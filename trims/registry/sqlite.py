@@ -38,15 +38,6 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
-def write(connection: sqlite3.Connection, path: Path, statement: str, values: tuple[object, ...]) -> sqlite3.Cursor:
-    """Execute a statement that changes something.
-
-    Raises CapacityError if the disk is full, InUseError if another process holds the file.
-    """
-    del path  # the connection knows it
-    return connection.execute(statement, values)
-
-
 class SqliteRegistry:
     """See `Registry`.
 
@@ -88,20 +79,26 @@ class SqliteRegistry:
                 raise ModelExistsError(
                     f"{manifest.name!r} is registered with another manifest; remove it first, or replace it"
                 )
-            write(self._db, self._path, "INSERT OR REPLACE INTO models VALUES (?, ?, ?)", (manifest.name, text, origin))
+            self._db.execute("INSERT OR REPLACE INTO models VALUES (?, ?, ?)", (manifest.name, text, origin))
         return manifest
 
     def get(self, name: str) -> Manifest:
         """See `Registry.get`."""
+        return parse_manifest(*self._row(name))
+
+    def raw(self, name: str) -> dict[str, Any]:
+        """See `Registry.raw`."""
+        return self._row(name)[0]
+
+    def _row(self, name: str) -> tuple[dict[str, Any], str]:
         with self._lock:
             row = self._db.execute("SELECT raw, origin FROM models WHERE name = ?", (name,)).fetchone()
         if row is None:
             raise self._unknown(name)
         try:
-            raw = json.loads(row[0])
+            return json.loads(row[0]), row[1]
         except (ValueError, RecursionError) as error:
             raise damaged(self._path, f"the manifest of {name!r} is not JSON: {error}") from error
-        return parse_manifest(raw, row[1])
 
     def names(self) -> list[str]:
         """See `Registry.names`."""
@@ -111,7 +108,7 @@ class SqliteRegistry:
     def remove(self, name: str) -> None:
         """See `Registry.remove`."""
         with self._lock:
-            gone = write(self._db, self._path, "DELETE FROM models WHERE name = ?", (name,)).rowcount
+            gone = self._db.execute("DELETE FROM models WHERE name = ?", (name,)).rowcount
         if not gone:
             raise self._unknown(name)
 

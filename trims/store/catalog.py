@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConfigError, TrimsError
 from trims.registry.database import is_frozen
-from trims.registry.sqlite import connect, version_of, write
+from trims.registry.sqlite import connect, version_of
 from trims.store.work import thread_pool
 
 if TYPE_CHECKING:
@@ -311,10 +311,10 @@ class Catalog:
         if not batch:
             return
         try:
-            write(self._db, self._path, "BEGIN IMMEDIATE", ())
+            self._db.execute("BEGIN IMMEDIATE")
             for each, with_values in [*batch, *self._cuts(len(batch))]:
-                write(self._db, self._path, each, with_values)
-            write(self._db, self._path, "COMMIT", ())
+                self._db.execute(each, with_values)
+            self._db.execute("COMMIT")
         except BaseException:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")

@@ -28,6 +28,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from trims.core.errors import (
     ArtifactChangedError,
     ArtifactError,
+    ArtifactNotFoundError,
     DigestMismatchError,
     ManifestError,
     NotSupportedError,
@@ -300,7 +301,7 @@ class Resolver:
         else:
             main = self._build(manifest)
         if not main.is_file():
-            raise ArtifactError(
+            raise ArtifactNotFoundError(
                 f"{manifest.name}: {main} is not a file; correct the manifest's artifact, or put it there"
             )
         return main.absolute()

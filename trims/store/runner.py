@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import CapacityError, ImageError, InternalError, LostPeerError, TrimsError
+from trims.core.errors import CapacityError, ImageError, InternalError, LostPeerError, TrimsError, is_system_error
 from trims.core.events import Event, Filled, FillFailed, Freed, Measured, MeasureFailed, ReplicaBroken
 from trims.core.place import DISK
 from trims.formats.conversion import start_conversion
@@ -397,14 +397,15 @@ class Runner:
             draft = tier.create(replica.key, replica.generation, nbytes, allocate=source is None)
             try:
                 digest = self._convert(replica, draft) if source is None else self._copy(replica, draft, source)
-            except OSError as error:
+            except BaseException as error:
                 tier.abort(draft)
-                raise tier.explain(error, nbytes) from error
-            except BaseException:
-                tier.abort(draft)
+                if is_system_error(error):
+                    raise tier.explain(error, nbytes) from error
                 raise
             try:
                 extent = tier.seal(draft, replica.key, digest)
+            except TrimsError:
+                raise
             except OSError as error:
                 raise tier.explain(error, nbytes) from error
             self._identify(tier, extent)

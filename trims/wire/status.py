@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from trims.core.errors import (
+    ArtifactNotFoundError,
     BrokenWeightsError,
     CallerError,
     CapacityError,
@@ -31,6 +32,7 @@ CODE_KEY = "trims-code"
 _STATUS: tuple[tuple[type[TrimsError], grpc.StatusCode], ...] = (
     (ModelNotFoundError, grpc.StatusCode.NOT_FOUND),
     (TensorNotFoundError, grpc.StatusCode.NOT_FOUND),
+    (ArtifactNotFoundError, grpc.StatusCode.NOT_FOUND),
     (ModelExistsError, grpc.StatusCode.ALREADY_EXISTS),
     (PermissionDeniedError, grpc.StatusCode.PERMISSION_DENIED),
     (NotSupportedError, grpc.StatusCode.UNIMPLEMENTED),

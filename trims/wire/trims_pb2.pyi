@@ -1,8 +1,7 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -24,7 +23,7 @@ class RegisterRequest(_message.Message):
     manifest_yaml: str
     origin: str
     replace: bool
-    def __init__(self, manifest_yaml: _Optional[str] = ..., origin: _Optional[str] = ..., replace: _Optional[bool] = ...) -> None: ...
+    def __init__(self, manifest_yaml: _Optional[str] = ..., origin: _Optional[str] = ..., replace: bool = ...) -> None: ...
 
 class LoadRequest(_message.Message):
     __slots__ = ("name", "place", "deadline_s")
@@ -48,7 +47,7 @@ class LoadProgress(_message.Message):
     total_bytes: int
     done: bool
     replica: Replica
-    def __init__(self, phase: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., done: _Optional[bool] = ..., replica: _Optional[_Union[Replica, _Mapping]] = ...) -> None: ...
+    def __init__(self, phase: _Optional[str] = ..., done_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., done: bool = ..., replica: _Optional[_Union[Replica, _Mapping]] = ...) -> None: ...
 
 class EvictRequest(_message.Message):
     __slots__ = ("name", "place", "drain")
@@ -58,7 +57,7 @@ class EvictRequest(_message.Message):
     name: str
     place: str
     drain: bool
-    def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., drain: _Optional[bool] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., place: _Optional[str] = ..., drain: bool = ...) -> None: ...
 
 class EvictReply(_message.Message):
     __slots__ = ("freed", "draining")
@@ -114,7 +113,7 @@ class Replica(_message.Message):
     holders: _containers.RepeatedCompositeFieldContainer[Holder]
     story: _containers.RepeatedScalarFieldContainer[str]
     device: str
-    def __init__(self, key: _Optional[str] = ..., place: _Optional[str] = ..., state: _Optional[str] = ..., nbytes: _Optional[int] = ..., leases: _Optional[int] = ..., waiters: _Optional[int] = ..., pinned: _Optional[bool] = ..., keep_left_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., uses: _Optional[int] = ..., idle_s: _Optional[float] = ..., digest: _Optional[str] = ..., location: _Optional[str] = ..., generation: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., story: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ...) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., place: _Optional[str] = ..., state: _Optional[str] = ..., nbytes: _Optional[int] = ..., leases: _Optional[int] = ..., waiters: _Optional[int] = ..., pinned: bool = ..., keep_left_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., uses: _Optional[int] = ..., idle_s: _Optional[float] = ..., digest: _Optional[str] = ..., location: _Optional[str] = ..., generation: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., holders: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., story: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ...) -> None: ...
 
 class Holder(_message.Message):
     __slots__ = ("session", "pid", "uid", "agent", "leases")
@@ -131,7 +130,7 @@ class Holder(_message.Message):
     def __init__(self, session: _Optional[int] = ..., pid: _Optional[int] = ..., uid: _Optional[int] = ..., agent: _Optional[str] = ..., leases: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "description", "framework", "format", "key", "replicas", "manifest_json", "image_bytes", "license")
+    __slots__ = ("name", "version", "description", "framework", "format", "key", "replicas", "manifest_json", "image_bytes", "license", "origin")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +141,7 @@ class Model(_message.Message):
     MANIFEST_JSON_FIELD_NUMBER: _ClassVar[int]
     IMAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LICENSE_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     description: str
@@ -152,7 +152,8 @@ class Model(_message.Message):
     manifest_json: str
     image_bytes: int
     license: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., framework: _Optional[str] = ..., format: _Optional[str] = ..., key: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., manifest_json: _Optional[str] = ..., image_bytes: _Optional[int] = ..., license: _Optional[str] = ...) -> None: ...
+    origin: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., framework: _Optional[str] = ..., format: _Optional[str] = ..., key: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., manifest_json: _Optional[str] = ..., image_bytes: _Optional[int] = ..., license: _Optional[str] = ..., origin: _Optional[str] = ...) -> None: ...
 
 class ModelList(_message.Message):
     __slots__ = ("models",)
@@ -208,7 +209,7 @@ class Device(_message.Message):
     total_bytes: int
     leases: int
     trouble: str
-    def __init__(self, place: _Optional[str] = ..., uuid: _Optional[str] = ..., name: _Optional[str] = ..., driver: _Optional[str] = ..., keeper_pid: _Optional[int] = ..., keeper_awake: _Optional[bool] = ..., weights_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
+    def __init__(self, place: _Optional[str] = ..., uuid: _Optional[str] = ..., name: _Optional[str] = ..., driver: _Optional[str] = ..., keeper_pid: _Optional[int] = ..., keeper_awake: bool = ..., weights_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class StatsReply(_message.Message):
     __slots__ = ("counters", "tiers", "sessions", "leases", "uptime_s", "devices", "gpu_off", "unverified_bytes", "max_files", "max_sessions", "max_images", "images")
@@ -267,7 +268,7 @@ class CheckRequest(_message.Message):
     __slots__ = ("verify",)
     VERIFY_FIELD_NUMBER: _ClassVar[int]
     verify: bool
-    def __init__(self, verify: _Optional[bool] = ...) -> None: ...
+    def __init__(self, verify: bool = ...) -> None: ...
 
 class CheckReply(_message.Message):
     __slots__ = ("findings", "replicas", "verified_bytes")
@@ -299,4 +300,4 @@ class ShutdownRequest(_message.Message):
     __slots__ = ("purge",)
     PURGE_FIELD_NUMBER: _ClassVar[int]
     purge: bool
-    def __init__(self, purge: _Optional[bool] = ...) -> None: ...
+    def __init__(self, purge: bool = ...) -> None: ...

@@ -3,6 +3,10 @@
 The arrays use cupy's class for memory that it does not own (`UnownedMemory`), not DLPack. DLPack would have no
 advantage: cupy's import of it knows no bfloat16 and ignores the read-only flag.
 
+Example:
+    with trims.connect() as session, session.open("bert", place="gpu") as weights:
+        arrays = trims.cupy.arrays(weights)
+
 WARNING: the arrays must not be written, and cupy has no flag that says so. If the memory is shared by `vmm`, the device
 stops a kernel that writes, and with it everything that this process has on the device (unconfirmed: no device has shown
 it yet). If it is shared by `ipc`, the write changes the weights of all processes. `array.copy()` makes a private copy.

@@ -5,6 +5,11 @@ executor or block only. MXNet does write weights: with oneDNN, its default, the 
 (`NDArray::Chunk::MKLDNNDataReorder`), which in read-only memory would end the process. `MXNET_MKLDNN_ENABLED=0` in the
 environment keeps every byte shared and is slower.
 
+Example:
+    with trims.connect() as session, session.open("vgg16") as weights:
+        executor = trims.mxnet.executor(weights, {"data": (1, 3, 224, 224)})
+        arguments, auxiliary = trims.mxnet.params(weights)
+
 Covered: inference on the CPU, with every dtype that MXNet computes with. Not covered: other devices. The last MXNet for
 GPUs was built for CUDA 11.2 and has no code for current devices, so weights that lie on a device are refused. Runs in
 the MXNet environment: standard library, numpy and MXNet only.

@@ -4,6 +4,11 @@ The image has the graph already optimized, and the weights stay where they are: 
 from its activations, no private memory. Covered: the CPU execution provider, and CUDA's for weights that lie on its
 device. Not covered: other providers, which would copy every weight to memory of their own.
 
+Example:
+    with trims.connect() as session, session.open("resnet50") as weights:
+        runtime = trims.onnxruntime.session(weights)
+        print(runtime.run(None, {"image": batch})[0].shape)
+
 From 1.29 on, ONNX Runtime sends telemetry to its maker, and keeps a database in the user's cache for that. This module
 does not change that setting; `ORT_DISABLE_TELEMETRY=1` in the environment stops it and makes the import some 15 ms
 shorter.

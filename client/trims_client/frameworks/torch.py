@@ -6,6 +6,11 @@ There are three ways, fastest first:
 - `load_into` puts the weights into a module that you built (best on `torch.device("meta")`).
 - `state_dict` gives the tensors alone.
 
+Example:
+    with trims.connect() as session, session.open("bert") as weights:
+        module = trims.torch.module(weights)
+        state = trims.torch.state_dict(weights)
+
 WARNING: shared memory is read-only. Writing into a parameter in place (an optimizer's step, `weight.data.mul_`,
 `torch.nn.init`, pruning) does not raise: the kernel ends the process with SIGSEGV. Pass `writable=True` to get private
 copy-on-write memory instead, which costs memory only for the pages that are written. Buffers are always private,
