@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import pickle
 import subprocess
 import sys
 
@@ -28,6 +29,24 @@ def test_every_error_class_is_public() -> None:
     assert {getattr(trims.errors, name) for name in trims.errors.__all__} >= set(error_classes().values())
     assert all(issubclass(getattr(trims.errors, name), TrimsError) for name in trims.errors.__all__)
     assert all(cls.__doc__ for cls in error_classes().values())
+
+
+def test_python_s_own_classes_catch_what_users_expect_them_to_catch() -> None:
+    errors = trims.errors
+    expected = {
+        errors.DeadlineError: TimeoutError,
+        errors.LostPeerError: ConnectionError,
+        errors.DaemonAwayError: ConnectionError,
+        errors.PermissionDeniedError: PermissionError,
+        errors.ModelNotFoundError: KeyError,
+        errors.TensorNotFoundError: KeyError,
+        errors.ArtifactNotFoundError: FileNotFoundError,
+        errors.CapacityError: MemoryError,
+    }
+    assert all(issubclass(ours, theirs) for ours, theirs in expected.items())
+    for cls in error_classes().values():
+        assert str(cls("what, and the remedy")) == "what, and the remedy"
+        assert isinstance(pickle.loads(pickle.dumps(cls("again"))), cls)
 
 
 def test_a_class_that_differs_from_its_parent_in_retryable_is_named_in_the_docs() -> None:

@@ -1,0 +1,276 @@
+"""Every block of code in the documents and in the docstrings of the public API runs as it stands there."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import yaml
+from repository import ROOT
+from safetensors.numpy import save_file
+
+import trims
+from trims.cli.main import build_parser
+from trims.core.manifest import parse_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
+EMBEDDINGS = "embeddings.word_embeddings.weight"
+WAIT_S = 300
+#: What the documents take for granted: the reader's own module, input, and checkpoint.
+MY_MODELS = """
+import torch
+
+class Embeddings(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.word_embeddings = torch.nn.Embedding(8, 4)
+
+class Bert(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embeddings = Embeddings()
+
+def build_bert():
+    return Bert()
+"""
+PRELUDE = """
+import asyncio
+import trims
+"""
+TORCH_PRELUDE = """
+import torch, my_models
+with torch.device("meta"):
+    my_module_on_meta = my_models.build_bert()
+"""
+BATCH_PRELUDE = """
+import numpy
+batch = numpy.ones((1, 8), numpy.float32)
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code, and where it stands."""
+
+    where: str
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.where
+
+
+def every_block() -> list[Block]:
+    found = []
+    for document in DOCUMENTS:
+        text = (ROOT / document).read_text()
+        for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(Block(f"{document}:{line}", match.group(1), match.group(2)))
+    return found
+
+
+def blocks(language: str) -> list[Block]:
+    return [block for block in every_block() if block.language == language]
+
+
+def example(name: str) -> Block:
+    """The example in the docstring of a public name; for a framework's module, read without importing it."""
+    if name in ("torch", "onnxruntime", "mxnet", "cupy"):
+        source = (ROOT / "client" / "trims_client" / "frameworks" / f"{name}.py").read_text()
+        text = ast.get_docstring(ast.parse(source)) or ""
+    else:
+        text = inspect.getdoc(getattr(trims, name)) or ""
+    match = re.search(r"^Example:\n((?:(?:    .*)?\n)+)", f"{text}\n", re.MULTILINE)
+    assert match is not None, f"the docstring of trims.{name} has no example"
+    return Block(f"trims.{name}", "python", textwrap.dedent(match.group(1)))
+
+
+def examples() -> list[Block]:
+    return [example(name) for name in trims.__all__ if name != "__version__"]
+
+
+class World:
+    """A folder with what the documents name, and a daemon that was started as they say."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.models = folder / "models"
+        self.models.mkdir()
+        path = os.pathsep.join([str(ROOT), str(ROOT / "client"), str(folder)])
+        self.environment = {**os.environ, "TRIMS_RUNTIME_DIR": str(folder / "run"), "PYTHONPATH": path}
+        save_file({EMBEDDINGS: np.ones((8, 4), np.float32)}, folder / "bert.safetensors")
+        save_file({"w": np.ones(4, np.float32)}, self.models / "some.safetensors")
+        (folder / "my_models.py").write_text(MY_MODELS)
+        serve = [sys.executable, "-m", "trims.cli.main", "serve", "--gpus", "none"]
+        log = (folder / "daemon.log").open("w")
+        with log:
+            self.daemon = subprocess.Popen(
+                [*serve, "--state-dir", str(folder / "state")], env=self.environment, cwd=folder, stderr=log
+            )
+
+    def command(self, *words: str) -> str:
+        """What a `trims` command prints."""
+        return self._run([sys.executable, "-m", "trims.cli.main", *words])
+
+    def python(self, code: str, python: str = sys.executable) -> str:
+        """What a program prints. Absolute paths of the documents lead into the folder."""
+        return self._run([python, "-c", PRELUDE + code.replace('"/models/', f'"{self.models}/')])
+
+    def _run(self, command: list[str]) -> str:
+        done = subprocess.run(
+            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    def add_torch(self) -> None:
+        """The model `bert` as README's manifest has it."""
+        save = "import torch, my_models; torch.save(my_models.build_bert().state_dict(), 'pytorch_model.bin')"
+        self._run([sys.executable, "-c", save])
+        (manifest,) = [block.text for block in blocks("yaml") if "build_bert" in block.text]
+        (self.folder / "bert.yaml").write_text(manifest)
+        self.command("add", "bert.yaml")
+
+    def add_onnx(self) -> None:
+        """The model `resnet50`, much reduced."""
+        import onnx
+        from onnx import helper, numpy_helper
+
+        weight = numpy_helper.from_array(np.ones((8, 4), np.float32), "weight")
+        image = helper.make_tensor_value_info("image", onnx.TensorProto.FLOAT, [1, 8])
+        answer = helper.make_tensor_value_info("answer", onnx.TensorProto.FLOAT, [1, 4])
+        node = helper.make_node("MatMul", ["image", "weight"], ["answer"])
+        graph = helper.make_graph([node], "small", [image], [answer], [weight])
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+        onnx.save(model, self.folder / "resnet50.onnx")
+        self.command("add", "resnet50.onnx")
+
+    def add_mxnet(self) -> None:
+        """The model `vgg16`, much reduced."""
+        save = (
+            "import mxnet as mx; data = mx.sym.mean(mx.sym.Variable('data'), axis=(2, 3));"
+            "value = mx.sym.FullyConnected(data, num_hidden=4, name='dense');"
+            "ones = {'dense_weight': mx.nd.ones((4, 3)), 'dense_bias': mx.nd.ones(4)};"
+            "mx.model.save_checkpoint('vgg16', 0, value, ones, {})"
+        )
+        self._run([str(MXNET_PYTHON), "-c", save])
+        self.command("add", "vgg16-symbol.json", "--name", "vgg16")
+
+    def end(self) -> None:
+        self.command("shutdown", "--purge")
+        assert self.daemon.wait(WAIT_S) == 0
+
+
+@pytest.fixture
+def world(folder: Path) -> Iterator[World]:
+    made = World(folder)
+    made.python("trims.connect(wait_s=100).close()")
+    yield made
+    made.end()
+
+
+def run(world: World, code: str) -> str:
+    """Run a block with the models that it names, in the environment that it needs."""
+    prelude, python = "", sys.executable
+    if "trims.mxnet" in code:
+        if not MXNET_PYTHON.exists():
+            pytest.skip("no MXNet environment: make mxnet-env")
+        world.add_mxnet()
+        python = str(MXNET_PYTHON)
+    elif "trims.onnxruntime" in code:
+        pytest.importorskip("onnxruntime")
+        world.add_onnx()
+        prelude = BATCH_PRELUDE
+    elif "trims.torch" in code:
+        pytest.importorskip("torch")
+        world.add_torch()
+        prelude = TORCH_PRELUDE
+    else:
+        world.command("add", "bert.safetensors")
+    return world.python(prelude + code, python)
+
+
+def marked(each: list[Block]) -> list[object]:
+    marks = {True: [pytest.mark.mxnet], False: []}
+    return [pytest.param(block, marks=marks["trims.mxnet" in block.text], id=str(block)) for block in each]
+
+
+@pytest.mark.parametrize("block", marked(blocks("python")))
+def test_a_block_of_python_runs(world: World, block: Block) -> None:
+    run(world, block.text)
+
+
+@pytest.mark.parametrize("block", marked([each for each in examples() if each.where != "trims.cupy"]))
+def test_the_example_of_a_public_name_runs(world: World, block: Block) -> None:
+    run(world, block.text)
+
+
+def test_an_example_prints_what_it_is_about(world: World) -> None:
+    assert run(world, example("Weights").text) == f"{EMBEDDINGS} float32 (8, 4)\n"
+    assert world.python(example("admin").text).splitlines() == ["serving", "bert"]
+    assert world.python(example("aadmin").text) == "serving\n"
+    assert world.python(example("TrimsError").text).startswith("never ")
+    assert world.python(example("errors").text).startswith("model_not_found False no model 'no-such-model'")
+
+
+def test_the_example_that_needs_a_gpu_is_python() -> None:
+    names = {node.attr for node in ast.walk(ast.parse(example("cupy").text)) if isinstance(node, ast.Attribute)}
+    assert {"cupy", "arrays", "open", "connect"} <= names
+    assert "def arrays(" in (ROOT / "client" / "trims_client" / "frameworks" / "cupy.py").read_text()
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=str)
+def test_a_block_of_yaml_is_a_manifest(block: Block) -> None:
+    assert parse_manifest(yaml.safe_load(block.text), "/models").name
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The words of each command that is typed at a `$`, without comments."""
+    lines = (line[2:] for line in block.text.splitlines() if line.startswith("$ "))
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+TYPED = [(block, words) for block in blocks("console") for words in commands(block)]
+
+
+@pytest.mark.parametrize(("block", "words"), TYPED, ids=[f"{block}-{' '.join(words)}" for block, words in TYPED])
+def test_a_command_is_one_that_there_is(block: Block, words: list[str]) -> None:
+    if words[0] == "trims":
+        build_parser().parse_args([word for word in words[1:] if word != "&"])
+    elif words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[1] in targets
+    else:
+        extras = re.findall(r"[\w]+", re.sub(r".*\[(.*)\].*", r"\1", words[-1]))
+        assert words[:2] == ["pip", "install"], f"{block}: no test knows {words[0]}"
+        assert all(f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() for extra in extras)
+
+
+def test_the_commands_of_the_readme_run_in_their_order(world: World) -> None:
+    (block,) = (each for each in blocks("console") if "trims add" in each.text)
+    typed = [words[1:] for words in commands(block) if words[0] == "trims" and words[1] != "serve"]
+    printed = [world.command(*words) for words in typed]
+    assert [words[0] for words in typed] == ["add", "ps"]
+    assert "bert" in printed[0]
+    assert "bert" in printed[1]
+
+
+def test_every_block_is_of_a_language_that_a_test_here_runs() -> None:
+    shown = {"json", ""}  # messages and layouts, whose rules have tests of their own
+    assert {block.language for block in every_block()} - shown == {"python", "yaml", "console"}
