@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 MXNET_VENV := .venv-mxnet
 READY := $(VENV)/ready
 PROTO_VENV := .venv-proto
+LOWEST_VENV := .venv-lowest
 MXNET_READY := $(MXNET_VENV)/ready
 
 .PHONY: help
@@ -26,6 +27,18 @@ demo: env mxnet-env ## three real models: framework alone, trims cold, trims war
 .PHONY: test
 test: env mxnet-env ## all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+# With the oldest versions that pyproject.toml allows: what the store, the doors and the command need, no framework.
+LOWEST_TESTS := tests/unit/core tests/unit/wire tests/unit/control tests/unit/registry tests/unit/daemon tests/unit/cli \
+  tests/e2e/test_cli.py tests/e2e/test_client_and_daemon.py tests/e2e/test_serving_process.py
+.PHONY: lowest
+lowest: ## tests of store, doors and command with the oldest versions of what they need
+	$(if $(PYTHON),$(PYTHON),python3) -m venv $(LOWEST_VENV)
+	$(LOWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	VIRTUAL_ENV=$(LOWEST_VENV) $(LOWEST_VENV)/bin/uv pip install --quiet --resolution lowest-direct -e .
+	VIRTUAL_ENV=$(LOWEST_VENV) $(LOWEST_VENV)/bin/uv pip install --quiet \
+	  pytest pytest-timeout hypothesis jsonschema 'safetensors>=0.5' pip
+	$(LOWEST_VENV)/bin/python -m pytest -p no:cacheprovider $(LOWEST_TESTS)
 
 .PHONY: lint
 lint: env ## style, types and import contracts
@@ -97,7 +110,7 @@ $(MXNET_READY): pyproject.toml
 
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(MXNET_VENV) $(PROTO_VENV) .gpu-site .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(MXNET_VENV) $(PROTO_VENV) $(LOWEST_VENV) .gpu-site .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The same simulation as in the tests, for as long as wanted and on all cores: `make soak SOAK_SECONDS=3600`.
 SOAK_SECONDS ?= 600

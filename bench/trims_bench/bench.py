@@ -10,9 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
-from trims.cli.output import console, note, say
+from trims.cli.output import console, note, say, table
 from trims.core.errors import CallerError, TrimsError
 from trims.core.units import format_seconds
 from trims_bench.child import ChildError
@@ -110,14 +108,9 @@ def _keep(figure: Figure, setup: Setup, out: Path) -> None:
 
 
 def _print(figures: Sequence[Figure]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("figure", "compared", "trims", "other side", "value", "bar", ""):
-        table.add_column(column, justify="left" if column in ("figure", "compared", "") else "right")
-    for figure in figures:
-        for number, each in enumerate(figure.comparisons):
-            table.add_row("" if number else figure.name, *_cells(each))
-    if table.row_count:
-        console.print(table)
+    rows = [[f"{figure.name}: {each.what}", *_cells(each)] for figure in figures for each in figure.comparisons]
+    if rows:
+        table(("compared", "trims>", "other side>", "value>", "bar>", ""), rows)
     for figure in figures:
         for text in figure.notes:
             say(f"{figure.name}: {text}")
@@ -127,4 +120,4 @@ def _cells(compared: Comparison) -> list[str]:
     sides = [readable(side.unit, side.median) for side in compared.sides[:2]] + ["", ""]
     bar = "" if compared.bar is None else f"{compared.bar.relation} {compared.bar.limit:g} {compared.unit}"
     verdict = {None: "", True: "reached", False: "NOT reached"}[compared.reached]
-    return [compared.what, *sides[:2], f"{compared.value:.3g} {compared.unit}", bar, verdict]
+    return [*sides[:2], f"{compared.value:.3g} {compared.unit}", bar, verdict]

@@ -302,9 +302,36 @@ def test_a_table_shows_square_brackets_as_they_are(capsys: pytest.CaptureFixture
     from trims.cli import output
 
     with output.console.capture() as captured:
-        output.table("", ["remedy"], [["pip install 'trims[gpu]'"]], empty="nothing")
+        output.table(["remedy"], [["pip install 'trims[gpu]'"]], empty="nothing")
     assert "pip install 'trims[gpu]'" in captured.get()
     assert capsys.readouterr().out == ""
+
+
+def test_a_path_is_never_broken_though_the_terminal_is_narrow() -> None:
+    from trims.cli.output import REPLICA_COLUMNS, table_lines
+
+    path = f"/{'long-name/' * 12}model.safetensors"
+    row = [path, "gpu:0", "draining", "1023.9 MiB", "12", "1234567, 1234568 +12", "last lease closes"]
+    wide = table_lines(REPLICA_COLUMNS, [row], None)
+    narrow = table_lines(REPLICA_COLUMNS, [row], 80)
+    assert len(wide) == 2, "one line for each row, for programs that read lines"
+    assert narrow[2] == path
+    assert all(len(line) <= 80 for line in narrow if line != path)
+    assert [line.split() for line in (f"{narrow[0]} {narrow[1]}", f"{narrow[2]} {narrow[3]}")] == [
+        line.split() for line in wide
+    ]
+
+
+def test_a_shell_completes_commands(tmp_path: Path) -> None:
+    script = tmp_path / "trims.bash"
+    script.write_text(subprocess.run(
+        [sys.executable, "-m", "trims.cli.main", "completion", "bash"], capture_output=True, text=True, check=True
+    ).stdout)  # fmt: skip
+    typed = (
+        f'source {script}; COMP_WORDS=(trims ev); COMP_CWORD=1; _shtab_trims trims ev trims; echo "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "-c", typed], capture_output=True, text=True, check=True)
+    assert done.stdout == "evict\n"
 
 
 def test_watch_prints_a_line_for_every_step(trims: Command, manifest: Callable[..., Path], daemon: Daemon) -> None:

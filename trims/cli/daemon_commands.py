@@ -106,7 +106,7 @@ def _status(options: argparse.Namespace) -> None:
         ]
         for tier in stats.tiers
     ]
-    table("", ("tier", "used>", "capacity>", "full>", "replicas>", "policy"), rows, empty="no tiers")
+    table(("tier", "used>", "capacity>", "full>", "replicas>", "policy"), rows)
     say_devices(stats.devices)
     if stats.gpu_off:
         say(f"no gpu tier: {stats.gpu_off}")

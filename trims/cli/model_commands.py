@@ -108,7 +108,7 @@ def _list(options: argparse.Namespace) -> None:
         for model in models
     ]
     columns = ("model", "version", "framework", "format", "image>", "resident at")
-    table("", columns, rows, empty="no models are registered; `trims add` registers one")
+    table(columns, rows, empty="no models are registered; `trims add` registers one")
 
 
 def _ps(options: argparse.Namespace) -> None:
@@ -117,7 +117,7 @@ def _ps(options: argparse.Namespace) -> None:
     if options.json:
         say_json([as_json(replica) for replica in found.replicas])
         return
-    table("", REPLICA_COLUMNS, map(replica_row, found.replicas), empty="nothing is resident")
+    table(REPLICA_COLUMNS, map(replica_row, found.replicas), empty="nothing is resident")
     say_devices(found.devices)
 
 

@@ -8,6 +8,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -17,7 +18,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
 from rich.text import Text
 
 from trims.core.units import format_bytes, format_seconds
@@ -62,23 +62,43 @@ def _present(items: list[tuple[str, Any]]) -> dict[str, Any]:
     return {name: value for name, value in items if value is not None}
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str) -> None:
-    """A table, or a sentence if there is nothing in it. Columns that end in '>' are right-aligned."""
-    made = Table(title=title or None, title_justify="left", header_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        made.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*map(Text, row))  # as it is: square brackets are no markup
-    if made.row_count:
-        console.print(made)
-    else:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str = "") -> None:
+    """A table, or a sentence if there is nothing in it. Columns that end in '>' are right-aligned.
+
+    On a terminal that is too narrow, the first column gets lines of its own, above the others: what it names is never
+    broken to pieces. Elsewhere each row is one line, however long, for programs such as grep.
+    """
+    cells = [list(row) for row in rows]
+    if not cells:
         say(empty)
+        return
+    width = console.width if console.is_terminal else None
+    heading, *others = table_lines(columns, cells, width)
+    heading_lines = 1 if len(others) == len(cells) else 2
+    for number, line in enumerate([heading, *others]):
+        console.print(Text(line, style="bold" if number < heading_lines else ""), soft_wrap=True)
+
+
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+    """The lines of a table, at most `width` columns wide where the first column allows it; None for any width."""
+    heading = [column.rstrip(">") for column in columns]
+    right = [column.endswith(">") for column in columns]
+    widths = [max(map(cell_len, column)) for column in zip(heading, *rows, strict=True)]
+
+    def line(row: Sequence[str], begin: int = 0) -> str:
+        aligned = zip(row[begin:], widths[begin:], right[begin:], strict=True)
+        return "  ".join(set_cell_size(cell, size) if not flush else cell.rjust(size)
+                         for cell, size, flush in aligned).rstrip()  # fmt: skip
+
+    if width is None or sum(widths) + 2 * (len(widths) - 1) <= width:
+        return [line(row) for row in [heading, *rows]]
+    return [text for row in [heading, *rows] for text in (row[0], f"  {line(row, 1)}")]
 
 
 def replica_row(replica: Replica) -> list[str]:
     """The columns of `REPLICA_COLUMNS`."""
-    holders = ", ".join(str(holder.pid) for holder in replica.holders[:4])
-    more = f" +{len(replica.holders) - 4}" if len(replica.holders) > 4 else ""
+    holders = ", ".join(str(holder.pid) for holder in replica.holders[:_HOLDERS])
+    more = f" +{len(replica.holders) - _HOLDERS}" if len(replica.holders) > _HOLDERS else ""
     return [
         shown_name(replica),
         replica.place,
@@ -109,6 +129,8 @@ def say_devices(devices: Iterable[Device]) -> None:
         say(f"  keeper: {device.trouble or keeper}")
 
 
+#: Processes that are named in one row of `trims ps`; the others are counted.
+_HOLDERS = 2
 REPLICA_COLUMNS = ("model", "place", "state", "size>", "leases>", "held by", "until")
 
 
@@ -128,6 +150,9 @@ def until(replica: Replica) -> str:
 @contextmanager
 def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
     """Within the block, show a load's progress on standard error, if that is a terminal: what to call with it."""
+    if quiet or not notes.is_terminal:
+        yield lambda now: None
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -135,7 +160,7 @@ def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
         TransferSpeedColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=notes, disable=quiet or not notes.is_terminal, transient=True) as progress:
+    with Progress(*columns, console=notes, transient=True) as progress:
         task = progress.add_task(name, total=None)
 
         def show(now: Loading) -> None:

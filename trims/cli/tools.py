@@ -1,8 +1,9 @@
-"""Commands that need no daemon: convert, doctor."""
+"""Commands that need no daemon: convert, doctor, completion."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trims.cli.finding import Finding
+
+
+_COMPLETION = 'for bash: eval "$(trims completion bash)"'
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,6 +34,18 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     doctor = commands.add_parser("doctor", help=text, description=text)
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=_doctor)
+    text = "print a script that completes commands and options in a shell"
+    completion = commands.add_parser("completion", help=text, description=f"{text}; {_COMPLETION}")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.set_defaults(run=_completion)
+
+
+def _completion(options: argparse.Namespace) -> None:
+    import shtab
+
+    from trims.cli.main import build_parser
+
+    sys.stdout.write(shtab.complete(build_parser(), options.shell))
 
 
 def _convert(options: argparse.Namespace) -> None:
