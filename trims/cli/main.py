@@ -13,7 +13,7 @@ import trims
 from trims.core.errors import ConfigError, TrimsError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -21,13 +21,20 @@ if TYPE_CHECKING:
 _HELP_COLUMNS = 66
 
 
+class _GroupedHelp(argparse.RawDescriptionHelpFormatter):
+    """Leaves the list of commands to the epilog, which has them in groups."""
+
+    def _iter_indented_subactions(self, action: argparse.Action) -> Generator[argparse.Action, None, None]:
+        if not isinstance(action, argparse._SubParsersAction):
+            yield from super()._iter_indented_subactions(action)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """All commands, those of plugins included."""
     from trims.cli import daemon_commands, model_commands, tools
 
-    parser = argparse.ArgumentParser(
-        prog="trims", description="A resident model store.", formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="trims", description="A resident model store.", formatter_class=_GroupedHelp)
+    parser.set_defaults(parser=parser)  # for `trims completion`
     parser.add_argument("--version", action="version", version=f"trims {trims.__version__}")
     parser.add_argument("--runtime-dir", help="folder of the daemon's sockets (default: $TRIMS_RUNTIME_DIR)")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", help="see below; trims COMMAND --help")
@@ -46,10 +53,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _group(title: str, commands: Commands, *registers: Callable[[Commands], None]) -> str:
     """Register commands; returns their part of the help, in lines of at most 80 columns."""
+    before = len(commands._choices_actions)
     for register in registers:
         register(commands)
-    listed = [(action.dest, action.help or "") for action in commands._choices_actions]
-    commands._choices_actions.clear()  # else they would be listed once more, in one heap
+    listed = [(action.dest, action.help or "") for action in commands._choices_actions[before:]]
     lines = [f"{title}:"]
     for name, what in listed:
         first, *more = textwrap.wrap(what, _HELP_COLUMNS)
@@ -59,12 +66,12 @@ def _group(title: str, commands: Commands, *registers: Callable[[Commands], None
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    parser = build_parser()
-    options = parser.parse_args(arguments)
-    if options.command is None:
-        parser.print_help()
-        return 0
     try:
+        parser = build_parser()
+        options = parser.parse_args(arguments)
+        if options.command is None:
+            parser.print_help()
+            return 0
         status = int(options.run(options) or 0)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -81,7 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _register_plugins(commands: Commands) -> None:
     for entry in importlib.metadata.entry_points(group="trims.commands"):
-        register = entry.load()
+        try:
+            register = entry.load()
+        except Exception as error:
+            raise ConfigError(
+                f"the command plugin {entry.name!r} ({entry.value}) cannot be imported: "
+                f"{type(error).__name__}: {error}; repair or uninstall its package"
+            ) from error
         if not callable(register):
             raise ConfigError(f"the command plugin {entry.name!r} ({entry.value}) is not a function")
         register(commands)

@@ -151,7 +151,7 @@ def until(replica: Replica) -> str:
 def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
     """Within the block, show a load's progress on standard error, if that is a terminal: what to call with it."""
     if quiet or not notes.is_terminal:
-        yield lambda now: None
+        yield _show_nothing
         return
     columns = (
         TextColumn("{task.description}"),
@@ -168,3 +168,7 @@ def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
             progress.update(task, description=f"{name}: {now.phase}", completed=now.done_bytes, total=total)
 
         yield show
+
+
+def _show_nothing(_: Loading) -> None:
+    """Of a load that nothing is shown of."""

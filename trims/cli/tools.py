@@ -43,9 +43,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _completion(options: argparse.Namespace) -> None:
     import shtab
 
-    from trims.cli.main import build_parser
-
-    sys.stdout.write(shtab.complete(build_parser(), options.shell))
+    sys.stdout.write(shtab.complete(options.parser, options.shell))
 
 
 def _convert(options: argparse.Namespace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ArtifactNotFoundError, CallerError
@@ -19,6 +20,8 @@ _WEIGHTS = (
     "model.onnx",
 )
 #: File names that say nothing about the model.
+#: Of a name.
+_MOST_LETTERS = 128
 _GENERIC = frozenset({"model", "pytorch_model", "diffusion_pytorch_model", "weights", "checkpoint", "consolidated"})
 
 
@@ -44,7 +47,10 @@ def _name_for(main: Path) -> str:
     stem = main.name.split(".")[0]
     if stem in _GENERIC:
         stem = _name_of_folder(main.parent) or stem
-    return "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in stem.lower()).strip("._-")
+    made = re.sub(r"[^a-z0-9._-]", "-", stem.lower())[:_MOST_LETTERS].strip("._-")
+    if not made:
+        raise CallerError(f"no name can be made from {main.name!r}; give one (--name)")
+    return made
 
 
 def _name_of_folder(folder: Path) -> str:

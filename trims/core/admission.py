@@ -208,7 +208,7 @@ class Admission:
                 self._admit(ledger.changed_places.popitem()[0], at_s)
             elif self._fresh:
                 self._decide(self._fresh.popitem(last=False)[1], at_s)
-            elif (surplus := self._surplus_image()) is not None:
+            elif ledger.capacity.too_many_images and (surplus := self._surplus_image()) is not None:
                 ledger.free(surplus, at_s, "evicted: the daemon may open no more images", evicted=True)
             else:
                 return
@@ -376,10 +376,8 @@ class Admission:
                 self._ledger.free(victim, at_s, "evicted for room", evicted=True)
 
     def _surplus_image(self) -> Replica | None:
-        """If there are more images than descriptors for them: the one on the host that has been idle longest."""
+        """The image on the host that has been idle longest."""
         ledger = self._ledger
-        if ledger.capacity.images <= ledger.capacity.max_images:
-            return None
         hosts = [place for place in ledger.capacity.at if place.tier is not TierKind.GPU]
         victims = [(ledger.capacity.at[place].next_victim(spare_promised=True), place) for place in hosts]
         idle = [ledger.table.replicas[key, place] for key, place in victims if key is not None]

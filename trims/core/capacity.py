@@ -150,6 +150,11 @@ class Capacity:
         return place in self.at
 
     @property
+    def too_many_images(self) -> bool:
+        """True if there are more images than descriptors for them."""
+        return self.images > self.max_images
+
+    @property
     def charged(self) -> dict[Place, int]:
         """Bytes each place holds now."""
         return {place: books.charged_bytes for place, books in self.at.items()}

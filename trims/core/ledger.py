@@ -135,10 +135,11 @@ class Ledger:
     def grant(self, replica: Replica, waiter: Waiter, session: int, at_s: float, *, warm: bool) -> None:
         """The waiter's session may read it from now on."""
         lease = self.leases.grant(session, replica.key, replica.place, replica.generation)
+        held = replica.held
         replica.leases[lease.number] = None
         self._count_reader(replica, session, 1)
         replica.uses += 1
-        self.touch(replica, at_s)
+        self._touch_among_others(replica, at_s, others=held)
         self.capacity.used(replica)
         self.outbox.grant(waiter, replica, lease, warm=warm)
 
@@ -146,9 +147,18 @@ class Ledger:
         """The session reads it no longer; returns what it read."""
         replica = self.table.replicas[lease.key, lease.place]
         self._strike(lease, replica)
-        self.touch(replica, at_s)
-        self.release(replica, at_s)
+        held = replica.held
+        self._touch_among_others(replica, at_s, others=held)
+        if not held:
+            self.release(replica, at_s)
         return replica
+
+    def _touch_among_others(self, replica: Replica, at_s: float, *, others: bool) -> None:
+        """A reader came or went. If others held it before and after, neither its bytes nor its keep-alive changed."""
+        if others:
+            replica.last_used_s = at_s
+        else:
+            self.touch(replica, at_s)
 
     def lose(self, replica: Replica, at_s: float, why: str) -> None:
         """Its memory is gone: its leases are for nothing, and each session that holds one is told."""

@@ -4,10 +4,12 @@ There are two ways in:
 
 - *staged*: threads read chunks into pinned buffers, around the page cache where that is faster, and queue the copies to
   the device. Reading the next chunk overlaps the copy of the last one.
-- *registered*: the file's own pages are pinned, and the device copies from them.
+- *registered*: the file's own pages are pinned, and the device copies from them. For shared memory only: unpinning
+  marks pages dirty, so that the kernel would write an unchanged disk image back.
 
 Registering costs time for each page, staging costs a second copy in memory. Which is faster depends on page size and
-processor. So the first large images are moved each way, and later ones the way that was measured to be faster.
+processor. So the first large images are moved each way, and later ones the way that was measured to be faster
+(`trims.keeper.pace`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import blake3
 
 from trims.core.errors import DeviceLostError, ImageError, TrimsError
 from trims.core.units import align_up
+from trims.keeper.pace import Paces, in_shared_memory
 from trims.memory.mapping import FileMapping
 from trims.memory.reading import Source
 
@@ -37,8 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 CHUNK_BYTES = 8 << 20
-#: Images below this size are too small to measure speed with.
-_TELLING_BYTES = 64 << 20
 _MOST_LANES = 8
 _STILL_THERE_S = 5.0
 #: Piece of a copy between devices: large enough that waiting for each costs little, small enough to report progress.
@@ -77,12 +78,11 @@ class Mover:
         self._using = threading.Lock()
         #: Counts moved chunks, so that a waiting copy can tell whether the running copy makes progress.
         self._steps = 0
-        #: Seconds per byte for each way; set once an image of `_TELLING_BYTES` was moved that way.
-        self.pace_s: dict[str, float] = {}
+        self.paces = Paces()
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """The ways in that this device supports."""
+        """The ways in that this device supports, for images in shared memory."""
         return ("staged", "registered") if self._can_register else ("staged",)
 
     def copy_in(
@@ -108,14 +108,15 @@ class Mover:
             TrimsError: The driver reported an error.
         """
         with self._turn(on_progress):
-            way = way or self._way(nbytes)
+            shared = in_shared_memory(fd)
+            way = way or self.paces.choose(self.ways if shared else ("staged",), nbytes, shared=shared)
+            self._ready_lanes()  # making them costs more than moving a small image, and must not be measured with it
             began = time.perf_counter()
             if way == "registered":
                 way = self._registered(fd, nbytes, target, on_progress)
             else:
                 self._staged(fd, nbytes, target, on_progress)
-            if nbytes >= _TELLING_BYTES:
-                self.pace_s[way] = (time.perf_counter() - began) / nbytes
+            self.paces.record(way, nbytes, time.perf_counter() - began, shared=shared)
 
     def copy_out(self, source: int, nbytes: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         """Copy device memory to a file, which must be at least as long."""
@@ -182,12 +183,6 @@ class Mover:
             yield
         finally:
             self._using.release()
-
-    def _way(self, nbytes: int) -> str:
-        if not self._can_register or nbytes < _TELLING_BYTES:
-            return "staged"
-        untried = [way for way in self.ways if way not in self.pace_s]
-        return untried[0] if untried else min(self.pace_s, key=self.pace_s.__getitem__)
 
     def _staged(self, fd: int, nbytes: int, target: int, on_progress: Callable[[int], None] | None) -> None:
         with contextlib.closing(Source.open(fd, nbytes, CHUNK_BYTES)) as source:

@@ -195,6 +195,11 @@ class Shell:
         for ask in refused:
             ask.answer(session_ended(ask))
 
+    def tickets(self) -> list[int]:
+        """Tickets of all requests that were not answered yet."""
+        with self.lock:
+            return list(self._asks)
+
     def take_asks(self) -> list[Ask]:
         """All requests that were not answered yet; the caller answers them."""
         with self.lock:

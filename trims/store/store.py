@@ -219,8 +219,10 @@ class Store:
         self.drain()
         self._ticker.stop()
         self.device_leases.expire(math.inf)
-        for ask in self._lookups.stop() + self._shell.take_asks():
-            self._feed(WaiterLeft(at_s=self._clock(), ticket=ask.ticket))
+        looked_for = self._lookups.stop()
+        for ticket in self._shell.tickets():  # before they are taken: one that is granted meanwhile must be found
+            self._feed(WaiterLeft(at_s=self._clock(), ticket=ticket))
+        for ask in looked_for + self._shell.take_asks():
             ask.answer(LostPeerError("the daemon is shutting down"))
         self.runner.finish()
         if purge:

@@ -69,6 +69,10 @@ class Borrower:
         """Try to change them. Raises LostPeerError if that was the end of the process."""
         self._ask({"op": "write", "offset": offset, "bytes": data.hex()})
 
+    def fill(self, offset: int, value: int, nbytes: int) -> None:
+        """Try to change them by a kernel. Raises LostPeerError if that was the end of the process."""
+        self._ask({"op": "fill", "offset": offset, "value": value, "nbytes": nbytes})
+
     def close(self) -> None:
         """Close what is open."""
         self._ask({"op": "close"})
@@ -140,6 +144,10 @@ class _Memory:
             self._cuda.copy_out(ctypes.addressof(host), address, len(host), self._stream)
             self._cuda.synchronize(self._stream)
             return {"bytes": host.raw.hex()}
+        if message["op"] == "fill":
+            self._cuda.fill(address, message["value"], message["nbytes"], self._stream)
+            self._cuda.synchronize(self._stream)
+            return {}
         data = ctypes.create_string_buffer(bytes.fromhex(message["bytes"]), len(message["bytes"]) // 2)
         self._cuda.copy_in(address, ctypes.addressof(data), len(data), self._stream)
         self._cuda.synchronize(self._stream)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from trims.memory.cuda.drivers import Allocation, DeviceMemory
 
 CONTENT = bytes(range(256)) * 64
+#: On a real device allocations have at least so many bytes, so that one that leaks shows: a driver's page tables,
+#: staging and scrubbing move the free bytes by some, and for a while.
+_REAL_BYTES = 64 << 20
+_REAL_SLACK_BYTES = 16 << 20
+_SETTLE_S = 5.0
 
 
 class Owner:
@@ -45,10 +51,22 @@ class Owner:
             self.cuda.leave()
             raise
         self._stream = self.cuda.stream()
+        real = not kind.startswith("fake")
+        self.least_bytes = _REAL_BYTES if real else 1
+        self._slack_bytes = _REAL_SLACK_BYTES if real else 0
+
+    def has_free(self, nbytes: int) -> bool:
+        """Whether so many bytes of the device are free, within what a driver moves by itself; waits up to 5 s."""
+        until_s = time.monotonic() + (_SETTLE_S if self._slack_bytes else 0.0)
+        while abs(self.cuda.memory()[0] - nbytes) > self._slack_bytes:
+            if time.monotonic() >= until_s:
+                return False
+            time.sleep(_SETTLE_S / 100)
+        return True
 
     def sealed(self, content: bytes = CONTENT, nbytes: int | None = None) -> Allocation:
         """An allocation that begins with this."""
-        made = self.memory.allocate(nbytes or len(content))
+        made = self.memory.allocate(nbytes or max(len(content), self.least_bytes))
         host = ctypes.create_string_buffer(content, len(content))
         self.cuda.copy_in(made.address, ctypes.addressof(host), len(content), self._stream)
         self.cuda.synchronize(self._stream)
@@ -85,10 +103,12 @@ class DeviceMemoryContract:
     def owner(self) -> Iterator[Owner]:
         """Its memory is all given back after the test."""
         made = self.make()
-        made.memory.free(made.sealed())  # what a driver takes at first use and keeps is no leak of a test
+        first = made.sealed()  # what a driver takes at first use and keeps is no leak of a test
+        made.read(first)
+        made.memory.free(first)
         before = made.cuda.memory()[0]
         yield made
-        assert made.cuda.memory()[0] == before, "bytes of the device have leaked"
+        assert made.has_free(before), "bytes of the device have leaked"
         made.end()
 
     def test_a_borrower_reads_what_was_sealed(self, owner: Owner) -> None:
@@ -108,7 +128,7 @@ class DeviceMemoryContract:
             assert second.read(0, 16) == first.read(0, 16) == CONTENT[:16]
             free = owner.cuda.memory()[0]
             first.close()
-            assert owner.cuda.memory()[0] == free, "it had no copy of its own"
+            assert owner.has_free(free), "it had no copy of its own"
             assert second.read(16, 16) == CONTENT[16:32]
             second.close()
         owner.memory.free(made)
@@ -198,7 +218,7 @@ class DeviceMemoryContract:
         free, total = owner.cuda.memory()
         with pytest.raises(CapacityError):
             owner.memory.allocate(total + 1)
-        assert owner.cuda.memory()[0] == free
+        assert owner.has_free(free)
 
     def test_sizes_are_those_asked_for_and_what_was_taken(self, owner: Owner) -> None:
         made = owner.sealed(b"x", nbytes=3)
@@ -261,7 +281,7 @@ class KeptMemoryContract(DeviceMemoryContract):
         stranger.start()
         stranger.join()
         assert found == [True, "freed"]
-        assert owner.cuda.memory()[0] == free
+        assert owner.has_free(free)
 
     def test_a_descriptor_keeps_memory_that_its_owner_has_given_up(self, owner: Owner) -> None:
         made = owner.sealed()

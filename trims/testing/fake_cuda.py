@@ -325,6 +325,11 @@ class FakeCuda:
         """Later."""
         self._copy(target, source, nbytes, stream)
 
+    def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
+        """Later."""
+        host = ctypes.create_string_buffer(bytes([value]) * nbytes, nbytes)
+        self._copy(target, ctypes.addressof(host), nbytes, stream)
+
     def synchronize(self, stream: int) -> None:
         """Now."""
         self._ready()

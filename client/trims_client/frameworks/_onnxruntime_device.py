@@ -6,9 +6,11 @@ initializers are found by trying:
 
 1. All initializers are fed from the device. ONNX Runtime ignores a value on the wrong device with a warning.
 2. It looks for that tensor in the file that the program names, finds none, and fails with the tensor's name.
-3. That initializer is fed from a private copy on the host, and the session is made again.
+3. If that is a tensor of integers or booleans (a shape, an axis), it is fed from a private copy on the host, and the
+   session is made again. If it is one of floats, the operator that reads it has no kernel for the device: the model is
+   refused with that reason, because every weight of such operators would be copied, at the price of a session each.
 
-The converter leaves few such initializers, because small integers travel in the program.
+The converter leaves few initializers of integers, because small ones travel in the program.
 
 Unconfirmed: no CUDA device has run this yet. Feeding, ignoring and copying were tested with ONNX Runtime itself, over
 host memory that is declared to be a device's.
@@ -37,6 +39,8 @@ CUDA_PROVIDER = "CUDAExecutionProvider"
 _NEUTRAL = ("basic", "none")
 #: dtypes that ONNX Runtime reads from a capsule. Booleans are lent as bytes, see `_Boolean`.
 _LENT = ("F16", "F32", "F64", "BF16", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
+#: dtypes of shapes, axes and masks: what an operator on the device may want on the host.
+_INTEGERS = ("I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64", "BOOL")
 _NOT_FED = re.compile(r"Deserialize tensor (.+?) failed")
 
 
@@ -143,6 +147,7 @@ def build(
             found = _NOT_FED.search(str(error))
             if found is None or found[1] in on_host or found[1] not in weights:
                 raise
+            _check_may_be_copied(weights, found[1])
             on_host.append(found[1])
             continue
         if options is not None:
@@ -151,6 +156,16 @@ def build(
         if on_host:
             _tell(weights, on_host)
         return made
+
+
+def _check_may_be_copied(weights: Weights, name: str) -> None:
+    """Raise NotSupportedError for an initializer of floats that ONNX Runtime does not take from the device."""
+    dtype = weights.layout.tensors[name].dtype
+    if dtype not in _INTEGERS:
+        raise NotSupportedError(
+            f"{weights.name!r}: ONNX Runtime wants the initializer {name!r} ({dtype}) on the host, because it has no "
+            f"kernel for the device for the operator that reads it; open the model with place='cpu'"
+        )
 
 
 def _tell(weights: Weights, on_host: Sequence[str]) -> None:

@@ -17,26 +17,35 @@ against cupy 14; no device has run it yet.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import NotSupportedError
+from trims.core.errors import NotSupportedError, TensorNotFoundError
 from trims_client.dlpack import CUDA
 from trims_client.weights import numpy_dtype
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from trims.core.layout import TensorSpec
     from trims_client.weights import Weights
 
 
-def arrays(weights: Weights) -> dict[str, Any]:
-    """All tensors by name.
+def arrays(weights: Weights, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """Tensors by name.
+
+    Args:
+        weights: Of a model on a CUDA device.
+        names: Which; None for all that cupy has a dtype for. The others (float8, and bfloat16 without ml_dtypes) are
+            left out then, and a warning names them.
 
     Returns:
         cupy arrays over the shared bytes, without a copy; tied names are arrays over the same bytes.
 
     Raises:
-        NotSupportedError: cupy is missing, the model does not lie on a CUDA device, or cupy or numpy lack a dtype
-            (float8, and bfloat16 without ml_dtypes); `weights.on_device(name)` works for every dtype.
+        NotSupportedError: cupy is missing, the model does not lie on a CUDA device, or cupy or numpy lack the dtype of
+            a tensor that was named; `weights.on_device(name)` works for every dtype.
+        TensorNotFoundError: The model has no tensor of a name.
     """
     block = weights.device_data()
     kind, number = block.__dlpack_device__()
@@ -45,7 +54,33 @@ def arrays(weights: Weights) -> dict[str, Any]:
     cupy = _cupy()
     with cupy.cuda.Device(number):
         whole = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, number)
-        return {spec.name: _array(cupy, whole, spec) for spec in weights.layout}
+        if names is None:
+            return _all_that_cupy_has(weights, functools.partial(_array, cupy, whole))
+        return {name: _array(cupy, whole, _spec(weights, name)) for name in names}
+
+
+def _spec(weights: Weights, name: str) -> TensorSpec:
+    try:
+        return weights.layout.tensors[name]
+    except KeyError:
+        raise TensorNotFoundError(f"{weights.name!r} has no tensor {name!r}") from None
+
+
+def _all_that_cupy_has(weights: Weights, make: Callable[[TensorSpec], Any]) -> dict[str, Any]:
+    found, left_out = {}, []
+    for spec in weights.layout:
+        try:
+            found[spec.name] = make(spec)
+        except NotSupportedError as error:
+            left_out.append(str(error))
+    if left_out:
+        import logging
+
+        told = "; ".join(left_out[:5])
+        logging.getLogger(__name__).warning(
+            "%s: %d of %d tensors are left out: %s", weights.name, len(left_out), len(weights), told
+        )
+    return found
 
 
 def _cupy() -> Any:

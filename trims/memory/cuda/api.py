@@ -188,6 +188,10 @@ class Cuda(Protocol):
         """Device to device, in the stream's turn; between devices if they are peers."""
         ...
 
+    def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
+        """Queue a store of one byte's value to each of the bytes: by a kernel, not by a copy engine."""
+        ...
+
     def synchronize(self, stream: int) -> None:
         """Wait until all copies of the stream are done. Does not hold the interpreter lock."""
         ...

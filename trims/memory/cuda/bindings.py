@@ -242,6 +242,10 @@ class Driver:
         """cuMemcpyDtoDAsync, which knows the devices by their addresses."""
         _call("cuMemcpyDtoDAsync", target, source, nbytes, stream)
 
+    def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
+        """cuMemsetD8Async."""
+        _call("cuMemsetD8Async", target, value, nbytes, stream)
+
     def synchronize(self, stream: int) -> None:
         """cuStreamSynchronize."""
         _call("cuStreamSynchronize", stream)
@@ -252,7 +256,14 @@ class Driver:
         prop.location.type = _driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         prop.location.id = int(self._device)
         prop.requestedHandleTypes = _posix()
+        # So that a network card or a disk may write there by itself. It may make the granularity larger, which is asked
+        # for with the same property.
+        prop.allocFlags.gpuDirectRDMACapable = int(self._has_direct_access())
         return prop
+
+    def _has_direct_access(self) -> bool:
+        attribute = _driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
+        return bool(_call("cuDeviceGetAttribute", attribute, self._device))
 
     def _access(self, writable: bool) -> Any:
         flags = _driver.CUmemAccess_flags
