@@ -170,14 +170,6 @@ def test_what_a_failing_disk_cannot_read_is_left_alone_with_one_line(
     assert not suite.traces(folder)
 
 
-def test_a_disk_folder_that_cannot_be_listed_stops_no_daemon(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (folder / "images").write_text("a file where the folder should be")
-    tier = DiskTier(folder / "images", 1 << 20)
-    assert list(tier.scan()) == []
-    assert tier.skipped == 1
-    assert "Not a directory" in caplog.text
-
-
 def test_the_prefix_of_the_other_is_not_mine() -> None:
     """`trims-abc` must not scan `trims-abcdef`: a name is a prefix and a dot."""
     assert shm.parse_name("trims-abc", "trims-abc.k.d") == ("k", "d")

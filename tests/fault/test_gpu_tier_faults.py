@@ -9,27 +9,20 @@ import resource
 import threading
 from typing import TYPE_CHECKING
 
-import blake3
 import pytest
 from looking import wait_until
+from served_keeper import KEY, OTHER_KEY, TOTAL, UUID, Refusing, Served, put_on
 
 from trims.core.errors import (
     CapacityError,
     CudaError,
-    DaemonAwayError,
     DeviceLostError,
-    DrainingError,
-    ImageError,
     NotSupportedError,
 )
 from trims.keeper import watch
 from trims.keeper.client import KeeperConnection
-from trims.keeper.keeper import Keeper
-from trims.keeper.server import KeeperServer
 from trims.memory.cuda.api import Device
 from trims.testing.fake_cuda import FakeCuda, make_devices
-from trims.testing.tiers import an_image
-from trims.tiers.base import Extent
 from trims.tiers.gpu import GpuTier
 
 if TYPE_CHECKING:
@@ -37,42 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trims.core.place import Place
-
-UUID = "GPU-00000000-0000-0000-0000-000000000001"
-TOTAL = 256 << 20
-KEY, OTHER_KEY = "a" * 64, "b" * 64
-
-
-class Served:
-    """A keeper, its server, and the thread it serves in."""
-
-    def __init__(self, folder: Path, driver: str = "vmm") -> None:
-        self.path = folder / "keeper.sock"
-        self.keeper = Keeper(FakeCuda(str(folder)), UUID, driver, idle_s=0.0)
-        self.server = KeeperServer(self.keeper, self.path)
-        self._thread = threading.Thread(target=self.server.serve)
-        self._thread.start()
-        while not self._serves():
-            assert self._thread.is_alive()
-
-    def _serves(self) -> bool:
-        try:
-            KeeperConnection(self.path).close()
-        except DaemonAwayError:
-            return False
-        return True
-
-    def find(self) -> Path:
-        """As a tier looks for it."""
-        with KeeperConnection(self.path) as connection:
-            connection.hello()
-        return self.path
-
-    def end(self) -> None:
-        """Idempotent. What a process would give up by ending is freed."""
-        self.server.end()
-        self._thread.join()
-        self.keeper.close()
+    from trims.tiers.base import Extent
 
 
 @pytest.fixture
@@ -92,29 +50,7 @@ def tier(served: Served) -> Iterator[GpuTier]:
 
 @pytest.fixture
 def put(folder: Path) -> Callable[..., Extent]:
-    def fill(tier: GpuTier, key: str = KEY) -> Extent:
-        data = an_image()
-        path = folder / "image"
-        path.write_bytes(data)
-        draft = tier.create(key, 1, len(data), allocate=True)
-        with path.open("rb") as file:
-            tier.copy_in(draft, Extent(key, tier.place, len(data), "", file.fileno(), "source"))
-        return tier.seal(draft, key, blake3.blake3(data).hexdigest())
-
-    return fill
-
-
-class Refusing:
-    """Stands for a method: fails so many times, then does what the method does."""
-
-    def __init__(self, method: Callable[..., object], error: Exception, times: int) -> None:
-        self._method, self._error, self._left = method, error, times
-
-    def __call__(self, *given: object) -> object:
-        if self._left:
-            self._left -= 1
-            raise self._error
-        return self._method(*given)
+    return lambda tier, key=KEY: put_on(tier, folder, key)
 
 
 # -- giving back -------------------------------------------------------------------------------------------------------
@@ -305,48 +241,6 @@ def _serves(tier: GpuTier) -> bool:
         return tier.describe().device == UUID
     except DeviceLostError:
         return False
-
-
-# -- finding and verifying what a keeper holds -------------------------------------------------------------------------
-
-
-def test_what_a_keeper_holds_is_found_unhashed_and_can_be_verified(
-    served: Served, tier: GpuTier, put: Callable[..., Extent]
-) -> None:
-    sealed = put(tier)
-    second = GpuTier(0, served.find, TOTAL)
-    (found,) = second.scan()
-    assert (found.fresh, found.key, second.hash_on_adoption, second.skipped) == (False, KEY, False, 0)
-    assert found.identity is not None
-    paced: list[int] = []
-    second.verify(found, threading.Event(), paced.append)
-    assert found.fresh
-    assert paced == [sealed.nbytes]
-    second.close()
-
-
-def test_verifying_finds_bytes_that_differ_on_the_device(tier: GpuTier, put: Callable[..., Extent]) -> None:
-    extent = put(tier)
-    extent.fresh, extent.digest = False, "0" * 64
-    with pytest.raises(ImageError, match=r"aaaaaaaa at gpu:0 hashes to .*, 0000000000000000\.\.\. was sealed"):
-        tier.verify(extent)
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(DrainingError):
-        tier.verify(extent, stop)
-    assert not extent.fresh
-
-
-def test_what_a_keeper_cannot_hand_out_is_counted_as_skipped(
-    served: Served, tier: GpuTier, put: Callable[..., Extent], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put(tier)
-    second = GpuTier(0, served.find, TOTAL)
-    monkeypatch.setattr(KeeperConnection, "export", Refusing(tier.free, CapacityError("no descriptor left"), 1))
-    assert list(second.scan()) == []
-    assert second.skipped == 1
-    assert len(served.keeper.held()) == 1
-    second.close()
 
 
 class Successor(Served):

@@ -233,7 +233,7 @@ def held_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event
     go_on.set()
 
 
-def test_a_manifest_replaced_during_a_lookup_counts_for_all_who_ask_afterwards(
+def test_a_manifest_replaced_during_a_lookup_counts_for_all_later_opens(
     daemon: Daemon,
     asker: Asker,
     checkpoint: Callable[..., Path],

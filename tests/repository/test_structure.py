@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from repository import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PACKAGES = ("trims", "client/trims_client", "predictors/trims_predictors", "bench/trims_bench")
 
@@ -80,3 +77,33 @@ def test_no_test_module_imports_another_and_helpers_are_in_support() -> None:
         assert name.startswith("test_") or name == "conftest.py" or path.parent.name == "support", f"{path} is a helper"
         found = re.findall(r"^\s*(?:from|import) (test_\w+)", path.read_text(), re.MULTILINE)
         assert not found, f"{path} imports {found}; what both need belongs to tests/support"
+
+
+#: Modules without a test file of their name, each with the reason.
+UNTESTED_BY_NAME = {
+    "trims/testing": "contract suites and stand-ins: the tests of what they stand for run them, in every tier and device",
+    "trims/wire/trims_pb2.py": "generated",
+    "trims/wire/trims_pb2_grpc.py": "generated",
+}
+
+
+def modules() -> list[Path]:
+    found = [*(ROOT / "trims").rglob("*.py"), *(ROOT / "client" / "trims_client").rglob("*.py")]
+    return [path.relative_to(ROOT) for path in found if path.name != "__init__.py"]
+
+
+def test_every_module_has_a_test_file_of_its_name_in_the_folder_that_mirrors_it() -> None:
+    lacking = []
+    for module in modules():
+        if any(str(module).startswith(known) for known in UNTESTED_BY_NAME):
+            continue
+        inside = Path("client", *module.parts[2:]) if module.parts[0] == "client" else Path(*module.parts[1:])
+        if not (ROOT / "tests" / "unit" / inside.with_name(f"test_{inside.stem.lstrip('_')}.py")).exists():
+            lacking.append(str(module))
+    assert lacking == []
+    assert len(UNTESTED_BY_NAME) <= 10
+
+
+def test_every_reason_for_a_module_without_a_test_file_is_still_needed() -> None:
+    there = [str(module) for module in modules()]
+    assert all(any(module.startswith(known) for module in there) for known in UNTESTED_BY_NAME)

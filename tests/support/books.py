@@ -16,10 +16,13 @@ from trims.core.events import (
     Requested,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, GPU, Place
+from trims.core.place import CPU, DISK, GPU, Place, TierKind
 from trims.core.policy import LeastRecentlyUsed
 from trims.core.replica import State
 from trims.core.residency import Residency
+
+#: The second device.
+OTHER = Place(TierKind.GPU, 1)
 
 
 class Bench:
@@ -88,6 +91,23 @@ class Bench:
         return replica.state if replica else State.ABSENT
 
 
+class Devices(Bench):
+    """Two devices with a reserve of 10 bytes each."""
+
+    def __init__(self, *, peers: bool = False, cpu_bytes: int = 1000) -> None:
+        super().__init__()
+        places = {CPU: cpu_bytes, DISK: 1000, GPU: 100, OTHER: 100}
+        pairs = [(GPU, OTHER), (OTHER, GPU)] if peers else []
+        policies = {place: LeastRecentlyUsed() for place in places}
+        self.residency = Residency(places, policies, reserves={GPU: 10, OTHER: 10}, peers=pairs)
+
+    def want(self, key: str, workspace_bytes: int, *, session: int = 1, place: Place = GPU) -> list[Instruction]:
+        """Open a model whose readers need that much beside it."""
+        self.ticket += 1
+        waiter = Waiter(self.ticket, session, wants_lease=True, deadline_at_s=None)
+        return self.feed(Requested, key=key, place=place, waiter=waiter, workspace_bytes=workspace_bytes)
+
+
 def kinds(instructions: list[Instruction]) -> list[type[Instruction]]:
     return [type(each) for each in instructions]
 
@@ -95,3 +115,7 @@ def kinds(instructions: list[Instruction]) -> list[type[Instruction]]:
 def error_of(instructions: list[Instruction]) -> Exception:
     (refusal,) = [each for each in instructions if isinstance(each, Refuse)]
     return refusal.error
+
+
+def only(kind: type[Event | Instruction], out: list[Instruction]) -> list[Instruction]:
+    return [each for each in out if isinstance(each, kind)]

@@ -17,21 +17,19 @@ from trims.image.reader import ImageView
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20).filter(lambda name: name != "__metadata__")
-
-
 SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
-
-
 TENSORS = st.dictionaries(NAMES, st.tuples(st.sampled_from(DTYPES), SHAPES), max_size=12)
 
 
 def content(number: int, n_bytes: int) -> bytes:
+    """Bytes that differ by the number."""
     return bytes((number * 31 + position) % 2 for position in range(n_bytes))  # valid for bool as well
 
 
 def put(data: bytes) -> Callable[[memoryview], None]:
+    """Fills a tensor's place with these bytes."""
+
     def fill(place: memoryview) -> None:
         place[:] = data
 
@@ -39,6 +37,7 @@ def put(data: bytes) -> Callable[[memoryview], None]:
 
 
 def image_of(sources: list[SourceTensor], **more: Any) -> bytearray:
+    """The image of these tensors."""
     plan = plan_image(sources, **more)
     memory = bytearray(plan.nbytes)
     plan.write_into(memoryview(memory))
@@ -46,14 +45,17 @@ def image_of(sources: list[SourceTensor], **more: Any) -> bytearray:
 
 
 def tensor(name: str, data: bytes = b"\1\2\3\4", dtype: str = "U8", shape: tuple[int, ...] = (4,)) -> SourceTensor:
+    """A tensor of four bytes, unless said otherwise."""
     return SourceTensor(name, dtype, shape, fill=put(data))
 
 
 def data_start(image: bytearray) -> int:
+    """Where the data block begins."""
     return LENGTH.size + int(LENGTH.unpack_from(image)[0])
 
 
 def check(image: bytearray) -> None:
+    """Raises ImageError if the image breaks a rule of the format."""
     view = ImageView(memoryview(image))
     check_image(view)
 
@@ -68,4 +70,5 @@ def rewritten(image: bytearray, change: Callable[[dict[str, Any]], None]) -> byt
 
 
 def own(header: dict[str, Any], **fields: Any) -> None:
+    """Change fields of trims' own entry in the header."""
     header["__metadata__"][METADATA_KEY] = json.dumps({**json.loads(header["__metadata__"][METADATA_KEY]), **fields})

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from trims.cli.doctor_gpu import Facts, Running, explain, look
-from trims.core.errors import NotSupportedError
 from trims.daemon.config import Config, build_config
 from trims.memory.cuda.api import Device
-from trims.memory.cuda.survey import Surveyed, Versions, driver_versions, survey, survey_all
+from trims.memory.cuda.survey import Surveyed, Versions
 from trims.testing.fake_cuda import make_devices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from trims.cli.finding import Finding
@@ -239,76 +236,6 @@ def test_the_device_of_a_fake_is_examined_as_any(folder: Path) -> None:
 # -- looking -------------------------------------------------------------------------------------------------------
 
 
-class NvmlError(Exception):
-    pass
-
-
-class NotFoundError(NvmlError):
-    pass
-
-
-class NotSupportedHereError(NvmlError):
-    pass
-
-
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
-    """A stub of NVIDIA's library with one GPU, in parts if there are any."""
-
-    def make(parts: tuple[str | None, ...] | None = None, **more: Any) -> SimpleNamespace:
-        def mode(handle: str) -> list[int]:
-            if parts is None:
-                raise NotSupportedHereError
-            return [1, 1]
-
-        def part(handle: str, number: int) -> str:
-            if (found := (parts or ())[number]) is None:
-                raise NotFoundError
-            return found
-
-        stub = SimpleNamespace(
-            NVMLError=NvmlError, NVMLError_NotFound=NotFoundError, NVMLError_NotSupported=NotSupportedHereError,
-            nvmlInit=lambda: None, nvmlShutdown=lambda: ended.append(True), nvmlDeviceGetCount=lambda: 1,
-            nvmlDeviceGetHandleByIndex=lambda number: UUID, nvmlDeviceGetUUID=lambda handle: handle,
-            nvmlDeviceGetName=lambda handle: f"name of {handle[:3]}",
-            nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(free=10, total=20),
-            nvmlDeviceGetMigMode=mode, nvmlDeviceGetMaxMigDeviceCount=lambda handle: len(parts or ()),
-            nvmlDeviceGetMigDeviceHandleByIndex=part,
-            nvmlSystemGetDriverVersion=lambda: "580.65.06", nvmlSystemGetCudaDriverVersion=lambda: 13020,
-        )  # fmt: skip
-        vars(stub).update(more)
-        monkeypatch.setitem(sys.modules, "pynvml", stub)
-        return stub
-
-    ended: list[bool] = []
-    return make
-
-
-def test_a_whole_gpu_is_surveyed_with_its_free_memory(nvml: Callable[..., SimpleNamespace]) -> None:
-    nvml()
-    assert survey() == survey_all() == [Surveyed(UUID, "name of GPU", 10, 20)]
-    assert driver_versions() == Versions("580.65.06", 13)
-
-
-def test_a_partitioned_gpu_is_surveyed_by_its_parts(nvml: Callable[..., SimpleNamespace]) -> None:
-    nvml(parts=(None, PART, None))
-    part = Surveyed(PART, "name of MIG", 10, 20, parent=UUID)
-    assert survey() == [part]
-    assert survey_all() == [Surveyed(UUID, "name of GPU", 10, 20, partitioned=True), part]
-
-
-def test_what_the_library_refuses_is_said(nvml: Callable[..., SimpleNamespace]) -> None:
-    def refuse(*_: object) -> None:
-        raise NvmlError("Driver/library version mismatch")
-
-    nvml(nvmlInit=refuse)
-    with pytest.raises(NotSupportedError, match="no NVIDIA driver here: Driver/library version mismatch"):
-        survey()
-    nvml(nvmlDeviceGetMemoryInfo=refuse)
-    with pytest.raises(NotSupportedError, match="cannot be asked"):
-        survey()
-
-
 def test_looking_at_a_machine_without_anything_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pynvml", "cuda", "cuda.bindings"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -319,36 +246,3 @@ def test_looking_at_a_machine_without_anything_is_no_error(monkeypatch: pytest.M
     assert "cuda-bindings is not installed" in facts.not_seen
     assert facts.variables["CUDA_VISIBLE_DEVICES"] == ""
     assert facts.versions is None
-
-
-def test_a_part_of_a_gpu_has_the_uuid_that_nvml_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA gives 16 bytes for both; the name of the product tells them apart."""
-    described = describe(monkeypatch, b"NVIDIA H200 MIG 1g.18gb")
-    assert described.uuid == PART
-    assert describe(monkeypatch, b"NVIDIA H200").uuid == PART.replace("MIG", "GPU")
-
-
-def describe(monkeypatch: pytest.MonkeyPatch, name: bytes) -> Device:
-    attributes = {
-        "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED", "IPC_EVENT_SUPPORTED",
-        "READ_ONLY_HOST_REGISTER_SUPPORTED",
-    }  # fmt: skip
-    stub = SimpleNamespace(
-        CUdevice_attribute=SimpleNamespace(**{f"CU_DEVICE_ATTRIBUTE_{each}": each for each in attributes}),
-        cuInit=lambda flags: (0,), cuDeviceGetCount=lambda: (0, 1), cuDeviceGet=lambda number: (0, number),
-        cuDeviceGetName=lambda length, device: (0, name + b"\0"), cuDeviceTotalMem=lambda device: (0, 1 << 30),
-        cuDeviceGetUuid=lambda device: (0, SimpleNamespace(bytes=bytes(15) + b"\x0a")),
-        cuDeviceGetAttribute=lambda attribute, device: (0, 1),
-    )  # fmt: skip
-    bindings = ModuleType("cuda.bindings")
-    bindings.driver = stub  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
-    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
-    monkeypatch.delitem(sys.modules, "trims.memory.cuda.bindings", raising=False)
-    from trims.memory.cuda.connect import connect
-
-    try:
-        (device,) = connect("driver").devices()
-    finally:
-        sys.modules.pop("trims.memory.cuda.bindings")  # it has bound the stub
-    return device

@@ -168,20 +168,6 @@ def test_an_answer_that_comes_between_the_last_look_and_giving_up_is_given_back(
         os.fstat(slot.fd)
 
 
-def test_the_watcher_reads_what_was_said_before_a_hang_up(
-    door: Door, channel: Callable[[], Channel], segment: Callable[..., int]
-) -> None:
-    door.serves(last_words(segment()))
-    made, slot = channel(), _Slot()
-    made._slots[1] = slot
-    made.tell({"op": "open", "model": "m", "id": 1})
-    while not made.broken:
-        wait_for_end(made)
-    assert slot.answer is not None
-    assert slot.answer["lease"] == 3
-    os.close(slot.fd)
-
-
 def test_a_hang_up_that_the_watcher_sees_does_not_overtake_an_answer(
     door: Door, channel: Callable[[], Channel], segment: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,24 +266,6 @@ def test_an_answer_behind_one_that_is_not_awaited_outlives_the_hang_up(
     assert slot.answer is not None
     assert slot.answer["lease"] == 3
     os.close(slot.fd)
-
-
-def test_a_refusal_read_by_the_watcher_is_told_to_the_next_thread_that_asks(
-    door: Door, channel: Callable[[], Channel]
-) -> None:
-    refusal = {"id": None, "error": {"code": "not_supported", "message": "install the same trims"}}
-
-    def refuse(peer: Peer) -> None:
-        peer.hear()
-        peer.say(refusal)
-
-    door.serves(refuse)
-    made = channel()
-    made.tell({"op": "close", "lease": 1})
-    door.end()
-    made.read_to_end()
-    with pytest.raises(NotSupportedError, match="the same trims"):
-        made.request({"op": "open", "model": "m"})
 
 
 def test_the_deadline_of_one_request_is_not_that_of_the_next(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -11,9 +10,8 @@ import pytest
 from looking import wait_until
 from raw_door import WAIT_S, Door, Peer, grant
 from trims_client import connect
-from trims_client.channel import Channel
 
-from trims.core.errors import DaemonAwayError, DeadlineError, LostPeerError
+from trims.core.errors import DeadlineError, LostPeerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -272,17 +270,3 @@ def test_a_daemon_that_hangs_while_a_device_is_opened_holds_up_no_close(
         session.close()
         opening.join(WAIT_S)
     assert took_s < SOON_S
-
-
-@pytest.mark.timeout(300)
-def test_connecting_to_a_daemon_that_accepts_nothing_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trims_client.sockets._CONNECT_S", 0.1, raising=False)
-    path = str(folder / "attach.sock")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(1)
-        made = [Channel(path, "test") for _ in range(2)]
-        with pytest.raises(DaemonAwayError, match=r"accepted no connection within 0\.1 s; it is stopped or hangs"):
-            Channel(path, "test")
-        for each in made:
-            each.close()

@@ -111,7 +111,7 @@ def test_what_is_unclosed_at_the_end_of_the_interpreter_says_nothing_odd(
     environment = {**os.environ, "TRIMS_RUNTIME_DIR": str(daemon.config.runtime_dir)}
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", program, str(checkpoint("m"))],
-        capture_output=True, text=True, check=True, timeout=60, env=environment,
+        capture_output=True, text=True, check=True, timeout=300, env=environment,
     )  # fmt: skip
     assert "Exception ignored" not in done.stderr
 

@@ -10,9 +10,7 @@ import pytest
 from looking import wait_until
 from raw_door import WAIT_S, Door, Peer, grant
 from trims_client import connect
-from trims_client.channel import Channel
 from trims_client.mappings import MappedImages
-from trims_client.watch import wait_for_end
 
 from trims.core.errors import (
     CallerError,
@@ -25,6 +23,8 @@ from trims.core.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from trims_client.channel import Channel
 
     from trims.wire.frames import Message
 
@@ -100,32 +100,6 @@ def test_a_process_that_asks_for_nothing_hears_of_a_loss(door: Door, folder: Pat
     with connect(folder, on_lost=lambda *what: told.set()) as session, session.open("m") as weights:
         assert told.wait(WAIT_S)
         assert weights.lost
-
-
-def test_the_watcher_reads_only_if_no_other_thread_does(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = threading.Event()
-
-    def speak(peer: Peer) -> None:
-        peer.greeted()
-        peer.say(lost(1))
-        said.set()
-        peer.listen_to_the_end([])
-
-    door.serves(speak)
-    monkeypatch.setattr("trims_client.watch._WAKE_MS", 1)
-    channel = Channel(door.path, "test")
-    channel.tell({"op": "close", "lease": 1})
-    assert said.wait(WAIT_S)
-    channel._reading = 1
-    wait_for_end(channel)
-    assert not channel.events
-    channel._reading = 0
-    wait_for_end(channel)
-    assert [event["lease"] for event in channel.events] == [1]
-    wait_for_end(channel)
-    assert not channel._reading
-    channel.close()
-    wait_for_end(channel)
 
 
 def test_a_loss_that_overtakes_the_mapping_of_its_grant_is_not_forgotten(

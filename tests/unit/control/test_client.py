@@ -4,49 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from trims_client import connect
 
 import trims
-from trims import control
-from trims.control.answers import Loading, Replica, read
 from trims.core.errors import ArtifactError, CallerError, DaemonAwayError, InUseError, ModelNotFoundError
-from trims.wire import trims_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from trims.control import Admin
+    from trims.control.answers import Loading
     from trims.daemon.main import Daemon
-
-#: Each answer, and the message with the fields of the same names.
-ANSWERS = {
-    control.Change: pb.Change, control.Device: pb.Device, control.Evicted: pb.EvictReply,
-    control.Health: pb.HealthReply, control.Holder: pb.Holder, control.Loading: pb.LoadProgress,
-    control.Model: pb.Model, control.Replica: pb.Replica, control.Report: pb.CheckReply,
-    control.Residents: pb.ReplicaList, control.Stats: pb.StatsReply, control.Tier: pb.TierStats,
-}  # fmt: skip
 
 
 @pytest.fixture
 def admin(daemon: Daemon) -> Iterator[Admin]:
     with trims.admin(daemon.config.runtime_dir) as made:
         yield made
-
-
-@pytest.mark.parametrize("answer", ANSWERS, ids=lambda kind: kind.__name__)
-def test_an_answer_has_every_field_of_its_message(answer: type[Any]) -> None:
-    assert {each.name for each in fields(answer)} == {each.name for each in ANSWERS[answer].DESCRIPTOR.fields}
-
-
-def test_what_a_message_leaves_out_is_none() -> None:
-    assert read(Replica, pb.Replica()).keep_left_s is None
-    assert read(Replica, pb.Replica(keep_left_s=0.0)).keep_left_s == 0.0
-    assert read(Loading, pb.LoadProgress()).replica is None
 
 
 def test_a_model_is_added_loaded_shown_evicted_and_removed(admin: Admin, checkpoint: Callable[..., Path]) -> None:

@@ -24,7 +24,7 @@ MINIMAL = {"name": "m", "artifact": {"path": "m.safetensors"}}
 
 def with_field(path: str, value: Any) -> dict[str, Any]:
     """The minimal manifest with one field set, by a dotted path."""
-    made = json.loads(json.dumps(MINIMAL))
+    made: dict[str, Any] = json.loads(json.dumps(MINIMAL))
     *folders, last = path.split(".")
     where = made
     for folder in folders:

@@ -1,35 +1,19 @@
-"""Who goes first under each policy, and what a policy from elsewhere must be."""
+"""Policies: which replica goes first under each, and the contract that each keeps."""
 
 from __future__ import annotations
 
-import importlib.metadata
-from typing import ClassVar
-
 import pytest
+from policies import Alphabetical, order_of
 
-from trims.core.errors import ConfigError
 from trims.core.policy import (
     FirstInFirstOut,
     GreedyDualSizeFrequency,
     LeastFrequentlyUsed,
     LeastRecentlyUsed,
     Policy,
-    Usage,
 )
 from trims.daemon.main import load_policy
 from trims.testing.policies import PolicyContract, usage
-
-
-def order_of(policy: Policy, idle: list[Usage]) -> list[str]:
-    """The keys of idle replicas in the order in which the policy would have them go."""
-    order = []
-    for each in idle:
-        policy.idle(each)
-    while (key := policy.first()) is not None:
-        order.append(key)
-        policy.busy(key)
-    return order
-
 
 CANDIDATES = [
     usage("old", filled_at_s=1, last_used_s=9, uses=5),
@@ -101,34 +85,6 @@ def test_gdsf_renews_the_priority_with_every_use() -> None:
     assert order_of(policy, [usage("a", uses=3), usage("b", uses=2)]) == ["b", "a"]
 
 
-def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"'random'; known are fifo, gdsf, lfu, lru"):
-        load_policy("random")
-
-
-class Alphabetical:
-    """A policy written without ours: a plain list that is sorted whenever the first is asked for."""
-
-    name: ClassVar[str] = "alphabetical"
-
-    def __init__(self) -> None:
-        self.keys: set[str] = set()
-
-    def used(self, usage: Usage) -> None: ...
-
-    def idle(self, usage: Usage) -> None:
-        self.keys.add(usage.key)
-
-    def busy(self, key: str) -> None:
-        self.keys.discard(key)
-
-    def first(self) -> str | None:
-        return min(self.keys, default=None)
-
-    def gone(self, key: str, *, evicted: bool) -> None:
-        self.busy(key)
-
-
 class TestAlphabetical(PolicyContract):
     def make(self) -> Policy:
         return Alphabetical()
@@ -152,28 +108,3 @@ class TestFirstInFirstOut(PolicyContract):
 class TestGreedyDualSizeFrequency(PolicyContract):
     def make(self) -> Policy:
         return GreedyDualSizeFrequency()
-
-
-class NotAPolicy:
-    pass
-
-
-@pytest.fixture
-def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(*, group: str) -> list[importlib.metadata.EntryPoint]:
-        names = {"alphabetical": "Alphabetical", "broken": "NotAPolicy"}
-        return [importlib.metadata.EntryPoint(name, f"{__name__}:{value}", group) for name, value in names.items()]
-
-    monkeypatch.setattr(importlib.metadata, "entry_points", found)
-    monkeypatch.setattr(importlib.metadata.EntryPoint, "load", lambda entry: globals()[entry.attr])
-
-
-@pytest.mark.usefixtures("plugins")
-def test_a_policy_of_somebody_else_is_loaded_by_its_name() -> None:
-    assert order_of(load_policy("alphabetical"), [usage("b"), usage("a")]) == ["a", "b"]
-
-
-@pytest.mark.usefixtures("plugins")
-def test_a_plugin_that_is_no_policy_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"NotAPolicy is not an eviction policy"):
-        load_policy("broken")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from books import Bench, error_of, kinds
+from books import OTHER, Bench, Devices, error_of, kinds, only
 
 from trims.core.errors import ArtifactError, CapacityError, DeadlineError, InUseError, TooLargeError
 from trims.core.events import (
@@ -76,7 +76,7 @@ def test_many_opens_on_a_device_make_one_load_on_the_host() -> None:
     assert kinds(bench.filled("a", GPU)) == [Grant] * 9
 
 
-def test_a_load_that_fails_on_the_host_is_told_to_who_asked_for_the_device() -> None:
+def test_a_load_that_fails_on_the_host_is_told_to_the_waiter_at_the_device() -> None:
     bench = Bench()
     bench.ask("a", place=GPU)
     error = ArtifactError("broken file")
@@ -116,7 +116,7 @@ def test_an_image_too_large_for_every_host_place_is_refused() -> None:
     assert bench.state("a", GPU) is State.ABSENT
 
 
-def test_a_full_host_refuses_who_set_no_deadline_and_lets_the_others_wait() -> None:
+def test_a_full_host_refuses_waiters_without_a_deadline_and_keeps_the_others() -> None:
     bench = Bench(cpu_bytes=100)
     bench.resident("b", 80)
     lease = bench.opened("b")
@@ -138,7 +138,7 @@ def test_a_deadline_that_passes_while_the_host_loads_is_told_once() -> None:
     assert bench.state("a", GPU) is State.ABSENT
 
 
-def test_who_comes_later_and_is_more_patient_waits_as_long_as_he_said() -> None:
+def test_a_later_and_more_patient_waiter_waits_until_its_own_deadline() -> None:
     bench = Bench()
     bench.ask("a", place=GPU, deadline_in_s=5)
     bench.ask("a", session=2, place=GPU, deadline_in_s=1000)
@@ -150,7 +150,7 @@ def test_who_comes_later_and_is_more_patient_waits_as_long_as_he_said() -> None:
     assert kinds(bench.filled("a", GPU)) == [Grant]
 
 
-def test_a_demotion_does_not_take_the_room_of_who_waits_for_it() -> None:
+def test_a_demotion_does_not_take_the_room_of_a_waiter() -> None:
     bench = Bench(cpu_bytes=100, gpu_bytes=100)
     bench.resident("idle", 80)
     bench.resident("old", 20, GPU)
@@ -165,7 +165,7 @@ def test_a_demotion_does_not_take_the_room_of_who_waits_for_it() -> None:
     assert (fill.key, fill.place) == ("large", CPU)
 
 
-def test_who_leaves_takes_the_device_with_him_and_not_a_load_that_runs() -> None:
+def test_a_session_that_ends_drops_its_wait_at_the_device_not_a_running_load() -> None:
     bench = Bench()
     bench.ask("a", place=GPU)
     bench.measured("a", 40)
@@ -185,7 +185,7 @@ def one_that_waits_for_a_full_host(deadline_in_s: float) -> Bench:
     return bench
 
 
-def test_who_leaves_before_there_is_room_on_the_host_leaves_nothing_behind_there() -> None:
+def test_a_session_that_ends_before_the_host_has_room_leaves_nothing_there() -> None:
     bench = one_that_waits_for_a_full_host(deadline_in_s=1000)
     bench.feed(SessionEnded, session=2)
     assert bench.state("a", GPU) is bench.state("a", CPU) is State.ABSENT
@@ -193,7 +193,7 @@ def test_who_leaves_before_there_is_room_on_the_host_leaves_nothing_behind_there
     assert kinds(bench.measured("b", 20)) == [Fill], "no other is before it any more"
 
 
-def test_one_who_waits_for_a_device_is_not_refused_because_another_will_not_wait() -> None:
+def test_a_waiter_for_a_device_stays_although_another_will_not_wait() -> None:
     bench = Bench(cpu_bytes=100)
     bench.resident("held", 80)
     lease = bench.opened("held")
@@ -216,7 +216,7 @@ def test_one_who_waits_for_a_device_is_not_refused_because_another_will_not_wait
     assert grant.ticket == patient
 
 
-def test_one_who_waits_for_a_device_waits_for_the_last_reader_on_the_host_too() -> None:
+def test_a_waiter_for_a_device_waits_for_the_last_reader_on_the_host_too() -> None:
     bench = Bench(cpu_bytes=100)
     bench.resident("a", 40)
     lease = bench.opened("a")
@@ -275,7 +275,7 @@ def test_two_that_wait_for_a_full_device_do_not_take_turns_on_a_small_host() -> 
     assert (fill.key, fill.place) == ("y", CPU)
 
 
-def test_what_lies_on_the_host_for_a_device_goes_for_who_wants_the_room_himself() -> None:
+def test_a_host_copy_for_a_device_goes_for_a_request_for_the_host_itself() -> None:
     bench = two_that_wait_for_a_full_device()
     bench.feed(WaiterLeft, ticket=3)
     bench.ask("z", session=4)
@@ -284,7 +284,7 @@ def test_what_lies_on_the_host_for_a_device_goes_for_who_wants_the_room_himself(
     assert (free.key, free.place) == ("x", CPU)
 
 
-def test_what_lies_on_the_host_for_a_device_goes_once_nobody_waits_there_any_more() -> None:
+def test_a_host_copy_for_a_device_goes_once_no_waiter_is_left_there() -> None:
     bench = two_that_wait_for_a_full_device()
     (abandon, free) = bench.feed(SessionEnded, session=2)
     assert isinstance(abandon, Abandon)
@@ -295,7 +295,7 @@ def test_what_lies_on_the_host_for_a_device_goes_once_nobody_waits_there_any_mor
     assert (fill.key, fill.place) == ("y", CPU)
 
 
-def test_who_asks_for_what_is_just_copied_away_waits_for_the_copy() -> None:
+def test_a_request_for_an_image_that_is_copied_away_waits_for_the_copy() -> None:
     """It drains because it has to leave the device, and not under a reader."""
     bench = Bench(gpu_bytes=100)
     bench.resident("old", 80, GPU)
@@ -386,7 +386,7 @@ def test_an_image_that_has_to_leave_a_device_is_copied_to_the_host_first() -> No
     assert bench.state("old") is State.SEALED
 
 
-def test_who_set_no_deadline_waits_for_a_demotion_too() -> None:
+def test_a_waiter_without_a_deadline_waits_for_a_demotion_too() -> None:
     bench = Bench(gpu_bytes=100)
     bench.resident("old", 80, GPU)
     bench.resident("new", 60, DISK)
@@ -419,3 +419,32 @@ def test_a_device_alone_without_a_host_measures_for_itself() -> None:
     residency = Residency({GPU: 100}, {GPU: LeastRecentlyUsed()})
     out = residency.handle(Requested(at_s=1.0, key="a", place=GPU, waiter=Waiter(1, 1, True, None)))
     assert kinds([each for each in out if not isinstance(each, Changed)]) == [Measure]
+
+
+def test_devices_that_are_no_peers_copy_through_the_host() -> None:
+    bench = Devices()
+    bench.resident("a", 40, OTHER)
+    (down,) = bench.ask("a", place=GPU)
+    assert isinstance(down, Fill)
+    assert (down.place, down.source) == (CPU, OTHER)
+    (up,) = bench.filled("a")
+    assert isinstance(up, Fill)
+    assert (up.place, up.source) == (GPU, CPU)
+    assert kinds(bench.filled("a", GPU)) == [Grant]
+
+
+def test_one_of_two_peers_may_be_one_sided() -> None:
+    residency = Residency(
+        {GPU: 100, OTHER: 100, CPU: 100},
+        {place: LeastRecentlyUsed() for place in (GPU, OTHER, CPU)},
+        peers=[(GPU, OTHER)],
+    )
+    bench = Bench()
+    bench.residency = residency
+    bench.resident("a", 40, GPU)
+    bench.resident("b", 40, OTHER)
+    (through,) = only(Fill, bench.ask("a", place=OTHER))
+    (direct,) = only(Fill, bench.ask("b", place=GPU))
+    assert isinstance(through, Fill)
+    assert isinstance(direct, Fill)
+    assert (through.place, direct.place, direct.source) == (CPU, GPU, OTHER)

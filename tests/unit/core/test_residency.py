@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from books import Bench, error_of, kinds
+from books import OTHER, Bench, Devices, error_of, kinds, only
 
 from trims.core.errors import (
     ArtifactError,
-    CapacityError,
     DeadlineError,
+    DeviceLostError,
     DrainingError,
     InternalError,
     InUseError,
-    InvalidTransitionError,
-    InvariantError,
     NotSupportedError,
-    TooLargeError,
 )
 from trims.core.events import (
     Abandon,
@@ -29,23 +26,22 @@ from trims.core.events import (
     Free,
     Freed,
     Grant,
+    Lost,
     Measure,
     Measured,
     MeasureFailed,
     PinChanged,
+    PlaceLost,
     Ready,
     Refuse,
     ReplicaBroken,
     Requested,
     SessionEnded,
     Tick,
-    WaiterLeft,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, Place
-from trims.core.policy import LeastRecentlyUsed
-from trims.core.replica import Replica, Share, State
-from trims.core.residency import Residency
+from trims.core.place import CPU, DISK, GPU, Place
+from trims.core.replica import State
 
 
 def test_a_cold_open_is_measured_then_filled_then_granted() -> None:
@@ -99,66 +95,6 @@ def test_a_fill_reads_from_the_fastest_sealed_replica_and_borrows_it() -> None:
     assert kinds(bench.feed(EvictRequested, key="a", place=DISK, drain=False)) == [Free]
 
 
-def test_room_is_made_by_evicting_what_was_used_longest_ago() -> None:
-    bench = Bench(cpu_bytes=100)
-    for key in ("a", "b"):
-        bench.resident(key, 50)
-    lease = bench.opened("a")
-    bench.feed(Closed, lease=lease, session=1)
-    bench.ask("c")
-    (free,) = bench.measured("c", 50)
-    assert isinstance(free, Free)
-    assert (free.key, free.evicted) == ("b", True)
-    assert kinds(bench.freed("b")) == [Fill]
-
-
-def test_capacity_returns_only_when_the_tier_confirms() -> None:
-    bench = Bench(cpu_bytes=100)
-    bench.resident("a", 100)
-    bench.ask("b")
-    assert kinds(bench.measured("b", 10)) == [Free]
-    assert bench.residency.capacity.at[CPU].free_bytes == 0
-    assert bench.state("b") is State.QUEUED
-    assert kinds(bench.freed("a")) == [Fill]
-    assert bench.residency.capacity.at[CPU].free_bytes == 90
-
-
-def test_nothing_is_evicted_when_even_everything_idle_would_not_do() -> None:
-    bench = Bench(cpu_bytes=100)
-    bench.resident("idle", 40)
-    bench.resident("held", 60)
-    bench.opened("held")
-    bench.ask("c")
-    out = bench.measured("c", 50)
-    assert kinds(out) == [Refuse, Abandon]
-    error = error_of(out)
-    assert isinstance(error, CapacityError)
-    assert "50 B needed; 0 B free of 100 B, 60 B leased" in str(error)
-    assert bench.state("idle") is State.SEALED
-
-
-def test_an_open_with_a_deadline_waits_for_a_lease_to_end() -> None:
-    bench = Bench(cpu_bytes=100)
-    bench.resident("held", 100)
-    lease = bench.opened("held")
-    bench.ask("c", session=2, deadline_in_s=100.0)
-    assert bench.measured("c", 50) == []
-    assert kinds(bench.feed(Closed, lease=lease, session=1)) == [Free]
-    assert kinds(bench.freed("held")) == [Fill]
-
-
-def test_a_deadline_that_passes_while_waiting_for_room_gives_the_numbers() -> None:
-    bench = Bench(cpu_bytes=100)
-    bench.resident("held", 100)
-    bench.opened("held")
-    bench.ask("c", session=2, deadline_in_s=1.0)
-    bench.measured("c", 50)
-    bench.now += 10.0
-    out = bench.feed(Tick)
-    assert isinstance(error_of(out), CapacityError)
-    assert kinds(out) == [Refuse, Abandon]
-
-
 def test_a_deadline_that_passes_during_a_load_says_so_and_the_load_is_finished() -> None:
     bench = Bench()
     bench.ask("a", deadline_in_s=1.0)
@@ -167,92 +103,6 @@ def test_a_deadline_that_passes_during_a_load_says_so_and_the_load_is_finished()
     assert isinstance(error_of(bench.feed(Tick)), DeadlineError)
     assert bench.filled("a") == []
     assert bench.state("a") is State.SEALED
-
-
-def test_an_image_larger_than_the_tier_is_refused_for_good() -> None:
-    bench = Bench(cpu_bytes=100)
-    bench.ask("a", deadline_in_s=100.0)
-    error = error_of(bench.measured("a", 101))
-    assert isinstance(error, TooLargeError)
-    assert not error.retryable
-
-
-def behind_a_large_one(bench: Bench) -> int:
-    """Sixty of a hundred bytes are leased, and an image of ninety waits for them; returns the lease."""
-    bench.resident("held", 60)
-    lease = bench.opened("held")
-    bench.ask("large", session=2, deadline_in_s=1000.0)
-    assert bench.measured("large", 90) == []
-    return lease
-
-
-def test_an_image_that_waits_for_leases_is_overtaken_by_at_most_its_own_size() -> None:
-    bench = Bench(cpu_bytes=100)
-    behind_a_large_one(bench)
-    for turn in range(9):
-        bench.ask(f"small {turn}", session=3)
-        assert Fill in kinds(bench.measured(f"small {turn}", 10))
-        bench.filled(f"small {turn}")
-        bench.feed(SessionEnded, session=3)
-        bench.feed(EvictRequested, key=f"small {turn}", place=CPU, drain=False)
-        bench.freed(f"small {turn}")
-    bench.ask("one more", session=3)
-    error = error_of(bench.measured("one more", 10))
-    assert isinstance(error, CapacityError)
-    assert "kept for an earlier request of 90 B" in str(error)
-
-
-def test_a_reservation_ends_so_that_one_patient_waiter_cannot_hold_up_a_place() -> None:
-    bench = Bench(cpu_bytes=100)
-    behind_a_large_one(bench)
-    replica = bench.residency.find("large", CPU)
-    assert replica is not None
-    replica.overtaken_bytes = 85
-    bench.ask("patient", session=3, deadline_in_s=1000.0)
-    assert bench.measured("patient", 10) == []
-    until_s = bench.residency.next_due_s()
-    assert until_s is not None
-    bench.now = until_s
-    assert kinds(bench.feed(Tick)) == [Fill]
-
-
-def test_room_that_is_coming_is_kept_for_the_replica_that_had_it_evicted() -> None:
-    bench = Bench(cpu_bytes=100)
-    bench.resident("idle", 90)
-    bench.ask("first", session=1)
-    assert kinds(bench.measured("first", 90)) == [Free]
-    bench.ask("second", session=2)
-    assert isinstance(error_of(bench.measured("second", 20)), CapacityError)
-    bench.ask("third", session=3)
-    assert kinds(bench.measured("third", 10)) == [Fill]
-    assert [it.key for it in bench.freed("idle") if isinstance(it, Fill)] == ["first"]
-
-
-def test_the_oldest_image_in_line_gets_the_room_that_leases_leave() -> None:
-    bench = Bench(cpu_bytes=100)
-    lease = behind_a_large_one(bench)
-    bench.ask("later", session=3, deadline_in_s=1000.0)
-    assert bench.measured("later", 70) == []
-    assert kinds(bench.feed(Closed, lease=lease, session=1)) == [Free]
-    assert [fill.key for fill in bench.freed("held") if isinstance(fill, Fill)] == ["large"]
-
-
-def test_an_image_still_being_measured_holds_nobody_up() -> None:
-    bench = Bench()
-    bench.ask("slow")
-    bench.ask("quick")
-    assert kinds(bench.measured("quick", 10)) == [Fill]
-
-
-def test_pinned_replicas_are_never_victims() -> None:
-    bench = Bench(cpu_bytes=100)
-    bench.resident("pinned", 60)
-    bench.feed(PinChanged, key="pinned", place=CPU, pinned=True)
-    bench.ask("c")
-    error = error_of(bench.measured("c", 50))
-    assert "60 B pinned" in str(error)
-    with pytest.raises(InUseError, match="pinned"):
-        bench.feed(EvictRequested, key="pinned", place=CPU, drain=False)
 
 
 def test_unpinning_lets_waiting_opens_in() -> None:
@@ -264,7 +114,7 @@ def test_unpinning_lets_waiting_opens_in() -> None:
     assert kinds(bench.feed(PinChanged, key="pinned", place=CPU, pinned=False)) == [Free]
 
 
-def test_a_failed_fill_answers_everybody_who_waited_with_its_error() -> None:
+def test_a_failed_fill_answers_every_waiter_with_its_error() -> None:
     bench = Bench()
     bench.ask("a", session=1)
     bench.measured("a", 40)
@@ -363,13 +213,6 @@ def test_a_fill_whose_waiters_all_left_is_finished_and_kept() -> None:
     assert bench.state("a") is State.SEALED
 
 
-def test_a_waiter_that_leaves_the_queue_makes_way() -> None:
-    bench = Bench()
-    bench.ask("a")
-    assert kinds(bench.feed(WaiterLeft, ticket=1)) == [Abandon]
-    assert bench.feed(WaiterLeft, ticket=1) == []
-
-
 def test_an_eviction_refuses_a_leased_replica_unless_it_drains() -> None:
     bench = Bench()
     bench.resident("a", 40)
@@ -396,7 +239,7 @@ def test_an_open_of_a_draining_replica_is_refused_or_waits_for_the_next_one() ->
     assert grant.lease.session == 3
 
 
-def test_an_open_during_freeing_is_parked_and_fills_anew() -> None:
+def test_an_open_during_freeing_is_parked_and_fills_again() -> None:
     bench = Bench()
     bench.resident("a", 40)
     bench.feed(EvictRequested, key="a", place=CPU, drain=False)
@@ -463,14 +306,6 @@ def test_a_draining_daemon_refuses_opens_and_keeps_leases() -> None:
     assert lease in bench.residency.leases.by_number
 
 
-def test_a_place_without_a_tier_is_named() -> None:
-    bench = Bench()
-    error = error_of(bench.ask("a", place=Place.parse("gpu:1")))
-    assert isinstance(error, NotSupportedError)
-    assert "gpu:1" in str(error)
-    assert "cpu, disk" in str(error)
-
-
 def test_frequency_outlives_eviction() -> None:
     bench = Bench()
     bench.resident("a", 40)
@@ -488,68 +323,6 @@ def test_adoption_beyond_capacity_is_our_bug() -> None:
     bench = Bench(cpu_bytes=10)
     with pytest.raises(InternalError):
         bench.feed(Adopted, key="a", place=CPU, nbytes=11)
-
-
-def test_an_illegal_step_tells_the_replicas_story() -> None:
-    replica = Replica("a" * 64, CPU, 1)
-    replica.step(State.QUEUED, 1.0, "first waiter")
-    with pytest.raises(InvalidTransitionError, match="absent -> queued: first waiter"):
-        replica.step(State.DRAINING, 2.0, "nonsense")
-
-
-@pytest.mark.parametrize(
-    ("damage", "rule"),
-    [
-        (lambda r: setattr(r.capacity.at[CPU], "charged_bytes", 1), "charged"),
-        (lambda r: r.replicas["a", CPU].leases.update({99: None}), "lease 99"),
-        (lambda r: setattr(r.replicas["a", CPU], "state", State.FREEING), "leased in a state"),
-        (lambda r: r.leases.by_number.clear(), "lease"),
-        (lambda r: setattr(r.replicas["a", CPU], "source", DISK), "source"),
-        (
-            lambda r: r.replicas["a", CPU].waiters.update({5: Waiter(5, 1, True, None)}),
-            "sealed with a waiter",
-        ),
-        (lambda r: setattr(r.capacity.at[CPU], "capacity_bytes", 10), "capacity"),
-        (lambda r: r.waiters.by_ticket.update({5: r.replicas["a", CPU]}), "waiters differ"),
-        (lambda r: r.table.by_key.clear(), "the index by key has it at"),
-        (lambda r: r.table.by_key["a"].update({DISK: r.replicas["a", CPU]}), "the index by key has it at"),
-        (lambda r: r.table.by_key.update({"b": {}}), "the index by key has it at"),
-        (lambda r: r.table.by_key["a"].update({CPU: Replica("a", CPU, 99)}), r"index by key has it at cpu \(99\)"),
-        (lambda r: r.table.replicas.clear(), "the index by key has it at"),
-        (lambda r: r.table.by_place[CPU].clear(), "the index by place"),
-        (lambda r: r.capacity.at[CPU].shares.update({Share.IDLE: 7}), "the shares are"),
-        (lambda r: setattr(r.capacity.at[CPU], "claimed_bytes", 7), "bytes claimed"),
-        (lambda r: setattr(r.replicas["a", CPU], "keep_until_s", 7.0), "no alarm is set"),
-    ],
-)
-def test_validate_notices_damaged_books(damage: object, rule: str) -> None:
-    bench = Bench()
-    bench.resident("a", 40)
-    bench.opened("a")
-    damage(bench.residency)  # type: ignore[operator]
-    with pytest.raises(InvariantError, match=rule):
-        bench.residency.validate()
-
-
-def test_a_waiter_without_a_deadline_is_answered_at_once_behind_a_patient_one() -> None:
-    bench = Bench(cpu_bytes=100)
-    bench.resident("held", 60)
-    bench.opened("held")
-    bench.ask("patient", session=2, deadline_in_s=1000.0)
-    assert bench.measured("patient", 90) == []
-    bench.ask("too big now", session=3)
-    assert isinstance(error_of(bench.measured("too big now", 70)), CapacityError)
-    bench.ask("small", session=4)
-    assert kinds(bench.measured("small", 30)) == [Fill]
-
-
-def test_a_waiter_without_a_deadline_that_joins_a_patient_one_is_answered_at_once() -> None:
-    bench = Bench(cpu_bytes=100)
-    bench.resident("held", 60)
-    bench.opened("held")
-    bench.ask("patient", session=2, deadline_in_s=1000.0)
-    assert bench.measured("patient", 90) == []
-    assert isinstance(error_of(bench.ask("patient", session=3)), CapacityError)
 
 
 @pytest.mark.parametrize("pinned", [True, False])
@@ -596,42 +369,91 @@ def test_what_a_restart_found_and_is_wrong_is_refused_and_gives_its_room_back() 
     assert bench.residency.capacity.at[CPU].free_bytes == 100
 
 
-def test_lease_numbers_begin_where_the_daemon_says() -> None:
-    residency = Residency({CPU: 100}, {CPU: LeastRecentlyUsed()}, first_lease=7000)
-    residency.handle(Adopted(at_s=0.0, key="a", place=CPU, nbytes=10))
-    out = residency.handle(Requested(at_s=1.0, key="a", place=CPU, waiter=Waiter(1, 1, True, None)))
-    assert [it.lease.number for it in out if isinstance(it, Grant)] == [7000]
-
-
 # -- the number of images ------------------------------------------------------------------------------------------
 
 
-def with_images(most: int) -> Bench:
-    bench = Bench()
-    places = {CPU: 1000, DISK: 1000}
-    bench.residency = Residency(places, {place: LeastRecentlyUsed() for place in places}, max_images=most)
-    return bench
+# -- a device that is lost -----------------------------------------------------------------------------------------
 
 
-def test_beyond_the_limit_of_images_the_one_idle_longest_goes_from_wherever_it_is() -> None:
-    bench = with_images(3)
-    bench.resident("old", 10, DISK)
-    bench.resident("older than new", 10)
-    bench.resident("new", 10)
-    bench.ask("more")
-    out = bench.measured("more", 10)
-    assert [(it.key, it.place) for it in out if isinstance(it, Free)] == [("old", DISK)]
-    assert kinds(bench.filled("more")) == [Grant]
+def test_a_waiter_parked_while_a_replica_goes_brings_what_its_work_needs() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU, CPU)
+    bench.feed(EvictRequested, key="a", place=GPU, drain=False)
+    assert bench.want("a", 30) == []
+    assert kinds(bench.freed("a", GPU)) == [Fill]
+    bench.filled("a", GPU)
+    assert bench.residency.capacity.at[GPU].workspace_bytes == 30
 
 
-def test_what_is_read_or_pinned_stays_beyond_the_limit_of_images() -> None:
-    bench = with_images(2)
-    bench.resident("read", 10)
-    lease = bench.opened("read")
-    bench.feed(PinChanged, key="pinned", place=CPU, pinned=True)
-    bench.resident("pinned", 10)
-    bench.ask("more", session=2)
-    assert kinds(bench.measured("more", 10)) == [Fill]
-    assert kinds(bench.filled("more")) == [Grant]
-    out = bench.feed(Closed, lease=lease, session=1)
-    assert [it.key for it in out if isinstance(it, Free)] == ["read"], "the surplus goes once it is idle"
+def test_a_reader_on_a_lost_device_is_told_and_holds_nothing_up() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU, CPU)
+    (grant,) = bench.ask("a", place=GPU)
+    assert isinstance(grant, Grant)
+    lost, free = bench.feed(PlaceLost, place=GPU, reason="its keeper has ended")
+    assert isinstance(lost, Lost)
+    assert (lost.lease, lost.reason) == (grant.lease, "its keeper has ended")
+    assert isinstance(free, Free)
+    assert bench.state("a", CPU) is State.SEALED
+    assert bench.ask("a", session=2, place=GPU) == [], "parked until the memory is given back"
+    (fill,) = bench.freed("a", GPU)
+    assert isinstance(fill, Fill)
+    assert (fill.place, fill.source) == (GPU, CPU)
+    assert bench.feed(Closed, lease=grant.lease.number, session=1) == [], "closing it late changes nothing"
+
+
+def test_what_was_draining_on_a_lost_device_goes_too() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU)
+    bench.ask("a", place=GPU)
+    bench.feed(EvictRequested, key="a", place=GPU, drain=True)
+    assert bench.state("a", GPU) is State.DRAINING
+    assert kinds(bench.feed(PlaceLost, place=GPU, reason="gone")) == [Lost, Free]
+
+
+def test_a_copy_from_a_lost_device_ends_by_its_own_report() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU)
+    bench.ask("a")
+    assert bench.feed(PlaceLost, place=GPU, reason="gone") == []
+    assert bench.state("a", GPU) is State.DRAINING
+    error = DeviceLostError("gone")
+    out = bench.feed(FillFailed, key="a", place=CPU, generation=bench.generation("a"), error=error)
+    assert error_of(out) is error
+    assert len(only(Free, out)) == 1
+
+
+def test_a_fill_on_a_device_lost_meanwhile_is_not_granted_and_runs_again() -> None:
+    bench = Devices()
+    bench.resident("a", 40)
+    (first,) = bench.ask("a", place=GPU)
+    assert isinstance(first, Fill)
+    assert bench.feed(PlaceLost, place=GPU, reason="gone") == []
+    assert kinds(bench.filled("a", GPU)) == [Free], "sealed by a keeper that is dead"
+    (again,) = bench.freed("a", GPU)
+    assert isinstance(again, Fill)
+    assert again.generation > first.generation
+    assert kinds(bench.filled("a", GPU)) == [Grant]
+
+
+def test_a_pin_survives_the_device() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU)
+    bench.feed(PinChanged, key="a", place=GPU, pinned=True)
+    assert kinds(bench.feed(PlaceLost, place=GPU, reason="gone")) == [Free]
+    bench.freed("a", GPU)
+    bench.resident("a", 40, DISK)
+    bench.ask("a", place=GPU)
+    bench.filled("a", GPU)
+    bench.feed(SessionEnded, session=1)
+    with pytest.raises(InUseError, match="pinned"):
+        bench.feed(EvictRequested, key="a", place=GPU, drain=False)
+
+
+@pytest.mark.parametrize("elsewhere", [CPU, DISK, OTHER])
+def test_replicas_at_other_places_do_not_notice_a_lost_device(elsewhere: Place) -> None:
+    bench = Devices()
+    bench.resident("a", 40, elsewhere)
+    bench.ask("a", place=elsewhere)
+    assert bench.feed(PlaceLost, place=GPU, reason="gone") == []
+    assert bench.state("a", elsewhere) is State.SEALED

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from books import OTHER, Devices
 
 from trims.core import table as module
 from trims.core.events import Adopted, Fill, Measure, Measured, Requested
@@ -81,7 +82,7 @@ class _NotToBeWalked:
 
 
 class _Unwalked(dict[tuple[str, Place], Replica]):
-    """Finds, and fails who looks at everything."""
+    """Finds a replica; looking at all of them is a failure."""
 
     def __iter__(self) -> Iterator[tuple[str, Place]]:
         raise AssertionError("all replicas were walked")
@@ -103,7 +104,23 @@ def test_a_cold_open_that_has_room_does_not_walk_all_replicas(on_disk: bool) -> 
     out = residency.handle(Requested(at_s=1.0, key="a", place=CPU, waiter=Waiter(1, 1, True, 9.0)))
     if not on_disk:
         assert isinstance(out[-1], Measure)
-        facts = {"key": "a", "place": CPU, "generation": residency.replicas["a", CPU].generation}
+        facts: dict[str, Any] = {"key": "a", "place": CPU, "generation": residency.replicas["a", CPU].generation}
         out = residency.handle(Measured(at_s=2.0, measurement=out[-1].measurement, nbytes=10, **facts))
     assert isinstance(out[-1], Fill)
     assert residency.places_of("a")
+
+
+def test_a_device_copies_from_its_peer() -> None:
+    bench = Devices(peers=True)
+    bench.resident("a", 40, OTHER, CPU)
+    (fill,) = bench.ask("a", place=GPU)
+    assert isinstance(fill, Fill)
+    assert fill.source == OTHER
+
+
+def test_an_image_for_the_disk_is_taken_from_memory_rather_than_from_a_device() -> None:
+    bench = Devices()
+    bench.resident("a", 40, GPU, CPU)
+    (fill,) = bench.ask("a", place=DISK)
+    assert isinstance(fill, Fill)
+    assert fill.source == CPU

@@ -1,4 +1,4 @@
-"""Settings: who beats whom, and what is said of those that cannot be used."""
+"""Settings: which source beats which, and what is said of values that cannot be used."""
 
 from __future__ import annotations
 

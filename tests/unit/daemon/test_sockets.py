@@ -1,4 +1,4 @@
-"""The name of a socket: whose it is decides who removes it."""
+"""The name of a socket: only the daemon that published it removes it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def left_behind(temporary: Path, name: str = "abc", uid: int | None = None) -> P
     return made
 
 
-def test_a_folder_that_nobody_holds_is_removed_with_all_that_is_in_it(temporary: Path) -> None:
+def test_a_folder_that_no_process_holds_is_removed_with_all_that_is_in_it(temporary: Path) -> None:
     left_behind(temporary, "one")
     left_behind(temporary, "two")
     assert sweep_scratch() == 2
@@ -102,7 +102,7 @@ def test_a_folder_of_another_user_is_not_removed_whatever_its_name(
     assert theirs.exists()
 
 
-def test_a_folder_swept_before_it_is_held_is_made_anew(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_swept_before_it_is_held_is_made_again(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hold, swept = scratch._hold, []
 
     def hold_too_late(path: str) -> int:

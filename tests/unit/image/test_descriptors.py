@@ -19,7 +19,6 @@ from trims.formats.base import Artifact
 from trims.formats.build import build_artifact
 from trims.formats.conversion import converter, detect, start_conversion
 from trims.formats.process import LimitedChild
-from trims.image.apart import check_apart
 from trims.image.descriptors import explain_descriptors
 from trims.testing.converters import LIMITS, write_plugin
 from trims.testing.descriptors import few_descriptors
@@ -96,14 +95,6 @@ def test_a_builder_that_cannot_be_started_says_so(tmp_path: Path) -> None:
         with few_descriptors(left=left), pytest.raises(CapacityError, match=WORDS):
             build_artifact("json:dumps", {}, tmp_path / "made", python=None, limits=LIMITS)
     assert not (tmp_path / "made").exists()
-
-
-@pytest.mark.parametrize("left", [0, 1, 2, 3])
-def test_a_check_that_cannot_be_made_proves_nothing_against_the_image(left: int, main: Path) -> None:
-    with main.open("rb") as file:
-        nbytes = main.stat().st_size
-        with few_descriptors(left=left), pytest.raises(CapacityError, match=WORDS):
-            check_apart(file.fileno(), nbytes)
 
 
 def test_a_child_that_runs_out_itself_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

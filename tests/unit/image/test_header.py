@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from trims.core.errors import ArtifactError
 from trims.image.header import parse_header
-from trims.image.index import MAX_HEADER_BYTES, header_length
 
 GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
@@ -88,24 +86,6 @@ def test_a_repeated_name_at_the_end_of_a_huge_header_is_found_in_linear_time() -
     names = ",".join(f'"{number}":0' for number in range(300_000))
     with pytest.raises(ArtifactError, match="names '299999' twice"):
         parse(f'{{{names},"299999":0}}'.encode())
-
-
-@pytest.mark.parametrize(
-    ("prefix", "file_bytes", "words"),
-    [
-        (b"", 0, "too short"),
-        (b"\x01\0\0", 3, "too short"),
-        (struct.pack("<Q", 100), 50, "the file has 50: truncated"),
-        (struct.pack("<Q", MAX_HEADER_BYTES + 1), 1 << 40, "are refused"),
-        (struct.pack("<Q", 100_000_000), 1 << 40, "claims 100000000 bytes"),
-        (struct.pack("<Q", (1 << 64) - 1), 1 << 40, "are refused"),
-    ],
-)
-def test_a_length_that_cannot_be_true_is_refused_before_anything_is_read(
-    prefix: bytes, file_bytes: int, words: str
-) -> None:
-    with pytest.raises(ArtifactError, match=words):
-        header_length(prefix, file_bytes, "model.safetensors")
 
 
 @given(st.binary(max_size=300))

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING
 
 import blake3
 import pytest
+from keepers import DIGEST, KEY, TOTAL, UUID, put
 
 from trims.core.errors import CallerError, CapacityError, CudaError, DrainingError, ImageError, NotSupportedError
-from trims.image.plan import SourceTensor, plan_image
-from trims.image.program import Program
-from trims.image.reader import ImageView
-from trims.keeper.head import make_head
 from trims.keeper.keeper import Keeper
-from trims.keeper.mover import CHUNK_BYTES, Mover
+from trims.keeper.mover import CHUNK_BYTES
 from trims.memory.cuda.api import Device
 from trims.testing.device_borrower import Borrower
 from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, current, make_devices
@@ -23,63 +20,6 @@ from trims.testing.fake_cuda import CONTEXT_BYTES, FakeCuda, current, make_devic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-UUID = "GPU-00000000-0000-0000-0000-000000000001"
-TOTAL = 512 << 20
-KEY, DIGEST = "a" * 64, "b" * 64
-
-
-@pytest.fixture(params=["vmm", "ipc"])
-def driver(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def kind(folder: Path) -> str:
-    return make_devices(folder, [Device(UUID, "Fake", TOTAL)])
-
-
-@pytest.fixture
-def cuda(folder: Path, kind: str) -> FakeCuda:
-    assert kind
-    return FakeCuda(str(folder))
-
-
-@pytest.fixture
-def keeper(cuda: FakeCuda, driver: str) -> Iterator[Keeper]:
-    made = Keeper(cuda, UUID, driver, idle_s=0.0)
-    yield made
-    made.close()
-    assert not made.awake
-
-
-@pytest.fixture
-def image(folder: Path) -> Callable[..., tuple[int, bytes]]:
-    """Makes image files; their descriptors are closed after the test."""
-    fds: list[int] = []
-
-    def make(nbytes: int = 3 * CHUNK_BYTES + 5, value: int = 7) -> tuple[int, bytes]:
-        sources = [
-            SourceTensor("w", "U8", (nbytes,), lambda place: place.__setitem__(slice(None), bytes([value]) * nbytes))
-        ]
-        plan = plan_image(sources, program=Program("numpy", {"a": 1}, b"the graph"))
-        data = bytearray(plan.nbytes)
-        plan.write_into(memoryview(data))
-        fd = os.memfd_create("image")
-        fds.append(fd)
-        os.write(fd, data)
-        return fd, bytes(data)
-
-    yield make
-    for fd in fds:
-        os.close(fd)
-
-
-def put(keeper: Keeper, fd: int, nbytes: int) -> int:
-    number = keeper.create(nbytes).number
-    keeper.fill(number, fd)
-    keeper.seal(number, KEY, DIGEST)
-    return number
 
 
 def test_a_borrower_reads_the_image_that_was_filled(
@@ -105,35 +45,6 @@ def test_no_thread_keeps_the_context_of_a_keeper(keeper: Keeper, image: Callable
     exported.close()
     keeper.free(number)
     assert current() is None
-
-
-def test_the_head_describes_the_image_and_takes_hardly_any_memory(
-    keeper: Keeper, image: Callable[..., tuple[int, bytes]]
-) -> None:
-    fd, data = image()
-    exported, head_fd = keeper.export(put(keeper, fd, len(data)))
-    exported.close()
-    with memoryview(bytearray(os.pread(head_fd, len(data), 0))) as head:
-        view, original = ImageView(head), ImageView(memoryview(data))
-        assert view.layout.tensors == original.layout.tensors
-        program = view.program()
-        assert program is not None
-        assert program.body == b"the graph"
-        assert not any(view.tensor("w"))
-    assert os.fstat(head_fd).st_blocks * 512 < CHUNK_BYTES
-    for change in (lambda: os.pwrite(head_fd, b"x", 0), lambda: os.truncate(f"/proc/self/fd/{head_fd}", 0)):
-        with pytest.raises(OSError, match=r"Bad file descriptor|not permitted"):
-            change()
-
-
-@pytest.mark.parametrize("keep", [0, 7, 100, 4096])
-def test_a_file_that_shrinks_while_its_head_is_made_is_an_error_and_no_signal(
-    image: Callable[..., tuple[int, bytes]], keep: int
-) -> None:
-    fd, data = image(1 << 16)
-    os.truncate(f"/proc/self/fd/{fd}", keep)
-    with pytest.raises(ImageError, match="truncated"):
-        make_head(fd, len(data))
 
 
 def test_what_lies_on_the_device_can_be_read_back_and_hashed(
@@ -326,65 +237,6 @@ def test_a_context_that_was_used_a_moment_ago_is_kept(cuda: FakeCuda, driver: st
     keeper.rest()
     assert keeper.awake
     keeper.close()
-
-
-def test_both_ways_in_are_tried_and_the_faster_one_is_kept(
-    cuda: FakeCuda, image: Callable[..., tuple[int, bytes]]
-) -> None:
-    device = cuda.use(UUID)
-    mover = Mover(cuda, device)
-    fd, data = image(80 << 20)
-    target = cuda.allocate(len(data))
-    mover.copy_in(fd, len(data), target)
-    mover.copy_in(fd, len(data), target)
-    assert set(mover.pace_s) == {"staged", "registered"}
-    mover.pace_s.update(staged=1.0, registered=1e-12)
-    mover.copy_in(fd, len(data), target)
-    assert mover.pace_s["registered"] > 1e-12
-    assert mover.pace_s["staged"] == 1.0
-    assert mover.digest(target, len(data)) == blake3.blake3(data).hexdigest()
-    mover.close()
-    cuda.free(target)
-    cuda.leave()
-
-
-@pytest.mark.parametrize("error", [CudaError("INVALID_VALUE"), CapacityError("OUT_OF_MEMORY")])
-def test_where_the_driver_refuses_to_register_everything_is_staged_from_then_on(
-    cuda: FakeCuda, image: Callable[..., tuple[int, bytes]], monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
-    mover = Mover(cuda, cuda.use(UUID))
-    asked: list[int] = []
-
-    def refuse(address: int, _nbytes: int) -> None:
-        asked.append(address)
-        raise error
-
-    monkeypatch.setattr(cuda, "host_register", refuse)
-    fd, data = image(80 << 20)
-    target = cuda.allocate(len(data))
-    mover.pace_s.update(staged=1.0, registered=1e-12)
-    for _ in range(2):
-        mover.copy_in(fd, len(data), target)
-        assert mover.digest(target, len(data)) == blake3.blake3(data).hexdigest()
-    assert len(asked) == 1
-    assert mover.ways == ("staged",)
-    mover.close()
-    cuda.free(target)
-    cuda.leave()
-
-
-def test_without_registration_everything_is_staged(folder: Path, image: Callable[..., tuple[int, bytes]]) -> None:
-    make_devices(folder, [Device(UUID, "Fake", TOTAL, read_only_registration=False)])
-    cuda = FakeCuda(str(folder))
-    mover = Mover(cuda, cuda.use(UUID))
-    fd, data = image(80 << 20)
-    target = cuda.allocate(len(data))
-    for _ in range(3):
-        mover.copy_in(fd, len(data), target)
-    assert set(mover.pace_s) == {"staged"}
-    mover.close()
-    cuda.free(target)
-    cuda.leave()
 
 
 # -- two devices -------------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def needs_large_pages() -> None:
 
 
 @pytest.mark.large_pages
-def test_what_is_reserved_lies_in_large_pages_and_is_seen_as_such_by_who_maps_it(segment: int) -> None:
+def test_what_is_reserved_lies_in_large_pages_and_a_mapping_shows_it(segment: int) -> None:
     needs_large_pages()
     before = large_kib()
     pages = LargePages(segment, NBYTES)
@@ -124,32 +124,3 @@ def test_a_range_smaller_than_a_large_page_is_not_promised(segment: int) -> None
 def test_the_reason_for_no_large_pages_is_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     RefusingKernel(errno.EINVAL, monkeypatch)
     assert "Invalid argument" in why_no_large_pages(SHM)
-
-
-def test_an_aligned_mapping_ends_with_its_last_view_and_says_so_after_it_is_gone(segment: int) -> None:
-    inode = f" {os.fstat(segment).st_ino} "
-
-    def is_mapped() -> bool:
-        return inode in Path("/proc/self/maps").read_text()
-
-    told: list[bool] = []
-    mapped = FileMapping(segment, NBYTES, align=True, on_unmap=lambda: told.append(is_mapped()))
-    part = mapped.view()[4096:8192]
-    mapped.close()
-    assert is_mapped()
-    assert told == []
-    del part
-    assert told == [False]
-    assert not is_mapped()
-
-
-def test_an_aligned_mapping_that_cannot_be_made_leaves_nothing(segment: int) -> None:
-    before = Path("/proc/self/maps").read_text().count("\n")
-    with tempfile.TemporaryFile() as unreadable:
-        write_only = os.open(f"/proc/self/fd/{unreadable.fileno()}", os.O_WRONLY)
-        try:
-            with pytest.raises(PermissionError):
-                FileMapping(write_only, NBYTES, align=True)
-        finally:
-            os.close(write_only)
-    assert Path("/proc/self/maps").read_text().count("\n") == before

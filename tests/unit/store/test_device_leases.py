@@ -27,7 +27,7 @@ LOST = DeviceLostError("the keeper has ended")
 
 
 class Bench:
-    """The leases of one device over a real residency; who loads, is told by hand how that went."""
+    """The leases of one device over a real residency; the test tells how each load went."""
 
     def __init__(self) -> None:
         places = {CPU: 100, GPU: 100}

@@ -4,45 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from store_parts import Conversion
 
 from trims.core.errors import ArtifactChangedError, LostPeerError
 from trims.core.place import CPU
 from trims.core.replica import ReplicaId
 from trims.store.catalog import identities_of
 from trims.store.plans import Plans
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-class Conversion:
-    """Counts what is open."""
-
-    open = 0
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-        self.written: list[int] = []
-        self.stopped = ""
-        self.closed = False
-        Conversion.open += 1
-
-    def plan(self) -> int:
-        return self.nbytes
-
-    def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
-        self.written.append(fd)
-
-    def cancel(self, why: str = "") -> None:
-        self.stopped = why
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            Conversion.open -= 1
 
 
 @pytest.fixture

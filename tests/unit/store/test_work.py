@@ -10,7 +10,7 @@ import pytest
 
 from trims.store.work import BEHIND, ThreadPool, stepped_back
 
-WAIT_S = 20.0
+WAIT_S = 120.0
 
 
 def test_work_runs_in_order_with_one_thread_and_all_of_it() -> None:

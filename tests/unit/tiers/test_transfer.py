@@ -105,7 +105,7 @@ def test_a_failing_target_is_the_systems_own_error(
     assert caught.value.errno == code
 
 
-def test_when_an_error_is_raised_nobody_writes_any_more(
+def test_when_an_error_is_raised_no_thread_writes_any_more(
     files: Callable[[int], tuple[int, int, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target, data = files(8 * 64 * KIB)

@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import grpc
 import pytest
 
 from trims.core.errors import (
-    CapacityError,
     DaemonAwayError,
     InternalError,
-    TensorNotFoundError,
-    TooLargeError,
     TrimsError,
     error_classes,
     from_code,
 )
-from trims.wire.answers import error_message, raise_if_error
-from trims.wire.frames import Decoder, encode
 from trims.wire.status import abort, error_from, status_of
 
 CLASSES = sorted(error_classes().values(), key=lambda cls: cls.code)
-
-
-def all_classes(root: type[TrimsError] = TrimsError) -> list[type[TrimsError]]:
-    return [root, *(cls for child in root.__subclasses__() for cls in all_classes(child))]
-
-
-def test_every_class_has_a_code_of_its_own_and_says_who_is_to_blame() -> None:
-    classes = set(all_classes())
-    assert {cls.code for cls in classes} == set(error_classes())
-    assert len(error_classes()) == len(classes), "two classes share a code"
-    for cls in classes:
-        assert cls.__doc__
-        assert "code" in vars(cls), f"{cls.__name__} inherits its code"
-
-
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.code)
-def test_an_error_survives_the_attach_door(cls: type[TrimsError]) -> None:
-    (message,) = Decoder().feed(encode(error_message(cls("who and what"), 7)))
-    assert message["id"] == 7
-    with pytest.raises(cls) as caught:
-        raise_if_error(message)
-    assert type(caught.value) is cls
-    assert str(caught.value) == "who and what"
 
 
 class Call(grpc.RpcError, grpc.Call):
@@ -129,32 +100,3 @@ def test_a_status_of_something_else_is_an_internal_error_that_says_it() -> None:
     error = error_from(Call(grpc.StatusCode.UNKNOWN, "whatever"), "/run")
     assert isinstance(error, InternalError)
     assert "UNKNOWN: whatever" in str(error)
-
-
-def test_an_unknown_code_is_said_and_not_lost() -> None:
-    error = from_code("from_the_future", "something new")
-    assert isinstance(error, InternalError)
-    assert "something new" in str(error)
-    assert "'from_the_future'" in str(error)
-
-
-def test_what_can_help_to_ask_again_is_said_on_the_class() -> None:
-    again = {code for code, cls in error_classes().items() if cls.retryable}
-    lost = {"lost_peer", "daemon_away", "draining", "device_lost"}
-    assert again == {"in_use", "capacity", "deadline", "artifact_changed"} | lost
-    assert not TooLargeError.retryable
-    assert issubclass(TooLargeError, CapacityError)
-
-
-def test_a_missing_tensor_is_a_key_error_that_reads_as_a_sentence() -> None:
-    error = TensorNotFoundError("no tensor 'x'")
-    assert isinstance(error, KeyError)
-    assert str(error) == "no tensor 'x'"
-    assert str(TensorNotFoundError()) == ""
-
-
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.code)
-def test_an_error_can_be_sent_to_another_process(cls: type[TrimsError]) -> None:
-    again = pickle.loads(pickle.dumps(cls("a sentence")))
-    assert type(again) is cls
-    assert str(again) == "a sentence"

@@ -11,7 +11,7 @@ from trims_client import dlpack
 from trims_client.frameworks import cupy as shared
 from trims_client.weights import Weights
 
-from trims.core.errors import NotSupportedError
+from trims.core.errors import NotSupportedError, TensorNotFoundError
 from trims.image.plan import SourceTensor, plan_image
 
 if TYPE_CHECKING:
@@ -112,14 +112,22 @@ def test_bfloat16_is_shown_with_ml_dtypes_and_float8_is_refused_with_what_has_it
     assert shared.arrays(weights)["half"].dtype.name == "bfloat16"
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(NotSupportedError, match=r"'half' of BF16 .*ml_dtypes.*weights\.on_device\('half'\)"):
-        shared.arrays(weights)
+        shared.arrays(weights, ["half"])
 
 
-def test_a_dtype_cupy_has_not_is_refused_with_what_has_it(cupy: Any, shelf: DeviceShelf, tmp_path: Path) -> None:
+def test_a_dtype_that_cupy_lacks_costs_the_other_tensors_nothing(
+    cupy: Any, shelf: DeviceShelf, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("ml_dtypes")
-    weights = on_cuda(shelf.open(image(tmp_path, ("small", "F8_E4M3", (4,)))))
+    weights = on_cuda(shelf.open(image(tmp_path, ("small", "F8_E4M3", (4,)), ("a", "F32", (2,)), ("b", "I8", ()))))
+    assert set(shared.arrays(weights)) == {"a", "b"}
+    assert "1 of 3 tensors are left out" in caplog.text
+    assert "'small' of F8_E4M3" in caplog.text
+    assert set(shared.arrays(weights, ["b"])) == {"b"}
     with pytest.raises(NotSupportedError, match=r"'small' of F8_E4M3 .*weights\.on_device\('small'\)"):
-        shared.arrays(weights)
+        shared.arrays(weights, ["a", "small"])
+    with pytest.raises(TensorNotFoundError, match="has no tensor 'c'"):
+        shared.arrays(weights, ["c"])
 
 
 def test_what_is_missing_is_named(shelf: DeviceShelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,29 +195,35 @@ def test_the_provider_is_given_the_device_the_weights_lie_on(tmp_path: Path, ope
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider:UserWarning")
-@pytest.mark.parametrize("own_options", [False, True])
-def test_what_the_runtime_plans_on_the_host_is_copied_there_and_told(
-    tmp_path: Path, opened: Any, as_cuda: Any, caplog: pytest.LogCaptureFixture, *, own_options: bool
+def test_floats_that_the_runtime_wants_on_the_host_refuse_the_model_after_one_try(
+    tmp_path: Path, opened: Any, as_cuda: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ONNX Runtime's own planning: without the provider it plans everything on the host, and ignores what is lent."""
-    main = convolution(tmp_path)
-    weights = as_cuda(opened(main))
-    options = onnxruntime.SessionOptions() if own_options else None
-    session = shared.session(weights, session_options=options)
-    (answer,) = session.run(None, feeds(main))
-    np.testing.assert_array_equal(answer, own_answer(main, level="ORT_ENABLE_BASIC"))
-    assert sorted(session.host_copies) == sorted(weights)
-    assert "needs 3 of 3 initializers on the host" in caplog.text
+    weights = as_cuda(opened(convolution(tmp_path)))
+    made: list[object] = []
+    own = onnxruntime.InferenceSession.__init__
+
+    def count(self: object, *given: object, **named: object) -> None:
+        made.append(self)
+        own(self, *given, **named)
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "__init__", count)
+    with pytest.raises(NotSupportedError, match=r"initializer '\w+' \(F32\) on the host, because .* place='cpu'"):
+        shared.session(weights)
+    assert len(made) == 1, "not a session for each weight"
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider:UserWarning")
-@pytest.mark.parametrize(("onnx_type", "name"), [(TensorProto.BFLOAT16, "bfloat16"), (TensorProto.BOOL, "bool")])
-def test_copies_on_the_host_keep_their_dtype(
-    tmp_path: Path, opened: Any, as_cuda: Any, onnx_type: int, name: str
-) -> None:
-    ml_dtypes = pytest.importorskip("ml_dtypes")
-    array = (np.arange(100_000) % 2).astype(getattr(ml_dtypes, name, None) or np.dtype(name))
-    session = shared.session(as_cuda(opened(adding(tmp_path, onnx_type, array), "none")))
+@pytest.mark.parametrize("own_options", [False, True])
+@pytest.mark.parametrize(("onnx_type", "name"), [(TensorProto.INT64, "int64"), (TensorProto.BOOL, "bool")])
+def test_integers_that_the_runtime_wants_on_the_host_are_copied_there_and_told(
+    tmp_path: Path, opened: Any, as_cuda: Any, caplog: pytest.LogCaptureFixture,
+    onnx_type: int, name: str, *, own_options: bool,
+) -> None:  # fmt: skip
+    array = (np.arange(100_000) % 2).astype(name)
+    options = onnxruntime.SessionOptions() if own_options else None
+    session = shared.session(as_cuda(opened(adding(tmp_path, onnx_type, array), "none")), session_options=options)
     (answer,) = session.run(None, {"x": np.ones(1, np.float32)})
     np.testing.assert_array_equal(answer, array.astype(np.float32) + 1)
     assert session.host_copies == ("w",)
+    assert "needs 1 of 1 initializers on the host" in caplog.text

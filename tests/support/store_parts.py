@@ -1,0 +1,119 @@
+"""Parts of a store that do as a test tells them: conversions, workers, names that were looked into."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trims.core.manifest import parse_manifest
+from trims.formats.base import Artifact
+from trims.store.resolve import Resolved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Conversion:
+    """A conversion without a child; counts what is open.
+
+    Args:
+        nbytes: Length that `plan` tells.
+        data: What `write` writes; nothing if None.
+        error: Raised by `plan`, if any.
+    """
+
+    open = 0
+
+    def __init__(self, nbytes: int, data: bytes | None = None, error: Exception | None = None) -> None:
+        self.nbytes = nbytes
+        self.data = data
+        self.error = error
+        self.written: list[int] = []
+        self.stopped = ""
+        self.closed = False
+        Conversion.open += 1
+
+    def plan(self) -> int:
+        if self.error is not None:
+            raise self.error
+        return self.nbytes
+
+    def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
+        self.written.append(fd)
+        if self.data is not None:
+            os.pwrite(fd, self.data, 0)
+        if on_progress is not None:
+            on_progress(self.nbytes)
+
+    def cancel(self, why: str = "") -> None:
+        self.stopped = why
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            Conversion.open -= 1
+
+
+class Workers:
+    """Pools whose work is done when the test says so, in the test's thread; each takes work until it is stopped."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[tuple[str, Callable[[], object]]] = deque()
+
+    def __call__(self, name: str, threads: int, *, niceness: int = 0) -> _Pool:
+        """See `trims.store.work.Pools`."""
+        return _Pool(self, name)
+
+    @property
+    def names(self) -> list[str]:
+        """The pools whose work waits, in the order in which it was given."""
+        return [name for name, _ in self.waiting]
+
+    def run_one(self) -> None:
+        """Do the work that waits longest."""
+        self.waiting.popleft()[1]()
+
+    def run(self) -> None:
+        """Do all work that waits, and what it leads to."""
+        while self.waiting:
+            self.run_one()
+
+
+class _Pool:
+    def __init__(self, workers: Workers, name: str) -> None:
+        self._workers = workers
+        self._name = name
+        self._stopped = False
+
+    def submit(self, work: Callable[[], object]) -> bool:
+        if not self._stopped:
+            self._workers.waiting.append((self._name, work))
+        return not self._stopped
+
+    def stop(self, *, drop: bool = False, timeout_s: float | None = None) -> bool:
+        self._stopped = True
+        mine = [it for it in self._workers.waiting if it[0] == self._name]
+        for it in mine:
+            self._workers.waiting.remove(it)
+            if not drop:
+                it[1]()
+        return True
+
+
+def resolved(name: str = "m", key: str = "a" * 64, *, converted: bool = False, **residency: object) -> Resolved:
+    """What a look into a registered name found; the residency of its manifest as said."""
+    manifest = parse_manifest({"name": "m", "artifact": {"path": "/m.npz"}, "residency": residency})
+    return Resolved(
+        name=name,
+        key=key,
+        manifest=replace(manifest, name=name),
+        artifact=Artifact("npz", (Path("/m.npz"),), {}),
+        recipe={"format": "npz"},
+        python=None,
+        identities=(),
+        checked_at_s=0.0,
+        converted=converted,
+    )

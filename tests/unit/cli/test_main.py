@@ -1,0 +1,96 @@
+"""The `trims` command: every way a command ends is an exit status and, if it failed, one sentence."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING
+
+import pytest
+
+from trims.cli import main as command
+from trims.core.errors import ConfigError, ModelNotFoundError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from trims.cli.main import Commands
+
+
+@pytest.fixture
+def plugin(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the entry points of the group `trims.commands` load; empty at first."""
+    loaded: list[object] = []
+
+    class Loaded(EntryPoint):
+        def load(self) -> object:
+            return loaded[int(self.value)]
+
+    def entries(group: str) -> list[EntryPoint]:
+        assert group == "trims.commands"
+        return [Loaded(f"made-{number}", str(number), group) for number in range(len(loaded))]
+
+    monkeypatch.setattr("importlib.metadata.entry_points", entries)
+    return loaded
+
+
+def runs(run: Callable[[argparse.Namespace], object]) -> Callable[[Commands], None]:
+    """Registers the command `made`, which does this."""
+
+    def register(commands: Commands) -> None:
+        commands.add_parser("made", help="made by a test").set_defaults(run=run)
+
+    return register
+
+
+def raises(error: BaseException) -> Callable[[argparse.Namespace], object]:
+    def run(options: argparse.Namespace) -> object:
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(("returned", "status"), [(None, 0), (0, 0), (1, 1)])
+def test_what_a_command_returns_is_the_exit_status(plugin: list[object], returned: object, status: int) -> None:
+    plugin.append(runs(lambda options: returned))
+    assert command.main(["made"]) == status
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (ModelNotFoundError("no model 'x'; add it"), 1, "trims: no model 'x'; add it\n"),
+        (PermissionError(13, "Permission denied", "/x"), 1, "trims: [Errno 13] Permission denied: '/x'\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_an_error_is_one_sentence_and_a_status(
+    plugin: list[object], capsys: pytest.CaptureFixture[str], error: BaseException, status: int, told: str
+) -> None:
+    plugin.append(runs(raises(error)))
+    assert command.main(["made"]) == status
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", told)
+
+
+def test_a_defect_of_a_command_is_not_hidden(plugin: list[object]) -> None:
+    plugin.append(runs(raises(ZeroDivisionError("a bug"))))
+    with pytest.raises(ZeroDivisionError):
+        command.main(["made"])
+
+
+def test_a_command_of_a_plugin_is_listed_and_takes_the_runtime_folder(
+    plugin: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[str] = []
+    plugin.append(runs(lambda options: seen.append(options.runtime_dir)))
+    assert "  made       made by a test" in command.build_parser().format_help()
+    assert command.main(["--runtime-dir", "/before", "made"]) == 0
+    assert command.main(["made", "--runtime-dir", "/after"]) == 0
+    assert seen == ["/before", "/after"]
+
+
+def test_a_plugin_that_is_no_function_is_named(plugin: list[object]) -> None:
+    plugin.append("nonsense")
+    with pytest.raises(ConfigError, match=r"the command plugin 'made-0' \(0\) is not a function"):
+        command.build_parser()

@@ -1,0 +1,91 @@
+"""What an operator asks as messages: every value is of its field's type, or refused by name before it is sent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from operators import MODEL
+
+from trims.control import orders
+from trims.core.errors import ArtifactNotFoundError, CallerError, ManifestError
+from trims.wire import trims_pb2 as pb
+
+MANIFEST = {"name": "m", "artifact": {"path": "m.npz"}}
+
+
+def test_the_control_socket_lies_in_the_folder_or_in_this_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIMS_RUNTIME_DIR", "/of/the/user")
+    assert orders.control_socket(None) == Path("/of/the/user/control.sock")
+    assert orders.control_socket("run") == Path.cwd() / "run" / "control.sock"
+
+
+@pytest.mark.parametrize(
+    ("order", "field", "wanted"),
+    [
+        (lambda: orders.load(3, None, None), "name is 3", "str"),  # type: ignore[arg-type]
+        (lambda: orders.load(None, None, None), "name is None", "str"),  # type: ignore[arg-type]
+        (lambda: orders.load("m", 5, None), "place is 5", "str"),  # type: ignore[arg-type]
+        (lambda: orders.load("m", None, "soon"), "deadline_s is 'soon'", "float"),  # type: ignore[arg-type]
+        (lambda: orders.load("\ud800", None, None), r"name is '\ud800'", "str"),
+        (lambda: orders.evict("m", None, drain="yes"), "drain is 'yes'", "bool"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_its_name(order: Any, field: str, wanted: str) -> None:
+    with pytest.raises(CallerError) as caught:
+        order()
+    assert str(caught.value) == f"{field}; it must be of type {wanted}"
+
+
+def test_no_place_and_no_deadline_are_left_to_the_daemon() -> None:
+    assert orders.load("m", None, None) == pb.LoadRequest(name="m")
+    assert orders.load("m", "gpu:0", 0.0) == pb.LoadRequest(name="m", place="gpu:0", deadline_s=0.0)
+    assert not orders.load("m", None, None).HasField("deadline_s")
+    assert orders.load("m", None, 0.0).HasField("deadline_s")
+    assert orders.evict("m", None, drain=True) == pb.EvictRequest(name="m", drain=True)
+
+
+def test_a_manifest_in_a_file_is_sent_with_the_folder_its_paths_begin_at(tmp_path: Path) -> None:
+    (tmp_path / "m.yaml").write_text(json.dumps(MANIFEST))
+    request = orders.register(tmp_path / "m.yaml", None, replace=True)
+    assert yaml.safe_load(request.manifest_yaml) == MANIFEST
+    assert (request.origin, request.replace) == (str(tmp_path.resolve()), True)
+    with pytest.raises(CallerError, match=r"m\.yaml is a manifest and names its model itself"):
+        orders.register(tmp_path / "m.yaml", "other", replace=False)
+
+
+def test_an_artifact_is_sent_as_a_manifest_of_its_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "Bert Large.npz").write_bytes(b"x")
+    monkeypatch.chdir(tmp_path)
+    request = orders.register("Bert Large.npz", None, replace=False)
+    wanted = {"name": "bert-large", "artifact": {"path": str(tmp_path / "Bert Large.npz")}}
+    assert yaml.safe_load(request.manifest_yaml) == wanted
+    assert (orders.name_in(request), request.origin) == ("bert-large", "")
+    with pytest.raises(ArtifactNotFoundError, match="absent does not exist"):
+        orders.register("absent", None, replace=False)
+
+
+def test_a_source_that_is_neither_path_nor_mapping_is_refused() -> None:
+    with pytest.raises(CallerError, match="7 is no model; give a path, or a manifest as a mapping"):
+        orders.register(7, None, replace=False)  # type: ignore[arg-type]
+    with pytest.raises(ManifestError, match="the manifest cannot be written as YAML"):
+        orders.register({"name": object()}, None, replace=False)
+
+
+def test_the_name_of_a_manifest_without_one_is_empty() -> None:
+    assert orders.name_in(orders.register(MANIFEST, None, replace=False)) == "m"
+    assert orders.name_in(orders.register({}, None, replace=False)) == ""
+    assert orders.name_in(pb.RegisterRequest(manifest_yaml="- a")) == ""
+
+
+def test_a_model_is_put_back_as_it_was_kept() -> None:
+    from dataclasses import replace
+
+    request = orders.register_again(replace(MODEL, manifest_json=json.dumps(MANIFEST), origin="/models"))
+    assert yaml.safe_load(request.manifest_yaml) == MANIFEST
+    assert (request.origin, request.replace) == ("/models", True)

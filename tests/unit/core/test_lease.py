@@ -1,0 +1,66 @@
+"""Leases: their numbers, and which session has which."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trims.core.events import Adopted, Grant, Requested
+from trims.core.lease import Lease, Leases, Waiter
+from trims.core.place import CPU
+from trims.core.policy import LeastRecentlyUsed
+from trims.core.residency import Residency
+
+
+def test_lease_numbers_begin_where_the_daemon_says() -> None:
+    residency = Residency({CPU: 100}, {CPU: LeastRecentlyUsed()}, first_lease=7000)
+    residency.handle(Adopted(at_s=0.0, key="a", place=CPU, nbytes=10))
+    out = residency.handle(Requested(at_s=1.0, key="a", place=CPU, waiter=Waiter(1, 1, True, None)))
+    assert [it.lease.number for it in out if isinstance(it, Grant)] == [7000]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), max_size=40))
+def test_leases_are_found_by_session_in_the_order_of_their_grants(steps: list[tuple[int, int]]) -> None:
+    """Each step grants one lease to a session, and ends one of the leases that are held, if there are so many."""
+    leases, held = Leases(), list[Lease]()
+    for session, ends in steps:
+        held.append(leases.grant(session, "a", CPU, 1))
+        if ends < len(held):
+            leases.end(held.pop(ends))
+        for each in (1, 2, 3):
+            assert leases.of_session(each) == [lease for lease in held if lease.session == each]
+        assert leases.by_number == {lease.number: lease for lease in held}
+    assert set(leases.sessions) == {lease.session for lease in held}, "a session without leases is forgotten"
+
+
+def test_no_two_leases_have_the_same_number_though_the_first_has_ended() -> None:
+    leases = Leases(first=10)
+    first = leases.grant(1, "a", CPU, 1)
+    leases.end(first)
+    assert [first.number, leases.grant(1, "a", CPU, 1).number] == [10, 11]
+
+
+def test_a_lease_ends_once() -> None:
+    leases = Leases()
+    lease = leases.grant(1, "a", CPU, 1)
+    leases.end(lease)
+    with pytest.raises(KeyError):
+        leases.end(lease)
+
+
+@pytest.mark.parametrize(
+    ("waiter", "reader", "promotion", "impatient"),
+    [
+        (Waiter(1, 5, True, None), 5, False, True),
+        (Waiter(1, 5, True, 9.0), 5, False, False),
+        (Waiter(1, 5, False, None), None, False, True),
+        (Waiter(1, None, False, 9.0), None, False, False),
+        (Waiter(-1, None, False, None), None, True, False),
+    ],
+    ids=["open", "open with a deadline", "prefetch", "prefetch with a deadline", "promotion"],
+)
+def test_a_waiter_tells_its_reader_and_its_patience(
+    waiter: Waiter, reader: int | None, promotion: bool, impatient: bool
+) -> None:
+    assert (waiter.reader, waiter.is_promotion, waiter.is_impatient) == (reader, promotion, impatient)

@@ -1,0 +1,187 @@
+"""Requests of clients: what each asks of the store, and what the client is answered."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from trims.core.errors import BadMessageError, CallerError, CapacityError, DeviceLostError, PermissionDeniedError
+from trims.core.place import CPU, Place
+from trims.daemon.clients import Connection
+from trims.daemon.requests import MAX_PENDING, Requests, file_name, grant_message
+from trims.memory.cuda.drivers import Export
+from trims.store.asks import Granted, Outcome
+from trims.wire.messages import Attach, Close, Open, Workspace, parse_request
+from trims.wire.peer import Peer
+
+if TYPE_CHECKING:
+    from trims.wire.frames import Message
+
+ME = os.geteuid()
+EXPORT = Export("vmm", "GPU-1", 100, fd=5)
+
+
+class Bench:
+    """Requests to a store that answers as the test says; keeps all that was asked of it and all that was sent."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.sent: list[tuple[Message, int]] = []
+        self.answered: list[tuple[int, Outcome]] = []
+        self.has, self.outlives = True, False
+        self.failure: Exception | None = None
+        self.counters: Counter[str] = Counter()
+        leases = SimpleNamespace(
+            export_of=self._export_of,
+            report_workspace=self._report_workspace,
+            has=lambda *_: self.has,
+            must_outlive=lambda _: self.outlives,
+            take_back=lambda *given: self.asked.append(("take back", *given)),
+        )
+        store: Any = SimpleNamespace(
+            device_leases=leases,
+            counters=self.counters,
+            close=lambda *given: self.asked.append(("close", *given)),
+            open=lambda name, _, **more: self.asked.append(("open", name, more)),
+            resume=lambda *given: self.asked.append(("resume", *given[:3])),
+        )
+        self.requests = Requests(store, self._send, lambda _, number, outcome: self.answered.append((number, outcome)))
+        self.connection = self.client(ME)
+
+    def client(self, uid: int, pid: int = 1) -> Connection:
+        sock: Any = None
+        return Connection(3, sock, Peer(pid, uid, 0))
+
+    def _send(self, connection: Connection, message: Message, fd: int = -1) -> None:
+        self.sent.append((message, fd))
+
+    def _export_of(self, session: int, lease: int) -> Export:
+        if self.failure is not None:
+            raise self.failure
+        return EXPORT
+
+    def _report_workspace(self, *given: int) -> int:
+        self.asked.append(("workspace", *given))
+        return 70
+
+    def error(self) -> dict[str, Any]:
+        ((message, _),) = self.sent
+        error: dict[str, Any] = message["error"]
+        return error
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def granted(**more: Any) -> Granted:
+    return Granted(7, "a" * 64, CPU, 2, 40, "d" * 64, 5, warm=True, **more)
+
+
+@pytest.mark.parametrize(("number", "sent"), [(9, [({"id": 9, "closed": 4}, -1)]), (None, [])])
+def test_a_close_is_confirmed_if_the_client_wants_to_know(bench: Bench, number: int | None, sent: list[object]) -> None:
+    bench.requests.handle(bench.connection, Close(lease=4, id=number))
+    assert (bench.asked, bench.sent) == ([("close", 3, 4)], sent)
+
+
+def test_an_open_is_passed_on_with_the_session_and_counts_until_it_is_answered(bench: Bench) -> None:
+    bench.requests.handle(bench.connection, an_open(model="bert", place="gpu:1", deadline_s=5.0))
+    wanted = {"session": 3, "place": Place.parse("gpu:1"), "deadline_s": 5.0}
+    assert bench.asked == [("open", "bert", wanted)]
+    assert bench.connection.pending == 1
+    bench.requests.answer(bench.connection, 1, granted())
+    assert bench.connection.pending == 0
+    assert bench.sent == [(grant_message(1, granted()), 5)]
+
+
+def test_a_prefetch_is_accepted_at_once_and_outlives_its_session(bench: Bench) -> None:
+    bench.requests.handle(bench.connection, an_open("prefetch", model="bert"))
+    assert bench.sent == [({"id": 1, "accepted": True}, -1)]
+    assert bench.asked == [("open", "bert", {"place": None, "deadline_s": None, "lease": False})]
+    assert bench.connection.pending == 0
+
+
+def test_an_open_that_stands_for_a_fallback_is_counted(bench: Bench) -> None:
+    bench.requests.handle(bench.connection, an_open(model="bert", instead_of="gpu"))
+    assert bench.counters["fallbacks"] == 1
+
+
+def test_too_many_requests_that_wait_are_a_bad_message(bench: Bench) -> None:
+    for _ in range(MAX_PENDING):
+        bench.requests.handle(bench.connection, an_open(model="bert"))
+    with pytest.raises(BadMessageError, match=f"more than {MAX_PENDING} requests are waiting"):
+        bench.requests.handle(bench.connection, an_open(model="bert"))
+
+
+def test_a_request_that_names_no_place_is_answered_with_the_error(bench: Bench) -> None:
+    bench.requests.handle(bench.connection, an_open(model="bert", place="moon"))
+    ((number, error),) = bench.answered
+    assert number == 1
+    assert isinstance(error, CallerError)
+    assert "'moon' is not a place" in str(error)
+
+
+def test_an_error_is_sent_with_the_number_of_its_request(bench: Bench) -> None:
+    bench.connection.pending = 1
+    bench.requests.answer(bench.connection, 6, CapacityError("no room at cpu"))
+    assert (bench.sent[0][0]["id"], bench.error()["code"]) == (6, "capacity")
+
+
+def test_an_attach_sends_the_export_with_its_descriptor_or_the_error(bench: Bench) -> None:
+    bench.requests.handle(bench.connection, Attach(id=1, lease=4))
+    ((message, fd),) = bench.sent
+    assert (message["id"], message["descriptor"], message["device"], fd) == (1, True, "GPU-1", 5)
+    bench.sent.clear()
+    bench.failure = DeviceLostError("gone")
+    bench.requests.handle(bench.connection, Attach(id=2, lease=4))
+    assert bench.error()["code"] == "device_lost"
+
+
+@pytest.mark.parametrize(("uid", "may"), [(ME, True), (0, True), (ME + 1, False)])
+def test_what_models_need_is_told_by_the_daemons_user_and_by_root_only(bench: Bench, uid: int, may: bool) -> None:
+    bench.requests.handle(bench.client(uid), Workspace(id=1, lease=4, nbytes=60))
+    if may:
+        assert (bench.sent, bench.asked) == ([({"id": 1, "workspace_bytes": 70}, -1)], [("workspace", 3, 4, 60)])
+    else:
+        assert bench.error()["code"] == "permission_denied"
+        assert f"user {uid} may not" in bench.error()["message"]
+        assert bench.asked == []
+
+
+def test_a_grant_whose_memory_was_lost_meanwhile_is_an_error(bench: Bench) -> None:
+    bench.has = False
+    bench.requests.answer(bench.connection, 1, granted(export=EXPORT))
+    assert bench.error()["code"] == "device_lost"
+    assert "open again" in bench.error()["message"]
+
+
+def test_memory_that_must_outlive_its_process_needs_a_process_that_can_be_seen(bench: Bench) -> None:
+    bench.outlives = True
+    bench.requests.answer(bench.client(ME, pid=0), 1, granted(export=EXPORT))
+    assert bench.asked == [("take back", 3, 7)]
+    assert bench.error()["code"] == "not_supported"
+    assert "--pid=host" in bench.error()["message"]
+
+
+def test_a_grant_names_the_device_only_of_memory_on_one() -> None:
+    assert "device" not in grant_message(1, granted())
+    assert grant_message(1, granted(export=EXPORT))["device"] == "GPU-1"
+
+
+def test_a_file_is_named_by_its_absolute_path_without_detours() -> None:
+    assert file_name(Peer(1, ME, 0), "/models/../models/a.npz") == "file:/models/a.npz"
+    with pytest.raises(CallerError, match=r"'a\.npz' is not absolute; the daemon does not know your current folder"):
+        file_name(Peer(1, ME, 0), "a.npz")
+    with pytest.raises(PermissionDeniedError, match=f"user {ME + 1} may open registered models"):
+        file_name(Peer(1, ME + 1, 0), "/models/a.npz")
+
+
+def an_open(op: str = "open", **more: Any) -> Open:
+    request = parse_request({"op": op, "id": 1, **more})
+    assert isinstance(request, Open)
+    return request

@@ -1,0 +1,115 @@
+"""External data files of an ONNX model are found without protobuf, and without reading its weights."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from onnx_files import CONVERTER, linear, located, save, value, varint
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
+
+from onnx import TensorProto, helper, numpy_helper  # noqa: E402
+
+from trims.core.errors import ArtifactError  # noqa: E402
+from trims.formats.onnx_scan import external_locations  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["initializer", "attribute", "subgraph", "subgraph list", "sparse values", "function", "training"],
+)
+def test_external_data_is_found_wherever_a_tensor_can_be(tmp_path: Path, where: str) -> None:
+    (tmp_path / "m.onnx").write_bytes(located("w.bin", where=where))
+    assert external_locations(tmp_path / "m.onnx") == ("w.bin",)
+
+
+def test_the_scan_agrees_with_protobuf_on_a_real_graph(tmp_path: Path) -> None:
+    main = linear(tmp_path, external="w.bin")
+    model = onnx.load(main, load_external_data=False)
+    named = {pair.value for t in model.graph.initializer for pair in t.external_data if pair.key == "location"}
+    assert set(external_locations(main)) == named == {"w.bin"}
+
+
+def test_the_scan_does_not_read_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = np.ones(4 << 20, dtype=np.float32)
+    main = save(
+        tmp_path / "m.onnx",
+        [helper.make_node("Identity", ["w"], ["y"])],
+        [],
+        [value("y", TensorProto.FLOAT, [4 << 20])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    read_bytes, pread = [], os.pread
+
+    def counting(fd: int, length: int, offset: int) -> bytes:
+        read_bytes.append(length)
+        return pread(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", counting)
+    external_locations(main)
+    assert 0 < sum(read_bytes) < 64 << 10
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"", "no graph"),
+        (b"\x08\x08", "no graph"),
+        (b"PK\x03\x04 a zip file, not a model", "not an ONNX model"),
+        (b"\x3a\xff\xff\xff\xff\x7f", "leaves its message"),
+        (b"\x3a" + b"\xff" * 10, "has no end"),
+        (b"\x3b\x00", "begins no field"),
+        (b"\x3a\x04\x2a\x7f\x00\x00", "leaves its message"),
+        (located(None), "in no named file"),
+        (located("x" * 5000), "more than 4096 bytes"),
+        (located(b"\xff\xfe"), "not UTF-8"),
+    ],
+)
+def test_a_hostile_file_is_an_artifact_error(tmp_path: Path, data: bytes, complaint: str) -> None:
+    main = tmp_path / "m.onnx"
+    main.write_bytes(data)
+    with pytest.raises(ArtifactError, match=complaint):
+        CONVERTER.files(main, {})
+
+
+def test_endless_nesting_is_an_artifact_error(tmp_path: Path) -> None:
+    data = b""
+    for _ in range(200):
+        for number in (6, 5, 1):
+            data = bytes([number << 3 | 2, *varint(len(data))]) + data
+    main = tmp_path / "m.onnx"
+    main.write_bytes(bytes([7 << 3 | 2, *varint(len(data))]) + data)
+    with pytest.raises(ArtifactError, match="nested too deeply"):
+        CONVERTER.files(main, {})
+
+
+@pytest.mark.parametrize("cut", range(1, 400, 7))
+def test_a_truncated_model_never_crashes_the_scan(tmp_path: Path, cut: int) -> None:
+    whole = linear(tmp_path, external="w.bin").read_bytes()
+    assert len(whole) > 200
+    main = tmp_path / "cut.onnx"
+    main.write_bytes(whole[: cut % len(whole)])
+    with contextlib.suppress(ArtifactError):
+        assert set(external_locations(main)) <= {"w.bin"}
+
+
+def test_files_are_named_once_in_the_order_of_their_first_tensor(tmp_path: Path) -> None:
+    main = tmp_path / "m.onnx"
+    main.write_bytes(located("b.bin") + located("a.bin") + located("b.bin"))
+    assert external_locations(main) == ("b.bin", "a.bin")
+
+
+def test_a_tensor_that_names_a_file_and_is_stored_inside_needs_no_file(tmp_path: Path) -> None:
+    main = tmp_path / "m.onnx"
+    inside = located("w.bin").replace(b"\x70\x01", b"\x70\x00")
+    main.write_bytes(inside)
+    assert external_locations(main) == ()

@@ -1,0 +1,56 @@
+"""Requests to the store: how an answer is waited for, and what a session that ended is told."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from trims.core.errors import ArtifactError, CapacityError
+from trims.core.place import CPU
+from trims.store.asks import Ask, Loaded, Pending, log_failure, session_ended
+
+LOADED = Loaded("a" * 64, CPU, 40)
+
+
+def test_an_answer_that_came_is_returned_however_often_it_is_asked_for() -> None:
+    pending = Pending()
+    assert not pending.done(0)
+    pending.set(LOADED)
+    assert pending.done(0)
+    assert [pending.result(0), pending.result()] == [LOADED, LOADED]
+
+
+def test_an_error_is_raised_where_the_answer_is_waited_for() -> None:
+    pending, error = Pending(), ArtifactError("m.npz is truncated; copy it again")
+    pending.set(error)
+    with pytest.raises(ArtifactError) as caught:
+        pending.result(0)
+    assert caught.value is error
+
+
+def test_waiting_for_an_answer_that_does_not_come_ends_with_the_time() -> None:
+    with pytest.raises(TimeoutError):
+        Pending().result(0)
+
+
+def test_an_answer_that_another_thread_gives_wakes_the_waiting_one() -> None:
+    pending = Pending()
+    answering = threading.Thread(target=pending.set, args=(LOADED,))
+    answering.start()
+    assert pending.result(60) == LOADED
+    answering.join()
+
+
+def test_a_request_of_a_session_that_ended_is_named_in_its_refusal() -> None:
+    ask = Ask(1, "bert", 7, None, None, True, Pending().set)
+    assert "'bert'" in str(session_ended(ask))
+    assert session_ended(ask).retryable
+
+
+def test_a_failure_that_no_client_waits_for_is_logged_and_a_success_is_not(caplog: pytest.LogCaptureFixture) -> None:
+    tell = log_failure("bert is not kept on disk")
+    tell(LOADED)
+    assert caplog.records == []
+    tell(CapacityError("the disk is full"))
+    assert [record.getMessage() for record in caplog.records] == ["bert is not kept on disk: the disk is full"]

@@ -1,0 +1,189 @@
+"""The store: leases by name and by key, orders, what is kept on disk, and time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from looking import WAIT_S, Asker, error_of, leases, states, wait_until
+
+from trims.core.errors import CapacityError, DrainingError, InUseError, ModelNotFoundError
+from trims.core.place import CPU, DISK, Place
+from trims.core.replica import State
+from trims.store.asks import Granted, Pending
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trims.daemon.main import Daemon
+
+
+@pytest.fixture
+def model(daemon: Daemon, checkpoint: Callable[..., Path]) -> Callable[..., str]:
+    """Register a checkpoint under a name."""
+
+    def register(name: str = "m", file: str = "a", *, nbytes: int = 4096, **residency: object) -> str:
+        path = checkpoint(file, nbytes=nbytes)
+        daemon.registry.put({"name": name, "artifact": {"path": str(path)}, "residency": residency}, "")
+        return name
+
+    return register
+
+
+def test_a_model_is_leased_by_name_and_its_lease_closed_once(
+    daemon: Daemon, asker: Asker, model: Callable[..., str]
+) -> None:
+    granted = asker.open(model())
+    assert (granted.place, granted.warm) == (CPU, False)
+    assert asker.open("m").warm
+    for _ in range(2):
+        daemon.store.close(asker.session, granted.lease)
+    assert leases(daemon) == 1
+    assert daemon.store.counters["opens"] == 2
+
+
+def test_two_names_of_the_same_bytes_are_one_image(daemon: Daemon, asker: Asker, model: Callable[..., str]) -> None:
+    keys = {asker.open(model(name)).key for name in ("one", "two")}
+    assert len(keys) == 1
+    assert states(daemon) == {"cpu": "sealed"}
+    assert daemon.store.read.names_of(keys.pop()) == ["one", "two"]
+
+
+def test_an_image_is_resumed_by_its_key_only_where_it_is_resident(
+    daemon: Daemon, asker: Asker, model: Callable[..., str]
+) -> None:
+    granted, pending = asker.open(model()), [Pending(), Pending()]
+    for place, each in zip((CPU, DISK), pending, strict=True):
+        daemon.store.resume(asker.session, granted.key, place, each.set)
+    resumed = pending[0].result(WAIT_S)
+    assert isinstance(resumed, Granted)
+    assert (resumed.key, resumed.warm) == (granted.key, True)
+    with pytest.raises(ModelNotFoundError, match="is not resident at disk any more; open it by name"):
+        pending[1].result(WAIT_S)
+
+
+def test_an_image_is_named_by_the_beginning_of_its_key_too(
+    daemon: Daemon, asker: Asker, model: Callable[..., str]
+) -> None:
+    key = asker.open(model()).key
+    assert daemon.store.key_of("m") == daemon.store.key_of(key[:8]) == daemon.store.key_of(key) == key
+    with pytest.raises(ModelNotFoundError):
+        daemon.store.key_of(key[:7])
+
+
+def test_a_key_is_not_told_for_names_that_were_never_loaded(daemon: Daemon, model: Callable[..., str]) -> None:
+    with pytest.raises(ModelNotFoundError, match="'m' is registered but was never loaded here; `trims load m` does"):
+        daemon.store.key_of(model())
+    with pytest.raises(ModelNotFoundError, match="absent"):
+        daemon.store.key_of("absent")
+
+
+def test_an_eviction_frees_the_idle_refuses_the_leased_and_drains_if_told_to(
+    daemon: Daemon, asker: Asker, model: Callable[..., str]
+) -> None:
+    granted = asker.open(model())
+    daemon.store.load("m", DISK).result(WAIT_S)
+    assert daemon.store.evict("m", DISK) == [DISK]
+    with pytest.raises(InUseError, match=r"1 lease\(s\)"):
+        daemon.store.evict("m")
+    assert daemon.store.evict("m", drain=True) == [CPU]
+    assert states(daemon) == {"cpu": "draining"}
+    daemon.store.close(asker.session, granted.lease)
+    wait_until(lambda: states(daemon) == {}, "it stays")
+    assert daemon.store.evict("m") == []
+
+
+def test_a_pin_keeps_an_image_from_eviction_and_does_not_load_it(daemon: Daemon, model: Callable[..., str]) -> None:
+    daemon.store.pin(model(), CPU, pinned=True)
+    assert states(daemon) == {}
+    daemon.store.load("m").result(WAIT_S)
+    with pytest.raises(InUseError, match="pinned; unpin it first"):
+        daemon.store.evict("m")
+    daemon.store.pin("m", CPU, pinned=False)
+    assert daemon.store.evict("m") == [CPU]
+
+
+def test_an_image_goes_with_the_last_of_its_names(daemon: Daemon, model: Callable[..., str]) -> None:
+    for name in ("one", "two"):
+        daemon.store.load(model(name)).result(WAIT_S)
+    for name, left in (("one", {"cpu": "sealed"}), ("two", {})):
+        daemon.registry.remove(name)
+        daemon.store.retire(name)
+        wait_until(lambda left=left: states(daemon) == left, "it stays")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("persist", "kept"), [("always", True), ("never", False), ("auto", False)])
+def test_an_image_is_kept_on_disk_if_its_manifest_or_its_cost_says_so(
+    daemon: Daemon, model: Callable[..., str], persist: str, kept: bool
+) -> None:
+    """A safetensors file takes no converter: `auto` does not keep what is cheap to make again."""
+    daemon.store.load(model(persist=persist)).result(WAIT_S)
+    wait_until(lambda: ("disk" in states(daemon)) == kept and "filling" not in states(daemon).values(), "not as said")
+    assert (daemon.store.counters["fills.disk"] > 0) is kept
+
+
+@pytest.mark.parametrize("place", [CPU, DISK])
+def test_keep_alive_is_about_memory_and_not_about_the_disk(
+    daemon: Daemon, model: Callable[..., str], place: Place
+) -> None:
+    daemon.store.load(model(keep_alive_s=50.0), place).result(WAIT_S)
+    (view,) = daemon.store.read.replicas()
+    assert (view.keep_left_s is None) is (place == DISK)
+
+
+def test_a_deadline_is_due_and_its_request_is_answered_by_the_tick(
+    serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    daemon = serve(cpu_capacity_bytes="64KiB")
+    asker = Asker(daemon)
+    asker.open(checkpoint("a", nbytes=50_000))
+    pending = asker.ask(checkpoint("b", nbytes=50_000), deadline_s=100_000.0)
+    wait_until(lambda: _waits_for_room(daemon), "it does not wait for room")
+    due_s = daemon.store.next_due_s()
+    assert due_s is not None
+    daemon.store.tick(due_s - 1.0)
+    assert not pending.done(0)
+    wait_until(lambda: _tells_room(daemon, pending, due_s), "the deadline is not told")
+    assert isinstance(error_of(pending), CapacityError)
+    asker.end()
+
+
+def _waits_for_room(daemon: Daemon) -> bool:
+    """True once a queued replica has a size: its request then waits for room, no longer for a measurement."""
+    return any(it.state is State.QUEUED and it.nbytes for it in daemon.store.read.replicas())
+
+
+def _tells_room(daemon: Daemon, pending: Pending, due_s: float) -> bool:
+    daemon.store.tick(due_s)
+    return pending.done(0)
+
+
+def test_a_draining_store_refuses_opens_and_keeps_its_leases(
+    daemon: Daemon, asker: Asker, model: Callable[..., str]
+) -> None:
+    asker.open(model())
+    daemon.store.drain()
+    assert isinstance(error_of(asker.ask("m")), DrainingError)
+    assert (leases(daemon), daemon.store.read.draining) == (1, True)
+
+
+def test_a_manifest_that_is_replaced_counts_for_the_next_open(
+    daemon: Daemon, asker: Asker, model: Callable[..., str], checkpoint: Callable[..., Path]
+) -> None:
+    before = asker.open(model()).key
+    manifest = {"name": "m", "artifact": {"path": str(checkpoint("b"))}}
+    daemon.registry.put(manifest, "", replace=True)
+    daemon.store.manifest_changed("m")
+    assert asker.open("m").key != before
+
+
+def test_a_replica_that_is_reported_broken_is_retired_and_loaded_again(
+    daemon: Daemon, asker: Asker, model: Callable[..., str]
+) -> None:
+    granted = asker.open(model())
+    daemon.store.close(asker.session, granted.lease)
+    daemon.store.report_broken(granted.key, CPU, granted.generation, "a bit flipped")
+    again = asker.open("m")
+    assert again.generation > granted.generation
+    assert daemon.store.counters["broken"] == 1
