@@ -58,17 +58,20 @@ bench: env mxnet-env ## the figures of docs/benchmarks.md; raw results go to ben
 
 # On a bare machine with a GPU: its own Python, which has torch. What else it lacks comes as wheels, which
 # `make gpu-wheels` fetches where the internet is; what is missing still is named before anything runs.
-# GPU_ARGS: `--only 1,3,a`, `--limit-s 300`, `--most-bytes N`; `--fake --no-tests` to try it without a GPU.
+# Three stages, each below nine minutes, for a machine that is lent for minutes: `make gpu-check STAGE=sound`, then
+# `flow`, then `models`; without STAGE all of them in one run.
+# GPU_ARGS: `--only 1,3,a,tests`, `--limit-s 300`, `--most-bytes N`; `--fake --no-tests` to try it without a GPU.
+STAGE ?= all
 GPU_PYTHON ?= python3
 GPU_WHEELS ?= .whl
-GPU_OUT ?= bench/results/gpu.json
+GPU_OUT ?= bench/results/gpu-$(STAGE).json
 GPU_ARGS ?=
 GPU_SITE := $(CURDIR)/.gpu-site
 .PHONY: gpu-check
-gpu-check: ## what a GPU says of the GPU tier: tests marked gpu, experiments and figures, into bench/results/gpu.json
+gpu-check: ## what a GPU says of the GPU tier: tests marked gpu, experiments and figures, into bench/results/gpu-STAGE.json
 	$(GPU_PYTHON) bench/trims_bench/gpu/needs.py bring $(GPU_WHEELS) $(GPU_SITE)
 	PYTHONPATH=$(GPU_SITE):$(CURDIR):$(CURDIR)/client:$(CURDIR)/predictors:$(CURDIR)/bench \
-	  $(GPU_PYTHON) -m trims_bench.gpu_check --out $(GPU_OUT) $(GPU_ARGS)
+	  $(GPU_PYTHON) -m trims_bench.gpu_check --stage $(STAGE) --out $(GPU_OUT) $(GPU_ARGS)
 
 # For the Python of that machine: `make gpu-wheels GPU_VERSION=3.12 GPU_MACHINE=x86_64`.
 GPU_VERSION ?= 3.12

@@ -198,7 +198,7 @@ def test_rm_forgets_the_model_and_says_of_an_unknown_one_which_are_near(
 # -- looking -------------------------------------------------------------------------------------------------------
 
 
-def test_status_tells_the_tiers_and_who_answers(trims: Command) -> None:
+def test_status_tells_the_tiers_and_which_daemon_answers(trims: Command) -> None:
     status = trims.json("status")
     health = has(status["health"], {"status": str, "version": str, "pid": int, "protocol": int, "state_dir": str})
     assert (health["status"], health["pid"]) == ("serving", os.getpid())
@@ -210,7 +210,7 @@ def test_status_tells_the_tiers_and_who_answers(trims: Command) -> None:
     assert "256.0 MiB" in out
 
 
-def test_ps_shows_what_is_resident_and_who_holds_it(trims: Command, manifest: Callable[..., Path]) -> None:
+def test_ps_shows_what_is_resident_and_which_process_holds_it(trims: Command, manifest: Callable[..., Path]) -> None:
     assert "nothing is resident" in trims.done("ps")
     trims.done("add", manifest("small"))
     with connect(trims.runtime_dir, agent="reader") as session, session.open("small"):

@@ -8,18 +8,19 @@ import signal
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from trims_bench.gpu import needs
 from trims_bench.gpu.needs import Need
+from trims_bench.gpu.parts import PARTS, STAGE_S, STAGES, plan
 
 from trims.memory.cuda.api import Device
 from trims.testing.fake_cuda import CONTEXT_BYTES, make_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 UUID = "GPU-00000000-0000-0000-0000-000000000001"
 EXPERIMENTS = {"1", "2", "3", "4", "5", "6", "7", "8", "9"}
@@ -92,12 +93,13 @@ def test_opening_is_timed_apart_from_the_context(record: dict[str, Any]) -> None
         assert len(taken["again_ns"]) == 4
 
 
-def test_the_offender_and_everybody_elses_bytes_are_told_apart(record: dict[str, Any]) -> None:
+def test_the_offender_and_the_bytes_of_others_are_told_apart(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["4"]
-    assert found["vmm"]["offender"] == "the borrower ended with status -11"
-    assert (found["vmm"]["other_reads"], found["vmm"]["owner_intact"]) == (True, True)
-    assert found["ipc"]["offender"] == "it was not stopped"
-    assert found["ipc"]["owner_intact"] is False
+    for way in ("copy", "kernel"):
+        assert found["vmm"][way]["offender"] == "the borrower ended with status -11"
+        assert (found["vmm"][way]["other_reads"], found["vmm"][way]["owner_intact"]) == (True, True)
+        assert found["ipc"][way]["offender"] == "it was not stopped"
+        assert found["ipc"][way]["owner_intact"] is False
 
 
 def test_a_parked_descriptor_keeps_the_bytes_and_the_charge(record: dict[str, Any]) -> None:
@@ -128,7 +130,7 @@ def test_every_line_has_its_bar_beside_it_and_whether_it_is_met(record: dict[str
         assert (line["met"] is None) == (line["bar"] is None) or line["met"] == "unavailable"
         assert line["raw"] if line["met"] != "unavailable" else line["unavailable"]
     bars = {line["bar"] for line in every}
-    assert {"<= 1.5", "<= 0.2", "<= 1.2", ">= 0.9", "<= 1.05", ">= 24", ">= 210", "<= 0"} <= bars
+    assert {"<= 1.5", "<= 0.2", "<= 1.2", ">= 0.9", "<= 1.05", ">= 24", ">= 210", "<= 3.35544e+07"} <= bars
 
 
 def test_opens_are_timed_by_each_way_to_share(record: dict[str, Any]) -> None:
@@ -167,18 +169,21 @@ def test_the_end_of_the_run_says_what_was_missed(whole: tuple[int, str, dict[str
     assert status == (3 if missed else 0)
     assert out.count("MISSED") == len(missed)
     assert f"12 of 15 parts have results, {len(missed)} bars missed" in out
+    summary = out[out.index("gpu.json:\n") :].splitlines()
+    assert 30 < len(summary) <= 41, "what was not shown is said, too, and it can be read at one look"
+    assert sum("not shown: " in line for line in summary) == 9
 
 
 def test_a_device_without_descriptors_is_examined_by_what_it_has(folder: Path) -> None:
     status, out, record = check(folder, "--no-tests", "--only", "3,5", vmm=False)
     assert status == 0
     assert "unavailable" in record["experiments"]["3 open cost"]["vmm"]
-    assert "5 parked descriptor: unavailable: Fake cannot share memory as descriptors" in out
+    assert "5 parked descriptor: not shown: Fake cannot share memory as descriptors" in out
 
 
 def test_without_a_device_every_part_and_the_tests_say_so(folder: Path) -> None:
     out = folder / "gpu.json"
-    words = command(folder, "fake:/nowhere", "--only", "1,f")
+    words = command(folder, "fake:/nowhere", "--only", "1,f,tests")
     done = subprocess.run(
         words, capture_output=True, text=True, check=False, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     )
@@ -195,7 +200,7 @@ def test_a_part_that_takes_too_long_is_named_and_the_others_go_on(folder: Path) 
     assert status == 1
     assert record["experiments"].keys() == {"3 open cost", "5 parked descriptor"}
     assert all("it took longer than" in part["error"] for part in record["experiments"].values())
-    assert "3 open cost: failed: it took longer than 0.01 s" in out
+    assert "3 open cost: FAILED: it took longer than 0.01 s" in out
 
 
 def test_a_run_that_is_out_of_time_leaves_the_rest_out_and_says_so(folder: Path) -> None:
@@ -211,7 +216,7 @@ def test_an_interrupted_run_leaves_what_it_has(folder: Path, number: int) -> Non
     words = command(folder, kind, "--no-tests")
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
-        while process.stdout.readline() != "5 parked descriptor ...\n":
+        while not process.stdout.readline().startswith("5 parked descriptor: some"):
             assert process.poll() is None
         process.send_signal(number)
         process.stdout.read()
@@ -220,6 +225,73 @@ def test_an_interrupted_run_leaves_what_it_has(folder: Path, number: int) -> Non
     assert record["interrupted"] is True
     assert record["finished"] is False
     assert "vmm" in record["experiments"]["3 open cost"]
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 8, 14])
+def test_a_check_that_is_killed_leaves_a_whole_file(folder: Path, after: int) -> None:
+    """After so many lines of its output; what had not ended or begun says so."""
+    (folder / "cuda").mkdir()
+    kind = make_devices(folder / "cuda", [Device(UUID, "Fake", 1 << 30)])
+    words = command(folder, kind, "--no-tests", "--stage", "sound")
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        for _ in range(after + 1):
+            process.stdout.readline()
+        os.killpg(process.pid, signal.SIGKILL)
+    record = json.loads((folder / "gpu.json").read_text())
+    parts = {**by_number(record["experiments"]), **by_number(record["figures"])}
+    assert set(parts) == {"f", "2", "3", "4", "5", "9", "8", "b", "d", "1"}
+    assert record["finished"] is False
+    told = [part.get("error", part.get("unavailable")) for part in parts.values()]
+    assert "the check ended before this part began" in told
+    assert sum(each == "the check ended while this part ran" for each in told) <= 1
+
+
+def test_a_part_that_is_ended_leaves_no_process_behind_not_even_a_detached_one() -> None:
+    script = (
+        "import os, subprocess, sys, time;"
+        "started = subprocess.Popen(['sleep', '1000'], start_new_session=True);"
+        "os.write(int(sys.argv[1]), f'{started.pid}\\n'.encode()); time.sleep(1000)"
+    )
+    code = (
+        "import sys; from trims_bench.gpu import processes; processes.adopt_orphans();"
+        f"print(processes.run([sys.executable, '-c', {script!r}], 5.0, print), flush=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    detached, status = done.stdout.split()
+    assert status == "None", "it was ended at its limit"
+    assert not Path(f"/proc/{detached}").exists()
+
+
+def test_a_process_that_leaves_a_child_with_its_descriptor_ends_the_wait() -> None:
+    script = "import subprocess, sys; subprocess.Popen(['sleep', '1000'], pass_fds=[int(sys.argv[1])])"
+    code = (
+        "import sys; from trims_bench.gpu import processes; processes.adopt_orphans();"
+        f"print(processes.run([sys.executable, '-c', {script!r}], 1000.0, print), flush=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout == "0\n"
+
+
+def test_every_stage_fits_nine_minutes_and_every_part_is_in_one() -> None:
+    stages = {name: plan(name) for name in STAGES if name != "all"}
+    assert {part.key for parts in stages.values() for part in parts} == set(PARTS)
+    assert sum(map(len, stages.values())) == len(PARTS)
+    assert STAGE_S < 540
+    assert all(sum(part.expected_s for part in parts) < STAGE_S for parts in stages.values())
+    assert stages["sound"][0].key == "f", "whether sealed bytes survive a rest decides most"
+
+
+def test_each_test_is_in_the_file_as_soon_as_it_has_ended(folder: Path) -> None:
+    status, out, record = check(folder, "--only", "tests")
+    results = record["tests"]["results"]
+    assert record["tests"]["tests"] == len(results) > 10
+    assert {each["outcome"] for each in results} == {"failed"}, "there is no device, and none of them may be skipped"
+    assert all(each["why"] and each["seconds"] >= 0 for each in results)
+    assert status == 1
+    assert "FAILED" in out
 
 
 # -- what it needs -------------------------------------------------------------------------------------------------
@@ -234,7 +306,10 @@ def test_what_is_missing_is_named_with_its_remedy(
     monkeypatch.setattr(needs, "needs", lambda: wanted)
     assert needs.say_missing() is False
     told = capsys.readouterr().err
-    assert "no-such-wheel is not installed, and nothing works without it; bring it: make gpu-wheels" in told
+    assert (
+        "no-such-wheel is not installed, and nothing works without it; run `make gpu-wheels` where the internet is"
+        in told
+    )
     assert ", 99 is needed" in told
     assert "no-such-framework is not installed; left out: figure z" in told
     assert "pytest" not in told

@@ -40,7 +40,7 @@ def trims(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     return run
 
 
-def test_status_and_ps_say_which_device_a_place_is_and_who_keeps_it(
+def test_status_and_ps_say_which_device_a_place_is_and_which_process_keeps_it(
     gpu_daemon: Daemon, checkpoint: Callable[..., Path], trims: Callable[..., str]
 ) -> None:
     with connect(gpu_daemon.config.runtime_dir) as session, session.open_file(checkpoint("m"), place="gpu"):

@@ -120,7 +120,7 @@ def test_settings_that_cannot_be_used_are_named_and_nothing_is_started(serving: 
         assert "Traceback" not in done.stderr
 
 
-def test_a_second_daemon_is_told_who_is_there(serving: Serving) -> None:
+def test_a_second_daemon_is_told_which_one_is_there(serving: Serving) -> None:
     process = serving.start()
     done = serving.run("serve")
     assert done.returncode == 1

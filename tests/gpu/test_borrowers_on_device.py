@@ -1,7 +1,7 @@
 """PyTorch, cupy and ONNX Runtime over a model on a device: on the fake, and the same on a real one (`make gpu-check`).
 
-Borrowers are processes of their own: they alone make contexts. What a machine lacks (a framework built for CUDA) is a
-skip that says so.
+Borrowers are processes of their own: they alone make contexts. A framework that is not installed, or not built for
+CUDA, is a skip that says so. A refusal by trims is a failure.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,20 +23,27 @@ if TYPE_CHECKING:
 
 HEAD = """
 import sys
-from trims.core.errors import NotSupportedError
 from trims_client import connect
 kind, runtime_dir, path = sys.argv[1:]
-try:
-    with connect(runtime_dir) as session:
-        opened = session.open(path) if path == "m" else session.open_file(path, place="gpu")
-        with opened as weights:
-            borrow(kind, weights, path)
-except (ImportError, NotSupportedError) as error:
-    print("skip:", error)
-else:
-    print("done")
+lacks = missing(kind)
+if lacks:
+    print("skip: missing framework:", lacks)
+    sys.exit()
+with connect(runtime_dir) as session:
+    opened = session.open(path) if path == "m" else session.open_file(path, place="gpu")
+    with opened as weights:
+        borrow(kind, weights, path)
+print("done")
 """
 TORCH = """
+def missing(kind):
+    try:
+        import torch
+    except ImportError as error:
+        return str(error)
+    if kind == "driver" and not torch.version.cuda:
+        return f"torch {torch.__version__} was not built for CUDA"
+
 def borrow(kind, weights, path):
     import torch
     from safetensors.torch import load_file
@@ -59,16 +66,38 @@ def borrow(kind, weights, path):
             linear(given.repeat(1000, 1))
 """
 CUPY = """
+def missing(kind):
+    try:
+        import cupy
+    except ImportError as error:
+        return str(error)
+
 def borrow(kind, weights, path):
     import numpy
     from safetensors.numpy import load_file
+    from trims.core.errors import NotSupportedError
     from trims_client.frameworks import cupy as trims_cupy
     found = trims_cupy.arrays(weights)
+    assert set(found) == {"weight", "bias"}, "float8, which cupy has not, is left out and nothing else"
     for name in ("weight", "bias"):
         assert found[name].data.ptr == weights.on_device(name).address
         numpy.testing.assert_array_equal(found[name].get(), load_file(path)[name])
+    try:
+        trims_cupy.arrays(weights, ["small"])
+    except NotSupportedError as error:
+        assert "F8_E4M3" in str(error)
+    else:
+        raise AssertionError("a dtype that cupy has not was shown")
 """
 ONNXRUNTIME = """
+def missing(kind):
+    try:
+        import onnxruntime
+    except ImportError as error:
+        return str(error)
+    if kind == "driver" and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+        return f"onnxruntime {onnxruntime.__version__} has no CUDAExecutionProvider"
+
 def borrow(kind, weights, path):
     import ctypes
     import numpy
@@ -114,12 +143,25 @@ def run(script: str, kind: str, daemon: Daemon, path: Path | str) -> None:
     assert last == "done"
 
 
+def framework(name: str) -> Any:
+    return pytest.importorskip(name, reason=f"missing framework: {name}")
+
+
 def checkpoint(folder: Path) -> Path:
-    torch = pytest.importorskip("torch")
-    save = pytest.importorskip("safetensors.torch").save_file
+    torch, save = framework("torch"), framework("safetensors.torch").save_file
     linear = torch.nn.Linear(64, 32)
     half = torch.linspace(-4, 4, 1 << 16).to(torch.bfloat16)
     save({**linear.state_dict(), "half": half}, folder / "m.safetensors")
+    return folder / "m.safetensors"
+
+
+def checkpoint_for_cupy(folder: Path) -> Path:
+    """Made without PyTorch: two tensors that cupy has a dtype for, and one that it has none for."""
+    rng = np.random.default_rng(7)
+    tensors: dict[str, Any] = {"weight": rng.random((32, 64), np.float32), "bias": rng.random(32, np.float32)}
+    ml_dtypes = framework("ml_dtypes")
+    tensors["small"] = np.ones(16, ml_dtypes.float8_e4m3fn)
+    framework("safetensors.numpy").save_file(tensors, folder / "m.safetensors")
     return folder / "m.safetensors"
 
 
@@ -135,12 +177,12 @@ def test_tensors_are_the_shared_bytes_and_compute_as_the_frameworks_own(
 def test_arrays_of_cupy_are_the_shared_bytes(
     start: Callable[..., Daemon], kind: str, folder: Path, driver: str
 ) -> None:
-    run(CUPY, kind, start(driver), checkpoint(folder))
+    run(CUPY, kind, start(driver), checkpoint_for_cupy(folder))
 
 
 def test_onnxruntime_computes_on_the_shared_bytes(start: Callable[..., Daemon], kind: str, folder: Path) -> None:
     """`ipc`, whose memory a borrower can write: the answer follows a changed byte."""
-    onnx = pytest.importorskip("onnx")
+    onnx = framework("onnx")
     shape = [1, 4096]
     ends = [[onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)] for name in ("x", "y")]
     weight = onnx.numpy_helper.from_array(np.arange(4096, dtype=np.float32).reshape(shape), "w")

@@ -387,6 +387,12 @@ int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t n, void *stream) { ret
 int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t n, void *stream) { return copy(to, (void *)from, n, stream); }
 int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t n, void *stream) { return copy((void *)to, (void *)from, n, stream); }
 
+int cuMemsetD8Async(u64 to, unsigned char value, size_t n, void *stream) {
+  (void)stream;
+  memset((void *)to, value, n);
+  return OK;
+}
+
 /* -- how they are found ------------------------------------------------------------------------------------------- */
 
 #define CALL(name, version) {#name, (void *)name##version}
@@ -402,7 +408,7 @@ static const struct { const char *name; void *call; } CALLS[] = {
   CALL(cuMemMap, ), CALL(cuMemUnmap, ), CALL(cuMemSetAccess, ), CALL(cuMemHostAlloc, ), CALL(cuMemFreeHost, ),
   CALL(cuMemHostRegister, _v2), CALL(cuMemHostUnregister, ), CALL(cuStreamCreate, ), CALL(cuStreamDestroy, _v2),
   CALL(cuStreamSynchronize, ), CALL(cuMemcpyHtoDAsync, _v2), CALL(cuMemcpyDtoHAsync, _v2),
-  CALL(cuMemcpyDtoDAsync, _v2),
+  CALL(cuMemcpyDtoDAsync, _v2), CALL(cuMemsetD8Async, ),
 };
 
 int cuGetProcAddress_v2(const char *name, void **call, int version, u64 flags, int *status) {

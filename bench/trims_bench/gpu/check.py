@@ -1,69 +1,48 @@
-"""The whole check: tests marked `gpu`, experiments, figures; each part's result is on disk before the next begins.
+"""The check: tests marked `gpu`, experiments and figures, part by part, in stages that fit the clock.
 
-A part that cannot run says why in the file, and so does one that fails, takes too long, or was interrupted: the file
-is there in any case.
+Every part runs in a process of its own, which is ended at its limit with all that it has started. What a part finds is
+in the file as soon as it is found. The file is whole at every moment, also if the check is killed: a part that has not
+begun, or has not come to its end, says so.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.cli.doctor_gpu import gpu_findings
+from trims.core.units import format_seconds
 from trims.daemon.config import build_config
-from trims_bench.gpu import copying, frameworks, loading, resident, sharing
+from trims_bench.gpu import processes
 from trims_bench.gpu.lines import UNAVAILABLE
 from trims_bench.gpu.needs import missing
-from trims_bench.gpu.rig import TINY, Rig, Sizes, UnavailableError
+from trims_bench.gpu.part import rig_as_text
+from trims_bench.gpu.parts import STAGE_S, STAGES, TESTS, Part, plan
+from trims_bench.gpu.rig import TINY, Rig, Sizes
+from trims_bench.gpu.summary import status, summary
 from trims_bench.machine import commit, machine, versions
-from trims_bench.repository import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from types import FrameType
 
-Part = tuple[str, "Callable[[Rig], Any]"]
-#: By the numbers of the design notes.
-EXPERIMENTS: Sequence[Part] = (
-    ("1 interior pointer", sharing.interior_pointer),
-    ("2 exporter killed", sharing.exporter_killed),
-    ("3 open cost", sharing.open_cost),
-    ("4 write to a read-only mapping", sharing.write_to_read_only),
-    ("5 parked descriptor", sharing.parked_descriptor),
-    ("6 ONNX Runtime in place", frameworks.onnxruntime_in_place),
-    ("7 PyTorch readers", frameworks.torch_readers),
-    ("8 host to device", copying.host_to_device),
-    ("9 process-id namespaces", sharing.pid_namespaces),
-)
-FIGURES: Sequence[Part] = (
-    ("a open of a resident model", resident.open_resident),
-    ("b host to device", resident.host_to_device_rate),
-    ("c disk to device", loading.disk_to_device),
-    ("d predictors", resident.predictors_share),
-    ("f the keeper itself", resident.keeper_itself),
-    ("e PyTorch modules", loading.modules_ready),  # takes longest
-)
-_TESTS_S = 180.0
-_SHOWN = 4000
-
-
-class TooLongError(Exception):
-    """A part has used up its time."""
+_NOT_BEGUN = "the check ended before this part began"
+_NOT_ENDED = "the check ended while this part ran"
+_ASKED = "name,uuid,driver_version,persistence_mode,pcie.link.gen.current,pcie.link.width.current,memory.total"
+_MOST_KEPT = 20_000
 
 
 class Record:
-    """The JSON file, written again after every part.
+    """The JSON file, written again whenever something is found.
 
     Args:
         path: Of the file.
@@ -77,43 +56,61 @@ class Record:
         self.write()
 
     def write(self) -> None:
-        """All at once: who reads it meanwhile reads the last state."""
+        """All at once: a reader finds the last whole state."""
         unfinished = self._path.with_suffix(".writing")
         unfinished.write_text(json.dumps(self.values, indent=1) + "\n")
         unfinished.rename(self._path)
+
+    def begin(self, part: Part) -> dict[str, Any]:
+        """What will be known of a part, until it is known."""
+        made: dict[str, Any] = {UNAVAILABLE: _NOT_BEGUN}
+        if part.group == TESTS:
+            made = {"tests": 0, "failures": 0, "skipped": 0, "results": [], **made}
+            self.values[TESTS] = made
+        else:
+            self.values.setdefault(part.group, {})[part.name] = made
+        return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if there are results, nothing failed and every bar that could be taken is met; 3 if one is missed; else 1."""
     options = _parse(arguments)
+    parts = plan(options.stage, options.only.split(",") if options.only else (), tests=not options.no_tests)
     signal.signal(signal.SIGTERM, _interrupt)
+    processes.adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="trims-gpu-check-", dir=options.work) as work:
         kind = _fake(Path(work)) if options.fake else options.cuda
         rig = Rig(kind, _sizes(options), Path(work))
-        record = Record(options.out, _about(rig))
+        record = Record(options.out, _about(rig, options.stage))
         try:
-            _run(rig, record, options)
+            _run(rig, record, parts, options)
             record.values["finished"] = True
         except KeyboardInterrupt:
             record.values["interrupted"] = True
         finally:
+            processes.end_descendants()
             record.write()
-    return _conclude(record.values, options.out)
+    print(f"\n{options.out}:", *summary(record.values), sep="\n")
+    return status(record.values)
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="trims_bench.gpu_check", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--stage", choices=STAGES, default="all", help="sound, flow, models: each below nine minutes")
     parser.add_argument("--cuda", default="driver", help="`driver`, or `fake:FOLDER`")
     parser.add_argument("--work", type=Path, help="folder on a real disk, with room for some 40 GB")
     parser.add_argument("--fake", action="store_true", help="a fake device of its own, with tiny sizes")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes: to see that it works, not how fast")
     parser.add_argument("--most-bytes", type=int, help="largest allocation of the experiments")
-    parser.add_argument("--limit-s", type=float, default=480.0, help="begin no part after this")
-    parser.add_argument("--part-s", type=float, default=240.0, help="seconds for one part")
+    parser.add_argument("--limit-s", type=float, help=f"seconds for the whole run (default: {STAGE_S:g} a stage)")
+    parser.add_argument("--part-s", type=float, help="seconds for one part (default: half as much again as expected)")
     parser.add_argument("--no-tests", action="store_true", help="experiments and figures only")
-    parser.add_argument("--only", help="parts whose name begins with one of these, with commas between: 1,3,a")
-    return parser.parse_args(arguments)
+    parser.add_argument("--only", help="parts of the stage, with commas between: 1,3,a,tests")
+    options = parser.parse_args(arguments)
+    if options.limit_s is None:
+        options.limit_s = STAGE_S * (len(STAGES) - 1 if options.stage == "all" else 1)
+    return options
 
 
 def _sizes(options: argparse.Namespace) -> Sizes:
@@ -130,8 +127,75 @@ def _fake(work: Path) -> str:
     return make_devices(folder, [Device("GPU-00000000-0000-0000-0000-000000000001", "Fake", 1 << 30)])
 
 
-def _about(rig: Rig) -> dict[str, Any]:
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+# -- parts ---------------------------------------------------------------------------------------------------------
+
+
+def _run(rig: Rig, record: Record, parts: Sequence[Part], options: argparse.Namespace) -> None:
+    end_s = time.monotonic() + options.limit_s
+    known = [(part, record.begin(part)) for part in parts]
+    record.write()
+    whole = sum(part.expected_s for part in parts)
+    print(
+        f"{len(parts)} parts, some {format_seconds(whole)}; ended after {format_seconds(options.limit_s)}", flush=True
+    )
+    for part, found in known:
+        left_s = end_s - time.monotonic()
+        if left_s <= 0:
+            found[UNAVAILABLE] = f"no time was left of --limit-s {options.limit_s:g}"
+            record.write()
+            continue
+        limit_s = min(left_s, part.limit_s if options.part_s is None else options.part_s)
+        print(f"{part.name}: some {part.expected_s:g} s, at most {limit_s:.0f} s ...", flush=True)
+        _take(part, rig, record, found, limit_s)
+
+
+def _take(part: Part, rig: Rig, record: Record, found: dict[str, Any], limit_s: float) -> None:
+    """Run one part; what it tells is in the file at once."""
+    del found[UNAVAILABLE]
+    found["error"] = _NOT_ENDED
+    record.write()
+    began = time.monotonic()
+
+    def hear(line: str) -> None:
+        _note(found, json.loads(line))
+        found["seconds"] = round(time.monotonic() - began, 3)
+        record.write()
+
+    command = [sys.executable, "-m", "trims_bench.gpu.part", part.key, rig_as_text(rig)]
+    ended = processes.run(command, limit_s, hear)
+    if found.get("error") == _NOT_ENDED:
+        found["error"] = f"it took longer than {limit_s:g} s" if ended is None else f"its process ended with {ended}"
+    found["seconds"] = round(time.monotonic() - began, 3)
+    record.write()
+
+
+def _note(found: dict[str, Any], told: Mapping[str, Any]) -> None:
+    if "line" in told:
+        found.setdefault("lines", []).append(told["line"])
+        print(f"  {told['line']['what']}: {told['line']['value']}", flush=True)
+    elif "test" in told:
+        test = told["test"]
+        found["results"].append(test)
+        found["tests"] += 1
+        found["failures"] += test["outcome"] == "failed"
+        found["skipped"] += test["outcome"] == "skipped"
+        if test["outcome"] == "failed":
+            print(f"  FAILED {test['test']}: {test.get('why', '')[-300:]}", flush=True)
+    else:
+        del found["error"]
+        found.update(told["result"])
+
+
+# -- the machine ---------------------------------------------------------------------------------------------------
+
+
+def _about(rig: Rig, stage: str) -> dict[str, Any]:
     return {
+        "stage": stage,
         "machine": machine(),
         "versions": versions(),
         "commit": commit(),
@@ -140,7 +204,10 @@ def _about(rig: Rig) -> dict[str, Any]:
         "tiny": rig.sizes == TINY,
         "missing": {need.name: state for need, state in missing()},
         "doctor": _doctor(rig),
-        "nvidia_smi": _nvidia_smi(),
+        "nvidia_smi": _said(["nvidia-smi", "-q"]),
+        "link": _said(["nvidia-smi", f"--query-gpu={_ASKED}", "--format=csv"]),
+        "bar1": _said(["nvidia-smi", "-q", "-d", "MEMORY"]),
+        "xids": [line for line in _said(["dmesg"]).splitlines() if "Xid" in line][-50:],
     }
 
 
@@ -153,131 +220,9 @@ def _doctor(rig: Rig) -> list[dict[str, str]] | str:
         return f"{type(error).__name__}: {error}"
 
 
-def _run(rig: Rig, record: Record, options: argparse.Namespace) -> None:
-    end_s = time.monotonic() + options.limit_s
-    chosen = tuple(options.only.split(",")) if options.only else ("",)
-    if not options.no_tests:
-        print("tests ...", flush=True)
-        tests = record.values["tests"] = _tests()
-        record.write()
-        told = f"{tests['failures']} failed, {tests.get('skipped', 0)} skipped; their output is in the file"
-        print(f"  {tests.get('tests', 'no')} tests, {told}")
-    for group, parts in (("experiments", EXPERIMENTS), ("figures", FIGURES)):
-        found = record.values.setdefault(group, {})
-        for name, run in parts:
-            if not name.startswith(chosen):
-                continue
-            print(f"{name} ...", flush=True)
-            left_s = end_s - time.monotonic()
-            found[name] = _part(rig, run, min(options.part_s, left_s)) if left_s > 0 else {
-                UNAVAILABLE: f"no time was left of --limit-s {options.limit_s:g}"}  # fmt: skip
-            record.write()
-            _say_part(name, found[name])
-
-
-def _part(rig: Rig, run: Callable[[Rig], Any], limit_s: float) -> dict[str, Any]:
-    """A part's result, and how long it took. Processes that a part starts end with its blocks, however it ends."""
-    began = time.monotonic()
-    result: dict[str, Any] = {}
-    before = signal.signal(signal.SIGALRM, _too_long)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+def _said(command: Sequence[str]) -> str:
     try:
-        found = run(rig)
-        if isinstance(found, dict):
-            result.update(found)
-        else:
-            result["lines"] = []
-            for line in found:  # one that fails leaves those before it
-                result["lines"].append(line)
-    except UnavailableError as error:
-        result[UNAVAILABLE] = str(error)
-    except TooLongError:
-        result["error"] = f"it took longer than {limit_s:g} s"
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other parts go on
-        result["error"] = f"{type(error).__name__}: {error}"
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    return {**result, "seconds": round(time.monotonic() - began, 3)}
-
-
-def _too_long(_number: int, _frame: FrameType | None) -> None:
-    raise TooLongError
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def _conclude(values: Mapping[str, Any], out: Path) -> int:
-    """Say what it all comes to; the exit status."""
-    parts = {**values.get("experiments", {}), **values.get("figures", {})}
-    failed = [name for name, part in parts.items() if "error" in part]
-    tests = values.get("tests", {})
-    lines = [line for part in parts.values() for line in part.get("lines", ())]
-    missed = [line for line in lines if line["met"] is False]
-    taken = sum(_has_result(part) for part in parts.values())
-    print(f"{out}: {taken} of {len(parts)} parts have results, {len(missed)} bars missed")
-    if not taken or failed or tests.get("failures") or not values["finished"]:
-        return 1
-    return 3 if missed else 0
-
-
-def _has_result(part: Mapping[str, Any]) -> bool:
-    """Not of a figure of which nothing could be taken."""
-    if "error" in part or UNAVAILABLE in part:
-        return False
-    return "lines" not in part or any(line["met"] != UNAVAILABLE for line in part["lines"])
-
-
-def _say_part(name: str, part: Mapping[str, Any]) -> None:
-    for line in part.get("lines", ()):
-        _say_line(line)
-    if "error" in part:
-        print(f"  {name}: failed: {part['error']}")
-    if UNAVAILABLE in part:
-        print(f"  {name}: {UNAVAILABLE}: {part[UNAVAILABLE]}")
-
-
-def _say_line(line: Mapping[str, Any]) -> None:
-    if line["met"] == UNAVAILABLE:
-        print(f"  {line['what']}: {UNAVAILABLE}: {line[UNAVAILABLE]}")
-        return
-    verdict = {None: "", True: ", met", False: ", MISSED"}[line["met"]]
-    bar = f" (bar {line['bar']}{verdict})" if line["bar"] else ""
-    print(f"  {line['what']}: {line['value']:.4g} {line['unit']}{bar}", flush=True)
-
-
-def _nvidia_smi() -> str:
-    try:
-        done = subprocess.run(["nvidia-smi", "-q"], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return done.stdout[:20_000]
-
-
-def _tests() -> dict[str, Any]:
-    """The tests marked `gpu`; a device that is not there is a failure here, not a skip.
-
-    Only files that have such tests are collected: others may import what a bare machine lacks.
-    """
-    files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
-        # Warnings of whatever else is installed on a machine that is not ours must not fail a test.
-        command += ["-W", "default::DeprecationWarning", "-W", "default::FutureWarning", *files]
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, env={**os.environ, "TRIMS_REQUIRE": "gpu"}, capture_output=True, text=True,
-                check=False, timeout=_TESTS_S,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            return {"failures": 1, "output": f"{error}: {str(error.stdout)[-_SHOWN:]}"}
-        if not report.exists():
-            return {"failures": 1, "output": (done.stdout + done.stderr)[-_SHOWN:]}
-        suite = ET.parse(report).getroot().find("testsuite")  # noqa: S314 - written by the line above
-        assert suite is not None, "pytest writes one suite"
-        counts = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
-        counts["failures"] += counts["errors"]
-        return {**counts, "output": done.stdout[-_SHOWN:]}
+    return (done.stdout or done.stderr)[-_MOST_KEPT:]

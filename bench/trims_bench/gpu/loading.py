@@ -155,10 +155,10 @@ def cases(rig: Rig) -> list[Case]:
     package = "trims_bench.builders"
     linears = {"layers": rig.sizes.linears, "nbytes": rig.sizes.linear_bytes}
     return [
+        Case("linears-torch", f"{package}.linears_torch", 210, linears),  # first: it decides most
         Case("resnet50-torch", f"{package}.resnet50_torch", 24, {"seed": 7}),
         Case("vgg16-torch", f"{package}.vgg16_torch", 24, {"seed": 7}),
         Case("bert-base-torch", f"{package}.bert_base_torch", 24, {"seed": 7}),
-        Case("linears-torch", f"{package}.linears_torch", 210, linears),
     ]
 
 

@@ -63,7 +63,16 @@ _MORE = (
     Need("fastsafetensors", "", "its side of the figure disk to GPU"),
     Need("runai-model-streamer", "", "its side of the figure disk to GPU"),
     Need("humanize", "", "what runai-model-streamer needs"),
+    Need("typer", "", "what fastsafetensors needs"),
+    Need("click", "", "what typer needs"),
+    Need("shellingham", "", "what typer needs"),
 )  # fmt: skip
+_BRING = (
+    "run `make gpu-wheels` where the internet is, and take the folder .whl along (some 22 MiB, which git ignores: a "
+    "clone does not have it)"
+)
+#: Distributions of one package, by how their names begin: wheels for CUDA have names of their own.
+_ALSO = {"cupy": "cupy-", "onnxruntime": "onnxruntime-gpu"}
 #: Never carried, though trims needs it: torch brings it.
 _EXPECTED = ("numpy",)
 
@@ -97,7 +106,7 @@ def say_missing(*, driver: bool = True) -> bool:
     """Print what is missing, each with its remedy. True if the check can begin, with a real device or without."""
     can_begin = True
     for need, state in missing(each for each in needs() if driver or not each.driver):
-        remedy = "bring it: make gpu-wheels, where the internet is" if need.carried else f"pip install {need.name}"
+        remedy = _BRING if need.carried else f"pip install {need.name}"
         if need.why:
             print(f"{need.name} {state}; left out: {need.why}", file=sys.stderr)
         else:
@@ -186,14 +195,17 @@ def _project() -> Mapping[str, Any]:
 
 
 def _installed(name: str) -> str | None:
-    """Its version; cupy's distributions are named after the CUDA they are for."""
+    """Its version, also under the name of a distribution for CUDA."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        if name != "cupy":
+        begins = _ALSO.get(name)
+        if begins is None:
             return None
-    found = (each for each in importlib.metadata.distributions() if (each.metadata["Name"] or "").startswith("cupy-"))
-    return next((each.version for each in found), None)
+    for each in importlib.metadata.distributions():
+        if _plain(each.metadata["Name"] or "").startswith(begins):
+            return each.version
+    return None
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -45,6 +45,8 @@ _END_S = 20.0
 _BLOCK_BYTES = 2 << 20
 _SPARE_BYTES = 64 << 20
 _END_BYTES = 4096
+#: What a driver may keep of a process that had a context: its own, not trims's.
+_LEFT_BYTES = 32 << 20
 
 
 @contextlib.contextmanager
@@ -321,7 +323,7 @@ def keeper_itself(rig: Rig) -> list[Line]:
         _await_rest(keeper)
         resting = before - rig.free_bytes() - nbytes
         intact = _is_intact_across_rest(rig, keeper, number, content)
-    bar = Bar("<=", 0.0)
+    bar = Bar("<=", float(_LEFT_BYTES))
     lines = [_bytes("without weights", idle, bar), _bytes("with its context, at work", awake, None)]
     sides = (Samples("intact", [int(intact)], "of 1"),)
     lines.append(taken(Comparison("bytes_intact_across_rest", float(intact), "of 1", Bar(">=", 1.0), sides)))

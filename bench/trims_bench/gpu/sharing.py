@@ -172,27 +172,31 @@ def open_cost(rig: Rig) -> dict[str, Any]:
 
 
 def write_to_read_only(rig: Rig) -> dict[str, Any]:
-    """What happens to a borrower that writes, to another one, and to the owner."""
+    """What happens to a borrower that writes, to another one, and to the owner: by a copy engine, and by a kernel."""
+    writes: dict[str, Callable[[Borrower], None]] = {
+        "copy": lambda offender: offender.write(0, b"\xff" * 16),
+        "kernel": lambda offender: offender.fill(0, 0xFF, 16),
+    }
+    return _each(rig, lambda driver: {way: _write(rig, driver, write) for way, write in writes.items()})
 
-    def measure(driver: str) -> dict[str, Any]:
-        with rig.exporter(driver) as exporter, rig.borrower(driver) as offender, rig.borrower(driver) as other:
-            offender.open(exporter.export())
-            other.open(exporter.export())
-            try:
-                offender.write(0, b"\xff" * 16)
-                outcome = "it was not stopped"
-            except TrimsError as error:
-                outcome = str(error)
-            found = {
-                "offender": outcome,
-                "offender_reads_on": _tried(lambda: bool(offender.read(16, 16))),
-                "other_reads": _tried(lambda: other.read(0, 16) == CONTENT[:16]),
-                "owner_intact": _tried(exporter.intact),
-            }
-            offender.kill()
-            return found
 
-    return _each(rig, measure)
+def _write(rig: Rig, driver: str, write: Callable[[Borrower], None]) -> dict[str, Any]:
+    with rig.exporter(driver) as exporter, rig.borrower(driver) as offender, rig.borrower(driver) as other:
+        offender.open(exporter.export())
+        other.open(exporter.export())
+        try:
+            write(offender)
+            outcome = "it was not stopped"
+        except TrimsError as error:
+            outcome = str(error)
+        found = {
+            "offender": outcome,
+            "offender_reads_on": _tried(lambda: bool(offender.read(16, 16))),
+            "other_reads": _tried(lambda: other.read(0, 16) == CONTENT[:16]),
+            "owner_intact": _tried(exporter.intact),
+        }
+        offender.kill()
+        return found
 
 
 def parked_descriptor(rig: Rig) -> dict[str, Any]:
