@@ -256,11 +256,11 @@ class Admission:
 
     def _admit(self, place: Place, at_s: float) -> None:
         """Room has changed at a place: serve claims, then the first in line, then what may overtake it."""
-        books = self._ledger.capacity.at[place]
+        books, line = self._ledger.capacity.at[place], self.lines[place]
         if books.workspace_bytes and books.free_bytes < 0:
             self._make_way(place, at_s)
-        self._serve_claims(place, at_s)
-        line = self.lines[place]
+        if self.claims[place]:
+            self._serve_claims(place, at_s)
         while (first := line.first()) is not None and self._decide(first, at_s):
             pass
         while first is not None and (small := line.smallest_after(first)) is not None:

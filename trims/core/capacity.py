@@ -68,7 +68,8 @@ class PlaceBooks:
     @property
     def free_bytes(self) -> int:
         """Bytes images may still take; below 0 if the sessions that read need more than is left."""
-        return self.capacity_bytes - self.charged_bytes - self.workspace_over()
+        free = self.capacity_bytes - self.charged_bytes
+        return free - self.workspace_over() if self.workspace_bytes else free
 
     @property
     def coming_bytes(self) -> int:
@@ -77,7 +78,7 @@ class PlaceBooks:
 
     def takes(self, nbytes: int) -> int:
         """What an image of that length takes here."""
-        return align_up(nbytes, self.unit_bytes)
+        return nbytes if self.unit_bytes == 1 else align_up(nbytes, self.unit_bytes)
 
     def workspace_over(self, more_bytes: int = 0) -> int:
         """By how much the work of sessions that read exceeds the reserve, if it were so much more."""
@@ -85,8 +86,10 @@ class PlaceBooks:
 
     def need_of(self, replica: Replica) -> int:
         """Bytes that must be free for a replica and the work of one session that reads it."""
-        more = self.workspace_over(replica.workspace_bytes) - self.workspace_over()
-        return self.takes(replica.nbytes) + more
+        need = self.takes(replica.nbytes)
+        if not replica.workspace_bytes:
+            return need
+        return need + self.workspace_over(replica.workspace_bytes) - self.workspace_over()
 
     def least_need_of(self, replica: Replica) -> int:
         """The same, if no other session read there."""
@@ -203,7 +206,7 @@ class Capacity:
         """What the replica's bytes count as in its present state."""
         state = replica.state
         if state is State.SEALED:
-            if replica.held:
+            if replica.leases or replica.borrowers:
                 return Share.READ
             if (replica.key, replica.place) in self.pins:
                 return Share.PINNED

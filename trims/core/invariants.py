@@ -265,7 +265,7 @@ def _check_waiters(ledger: Ledger) -> None:
 
 def _check(holds: bool, replica: Replica, rule: str) -> None:
     if not holds:
-        told = "\n  ".join(replica.story)
+        told = "\n  ".join(replica.story())
         raise InvariantError(
             f"{replica.key[:16]} at {replica.place} ({replica.state.value}): {rule}. Its story:\n  {told}"
         )

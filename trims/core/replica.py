@@ -107,6 +107,7 @@ class Replica:
         keep_alive_s: Seconds an idle replica stays: None until the room is needed (lazy), 0 not at all (eager).
         keep_until_s: When keep-alive ends; None while leased or lazy.
         alarm_s: When its keep-alive is looked at next; None if it is not going to be.
+        steps: The latest changes of state: when, from which, to which, and why.
     """
 
     key: str
@@ -137,18 +138,22 @@ class Replica:
     keep_alive_s: float | None = None
     keep_until_s: float | None = None
     alarm_s: float | None = None
-    story: deque[str] = field(default_factory=lambda: deque(maxlen=_STORY_LENGTH))
+    steps: deque[tuple[float, State, State, str]] = field(default_factory=lambda: deque(maxlen=_STORY_LENGTH))
 
     def step(self, to: State, at_s: float, why: str) -> None:
         """Change state, if the table allows it. Raises InvalidTransitionError with the replica's history."""
         if (self.state, to) not in TRANSITIONS:
-            told = "\n  ".join(self.story)
+            told = "\n  ".join(self.story())
             raise InvalidTransitionError(
                 f"{self.key[:16]} at {self.place} cannot go from {self.state.value} to {to.value} ({why}). Its story:\n"
                 f"  {told}"
             )
-        self.story.append(f"{at_s:.6f} {self.state.value} -> {to.value}: {why}")
+        self.steps.append((at_s, self.state, to, why))
         self.state = to
+
+    def story(self) -> list[str]:
+        """Its latest changes of state, a line each."""
+        return [f"{at_s:.6f} {old.value} -> {new.value}: {why}" for at_s, old, new, why in self.steps]
 
     @property
     def id(self) -> ReplicaId:

@@ -203,7 +203,7 @@ class ReadModel:
             device="" if extent is None or extent.export is None else extent.export.device,
             names=tuple(self._catalog.names_of(found.key)),
             leases_by_session=Counter(sessions) if found.leases else {},
-            story=tuple(found.story) if story else (),
+            story=tuple(found.story()) if story else (),
         )
 
     # -- the whole -------------------------------------------------------------------------------------------------

@@ -24,11 +24,11 @@ def test_a_replica_takes_the_steps_of_the_table_and_no_other(old: State, new: St
     replica = Replica("a" * 64, CPU, 1, state=old)
     if (old, new) in TRANSITIONS:
         replica.step(new, 1.0, "a reason")
-        assert (replica.state, list(replica.story)) == (new, [f"1.000000 {old.value} -> {new.value}: a reason"])
+        assert (replica.state, replica.story()) == (new, [f"1.000000 {old.value} -> {new.value}: a reason"])
     else:
         with pytest.raises(InvalidTransitionError, match=rf"at cpu cannot go from {old.value} to {new.value} \(a rea"):
             replica.step(new, 1.0, "a reason")
-        assert (replica.state, list(replica.story)) == (old, [])
+        assert (replica.state, replica.story()) == (old, [])
 
 
 def test_every_state_is_reached_from_absent_and_leads_back_to_it() -> None:
@@ -44,8 +44,8 @@ def test_the_story_of_a_replica_keeps_its_latest_steps_only() -> None:
     for turn in range(100):
         replica.step(State.QUEUED, float(turn), "first waiter")
         replica.step(State.ABSENT, float(turn), "last waiter gone or refused")
-    assert len(replica.story) == 32
-    assert replica.story[-1].startswith("99.000000 queued -> absent")
+    assert len(replica.story()) == 32
+    assert replica.story()[-1].startswith("99.000000 queued -> absent")
 
 
 def test_a_replica_is_held_by_a_lease_or_a_running_copy_and_not_by_a_waiter() -> None:
