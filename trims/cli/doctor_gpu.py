@@ -1,7 +1,7 @@
 """Why the GPU tier is off, or what it has: every reason is a finding of its own, with its remedy.
 
 `look` gathers facts and decides nothing; `explain` decides and looks at nothing. Neither makes a CUDA context. What is
-said of MIG and of containers follows the vendor's documents; no device has confirmed it yet.
+said of MIG and of containers follows the vendor's documents; docs/operations.md says what a device has shown.
 """
 
 from __future__ import annotations

@@ -132,6 +132,7 @@ def _opens(rig: Rig, daemon: DaemonProcess, driver: str) -> list[Line]:
     first = [call(measure_first_open, {**given, "name": "few"}) for _ in range(rig.sizes.processes)]
     again = call(measure_opens, {**given, "count": rig.sizes.opens})
     few, many, large = (Samples(name, again[name]) for name in ("few", "many", "large"))
+    split = call(measure_split, {**given, "driver": driver, "count": rig.sizes.opens})
     by_size = Bar("<=", 1.5) if driver == "vmm" else None  # legacy handles open the slower the larger, by design
     return [
         _milliseconds(f"{driver}: first open in a process that has a context, p50", Samples("first", first), 1.5),
@@ -140,7 +141,16 @@ def _opens(rig: Rig, daemon: DaemonProcess, driver: str) -> list[Line]:
         taken(share(f"{driver}: {_MANY} layers / {_FEW} layers", many, few, Bar("<=", 1.2))),
         taken(share(f"{driver}: large / small ({rig.sizes.large_bytes} / {rig.sizes.small_bytes} bytes)", large, few,
                     by_size)),
+        taken(_split(driver, split)),
     ]  # fmt: skip
+
+
+def _split(driver: str, found: dict[str, list[int]]) -> Comparison:
+    """An open in parts. Its value is what trims takes over the same driver calls from a bare interpreter."""
+    sides = tuple(Samples(name, times) for name, times in found.items())
+    by_name = {side.of: side for side in sides}
+    own_ms = (by_name["open"].median - by_name["bare"].median) / 1e6
+    return Comparison(f"{driver}: an open less its driver calls from a bare interpreter", own_ms, "ms", None, sides)
 
 
 def _milliseconds(what: str, side: Samples, limit_ms: float) -> Line:
@@ -173,6 +183,63 @@ def measure_opens(runtime_dir: str, kind: str, uuid: str, count: int) -> dict[st
         with session.open("few", place=_PLACE):
             beside = take_turns({"beside": ways["few"]}, count, keep=lambda _, weights: weights.close())
     return {**found, **beside}
+
+
+def measure_split(runtime_dir: str, kind: str, uuid: str, driver: str, count: int) -> dict[str, list[int]]:
+    """In one process: nanoseconds of opens; of each driver call in them; and of the same calls without a session."""
+    import trims
+
+    cuda = connect(kind)
+    memory = device_memory(driver, cuda, cuda.use(uuid))
+    found: dict[str, list[int]] = {"open": [], "bare": []}
+    with trims.connect(runtime_dir) as session:
+        for _ in range(count):
+            with _driver_calls(cuda, found):
+                began = time.perf_counter_ns()
+                weights = session.open("few", place=_PLACE)
+                found["open"].append(time.perf_counter_ns() - began)
+            weights.close()
+    with KeeperConnection(Path(runtime_dir, f"{uuid}.sock")) as keeper, tempfile.TemporaryDirectory() as folder:
+        number, _ = _put(keeper, _BLOCK_BYTES, Path(folder))
+        for _ in range(count):
+            exported, head_fd = keeper.export(number)
+            os.close(head_fd)
+            began = time.perf_counter_ns()
+            opened = memory.open(exported)
+            found["bare"].append(time.perf_counter_ns() - began)
+            exported.close()
+            memory.close(opened)
+        keeper.free(number)
+    cuda.leave()
+    return found
+
+
+@contextlib.contextmanager
+def _driver_calls(cuda: Any, found: dict[str, list[int]]) -> Iterator[None]:
+    """Within the block, time the calls that open memory: import, reserve, map and access apart on a real driver."""
+    real = cuda.kind == "driver"
+    owner: Any = sys.modules[type(cuda).__module__] if real else type(cuda)
+    names = ("_call",) if real else ("vmm_import", "vmm_map", "ipc_open")
+    before = {name: getattr(owner, name) for name in names}
+
+    def timed(name: str) -> Callable[..., Any]:
+        def ask(*given: Any, **named: Any) -> Any:
+            began = time.perf_counter_ns()
+            try:
+                return before[name](*given, **named)
+            finally:
+                which = str(given[0]) if real else name
+                found.setdefault(which, []).append(time.perf_counter_ns() - began)
+
+        return ask
+
+    for name in names:
+        setattr(owner, name, timed(name))
+    try:
+        yield
+    finally:
+        for name, was in before.items():
+            setattr(owner, name, was)
 
 
 # -- (b) -----------------------------------------------------------------------------------------------------------

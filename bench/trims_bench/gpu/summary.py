@@ -41,10 +41,13 @@ def _lines(values: Mapping[str, Any]) -> Iterator[str]:
         for test in tests.get("results", ()):
             if test["outcome"] == "failed":
                 yield f"  FAILED {test['test'].rpartition('/')[2]}: {test.get('why', '').strip().splitlines()[-1:]}"
+    whole = [name.partition(" ")[0] for name, part in parts.items() if not part.get("lines") and not _why(part)]
+    if whole:
+        yield f"{', '.join(whole)}: taken; their results are in the file"
     for name, part in parts.items():
         lines = part.get("lines", ())
-        if not lines:
-            yield f"{name}:{_why(part) or ' taken; see the file'}"
+        if not lines and _why(part):
+            yield f"{name}:{_why(part)}"
         for line in lines:
             yield f"{name}: {_said(line)}"
         if lines and _why(part):

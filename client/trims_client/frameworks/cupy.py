@@ -8,11 +8,11 @@ Example:
         arrays = trims.cupy.arrays(weights)
 
 WARNING: the arrays must not be written, and cupy has no flag that says so. If the memory is shared by `vmm`, the device
-stops a kernel that writes, and with it everything that this process has on the device (unconfirmed: no device has shown
-it yet). If it is shared by `ipc`, the write changes the weights of all processes. `array.copy()` makes a private copy.
+should stop a kernel that writes, and with it everything that this process has on the device. If it is shared by `ipc`,
+the write changes the weights of all processes. `array.copy()` makes a private copy.
 
 Arrays keep the memory open: they stay valid after `weights.close()`, and the lease ends with the last of them. Written
-against cupy 14; no device has run it yet.
+against cupy 14; docs/operations.md says what a device has shown.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ Tensors keep the mapping alive: they stay valid after `weights.close()`, and the
 
 Weights on a device (`session.open(name, place="gpu")`) give tensors on that device, over the shared bytes. There is no
 copy-on-write there: buffers, and all tensors with `writable=True`, are clones and cost their size in device memory. If
-the memory is shared by `vmm`, a kernel that writes into a shared parameter ends this process's use of the device
-(unconfirmed: no device has shown it yet). If it is shared by `ipc`, the write changes the weights of all processes. For
-weights on the host, `module.to("cuda")` copies as usual.
+the memory is shared by `vmm`, a kernel that writes into a shared parameter should end this process's use of the device
+and nothing else. If it is shared by `ipc`, the write changes the weights of all processes. For weights on the host,
+`module.to("cuda")` copies as usual. docs/operations.md says which of this a device has shown.
 """
 
 from __future__ import annotations
