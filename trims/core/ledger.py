@@ -135,11 +135,11 @@ class Ledger:
     def grant(self, replica: Replica, waiter: Waiter, session: int, at_s: float, *, warm: bool) -> None:
         """The waiter's session may read it from now on."""
         lease = self.leases.grant(session, replica.key, replica.place, replica.generation)
-        held = replica.held
+        others = bool(replica.leases)
         replica.leases[lease.number] = None
         self._count_reader(replica, session, 1)
         replica.uses += 1
-        self._touch_among_others(replica, at_s, others=held)
+        self._lease_changed(replica, at_s, others=others)
         self.capacity.used(replica)
         self.outbox.grant(waiter, replica, lease, warm=warm)
 
@@ -147,14 +147,12 @@ class Ledger:
         """The session reads it no longer; returns what it read."""
         replica = self.table.replicas[lease.key, lease.place]
         self._strike(lease, replica)
-        held = replica.held
-        self._touch_among_others(replica, at_s, others=held)
-        if not held:
-            self.release(replica, at_s)
+        self._lease_changed(replica, at_s, others=bool(replica.leases))
+        self.release(replica, at_s)
         return replica
 
-    def _touch_among_others(self, replica: Replica, at_s: float, *, others: bool) -> None:
-        """A reader came or went. If others held it before and after, neither its bytes nor its keep-alive changed."""
+    def _lease_changed(self, replica: Replica, at_s: float, *, others: bool) -> None:
+        """A lease began or ended. With other leases before and after, neither its bytes nor its keep-alive changed."""
         if others:
             replica.last_used_s = at_s
         else:

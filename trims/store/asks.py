@@ -12,6 +12,7 @@ from trims.core.errors import LostPeerError, TrimsError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trims.core.lease import Waiter
     from trims.core.place import Place
     from trims.memory.cuda.drivers import Export
     from trims.store.resolve import Resolved
@@ -53,31 +54,23 @@ Outcome = Granted | Loaded | TrimsError
 
 @dataclass(slots=True, eq=False)
 class Ask:
-    """One request on its way.
+    """One request on its way: what residency must know of it, and what the store needs to answer it.
 
     Attributes:
-        ticket: Unique in the life of a store.
+        waiter: The session that asks, whether it wants a lease, and its deadline.
         name: Model, or `file:` and a path.
-        session: The session that asks; None for the daemon itself and the control door.
         place: Where; None leaves it to the manifest.
-        deadline_at_s: On the monotonic clock.
-        wants_lease: False for a prefetch.
         answer: Called exactly once, from any thread, without a lock held.
         resolved: Set once the name has been looked into.
         retried: True after one attempt met a broken replica.
-        internal: The store asks for its own sake: served while the daemon drains.
     """
 
-    ticket: int
+    waiter: Waiter
     name: str
-    session: int | None
     place: Place | None
-    deadline_at_s: float | None
-    wants_lease: bool
     answer: Callable[[Outcome], None]
     resolved: Resolved | None = None
     retried: bool = False
-    internal: bool = False
 
 
 def session_ended(ask: Ask) -> LostPeerError:

@@ -81,12 +81,12 @@ class Lookups:
             joins = look is not None and look.epoch == self._resolver.epoch(ask.name)
             if look is None or not joins:
                 look = self._looks[ask.name] = _Look(ask.name, self._resolver.epoch(ask.name))
-            look.asks[ask.ticket] = ask
-            self._by_ticket[ask.ticket] = look
-            if ask.session is not None and ask.wants_lease:
-                self._by_session.setdefault(ask.session, set()).add(ask.ticket)
-            if ask.deadline_at_s is not None:
-                self._due.add(ask.deadline_at_s, ask.ticket)
+            look.asks[ask.waiter.ticket] = ask
+            self._by_ticket[ask.waiter.ticket] = look
+            if ask.waiter.session is not None and ask.waiter.wants_lease:
+                self._by_session.setdefault(ask.waiter.session, set()).add(ask.waiter.ticket)
+            if ask.waiter.deadline_at_s is not None:
+                self._due.add(ask.waiter.deadline_at_s, ask.waiter.ticket)
         if not joins:
             self._begin(look)
 
@@ -121,10 +121,10 @@ class Lookups:
             ask.answer(session_ended(ask))
 
     def _forget(self, ask: Ask) -> None:
-        if ask.session is not None and (tickets := self._by_session.get(ask.session)) is not None:
-            tickets.discard(ask.ticket)
+        if ask.waiter.session is not None and (tickets := self._by_session.get(ask.waiter.session)) is not None:
+            tickets.discard(ask.waiter.ticket)
             if not tickets:
-                del self._by_session[ask.session]
+                del self._by_session[ask.waiter.session]
 
     def _is_wanted(self, look: _Look) -> bool:
         return not (look.dropped or self._stopped)

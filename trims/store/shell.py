@@ -40,7 +40,6 @@ from trims.core.events import (
     Requested,
     SessionEnded,
 )
-from trims.core.lease import Waiter
 from trims.core.replica import ReplicaId
 from trims.store.asks import Ask, Granted, Loaded, session_ended
 
@@ -142,17 +141,16 @@ class Shell:
         self, ask: Ask, key: str, place: Place, keep: KeepAlive | None = None, workspace_bytes: int | None = None
     ) -> bool:
         """Ask residency for an image at a place; the answer comes now or later. True if the request waits."""
-        waiter = Waiter(ask.ticket, ask.session, ask.wants_lease, ask.deadline_at_s, ask.internal)
         event = Requested(
-            at_s=self._clock(), key=key, place=place, waiter=waiter, keep=keep, workspace_bytes=workspace_bytes
+            at_s=self._clock(), key=key, place=place, waiter=ask.waiter, keep=keep, workspace_bytes=workspace_bytes
         )
         waits = False
         with self.lock:
-            gone = ask.session is not None and ask.session not in self._sessions
+            gone = ask.waiter.session is not None and ask.waiter.session not in self._sessions
             if not gone:
                 self._keep_ask(ask)
                 work = self._handle(event)
-                waits = ask.ticket in self._asks
+                waits = ask.waiter.ticket in self._asks
                 found = self._residency.find(key, place) if waits else None
         if gone:
             ask.answer(session_ended(ask))
@@ -164,17 +162,17 @@ class Shell:
         return waits
 
     def _keep_ask(self, ask: Ask) -> None:
-        self._asks[ask.ticket] = ask
-        if ask.session is not None:
-            self._tickets_of.setdefault(ask.session, set()).add(ask.ticket)
+        self._asks[ask.waiter.ticket] = ask
+        if ask.waiter.session is not None:
+            self._tickets_of.setdefault(ask.waiter.session, set()).add(ask.waiter.ticket)
 
     def _take_ask(self, ticket: int) -> Ask | None:
         ask = self._asks.pop(ticket, None)
-        if ask is not None and ask.session is not None:
-            tickets = self._tickets_of[ask.session]
+        if ask is not None and ask.waiter.session is not None:
+            tickets = self._tickets_of[ask.waiter.session]
             tickets.discard(ticket)
             if not tickets:
-                del self._tickets_of[ask.session]
+                del self._tickets_of[ask.waiter.session]
         return ask
 
     def begin_session(self) -> int:

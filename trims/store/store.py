@@ -31,6 +31,7 @@ from trims.core.events import (
     Tick,
     WaiterLeft,
 )
+from trims.core.lease import Waiter
 from trims.core.place import DISK, Place
 from trims.core.replica import ReplicaId
 from trims.core.residency import Residency
@@ -275,7 +276,7 @@ class Store:
             lease: False to have it loaded only.
         """
         deadline_at_s = None if deadline_s is None else self._clock() + deadline_s
-        ask = Ask(next(self._tickets), name, session, place, deadline_at_s, lease, answer)
+        ask = Ask(Waiter(next(self._tickets), session, lease, deadline_at_s), name, place, answer)
         self.counters["opens" if lease else "prefetches"] += 1
         resolved = self.resolver.known(name)
         if resolved is not None:
@@ -293,7 +294,8 @@ class Store:
 
     def resume(self, session: int, key: str, place: Place, answer: Callable[[Outcome], None]) -> None:
         """Lease exactly this image if it is sealed there now; never loads."""
-        ask = Ask(next(self._tickets), f"key:{key[:16]}", session, place, None, True, answer)
+        waiter = Waiter(next(self._tickets), session, wants_lease=True, deadline_at_s=None)
+        ask = Ask(waiter, f"key:{key[:16]}", place, answer)
         if not self._shell.is_resident(key, place):
             answer(ModelNotFoundError(f"the image {key[:16]} is not resident at {place} any more; open it by name"))
             return
@@ -348,8 +350,8 @@ class Store:
 
     def _ask(self, ask: Ask, key: str, place: Place, keep: KeepAlive | None) -> None:
         waits = self._shell.ask(ask, key, place, keep, self._workspace.of(key))
-        if waits and ask.deadline_at_s is not None:
-            self._ticker.look_again(ask.deadline_at_s)
+        if waits and ask.waiter.deadline_at_s is not None:
+            self._ticker.look_again(ask.waiter.deadline_at_s)
 
     def _remember(self, event: Filled) -> None:
         """Keep what the next daemon would find out again by reading: how the image was made, and that it is sealed.
@@ -387,7 +389,8 @@ class Store:
 
     def _have(self, key: str, place: Place, keep_alive_s: float | None, answer: Callable[[Outcome], None]) -> None:
         """Have an image somewhere for the store's own sake."""
-        ask = Ask(next(self._tickets), f"key:{key[:16]}", None, place, None, False, answer, internal=True)
+        waiter = Waiter(next(self._tickets), None, wants_lease=False, deadline_at_s=None, internal=True)
+        ask = Ask(waiter, f"key:{key[:16]}", place, answer)
         self._ask(ask, key, place, KeepAlive(keep_alive_s))
 
     # -- orders ----------------------------------------------------------------------------------------------------

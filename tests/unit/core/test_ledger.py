@@ -6,12 +6,28 @@ import pytest
 from books import OTHER, Devices, error_of, kinds
 
 from trims.core.errors import CapacityError, DeviceLostError, InternalError
-from trims.core.events import Closed, Fill, FillFailed, Free, Grant, WaiterLeft, WorkspaceKnown
+from trims.core.events import Closed, EvictRequested, Fill, FillFailed, Free, Grant, WaiterLeft, WorkspaceKnown
 from trims.core.lease import Lease, Waiter
 from trims.core.ledger import Ledger
 from trims.core.place import CPU, DISK, GPU, Place
 from trims.core.policy import LeastRecentlyUsed
 from trims.core.replica import Replica, Share, State
+
+
+def test_the_last_lease_of_a_draining_replica_frees_its_share_though_a_copy_runs() -> None:
+    """The running copy delays the room, but no lease does: what waits for it may claim it."""
+    bench = Devices()
+    bench.resident("a", 40, DISK)
+    (grant,) = bench.want("a", 0, place=DISK)
+    assert isinstance(grant, Grant)
+    bench.ask("a", place=CPU)
+    replica = bench.residency.find("a", DISK)
+    assert replica is not None
+    bench.feed(EvictRequested, key="a", place=DISK, drain=True)
+    assert (replica.state, replica.share, bool(replica.borrowers)) == (State.DRAINING, Share.READ, True)
+    bench.feed(Closed, lease=grant.lease.number, session=grant.lease.session)
+    assert (replica.state, replica.share) == (State.DRAINING, Share.LEAVING)
+    bench.residency.validate()
 
 
 def test_a_session_needs_its_workspace_once_however_often_it_opens() -> None:

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from trims.core.errors import ArtifactError, CapacityError
+from trims.core.lease import Waiter
 from trims.core.place import CPU
 from trims.store.asks import Ask, Loaded, Pending, log_failure, session_ended
 
@@ -43,7 +44,7 @@ def test_an_answer_that_another_thread_gives_wakes_the_waiting_one() -> None:
 
 
 def test_a_request_of_a_session_that_ended_is_named_in_its_refusal() -> None:
-    ask = Ask(1, "bert", 7, None, None, True, Pending().set)
+    ask = Ask(Waiter(1, 7, wants_lease=True, deadline_at_s=None), "bert", None, Pending().set)
     assert "'bert'" in str(session_ended(ask))
     assert session_ended(ask).retryable
 

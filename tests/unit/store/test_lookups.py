@@ -16,6 +16,7 @@ from trims.core.errors import (
     ModelNotFoundError,
     TrimsError,
 )
+from trims.core.lease import Waiter
 from trims.store.asks import Ask, Outcome
 from trims.store.lookups import Lookups
 from trims.store.resolve import LongReadError, NotWantedError, Reading, Resolved
@@ -66,7 +67,9 @@ class Bench:
         self.refused: list[tuple[int, Outcome]] = []
         self.ticket = 0
         resolver: Any = self.names
-        self.lookups = Lookups(resolver, lambda ask, result: self.found.append((ask.ticket, result)), self.workers)
+        self.lookups = Lookups(
+            resolver, lambda ask, result: self.found.append((ask.waiter.ticket, result)), self.workers
+        )
 
     def model(self, name: str, answer: Resolved | Exception | None = None, mount: str = "/") -> None:
         self.names.mounts[name] = mount
@@ -77,7 +80,9 @@ class Bench:
     ) -> int:
         self.ticket += 1
         ticket = self.ticket
-        ask = Ask(ticket, name, session, None, deadline_at_s, lease, lambda it: self.refused.append((ticket, it)))
+        ask = Ask(
+            Waiter(ticket, session, lease, deadline_at_s), name, None, lambda it: self.refused.append((ticket, it))
+        )
         self.lookups.add(ask)
         return ticket
 
@@ -215,6 +220,6 @@ def test_the_end_returns_the_asks_that_were_not_answered(bench: Bench) -> None:
     bench.ask()
     bench.workers.run()
     left = [bench.ask(), bench.ask("other")]
-    assert [ask.ticket for ask in bench.lookups.stop()] == left
+    assert [ask.waiter.ticket for ask in bench.lookups.stop()] == left
     bench.workers.run()
     assert [ticket for ticket, _ in bench.found] == [1]

@@ -22,6 +22,7 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.core.events import EvictRequested, Filled, PlaceLost
+from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, Place
 from trims.core.policy import LeastRecentlyUsed
 from trims.core.replica import State
@@ -95,7 +96,8 @@ class Bench:
             self.told.append(outcome)
 
         made = resolved(key=key) if known else None
-        ask = Ask(next(self.tickets), "m", session or self.session, None, None, lease, answer, resolved=made)
+        waiter = Waiter(next(self.tickets), session or self.session, lease, deadline_at_s=None)
+        ask = Ask(waiter, "m", None, answer, resolved=made)
         if made is not None:
             self.shell.remember(made)
         self.waits = self.shell.ask(ask, key, place)
