@@ -25,6 +25,21 @@ from trims.core.errors import (
     PermissionDeniedError,
     TrimsError,
 )
+from trims.keeper.messages import (
+    Copy,
+    Create,
+    Digest,
+    End,
+    Export,
+    Fill,
+    Free,
+    Hello,
+    Order,
+    Read,
+    Room,
+    Seal,
+    parse_order,
+)
 from trims.memory.cuda.drivers import export_message, export_of
 from trims.wire.answers import error_message
 from trims.wire.frames import Decoder, Message, encode
@@ -180,18 +195,18 @@ class _Connection:
         self._sock = sock
         self._server = server
         self._drafts: set[int] = set()
-        self._orders: dict[str, Callable[[Message, list[int]], None]] = {
-            "hello": self._hello,
-            "room": self._room,
-            "create": self._create,
-            "fill": self._fill,
-            "copy": self._copy,
-            "seal": self._seal,
-            "export": self._export,
-            "read": self._read,
-            "digest": lambda order, _: self._say({"digest": self._keeper.digest(_number(order, "image"))}),
-            "free": self._free,
-            "end": self._end_all,
+        self._orders: dict[type[Order], Callable[..., None]] = {
+            Hello: self._hello,
+            Room: self._room,
+            Create: self._create,
+            Fill: self._fill,
+            Copy: self._copy,
+            Seal: self._seal,
+            Export: self._export,
+            Read: self._read,
+            Digest: self._digest,
+            Free: self._free,
+            End: self._end_all,
         }
 
     def serve(self) -> None:
@@ -205,8 +220,8 @@ class _Connection:
             try:
                 if not data:
                     return
-                for order in decoder.feed(data):
-                    self._obey(order, fds)
+                for message in decoder.feed(data):
+                    self._obey(message, fds)
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -221,12 +236,10 @@ class _Connection:
             except TrimsError:
                 log.exception("a draft could not be freed")
 
-    def _obey(self, order: Message, fds: list[int]) -> None:
+    def _obey(self, message: Message, fds: list[int]) -> None:
         try:
-            work = self._orders.get(str(order.get("op")))
-            if work is None:
-                raise BadMessageError(f"unknown order {order.get('op')!r}"[:200])
-            work(order, fds)
+            order = parse_order(message)
+            self._orders[type(order)](order, fds)
         except DeviceLostError as error:
             try:
                 self._say(error_message(error, None))
@@ -243,7 +256,7 @@ class _Connection:
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
-    def _hello(self, _order: Message, _fds: list[int]) -> None:
+    def _hello(self, _order: Hello, _fds: list[int]) -> None:
         keeper = self._keeper
         images = [
             {"image": held.number, "key": held.key, "digest": held.digest, "nbytes": held.nbytes}
@@ -256,60 +269,54 @@ class _Connection:
         for image in images:  # one in each frame: a frame's size is limited, the number of images is not
             self._say(image)
 
-    def _room(self, _order: Message, _fds: list[int]) -> None:
+    def _room(self, _order: Room, _fds: list[int]) -> None:
         free, total = self._keeper.room()
         self._say({"free_bytes": free, "total_bytes": total})
 
-    def _create(self, order: Message, _fds: list[int]) -> None:
-        held = self._keeper.create(_number(order, "nbytes"))
+    def _create(self, order: Create, _fds: list[int]) -> None:
+        held = self._keeper.create(order.nbytes)
         self._drafts.add(held.number)
         self._say({"image": held.number})
 
-    def _fill(self, order: Message, fds: list[int]) -> None:
-        self._keeper.fill(_number(order, "image"), _one(fds), lambda done: self._say({"done_bytes": done}))
+    def _fill(self, order: Fill, fds: list[int]) -> None:
+        self._keeper.fill(order.image, _one(fds), lambda done: self._say({"done_bytes": done}))
         self._say({"filled": True})
 
-    def _copy(self, order: Message, fds: list[int]) -> None:
+    def _copy(self, order: Copy, fds: list[int]) -> None:
         if len(fds) not in (1, 2):
             raise BadMessageError(f"the order needs a head and perhaps the memory's descriptor, {len(fds)} came")
-        export = export_of(order, fds[1] if len(fds) == 2 else -1)
-        self._keeper.copy(_number(order, "image"), export, fds[0], lambda done: self._say({"done_bytes": done}))
+        export = export_of(order.source, fds[1] if len(fds) == 2 else -1)
+        self._keeper.copy(order.image, export, fds[0], lambda done: self._say({"done_bytes": done}))
         self._say({"filled": True})
 
-    def _seal(self, order: Message, _fds: list[int]) -> None:
-        number = _number(order, "image")
-        self._keeper.seal(number, str(order.get("key")), str(order.get("digest")))
-        self._drafts.discard(number)
+    def _seal(self, order: Seal, _fds: list[int]) -> None:
+        self._keeper.seal(order.image, order.key, order.digest)
+        self._drafts.discard(order.image)
         self._say({})
 
-    def _export(self, order: Message, _fds: list[int]) -> None:
-        exported, head_fd = self._keeper.export(_number(order, "image"))
+    def _export(self, order: Export, _fds: list[int]) -> None:
+        exported, head_fd = self._keeper.export(order.image)
         try:
             fds = [head_fd] if exported.fd < 0 else [head_fd, exported.fd]
             self._say(export_message(exported), fds)
         finally:
             exported.close()
 
-    def _read(self, order: Message, fds: list[int]) -> None:
-        self._keeper.read(_number(order, "image"), _one(fds), lambda done: self._say({"done_bytes": done}))
+    def _read(self, order: Read, fds: list[int]) -> None:
+        self._keeper.read(order.image, _one(fds), lambda done: self._say({"done_bytes": done}))
         self._say({"read": True})
 
-    def _free(self, order: Message, _fds: list[int]) -> None:
-        number = _number(order, "image")
-        self._keeper.free(number)
-        self._drafts.discard(number)
+    def _digest(self, order: Digest, _fds: list[int]) -> None:
+        self._say({"digest": self._keeper.digest(order.image)})
+
+    def _free(self, order: Free, _fds: list[int]) -> None:
+        self._keeper.free(order.image)
+        self._drafts.discard(order.image)
         self._say({})
 
-    def _end_all(self, _order: Message, _fds: list[int]) -> None:
+    def _end_all(self, _order: End, _fds: list[int]) -> None:
         self._say({})
         self._server.end()
-
-
-def _number(order: Message, name: str) -> int:
-    value = order.get(name)
-    if type(value) is not int or value < 0:
-        raise BadMessageError(f"{name!r} must be a whole number, not {value!r}"[:200])
-    return value
 
 
 def _one(fds: list[int]) -> int:

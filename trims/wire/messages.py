@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError
+from trims.wire.fields import number, only, text
 
 if TYPE_CHECKING:
     from trims.wire.frames import Message
 
-_MAX_NAME = 4096
 MAX_DEADLINE_S = 1e6
 
 
@@ -90,55 +90,31 @@ def parse_request(message: Message) -> Request:
     if operation in ("open", "prefetch"):  # a tuple: a list sent as op cannot be hashed
         return _parse_open(message, prefetch=operation == "prefetch")
     if operation == "close":
-        _only(message, "id", "lease")
-        return Close(None if "id" not in message else _number(message, "id"), _number(message, "lease"))
+        only(message, "id", "lease")
+        return Close(None if "id" not in message else number(message, "id"), number(message, "lease"))
     if operation == "attach":
-        _only(message, "id", "lease")
-        return Attach(_number(message, "id"), _number(message, "lease"))
+        only(message, "id", "lease")
+        return Attach(number(message, "id"), number(message, "lease"))
     if operation == "workspace":
-        _only(message, "id", "lease", "nbytes")
-        return Workspace(_number(message, "id"), _number(message, "lease"), _number(message, "nbytes"))
+        only(message, "id", "lease", "nbytes")
+        return Workspace(number(message, "id"), number(message, "lease"), number(message, "nbytes"))
     if operation == "hello":
-        _only(message, "protocol", "agent")
-        return Hello(_number(message, "protocol"), _text(message, "agent") or "")
+        only(message, "protocol", "agent")
+        return Hello(number(message, "protocol"), text(message, "agent") or "")
     if operation == "resume":
-        _only(message, "id", "key", "place")
-        return Resume(_number(message, "id"), _text(message, "key") or "", _text(message, "place") or "")
+        only(message, "id", "key", "place")
+        return Resume(number(message, "id"), text(message, "key") or "", text(message, "place") or "")
     known = "open, prefetch, close, resume, attach, workspace and hello"
     raise BadMessageError(f"unknown op {operation!r}; {known} are known"[:200])
 
 
 def _parse_open(message: Message, *, prefetch: bool) -> Open:
-    _only(message, "id", "model", "path", "place", "deadline_s", "instead_of")
-    model, path = _text(message, "model"), _text(message, "path")
+    only(message, "id", "model", "path", "place", "deadline_s", "instead_of")
+    model, path = text(message, "model"), text(message, "path")
     if (model is None) == (path is None):
         raise BadMessageError("an open needs exactly one of 'model' and 'path'")
-    place, instead_of = _text(message, "place"), _text(message, "instead_of")
-    return Open(_number(message, "id"), model, path, place, _deadline(message), prefetch, instead_of)
-
-
-def _only(message: Message, *fields: str) -> None:
-    for name in message:
-        if name != "op" and name not in fields:
-            raise BadMessageError(f"unknown field {name!r} in {message['op']!r}"[:200])
-
-
-def _number(message: Message, name: str) -> int:
-    value = message.get(name)
-    if type(value) is not int or not 0 <= value < 1 << 53:
-        raise BadMessageError(f"{name!r} must be a whole number from 0 to 2^53, not {value!r}"[:200])
-    return value
-
-
-def _text(message: Message, name: str) -> str | None:
-    value = message.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, str) or len(value) > _MAX_NAME or "\0" in value:
-        raise BadMessageError(f"{name!r} must be text of at most {_MAX_NAME} characters"[:200])
-    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise BadMessageError(f"{name!r} holds half of a surrogate pair, which is no text")
-    return value
+    place, instead_of = text(message, "place"), text(message, "instead_of")
+    return Open(number(message, "id"), model, path, place, _deadline(message), prefetch, instead_of)
 
 
 def _deadline(message: Message) -> float | None:
