@@ -136,7 +136,7 @@ def test_another_protocol_version_is_told_both_versions(raw: Raw) -> None:
     [
         ({"op": "open", "model": "nobody"}, "model_not_found"),
         ({"op": "open", "path": "relative.safetensors"}, "bad_request"),
-        ({"op": "open", "path": "/nonexistent/m.safetensors"}, "bad_artifact"),
+        ({"op": "open", "path": "/nonexistent/m.safetensors"}, "artifact_not_found"),
         ({"op": "open", "model": "m", "place": "moon"}, "bad_request"),
         ({"op": "resume", "key": "00", "place": "cpu"}, "model_not_found"),
     ],

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ArtifactChangedError, ArtifactError
+from trims.core.errors import ArtifactChangedError, ArtifactError, ArtifactNotFoundError
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
 from trims.memory.reading import read_up_to
 
@@ -87,14 +87,16 @@ class _Piece:
 def open_source(path: Path) -> Iterator[int]:
     """A read-only descriptor of an artifact's file for a `with`.
 
-    Raises ArtifactError where the file cannot be opened, CapacityError where no file can.
+    Raises ArtifactNotFoundError where there is none, ArtifactError where it cannot be opened, CapacityError where
+    no file can.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         if lacks_descriptors(error):
             raise explain_descriptors(error) from error
-        raise ArtifactError(f"{path} cannot be read: {error}") from error
+        kind = ArtifactNotFoundError if isinstance(error, FileNotFoundError) else ArtifactError
+        raise kind(f"{path} cannot be read: {error}") from error
     except ValueError as error:
         raise ArtifactError(f"{path} cannot be read: {error}") from error
     try:

@@ -262,10 +262,14 @@ class TierContract:
         assert not self.traces(folder)
 
     def test_two_generations_of_one_image_do_not_collide(self, tier: Tier) -> None:
-        first = tier.create(KEY, 1, 4096, allocate=True)
-        second = tier.create(KEY, 2, 4096, allocate=True)
-        tier.abort(first)
-        tier.abort(second)
+        """An image may be filled again while its last incarnation is still being freed."""
+        older, newer = an_image(4096), an_image(8192)
+        first, second = put(tier, older, generation=1), put(tier, newer, generation=2)
+        assert os.pread(first.fd, len(newer), 0) == older
+        assert os.pread(second.fd, len(newer), 0) == newer
+        tier.free(first)
+        assert os.pread(second.fd, len(newer), 0) == newer
+        tier.free(second)
 
     def test_threads_may_work_side_by_side(self, tier: Tier) -> None:
         errors: list[Exception] = []

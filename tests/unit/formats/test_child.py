@@ -116,7 +116,7 @@ def test_a_refusal_is_an_answer_and_the_child_goes_on(child: Conversation, tmp_p
         ("MemoryError('full')", "conversion", "m.x: MemoryError: full"),
         ("ModuleNotFoundError('no', name='mxnet')", "not_supported", "-m pip install mxnet"),
         ("OSError(24, 'Too many open files')", "capacity", "no descriptor left"),
-        ("ArtifactError('x' * 100_000)", "bad_artifact", "x" * 10_000),
+        ("ArtifactError('x' * 100_000)", "artifact_not_found", "x" * 10_000),
     ],
 )
 def test_what_a_converter_raises_crosses_the_socket(
