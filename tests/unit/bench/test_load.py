@@ -99,7 +99,7 @@ def of_this_file(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Children import this file by its name, which pytest does not need to."""
     monkeypatch.setenv("PYTHONPATH", str(folder))
     for function in (goes_on, fails):
-        monkeypatch.setattr(function, "__module__", "test_bench_load")
+        monkeypatch.setattr(function, "__module__", "test_load")
 
 
 def test_a_child_goes_on_until_it_is_told_to_end(

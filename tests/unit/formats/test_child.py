@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from format_plugins import build
 
-from trims.core.errors import ArtifactError, ConversionError, NotSupportedError
+from trims.core.errors import ArtifactNotFoundError, ConversionError, NotSupportedError
 from trims.formats import plugins as registered
 from trims.formats.base import Limits
 from trims.formats.build import build_artifact
@@ -103,7 +103,7 @@ def test_an_image_is_planned_and_written_into_the_descriptor_that_came(child: Co
 
 def test_a_refusal_is_an_answer_and_the_child_goes_on(child: Conversation, tmp_path: Path) -> None:
     refused = child.ask(plan_request(tmp_path / "missing.npy"))
-    assert refused["error"] == ArtifactError.code
+    assert refused["error"] == ArtifactNotFoundError.code
     assert "missing.npy cannot be read" in refused["message"]
     assert child.ask({"do": "versions", "names": ["numpy"]}) == {"versions": {"numpy": np.__version__}}
 
@@ -116,7 +116,7 @@ def test_a_refusal_is_an_answer_and_the_child_goes_on(child: Conversation, tmp_p
         ("MemoryError('full')", "conversion", "m.x: MemoryError: full"),
         ("ModuleNotFoundError('no', name='mxnet')", "not_supported", "-m pip install mxnet"),
         ("OSError(24, 'Too many open files')", "capacity", "no descriptor left"),
-        ("ArtifactError('x' * 100_000)", "artifact_not_found", "x" * 10_000),
+        ("ArtifactError('x' * 100_000)", "bad_artifact", "x" * 10_000),
     ],
 )
 def test_what_a_converter_raises_crosses_the_socket(
