@@ -1,4 +1,4 @@
-"""What the tests run inside the MXNet environment, which has no pytest: see `tests/unit/client/frameworks/test_mxnet.py`.
+"""What the tests run inside the MXNet environment, which has no pytest: see `unit/client/frameworks/test_mxnet.py`.
 
 `save FOLDER` writes files with MXNet and prints what is in them; `model FOLDER` writes a small model;
 `check FOLDER` runs every `check_` function on the model and its image and prints {name: None or what went
