@@ -100,6 +100,7 @@ def test_the_offender_and_the_bytes_of_others_are_told_apart(record: dict[str, A
         assert (found["vmm"][way]["other_reads"], found["vmm"][way]["owner_intact"]) == (True, True)
         assert found["ipc"][way]["offender"] == "it was not stopped"
         assert found["ipc"][way]["owner_intact"] is False
+    assert "real device" in found["torch add_"]["unavailable"]
 
 
 def test_a_parked_descriptor_keeps_the_bytes_and_the_charge(record: dict[str, Any]) -> None:
@@ -317,6 +318,22 @@ def test_what_is_missing_is_named_with_its_remedy(
     assert "pytest" not in told
     monkeypatch.setattr(needs, "needs", lambda: [wanted[0], wanted[3]])
     assert needs.say_missing() is True
+
+
+@pytest.mark.parametrize(
+    ("asked", "distribution"),
+    [("onnxruntime", "onnxruntime-gpu"), ("cupy", "cupy-cuda13x"), ("cupy", "cupy_cuda12x"), ("cupy", "cupy-rocm-5-0")],
+)
+def test_a_distribution_for_cuda_counts_as_the_package_it_holds(
+    asked: str, distribution: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = folder / f"{distribution}-7.8.dist-info"
+    found.mkdir()
+    (found / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 7.8\n")
+    monkeypatch.setattr(sys, "path", [str(folder)])
+    assert needs.missing([Need(asked, "7")]) == []
+    ((_, said),) = needs.missing([Need(asked, "7.9")])
+    assert said == "is 7.8, 7.9 is needed"
 
 
 def test_what_trims_itself_needs_is_taken_from_its_project_file() -> None:

@@ -134,7 +134,7 @@ int cuDeviceGetName(char *name, int room, int device) {
 
 /* VMM, its descriptors, IPC, read-only registration: see CUdevice_attribute. */
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
-  *value = attribute == 102 || attribute == 103 || attribute == 113 || attribute == 125;
+  *value = attribute == 102 || attribute == 103 || attribute == 110 || attribute == 113 || attribute == 125;
   return device ? INVALID_DEVICE : OK;
 }
 

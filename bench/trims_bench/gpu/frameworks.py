@@ -140,7 +140,7 @@ def _reader(rig: Rig, exporter: Any, nbytes: int) -> Iterator[None]:
     """A process that has summed the allocation and holds it."""
     export = exporter.export()
     try:
-        words = [rig.kind, rig.device.uuid, str(export.fd), str(export.size_bytes), str(nbytes)]
+        words = ["read", rig.kind, rig.device.uuid, str(export.fd), str(export.size_bytes), str(nbytes)]
         command = [sys.executable, "-m", __name__, *words]
         process = subprocess.Popen(
             command, pass_fds=[export.fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -155,7 +155,26 @@ def _reader(rig: Rig, exporter: Any, nbytes: int) -> Iterator[None]:
         process.communicate()
 
 
-def _read(kind: str, uuid: str, fd: str, size_bytes: str, nbytes: str) -> None:
+def torch_writes(rig: Rig) -> dict[str, Any]:
+    """What happens to a PyTorch process that adds in place to a VMM allocation, which it has mapped read-only."""
+    rig.require_torch()
+    with rig.exporter("vmm", 2 * _MIB) as exporter:
+        export = exporter.export()
+        try:
+            words = ["write", rig.kind, rig.device.uuid, str(export.fd), str(export.size_bytes), str(2 * _MIB)]
+            done = subprocess.run(
+                [sys.executable, "-m", __name__, *words], pass_fds=[export.fd], stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+        finally:
+            export.close()
+        said = (done.stdout + done.stderr).strip().splitlines()[-1:]
+        return {"status": done.returncode, "said": said, "owner_intact": exporter.intact()}
+
+
+@contextlib.contextmanager
+def _tensor(kind: str, uuid: str, fd: str, size_bytes: str, nbytes: str) -> Iterator[Any]:
+    """Of a process: a float32 tensor over an allocation that another one has exported."""
     import torch
 
     from trims.memory.cuda.connect import connect
@@ -167,12 +186,26 @@ def _read(kind: str, uuid: str, fd: str, size_bytes: str, nbytes: str) -> None:
     export = Export("vmm", uuid, int(size_bytes), fd=int(fd), cuda=kind)
     opened: Opened = memory.open(export)
     export.close()
-    tensor = torch.as_tensor(_Array(opened.address, (int(nbytes) // 4,)), device="cuda")
-    print("sum", float(tensor.view(torch.int32).max()), flush=True)
-    sys.stdin.read()
-    del tensor
+    yield torch.as_tensor(_Array(opened.address, (int(nbytes) // 4,)), device="cuda")
     memory.close(opened)
 
 
+def _read(*allocation: str) -> None:
+    import torch
+
+    with _tensor(*allocation) as tensor:
+        print("sum", float(tensor.view(torch.int32).max()), flush=True)
+        sys.stdin.read()
+
+
+def _write(*allocation: str) -> None:
+    import torch
+
+    with _tensor(*allocation) as tensor:
+        tensor.add_(1.0)
+        torch.cuda.synchronize()
+        print("it was not stopped", flush=True)
+
+
 if __name__ == "__main__":
-    _read(*sys.argv[1:])
+    {"read": _read, "write": _write}[sys.argv[1]](*sys.argv[2:])

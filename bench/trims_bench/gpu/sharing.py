@@ -13,6 +13,7 @@ from trims.core.errors import TrimsError
 from trims.memory.cuda.drivers import Export
 from trims.testing.device_memory import CONTENT, Owner
 from trims_bench.child import ChildError, call
+from trims_bench.gpu.frameworks import torch_writes
 from trims_bench.gpu.rig import UnavailableError, ended
 
 if TYPE_CHECKING:
@@ -177,7 +178,12 @@ def write_to_read_only(rig: Rig) -> dict[str, Any]:
         "copy": lambda offender: offender.write(0, b"\xff" * 16),
         "kernel": lambda offender: offender.fill(0, 0xFF, 16),
     }
-    return _each(rig, lambda driver: {way: _write(rig, driver, write) for way, write in writes.items()})
+    found = _each(rig, lambda driver: {way: _write(rig, driver, write) for way, write in writes.items()})
+    try:
+        found["torch add_"] = torch_writes(rig)
+    except UnavailableError as error:
+        found["torch add_"] = {"unavailable": str(error)}
+    return found
 
 
 def _write(rig: Rig, driver: str, write: Callable[[Borrower], None]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import blake3
@@ -14,7 +15,7 @@ from keepers import TOTAL, UUID
 
 from trims.core.errors import CapacityError, CudaError, ImageError
 from trims.keeper.mover import CHUNK_BYTES, Mover
-from trims.keeper.pace import TELLING_BYTES
+from trims.keeper.pace import TELLING_BYTES, in_shared_memory
 from trims.memory.cuda.api import Device
 from trims.testing.fake_cuda import FakeCuda, make_devices
 
@@ -41,6 +42,51 @@ def test_both_ways_in_are_tried_and_the_faster_one_is_kept(
     assert after["registered"] > before["registered"]
     assert after["staged"] == before["staged"]
     assert mover.digest(target, len(data)) == blake3.blake3(data).hexdigest()
+    mover.close()
+    cuda.free(target)
+    cuda.leave()
+
+
+def test_making_the_buffers_is_no_part_of_what_is_measured(
+    cuda: FakeCuda, image: Callable[..., tuple[int, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the way that is tried first would look slow for ever."""
+    clock, allocate = [0.0], cuda.host_allocate
+
+    def slowly(nbytes: int) -> int:
+        clock[0] += 100.0
+        return allocate(nbytes)
+
+    monkeypatch.setattr(cuda, "host_allocate", slowly)
+    monkeypatch.setattr("trims.keeper.mover.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    mover = Mover(cuda, cuda.use(UUID))
+    fd, data = image(80 << 20)
+    target = cuda.allocate(len(data))
+    mover.copy_in(fd, len(data), target)
+    assert clock[0] >= 100.0
+    assert mover.paces.of(len(data), shared=True) == {"staged": 0.0}
+    mover.close()
+    cuda.free(target)
+    cuda.leave()
+
+
+def test_the_pages_of_a_file_on_a_disk_are_never_registered(
+    cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unpinning marks pages dirty: an image that did not change would be written back."""
+    monkeypatch.setattr(cuda, "host_register", lambda *_: pytest.fail("the page cache was registered"))
+    data = os.urandom(1 << 20) * 65
+    (tmp_path / "image").write_bytes(data)
+    with (tmp_path / "image").open("rb") as file:
+        if in_shared_memory(file.fileno()):
+            pytest.skip("the temporary folder lies in memory")
+    mover = Mover(cuda, cuda.use(UUID))
+    target = cuda.allocate(len(data))
+    with (tmp_path / "image").open("rb") as file:
+        for _ in range(3):
+            mover.copy_in(file.fileno(), len(data), target)
+    assert mover.digest(target, len(data)) == blake3.blake3(data).hexdigest()
+    assert set(mover.paces.of(len(data), shared=False)) == {"staged"}
     mover.close()
     cuda.free(target)
     cuda.leave()
