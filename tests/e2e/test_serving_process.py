@@ -164,7 +164,7 @@ def test_a_registered_name_is_found_in_the_state_folder(
             session.open("nobody")
 
 
-def test_who_did_not_ask_for_it_gets_an_error_and_no_copy(nowhere: Path, checkpoint: Callable[..., Path]) -> None:
+def test_a_client_that_did_not_ask_for_a_copy_gets_an_error(nowhere: Path, checkpoint: Callable[..., Path]) -> None:
     with pytest.raises(DaemonAwayError, match=r"nowhere.*trims serve"):
         trims.connect()
     trims.open_file(checkpoint("m"), fallback="load").close()

@@ -1,4 +1,4 @@
-"""Memory and disk that fail under a running daemon: the exact error to everybody who waits, and nothing left behind."""
+"""Memory and disk that fail under a running daemon: the exact error to every waiter, and nothing left behind."""
 
 from __future__ import annotations
 

@@ -122,5 +122,5 @@ def test_a_client_leaves_each_thread_with_the_context_it_had(
 
 
 @pytest.mark.usefixtures("real_device")
-def test_who_gives_a_context_back_is_not_left_with_one_that_ended() -> None:
+def test_a_thread_that_gives_a_context_back_is_not_left_with_one_that_ended() -> None:
     assert run(OWNER) == {"used": True, "left with none": 0, "another one stays": True}

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Words for persons: a program is "it", and the subject of a sentence is a named thing.
-_PERSONS = re.compile(r"\b(he|him|his|himself|she|nobody|somebody|whoever|anew)\b", re.IGNORECASE)
+_PERSONS = re.compile(
+    r"\b(he|him|his|himself|she|nobody|somebody|anybody|everybody|whoever|whom|anew)\b", re.IGNORECASE
+)
 _MOST_LETTERS = 80
 #: Authors of a paper, and a sentence that a model is asked about.
 _ALLOWED = ("He et al.", "She tuned her violin")
@@ -39,12 +41,22 @@ def test_a_word_for_a_person_would_be_found(word: str) -> None:
     assert _PERSONS.search(word)
 
 
-def test_names_of_tests_can_be_read_in_one_line() -> None:
+def _tests() -> list[tuple[str, str]]:
+    """Every test: where it is, and its name."""
     files = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "trims" / "testing").glob("*.py")]
-    long = [
-        f"{file.relative_to(ROOT)}: {node.name}"
+    return [
+        (f"{file.relative_to(ROOT)}: {node.name}", node.name)
         for file in files
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef) and len(node.name) > _MOST_LETTERS
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     ]
-    assert long == []
+
+
+def test_names_of_tests_can_be_read_in_one_line() -> None:
+    assert [where for where, name in _tests() if len(name) > _MOST_LETTERS] == []
+
+
+def test_the_subject_of_a_test_is_a_named_thing() -> None:
+    found = [where for where, name in _tests() if _PERSONS.search(name.replace("_", " "))]
+    assert found == []
+    assert [where for where, name in _tests() if name.startswith("test_who_")] == []

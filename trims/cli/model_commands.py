@@ -37,7 +37,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         run=_register_model
     )
     _add(commands, "list", "all registered models", _list, json=True)
-    _add(commands, "ps", "what is resident, where, how large, held by whom, until when", _ps, json=True)
+    _add(commands, "ps", "what is resident, where, how large, held by which process, until when", _ps, json=True)
     _model(_add(commands, "show", "everything about one model", _show, json=True))
     load = _model(_add(commands, "load", "have a model loaded before it is needed", _load, json=True), place=True)
     load.add_argument("--deadline-s", type=float, help="seconds to wait for the load and for room")

@@ -30,7 +30,7 @@ class TrimsError(Exception):
     """
 
     code: ClassVar[str] = "trims"
-    #: True when the same request may succeed later without anybody changing anything.
+    #: True when the same request may succeed later without any change.
     retryable: ClassVar[bool] = False
 
 

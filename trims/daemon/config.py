@@ -44,7 +44,7 @@ class Config:
         keep_alive_s: Seconds an idle replica stays in memory: None until the room is needed (lazy), 0 not at all
             (eager).
         cpu_memory: Kind of shared memory. `shm` has names: a restarted daemon finds it again, and a process of the
-            same user could change it. `memfd` is sealed against everybody, root in a container included, and goes
+            same user could change it. `memfd` is sealed against every process, root in a container included, and goes
             with the daemon and its last reader: the next daemon starts empty.
         segment_dir: The tmpfs shared memory lies in; only with `shm`.
         large_pages: Have the kernel use large pages there: first touches, loads and evictions are several times faster.

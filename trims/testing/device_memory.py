@@ -168,7 +168,7 @@ class DeviceMemoryContract:
         other.leave()
         assert owner.cuda.memory()[1] > 0
 
-    def test_the_owner_reads_what_he_sealed(self, owner: Owner) -> None:
+    def test_the_owner_reads_what_it_sealed(self, owner: Owner) -> None:
         made = owner.sealed()
         assert owner.read(made) == CONTENT
         owner.memory.free(made)
@@ -262,7 +262,7 @@ class DeviceMemoryContract:
 
 
 class KeptMemoryContract(DeviceMemoryContract):
-    """The same for memory that lives while anybody has it; with `ipc` that is undefined, so no keeper asks for it."""
+    """The same for memory that lives while any process has it. With `ipc` that is undefined: no keeper asks for it."""
 
     def test_what_is_sealed_is_exported_and_given_back_without_a_context(self, owner: Owner) -> None:
         """A context takes memory of the device, of which there may be none when something must be given back."""

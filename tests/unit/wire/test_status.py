@@ -90,7 +90,7 @@ def test_a_message_too_long_for_a_trailer_is_cut() -> None:
     assert len(caught.value.details()) == 4000  # type: ignore[attr-defined]
 
 
-def test_nobody_there_names_address_and_remedy() -> None:
+def test_a_daemon_that_is_away_is_named_by_address_and_remedy() -> None:
     error = error_from(Call(grpc.StatusCode.UNAVAILABLE, "connection refused"), "/run/control.sock")
     assert isinstance(error, DaemonAwayError)
     assert "/run/control.sock; start one with `trims serve`" in str(error)
