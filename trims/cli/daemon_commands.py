@@ -20,7 +20,7 @@ _FLAGS = {
     "cpu-policy": "which idle model goes first when memory is full: lru, lfu, fifo, gdsf (default: lru)",
     "disk-policy": "which idle model goes first when the disk tier is full (default: lru)",
     "keep-alive-s": "seconds an idle model stays in memory, 0 for none, lazy for until the room is needed (default)",
-    "cpu-memory": "shm: found again by the next daemon; memfd: sealed against all processes, gone with it (default: shm)",
+    "cpu-memory": "shm: found again by the next daemon; memfd: sealed for all processes, gone with it (default: shm)",
     "segment-dir": "tmpfs for shared memory (default: /dev/shm)",
     "large-pages": "no: do without large pages in shared memory (default: yes)",
     "gpus": "UUIDs of GPUs to keep models on, or none (default: auto, all there are)",
