@@ -65,7 +65,7 @@ class Admission:
     def request(self, event: Requested) -> None:
         """A waiter wants a replica: serve it, refuse it, or let it wait."""
         ledger = self._ledger
-        if event.place not in ledger.capacity:
+        if event.place not in ledger.capacity.at:
             self.refuse(event.waiter, refusals.no_such_place(event.place, ledger.capacity.at), event.at_s)
             return
         replica = ledger.table.find(event.key, event.place) or self.enqueue(event.key, event.place, event.at_s)
@@ -75,9 +75,9 @@ class Admission:
             self.expect_work(replica, event.workspace_bytes)
         if replica.state is State.SEALED:
             self.serve(replica, event.waiter, event.at_s, warm=True)
-        else:
-            ledger.join(replica, event.waiter)
-            self._waiter_joined(replica, event.at_s)
+            return
+        ledger.join(replica, event.waiter)
+        self._waiter_joined(replica, event.at_s)
 
     def enqueue(self, key: str, place: Place, at_s: float) -> Replica:
         """A new replica in the queue of its place."""
@@ -93,9 +93,9 @@ class Admission:
 
     def serve(self, replica: Replica, waiter: Waiter, at_s: float, *, warm: bool) -> None:
         """Give a waiter what it waited for."""
-        ledger = self._ledger
-        if waiter.reader is not None:
-            ledger.grant(replica, waiter, waiter.reader, at_s, warm=warm)
+        ledger, reader = self._ledger, waiter.reader
+        if reader is not None:
+            ledger.grant(replica, waiter, reader, at_s, warm=warm)
             return
         ledger.touch(replica, at_s)
         if ledger.promotions.end(waiter.ticket) is None:

@@ -11,6 +11,7 @@ import itertools
 import logging
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trims.core.errors import (
@@ -148,7 +149,11 @@ class Shell:
         with self.lock:
             gone = ask.waiter.session is not None and ask.waiter.session not in self._sessions
             if not gone:
-                self._keep_ask(ask)
+                self._asks[ask.waiter.ticket] = ask
+                if ask.waiter.session is not None:
+                    self._tickets_of.setdefault(ask.waiter.session, set()).add(ask.waiter.ticket)
+                if ask.resolved is not None and self._images.get(key) is not ask.resolved:
+                    self._remember(ask.resolved)
                 work = self._handle(event)
                 waits = ask.waiter.ticket in self._asks
                 found = self._residency.find(key, place) if waits else None
@@ -161,10 +166,15 @@ class Shell:
             self._runner.hurry(found.id)
         return waits
 
-    def _keep_ask(self, ask: Ask) -> None:
-        self._asks[ask.waiter.ticket] = ask
-        if ask.waiter.session is not None:
-            self._tickets_of.setdefault(ask.waiter.session, set()).add(ask.waiter.ticket)
+    def _remember(self, resolved: Resolved) -> None:
+        """Keep what a fill may need; of images that are neither resident nor asked for, only the latest."""
+        self._images[resolved.key] = resolved
+        if len(self._images) > self._most_images:
+            wanted = {key for key, _ in self._residency.replicas} | {resolved.key}
+            wanted.update(ask.resolved.key for ask in self._asks.values() if ask.resolved)
+            self._images = {key: image for key, image in self._images.items() if key in wanted}
+            # Prune again only after the table doubles, so pruning is amortised O(1).
+            self._most_images = max(_REMEMBERED_IMAGES, 2 * len(self._images))
 
     def _take_ask(self, ticket: int) -> Ask | None:
         ask = self._asks.pop(ticket, None)
@@ -240,17 +250,6 @@ class Shell:
         with self._changed:
             return self._changed.wait_for(holds, timeout=timeout_s)
 
-    def remember(self, resolved: Resolved) -> None:
-        """Keep what a fill may need; of images that are neither resident nor asked for, only the latest."""
-        with self.lock:
-            self._images[resolved.key] = resolved
-            if len(self._images) > self._most_images:
-                wanted = {key for key, _ in self._residency.replicas} | {resolved.key}
-                wanted.update(ask.resolved.key for ask in self._asks.values() if ask.resolved)
-                self._images = {key: image for key, image in self._images.items() if key in wanted}
-                # Prune again only after the table doubles, so pruning is amortised O(1).
-                self._most_images = max(_REMEMBERED_IMAGES, 2 * len(self._images))
-
     def image(self, key: str) -> Resolved | None:
         """What is remembered of an image, or None."""
         return self._images.get(key)
@@ -262,10 +261,14 @@ class Shell:
         instructions = self._residency.handle(event)
         if self._verify:
             self._residency.validate()
-        bound = [self._bindings[type(instruction)](instruction) for instruction in instructions]
         if instructions:
             self._changed.notify_all()
-        return [work for work in bound if work is not None]
+        work = []
+        for instruction in instructions:
+            bound = self._bindings[type(instruction)](instruction)
+            if bound is not None:
+                work.append(bound)
+        return work
 
     def _bind_grant(self, it: Grant) -> Callable[[], None]:
         ask = self._take_ask(it.ticket)
@@ -288,7 +291,7 @@ class Shell:
             it.warm,
             extent.export,
         )
-        return lambda: ask.answer(granted)
+        return partial(ask.answer, granted)
 
     def _take_back(self, ask: Ask, lease: Lease) -> None:
         """A file that was touched since it was sealed is not lent: it is retired, and the request served once more."""

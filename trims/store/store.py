@@ -32,7 +32,7 @@ from trims.core.events import (
     WaiterLeft,
 )
 from trims.core.lease import Waiter
-from trims.core.place import DISK, Place
+from trims.core.place import DISK, Place, TierKind
 from trims.core.replica import ReplicaId
 from trims.core.residency import Residency
 from trims.store.adoption import Adoption, seal_identity
@@ -329,11 +329,11 @@ class Store:
 
     def _request(self, ask: Ask, resolved: Resolved) -> None:
         ask.resolved = resolved
-        self._shell.remember(resolved)
         keep = resolved.manifest.residency
         place = ask.place or keep.place
         self.pins.stated(resolved, resolved.epoch)
-        self._workspace.stated(resolved)
+        if keep.workspace_bytes is not None:
+            self._workspace.stated(resolved)
         self._ask(ask, resolved.key, place, KeepAlive(self._keep_alive_for(place, keep.keep_alive_s)))
 
     def _keep_alive_for(self, place: Place, stated_s: float | None) -> float | None:
@@ -349,7 +349,8 @@ class Store:
         return self._keep_alive_for(place, longest)
 
     def _ask(self, ask: Ask, key: str, place: Place, keep: KeepAlive | None) -> None:
-        waits = self._shell.ask(ask, key, place, keep, self._workspace.of(key))
+        workspace_bytes = self._workspace.of(key) if place.tier is TierKind.GPU else None
+        waits = self._shell.ask(ask, key, place, keep, workspace_bytes)
         if waits and ask.waiter.deadline_at_s is not None:
             self._ticker.look_again(ask.waiter.deadline_at_s)
 

@@ -98,8 +98,6 @@ class Bench:
         made = resolved(key=key) if known else None
         waiter = Waiter(next(self.tickets), session or self.session, lease, deadline_at_s=None)
         ask = Ask(waiter, "m", None, answer, resolved=made)
-        if made is not None:
-            self.shell.remember(made)
         self.waits = self.shell.ask(ask, key, place)
         return answers
 
@@ -279,7 +277,9 @@ def test_of_images_that_are_neither_resident_nor_asked_for_the_latest_is_remembe
     bench.opened()
     bench.ask(key="b" * 64)
     for letter in "cdefg":
-        bench.shell.remember(resolved(key=letter * 64))
+        session = bench.shell.begin_session()
+        bench.ask(key=letter * 64, session=session)
+        bench.shell.end_session(session)
     assert {letter for letter in "abcdefg" if bench.shell.image(letter * 64) is not None} == set("abg")
 
 
