@@ -259,8 +259,9 @@ class Admission:
         books, line = self._ledger.capacity.at[place], self.lines[place]
         if books.workspace_bytes and books.free_bytes < 0:
             self._make_way(place, at_s)
-        if self.claims[place]:
-            self._serve_claims(place, at_s)
+        if not line.members and not self.claims[place]:
+            return
+        self._serve_claims(place, at_s)
         while (first := line.first()) is not None and self._decide(first, at_s):
             pass
         while first is not None and (small := line.smallest_after(first)) is not None:

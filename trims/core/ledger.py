@@ -101,19 +101,22 @@ class Ledger:
 
     def touch(self, replica: Replica, at_s: float) -> None:
         """It was used just now: keep-alive begins again when nothing holds it."""
-        replica.last_used_s = at_s
-        lazy = replica.keep_alive_s is None or (replica.key, replica.place) in self.capacity.pins
-        self.keep_until(replica, None if replica.held or lazy else at_s + (replica.keep_alive_s or 0.0))
+        self._begin_keep_alive(replica, at_s)
         self.recount(replica)
 
     def seal(self, replica: Replica, at_s: float, why: str) -> None:
         """Its bytes are there."""
-        replica.filled_at_s = replica.last_used_s = at_s
+        replica.filled_at_s = at_s
+        self._begin_keep_alive(replica, at_s)
         self.capacity.used(replica)
         self.step(replica, State.SEALED, at_s, why)
-        self.touch(replica, at_s)
 
     # -- time ------------------------------------------------------------------------------------------------------
+
+    def _begin_keep_alive(self, replica: Replica, at_s: float) -> None:
+        replica.last_used_s = at_s
+        lazy = replica.keep_alive_s is None or (replica.key, replica.place) in self.capacity.pins
+        self.keep_until(replica, None if replica.held or lazy else at_s + (replica.keep_alive_s or 0.0))
 
     def keep_until(self, replica: Replica, at_s: float | None) -> None:
         """Set when keep-alive ends. A replica has one entry in `due` at a time, or one more when it comes earlier."""
