@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 #: Errors after which the next place in order of preference is tried: this one cannot serve, at all or now.
 _CANNOT_SERVE = (NotSupportedError, CapacityError, DeviceLostError, InUseError)
 _FALLBACKS = (None, "load")
+#: Of a model's name or a file's path.
+_MOST_LETTERS = 4096
 #: Seconds between two tries to reach a daemon that is worth waiting for.
 _RETRY_S = 0.02
 
@@ -161,6 +163,7 @@ class Session:
 
         Call it before importing a framework: the daemon loads while Python imports.
         """
+        _check_name(name)
         message: Message = {"op": "prefetch", "model": name}
         if place is not None:
             message["place"] = place
@@ -176,6 +179,7 @@ class Session:
     ) -> Weights:
         if fallback not in _FALLBACKS:
             raise CallerError(f"fallback is {fallback!r}; it must be None or 'load'")
+        _check_name(name)
         deadline = Deadline(deadline_s)
         if place is None or isinstance(place, str):
             return self._open_at(message, name, place, deadline, fallback)
@@ -368,6 +372,18 @@ def _watch_connection(reference: weakref.ref[Session], mappings: MappedImages, c
 
     watch(reference)
     outlive(mappings, connection)
+
+
+def _check_name(name: object) -> None:
+    """Raise CallerError here for what the daemon would end the whole session for."""
+    if not isinstance(name, str) or not 0 < len(name) <= _MOST_LETTERS or "\0" in name:
+        raise CallerError(
+            f"{name!r:.100} is no name of a model or file: that is text of 1 to {_MOST_LETTERS} characters"
+        )
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise CallerError(f"{name!r:.100} holds half of a surrogate pair, which is no text") from error
 
 
 def connect(

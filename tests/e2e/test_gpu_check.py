@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trims_bench.gpu import needs
+from trims_bench.gpu import leavings, needs
 from trims_bench.gpu.needs import Need
 from trims_bench.gpu.parts import PARTS, STAGE_S, STAGES, plan
+from trims_bench.gpu.summary import status as summary_status
+from trims_bench.gpu.summary import summary
 
+from trims.daemon.main import shm_prefix
+from trims.memory import shm
 from trims.memory.cuda.api import Device
 from trims.testing.fake_cuda import CONTEXT_BYTES, make_devices
 
@@ -172,9 +176,9 @@ def test_the_end_of_the_run_says_what_was_missed(whole: tuple[int, str, dict[str
     assert status == (3 if missed else 0)
     assert out.count("MISSED") == len(missed)
     assert f"12 of 15 parts have results, {len(missed)} bars missed" in out
-    summary = out[out.index("gpu.json:\n") :].splitlines()
-    assert 30 < len(summary) <= 41, "what was not shown is said, too, and it can be read at one look"
-    assert sum("not shown: " in line for line in summary) == 9
+    lines_of_summary = out[out.index("gpu.json:\n") :].splitlines()
+    assert 30 < len(lines_of_summary) <= 41, "what was not shown is said, too, and it can be read at one look"
+    assert sum("not shown: " in line for line in lines_of_summary) == 9
 
 
 def test_a_device_without_descriptors_is_examined_by_what_it_has(folder: Path) -> None:
@@ -295,6 +299,74 @@ def test_each_test_is_in_the_file_as_soon_as_it_has_ended(folder: Path) -> None:
     assert all(each["why"] and each["seconds"] >= 0 for each in results)
     assert status == 1
     assert "FAILED" in out
+
+
+def values(**found: Any) -> dict[str, Any]:
+    return {"finished": True, "cuda": "driver", "experiments": {"2 x": {"seconds": 1}}, **found}
+
+
+def part_of_tests(failures: int, **found: Any) -> dict[str, Any]:
+    results = [{"test": f"tests/t.py::t{n}", "outcome": "failed", "why": "E  no"} for n in range(failures)]
+    return {"tests": failures + 3, "failures": failures, "skipped": 0, "results": results, **found}
+
+
+def test_tests_that_hung_or_never_began_are_no_success() -> None:
+    assert summary_status(values(tests=part_of_tests(0))) == 0
+    assert summary_status(values(tests=part_of_tests(0, error="it took longer than 240 s"))) == 1
+    assert summary_status(values(tests={**part_of_tests(0), "tests": 0, "unavailable": "no time was left"})) == 1
+    assert summary_status({"finished": True, "tests": part_of_tests(0)}) == 0, "tests alone are a result"
+    assert summary_status({**values(), "out_of_time": True}) == 1
+
+
+def test_an_experiment_that_failed_by_one_way_of_sharing_is_said_and_is_no_success() -> None:
+    found = values(experiments={"3 open cost": {"vmm": {"error": "LostPeerError: ended"}, "ipc": {"1": {}}}})
+    assert summary_status(found) == 1
+    assert "3 open cost: FAILED by vmm: LostPeerError: ended" in summary(found)
+
+
+def test_many_failed_tests_hide_no_bar_and_not_the_last_line() -> None:
+    line = {"what": "w", "value": 2.0, "unit": "x", "bar": "<= 1", "met": False, "raw": {}}
+    found = values(tests=part_of_tests(60), figures={"a figure": {"lines": [line] * 20}})
+    lines = summary(found)
+    assert len(lines) <= 40
+    assert sum("MISSED" in each for each in lines) == 20
+    assert lines[-1] == "2 of 2 parts have results, 20 bars missed"
+    assert sum("FAILED" in each for each in lines) >= 5
+
+
+def test_a_run_on_a_stand_in_says_that_nothing_was_shown_on_a_device() -> None:
+    assert "nothing below was shown on a device" in summary({**values(), "cuda": "fake:/x", "tiny": True})[0]
+
+
+def test_the_segments_of_a_daemon_that_was_killed_with_its_part_are_freed(folder: Path) -> None:
+    """No later daemon adopts them: their state folder goes with the check."""
+    ours, theirs = folder / "work" / "part-1" / "state", folder / "elsewhere"
+    for state in (ours, theirs):
+        state.mkdir(parents=True)
+        (state / "catalog.db").touch()
+        segment = shm.PosixShm(shm_prefix(state)).create("label", 4096)
+        os.close(segment.fd)
+    leavings.remove(folder / "work")
+    assert list(shm.names(shm_prefix(ours))) == []
+    assert not (folder / "work" / "part-1").exists()
+    (left,) = shm.names(shm_prefix(theirs))
+    shm.unlink(left)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only", "3,nonsense"], "stage all has no part nonsense; it has f, 2, 3"),
+        (["--stage", "flow", "--only", "f"], "stage flow has no part f; it has c, 7, a, 6"),
+        (["--limit-s", "nan"], "--limit-s is nan; it must not be negative"),
+        (["--most-bytes", "-5"], "--most-bytes is -5; it must not be negative"),
+    ],
+)
+def test_an_option_that_cannot_be_meant_is_refused(folder: Path, words: list[str], said: str) -> None:
+    done = subprocess.run(command(folder, "fake:/x", *words), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert said in " ".join(done.stderr.split())
+    assert not (folder / "gpu.json").exists()
 
 
 # -- what it needs -------------------------------------------------------------------------------------------------

@@ -42,7 +42,8 @@ class Held:
         digest: blake3 of all bytes; empty until sealed.
         head_fd: Descriptor of the head; -1 until the image is filled.
         filled: True when every byte is on the device.
-        freeing: Lock held while the memory is freed, so that it is freed once.
+        in_use: Lock held while the memory is written, sealed, read by the keeper itself, or freed: one after the other,
+            whichever connections ask for it.
         going: True while the memory is being freed: no other order may use the image.
     """
 
@@ -53,8 +54,14 @@ class Held:
     digest: str = ""
     head_fd: int = -1
     filled: bool = False
-    freeing: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    in_use: threading.Lock = field(default_factory=threading.Lock, repr=False)
     going: bool = False
+
+    def take_head(self, fd: int) -> None:
+        """Every byte is there, and this is the head that describes them."""
+        if self.head_fd >= 0:
+            os.close(self.head_fd)
+        self.head_fd, self.filled = fd, True
 
 
 class Keeper:
@@ -102,20 +109,16 @@ class Keeper:
 
         Raises ImageError if the file is no image or too short. The image then stays unfilled: fill it again or free it.
         """
-        held = self._find(number)
-        if held.key:
-            raise CallerError(f"image {number} is sealed")
-        _check_length(fd, held.nbytes)
-        head = make_head(fd, held.nbytes)
-        try:
-            with self._in_context():
-                self._mover.copy_in(fd, held.nbytes, held.allocation.address, on_progress)
-        except BaseException:
-            os.close(head)
-            raise
-        if held.head_fd >= 0:
-            os.close(held.head_fd)
-        held.head_fd, held.filled = head, True
+        with self._writing(number) as held:
+            _check_length(fd, held.nbytes)
+            head = make_head(fd, held.nbytes)
+            try:
+                with self._in_context():
+                    self._mover.copy_in(fd, held.nbytes, held.allocation.address, on_progress)
+            except BaseException:
+                os.close(head)
+                raise
+            held.take_head(head)
 
     def copy(self, number: int, export: Export, head_fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         """Copy a sealed image from another keeper, whose device must be a peer of this one.
@@ -129,53 +132,53 @@ class Keeper:
         Raises:
             NotSupportedError: The devices cannot reach each other.
         """
-        held = self._find(number)
-        if held.key:
-            raise CallerError(f"image {number} is sealed")
-        _check_length(head_fd, held.nbytes)
-        if export.size_bytes < held.nbytes:
-            raise ImageError(f"the export has {export.size_bytes} bytes, the image {held.nbytes}")
-        with self._in_context():
-            theirs = device_memory(export.driver, self._cuda, self.device)
-            opened = theirs.open(export, peer=True)
-            try:
-                self._mover.copy_across(opened.address, held.nbytes, held.allocation.address, on_progress)
-            finally:
-                theirs.close(opened)
-        if held.head_fd >= 0:
-            os.close(held.head_fd)
-        held.head_fd, held.filled = os.dup(head_fd), True
+        with self._writing(number) as held:
+            _check_length(head_fd, held.nbytes)
+            if export.size_bytes < held.nbytes:
+                raise ImageError(f"the export has {export.size_bytes} bytes, the image {held.nbytes}")
+            with self._in_context():
+                theirs = device_memory(export.driver, self._cuda, self.device)
+                opened = theirs.open(export, peer=True)
+                try:
+                    self._mover.copy_across(opened.address, held.nbytes, held.allocation.address, on_progress)
+                finally:
+                    theirs.close(opened)
+            held.take_head(os.dup(head_fd))
 
     def seal(self, number: int, key: str, digest: str) -> None:
         """Seal an image: from now on it can be exported and is not written any more."""
-        held = self._find(number)
-        if not held.filled or held.key:
-            raise CallerError(f"image {number} cannot be sealed: it is {'sealed' if held.key else 'not filled'}")
-        with self._in_context():
-            self.memory.seal(held.allocation)
-        held.digest, held.key = digest, key
+        if not self._find(number).filled:
+            raise CallerError(f"image {number} cannot be sealed: it is not filled")
+        with self._writing(number) as held:
+            with self._in_context():
+                self.memory.seal(held.allocation)
+            held.digest, held.key = digest, key
 
     def export(self, number: int) -> tuple[Export, int]:
-        """What a borrower needs: the memory, whose descriptor the caller closes, and the head, not to be closed."""
-        held = self._sealed(number)
-        with self._reaching(held):
-            return self.memory.export(held.allocation), held.head_fd
+        """What a borrower needs: the memory, and a descriptor of the head. The caller closes both."""
+        with self._using(number) as held, self._reaching(held):
+            exported = self.memory.export(held.allocation)
+            try:
+                return exported, os.dup(held.head_fd)
+            except BaseException:
+                exported.close()
+                raise
 
     def read(self, number: int, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         """Copy a sealed image into a file that is at least as long."""
-        held = self._sealed(number)
-        _check_length(fd, held.nbytes)
-        with self._reading(held) as address:
+        with self._reading(number) as (held, address):
+            _check_length(fd, held.nbytes)
             self._mover.copy_out(address, held.nbytes, fd, on_progress)
 
     def digest(self, number: int) -> str:
         """blake3 of the bytes that lie on the device now, in hex."""
-        held = self._sealed(number)
-        with self._reading(held) as address:
+        with self._reading(number) as (held, address):
             return self._mover.digest(address, held.nbytes)
 
     def free(self, number: int) -> None:
-        """Free an image. Idempotent. For `ipc` the caller must make sure that no borrower has the memory open.
+        """Free an image, once no other order uses it. Idempotent.
+
+        For `ipc` the caller must make sure that no borrower has the memory open.
 
         If the driver refuses, the image stays, and `free` may be called again.
         """
@@ -183,7 +186,7 @@ class Keeper:
             held = self._held.get(number)
         if held is None:
             return
-        with held.freeing:
+        with held.in_use:
             if number not in self._held:  # another thread has freed it meanwhile
                 return
             held.going = True
@@ -280,11 +283,35 @@ class Keeper:
         return self._in_context() if self.memory.sealed_needs_context or not held.key else nullcontext()
 
     @contextmanager
-    def _reading(self, held: Held) -> Iterator[int]:
-        with self._in_context():
+    def _writing(self, number: int) -> Iterator[Held]:
+        """An image that is not sealed, for one order alone. Raises CallerError while another order uses it."""
+        held = self._find(number)
+        if not held.in_use.acquire(blocking=False):
+            raise CallerError(f"image {number} is used by another order just now; wait for its answer")
+        try:
+            self._find(number)  # it may have been freed just before
+            if held.key:
+                raise CallerError(f"image {number} is sealed")
+            yield held
+        finally:
+            held.in_use.release()
+
+    @contextmanager
+    def _using(self, number: int) -> Iterator[Held]:
+        """A sealed image that is not freed within the block."""
+        held = self._find(number)
+        with held.in_use:
+            self._find(number)
+            if not held.key:
+                raise CallerError(f"image {number} is not sealed yet")
+            yield held
+
+    @contextmanager
+    def _reading(self, number: int) -> Iterator[tuple[Held, int]]:
+        with self._using(number) as held, self._in_context():
             opened = self.memory.reading(held.allocation)
             try:
-                yield opened.address
+                yield held, opened.address
             finally:
                 self.memory.close(opened)
 
@@ -293,12 +320,6 @@ class Keeper:
             held = self._held.get(number)
         if held is None or held.going:
             raise CallerError(f"this keeper holds no image {number}")
-        return held
-
-    def _sealed(self, number: int) -> Held:
-        held = self._find(number)
-        if not held.key:
-            raise CallerError(f"image {number} is not sealed yet")
         return held
 
 

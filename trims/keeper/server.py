@@ -300,6 +300,7 @@ class _Connection:
             fds = [head_fd] if exported.fd < 0 else [head_fd, exported.fd]
             self._say(export_message(exported), fds)
         finally:
+            os.close(head_fd)
             exported.close()
 
     def _read(self, order: Read, fds: list[int]) -> None:

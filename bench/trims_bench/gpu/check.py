@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from trims.cli.doctor_gpu import gpu_findings
 from trims.core.units import format_seconds
 from trims.daemon.config import build_config
-from trims_bench.gpu import processes
+from trims_bench.gpu import leavings, processes
 from trims_bench.gpu.lines import UNAVAILABLE
 from trims_bench.gpu.needs import missing
 from trims_bench.gpu.part import rig_as_text
@@ -39,6 +39,8 @@ _NOT_BEGUN = "the check ended before this part began"
 _NOT_ENDED = "the check ended while this part ran"
 _ASKED = "name,uuid,driver_version,persistence_mode,pcie.link.gen.current,pcie.link.width.current,memory.total"
 _MOST_KEPT = 20_000
+#: For what is asked of the machine before the parts: a sick driver may not answer.
+_ASK_S = 10.0
 
 
 class Record:
@@ -74,21 +76,26 @@ class Record:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if there are results, nothing failed and every bar that could be taken is met; 3 if one is missed; else 1."""
-    options = _parse(arguments)
+    began_s, options = time.monotonic(), _parse(arguments)
     parts = plan(options.stage, options.only.split(",") if options.only else (), tests=not options.no_tests)
     signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
     processes.adopt_orphans()
     with tempfile.TemporaryDirectory(prefix="trims-gpu-check-", dir=options.work) as work:
         kind = _fake(Path(work)) if options.fake else options.cuda
         rig = Rig(kind, _sizes(options), Path(work))
-        record = Record(options.out, _about(rig, options.stage))
+        record = Record(options.out, {"stage": options.stage, "cuda": rig.kind, "tiny": rig.sizes == TINY})
+        known = [(part, record.begin(part)) for part in parts]
+        record.write()  # at once: what an earlier run left there is not taken for this one's
         try:
-            _run(rig, record, parts, options)
+            record.values.update(_about(rig))
+            _run(rig, record, known, began_s + options.limit_s, options)
             record.values["finished"] = True
         except KeyboardInterrupt:
             record.values["interrupted"] = True
         finally:
             processes.end_descendants()
+            leavings.remove(rig.work)
             record.write()
     print(f"\n{options.out}:", *summary(record.values), sep="\n")
     return status(record.values)
@@ -108,6 +115,14 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-tests", action="store_true", help="experiments and figures only")
     parser.add_argument("--only", help="parts of the stage, with commas between: 1,3,a,tests")
     options = parser.parse_args(arguments)
+    unknown = set(options.only.split(",")) - set(STAGES[options.stage]) if options.only else set()
+    if unknown:
+        parser.error(f"--only: stage {options.stage} has no part {', '.join(sorted(unknown))}; it has "
+                     f"{', '.join(STAGES[options.stage])}")  # fmt: skip
+    for name in ("limit_s", "part_s", "most_bytes"):
+        value = getattr(options, name)
+        if value is not None and not value >= 0:
+            parser.error(f"--{name.replace('_', '-')} is {value}; it must not be negative")
     if options.limit_s is None:
         options.limit_s = STAGE_S * (len(STAGES) - 1 if options.stage == "all" else 1)
     return options
@@ -134,23 +149,23 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 # -- parts ---------------------------------------------------------------------------------------------------------
 
 
-def _run(rig: Rig, record: Record, parts: Sequence[Part], options: argparse.Namespace) -> None:
-    end_s = time.monotonic() + options.limit_s
-    known = [(part, record.begin(part)) for part in parts]
+def _run(
+    rig: Rig, record: Record, known: Sequence[tuple[Part, dict[str, Any]]], end_s: float, options: argparse.Namespace
+) -> None:
     record.write()
-    whole = sum(part.expected_s for part in parts)
-    print(
-        f"{len(parts)} parts, some {format_seconds(whole)}; ended after {format_seconds(options.limit_s)}", flush=True
-    )
+    whole = format_seconds(sum(part.expected_s for part, _ in known))
+    print(f"{len(known)} parts, some {whole}; ended after {format_seconds(options.limit_s)}", flush=True)
     for part, found in known:
         left_s = end_s - time.monotonic()
         if left_s <= 0:
             found[UNAVAILABLE] = f"no time was left of --limit-s {options.limit_s:g}"
+            record.values["out_of_time"] = True
             record.write()
             continue
         limit_s = min(left_s, part.limit_s if options.part_s is None else options.part_s)
         print(f"{part.name}: some {part.expected_s:g} s, at most {limit_s:.0f} s ...", flush=True)
         _take(part, rig, record, found, limit_s)
+        leavings.remove(rig.work)
 
 
 def _take(part: Part, rig: Rig, record: Record, found: dict[str, Any], limit_s: float) -> None:
@@ -193,21 +208,18 @@ def _note(found: dict[str, Any], told: Mapping[str, Any]) -> None:
 # -- the machine ---------------------------------------------------------------------------------------------------
 
 
-def _about(rig: Rig, stage: str) -> dict[str, Any]:
+def _about(rig: Rig) -> dict[str, Any]:
     return {
-        "stage": stage,
         "machine": machine(),
         "versions": versions(),
         "commit": commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "cuda": rig.kind,
-        "tiny": rig.sizes == TINY,
         "missing": {need.name: state for need, state in missing()},
         "doctor": _doctor(rig),
         "nvidia_smi": _said(["nvidia-smi", "-q"]),
         "link": _said(["nvidia-smi", f"--query-gpu={_ASKED}", "--format=csv"]),
         "bar1": _said(["nvidia-smi", "-q", "-d", "MEMORY"]),
-        "xids": [line for line in _said(["dmesg"]).splitlines() if "Xid" in line][-50:],
+        "xids": _said(["sh", "-c", "dmesg 2>&1 | grep -E 'Xid|dmesg:' | tail -50"]) or "none",
     }
 
 
@@ -222,7 +234,7 @@ def _doctor(rig: Rig) -> list[dict[str, str]] | str:
 
 def _said(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_ASK_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return (done.stdout or done.stderr)[-_MOST_KEPT:]

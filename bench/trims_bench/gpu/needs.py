@@ -72,7 +72,7 @@ _BRING = (
     "clone does not have it)"
 )
 #: Distributions of one package, by how their names begin: wheels for CUDA have names of their own.
-_ALSO = {"cupy": "cupy-", "onnxruntime": "onnxruntime-gpu"}
+_ALSO = {"cupy": ("cupy-cuda", "cupy-rocm"), "onnxruntime": ("onnxruntime-gpu",)}
 #: Never carried, though trims needs it: torch brings it.
 _EXPECTED = ("numpy",)
 
@@ -125,7 +125,11 @@ def bring(wheels: Path, site: Path) -> bool:
     lacking = {_plain(need.name) for need, _ in missing()}
     for wheel in sorted(wheels.glob("*.whl")):
         if _plain(wheel.name.partition("-")[0]) in lacking:
-            unpack(wheel, site)
+            try:
+                unpack(wheel, site)
+            except zipfile.BadZipFile as error:
+                print(f"{wheel} is damaged ({error}); {_BRING}", file=sys.stderr)
+                return False
     _describe_trims(site)
     sys.path.insert(0, str(site))
     return say_missing()

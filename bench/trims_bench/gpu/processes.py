@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PR_SET_CHILD_SUBREAPER = 36
 _READ_BYTES = 1 << 16
+_END_S = 20.0
 
 
 def adopt_orphans() -> None:
@@ -57,7 +58,8 @@ def run(command: Sequence[str], limit_s: float, hear: Callable[[str], None]) -> 
             os.close(writing)
         end_descendants()
         if process is not None:
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
 
 
 def _hear_all(process: subprocess.Popen[bytes], fd: int, until_s: float, hear: Callable[[str], None]) -> bool:
@@ -89,14 +91,16 @@ def _descriptor_of(process: subprocess.Popen[bytes]) -> Iterator[int]:
 
 
 def end_descendants() -> None:
-    """Kill every descendant of this process, and wait until none is left."""
-    while descendants := _descendants():
+    """Kill every descendant of this process, and wait until none is left; one that hangs in a driver is given up."""
+    until_s = time.monotonic() + _END_S
+    while (descendants := _descendants()) and time.monotonic() < until_s:
         for pid in descendants:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         for pid in descendants:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
 
 
 def _descendants() -> list[int]:

@@ -10,30 +10,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _MOST_LINES = 40
+#: Lines of failed tests at least, however many bars there are.
+_FEW_TESTS = 6
 _WIDTH = 118
 _VERDICTS = {None: "taken", True: "reached", False: "MISSED"}
 
 
 def summary(values: Mapping[str, Any]) -> list[str]:
     """The lines. What does not fit is counted in the last one."""
-    lines = list(_lines(values))
-    more = len(lines) - _MOST_LINES
-    if more > 0:
-        lines = [*lines[: _MOST_LINES - 1], f"... and {more + 1} lines more in the file"]
+    tests, others, last = list(_of_tests(values)), list(_of_parts(values)), _last(values)
+    room = max(_FEW_TESTS, _MOST_LINES - len(others) - 1)
+    lines = [*_cut(tests, room), *_cut(others, _MOST_LINES - 1 - min(len(tests), room)), last]
     return [line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..." for line in lines]
+
+
+def _cut(lines: list[str], most: int) -> list[str]:
+    return lines if len(lines) <= most else [*lines[: most - 1], f"... and {len(lines) - most + 1} more in the file"]
 
 
 def status(values: Mapping[str, Any]) -> int:
     """0 if there are results, nothing failed and every bar that could be taken is met; 3 if one is missed; else 1."""
-    parts = _parts(values)
-    failed = [name for name, part in parts.items() if "error" in part] or values.get("tests", {}).get("failures")
-    if not any(map(_has_result, parts.values())) or failed or not values["finished"]:
+    parts, tests = _parts(values), values.get("tests", {})
+    failed = [name for name, part in parts.items() if _errors(part)]
+    untested = bool(tests) and (tests["failures"] or not tests["tests"] or _why(tests))
+    shown = any(map(_has_result, parts.values())) or (tests and not untested)
+    if not shown or failed or untested or not values["finished"] or values.get("out_of_time"):
         return 1
     return 3 if _missed(parts) else 0
 
 
-def _lines(values: Mapping[str, Any]) -> Iterator[str]:
-    parts = _parts(values)
+def _of_tests(values: Mapping[str, Any]) -> Iterator[str]:
     tests = values.get("tests")
     if tests:
         counted = f"{tests['tests']} run, {tests['failures']} failed, {tests['skipped']} skipped"
@@ -41,20 +47,44 @@ def _lines(values: Mapping[str, Any]) -> Iterator[str]:
         for test in tests.get("results", ()):
             if test["outcome"] == "failed":
                 yield f"  FAILED {test['test'].rpartition('/')[2]}: {test.get('why', '').strip().splitlines()[-1:]}"
-    whole = [name.partition(" ")[0] for name, part in parts.items() if not part.get("lines") and not _why(part)]
+
+
+def _of_parts(values: Mapping[str, Any]) -> Iterator[str]:
+    parts = _parts(values)
+    if values.get("cuda", "driver") != "driver" or values.get("tiny"):
+        yield f"driver {values.get('cuda', '')!r}, tiny sizes: nothing below was shown on a device"
+    whole = [name.partition(" ")[0] for name, part in parts.items() if _is_whole(part)]
     if whole:
         yield f"{', '.join(whole)}: taken; their results are in the file"
     for name, part in parts.items():
-        lines = part.get("lines", ())
-        if not lines and _why(part):
-            yield f"{name}:{_why(part)}"
-        for line in lines:
+        for line in part.get("lines", ()):
             yield f"{name}: {_said(line)}"
-        if lines and _why(part):
+        if _why(part):
             yield f"{name}:{_why(part)}"
+        for where, error in _nested_errors(part):
+            yield f"{name}: FAILED by {where}: {error}"
+
+
+def _last(values: Mapping[str, Any]) -> str:
+    parts = _parts(values)
     taken = sum(map(_has_result, parts.values()))
     ended = "" if values["finished"] else "; THE RUN WAS ENDED BEFORE ITS END"
-    yield f"{taken} of {len(parts)} parts have results, {len(_missed(parts))} bars missed{ended}"
+    late = "; NO TIME WAS LEFT FOR ALL PARTS" if values.get("out_of_time") else ""
+    return f"{taken} of {len(parts)} parts have results, {len(_missed(parts))} bars missed{ended}{late}"
+
+
+def _is_whole(part: Mapping[str, Any]) -> bool:
+    return not part.get("lines") and not _why(part) and not _nested_errors(part)
+
+
+def _errors(part: Mapping[str, Any]) -> list[str]:
+    return ([part["error"]] if "error" in part else []) + [error for _, error in _nested_errors(part)]
+
+
+def _nested_errors(part: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of an experiment that is made by each way of sharing: the ways that failed."""
+    ways = [(name, way) for name, way in part.items() if isinstance(way, dict)]
+    return [(name, str(way["error"])) for name, way in ways if "error" in way]
 
 
 def _said(line: Mapping[str, Any]) -> str:
@@ -80,6 +110,6 @@ def _missed(parts: Mapping[str, Any]) -> list[Any]:
 
 def _has_result(part: Mapping[str, Any]) -> bool:
     """Not of a figure of which nothing could be taken."""
-    if "error" in part or UNAVAILABLE in part:
+    if _errors(part) or UNAVAILABLE in part:
         return False
     return "lines" not in part or any(line["met"] != UNAVAILABLE for line in part["lines"])

@@ -13,6 +13,7 @@ from trims_client import connect
 
 from trims.core.errors import (
     BadMessageError,
+    CallerError,
     ImageError,
     ModelNotFoundError,
 )
@@ -168,3 +169,17 @@ def test_a_restarted_daemon_that_hangs_does_not_hang_a_close(
         assert hung.wait(WAIT_S)
         assert weights["w"].size
         weights.close()
+
+
+@pytest.mark.parametrize("name", ["", "a\0", "\ud800", "x" * 5000, 5, None, b"m"])
+def test_a_name_that_is_none_is_refused_before_it_costs_the_session(door: Door, folder: Path, name: Any) -> None:
+    """The daemon ends a session for such a message, and with it the requests of other threads."""
+    heard: list[Message] = []
+    door.serves(lambda peer: peer.listen_to_the_end(heard))
+    with connect(folder) as session:
+        for ask in (session.open, session.prefetch):
+            with pytest.raises(CallerError, match=r"is no name of a model or file|no text") as raised:
+                ask(name)
+            assert not raised.value.retryable
+    door.end()
+    assert [message["op"] for message in heard if message["op"] != "hello"] == []

@@ -38,6 +38,7 @@ def test_the_head_describes_the_image_and_takes_hardly_any_memory(
     for change in (lambda: os.pwrite(head_fd, b"x", 0), lambda: os.truncate(f"/proc/self/fd/{head_fd}", 0)):
         with pytest.raises(OSError, match=r"Bad file descriptor|not permitted"):
             change()
+    os.close(head_fd)
 
 
 @pytest.mark.parametrize("keep", [0, 7, 100, 4096])

@@ -28,7 +28,8 @@ def test_a_borrower_reads_the_image_that_was_filled(
     fd, data = image()
     number = put(keeper, fd, len(data))
     with Borrower(kind, UUID, driver) as borrower:
-        exported, _ = keeper.export(number)
+        exported, head_fd = keeper.export(number)
+        os.close(head_fd)
         borrower.open(exported)
         for offset in (0, CHUNK_BYTES - 7, len(data) - 16):
             assert borrower.read(offset, 16) == data[offset : offset + 16]
@@ -41,7 +42,8 @@ def test_no_thread_keeps_the_context_of_a_keeper(keeper: Keeper, image: Callable
     number = put(keeper, fd, len(data))
     assert current() is None
     keeper.rest()
-    exported, _ = keeper.export(number)
+    exported, head_fd = keeper.export(number)
+    os.close(head_fd)
     exported.close()
     keeper.free(number)
     assert current() is None
@@ -183,7 +185,8 @@ def test_a_sealed_image_is_exported_and_freed_on_a_device_that_others_filled(
     taken = stranger.allocate(stranger.memory()[0])
     with pytest.raises(CapacityError):
         keeper.room()
-    exported, _ = keeper.export(number)
+    exported, head_fd = keeper.export(number)
+    os.close(head_fd)
     exported.close()
     keeper.free(number)
     assert keeper.held() == []
@@ -276,6 +279,8 @@ def test_an_image_is_copied_from_a_peer_with_its_head(
     copied, copied_head = here.export(number)
     copied.close()
     assert os.pread(copied_head, 4096, 0) == os.pread(head_fd, 4096, 0)
+    os.close(copied_head)
+    os.close(head_fd)
 
 
 def test_a_device_that_is_no_peer_is_refused_and_nothing_is_filled(
@@ -288,5 +293,32 @@ def test_a_device_that_is_no_peer_is_refused_and_nothing_is_filled(
     with pytest.raises(NotSupportedError, match=f"{OTHER}, this process uses {UUID}"):
         here.copy(number, exported, head_fd)
     exported.close()
+    os.close(head_fd)
     with pytest.raises(CallerError, match="not filled"):
         here.seal(number, KEY, DIGEST)
+
+
+def test_an_image_that_is_being_filled_is_left_to_that_order(
+    keeper: Keeper, image: Callable[..., tuple[int, bytes]]
+) -> None:
+    """Another connection may name it: to free its memory under a running copy would end the keeper."""
+    fd, data = image()
+    number = keeper.create(len(data)).number
+    refused: list[str] = []
+
+    freed = threading.Thread(target=keeper.free, args=(number,))
+
+    def begin_to_free(done: int) -> None:
+        if not refused:
+            for order in (lambda: keeper.fill(number, fd), lambda: keeper.seal(number, KEY, DIGEST)):
+                with pytest.raises(CallerError, match=r"used by another order just now|not filled"):
+                    order()
+                refused.append("refused")
+            freed.start()
+        assert freed.is_alive(), "it waits for the copy to end"
+        assert done <= len(data)
+
+    keeper.fill(number, fd, begin_to_free)
+    freed.join()
+    assert refused == ["refused"] * 2
+    assert keeper.held() == []
