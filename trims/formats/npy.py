@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trims.core.errors import ArtifactError
 from trims.core.layout import element_count
 from trims.formats.base import check_options
-from trims.formats.npz import kind_of, read_header
+from trims.formats.npz import OneNumpyFile, kind_of, read_header
 from trims.image.plan import ImagePlan, SourceTensor, plan_image
 from trims.image.source import FileSpan, SourceFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     import numpy as np
@@ -23,32 +23,17 @@ _MAGIC = b"\x93NUMPY"
 _NAME = "arr_0"
 
 
-class NpyConverter:
+class NpyConverter(OneNumpyFile):
     """See the module."""
 
     format: ClassVar[str] = "npy"
     version: ClassVar[int] = 1
     host_specific: ClassVar[bool] = False
 
-    def needs_child(self, options: Mapping[str, Any]) -> bool:
-        """Always: numpy is not imported where others wait."""
-        del options
-        return True
-
-    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """None: the bytes do not depend on numpy's version."""
-        del options
-        return ()
-
     def claims(self, main: Path, first_bytes: bytes) -> bool:
         """By numpy's magic bytes."""
         del main
         return first_bytes.startswith(_MAGIC)
-
-    def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
-        """The one file."""
-        check_options(main, options, ())
-        return (SourceFile.look(main).path,)
 
     def plan(self, artifact: Artifact) -> ImagePlan:
         """Read the header; an array that lies as the image wants it is copied from file to file."""

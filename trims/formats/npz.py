@@ -45,15 +45,11 @@ _DTYPES = {
 }  # fmt: skip
 
 
-class NpzConverter:
-    """See the module."""
-
-    format: ClassVar[str] = "npz"
-    version: ClassVar[int] = 1
-    host_specific: ClassVar[bool] = False
+class OneNumpyFile:
+    """What converters of numpy's own files share: one file, and no options."""
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:
-        """Always: a hostile zip file may eat time and memory."""
+        """Always: a hostile zip file may eat time and memory, and numpy is not imported where others wait."""
         del options
         return True
 
@@ -62,6 +58,19 @@ class NpzConverter:
         del options
         return ()
 
+    def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
+        """The one file."""
+        check_options(main, options, ())
+        return (SourceFile.look(main).path,)
+
+
+class NpzConverter(OneNumpyFile):
+    """See the module."""
+
+    format: ClassVar[str] = "npz"
+    version: ClassVar[int] = 1
+    host_specific: ClassVar[bool] = False
+
     def claims(self, main: Path, first_bytes: bytes) -> bool:
         """A zip file whose first member is an array, or whose suffix says npz."""
         if not first_bytes.startswith(_ZIP_MAGIC) or len(first_bytes) < _LOCAL_HEADER.size:
@@ -69,11 +78,6 @@ class NpzConverter:
         name_bytes, _ = _LOCAL_HEADER.unpack_from(first_bytes)
         name = first_bytes[_LOCAL_HEADER.size : _LOCAL_HEADER.size + name_bytes]
         return name.endswith(b".npy") or main.suffix == ".npz"
-
-    def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
-        """The one file."""
-        check_options(main, options, ())
-        return (SourceFile.look(main).path,)
 
     def plan(self, artifact: Artifact) -> ImagePlan:
         """Read the headers of all members."""
