@@ -21,6 +21,8 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from trims_client import background
+
 #: Values of DLDeviceType.
 CPU = 1
 CUDA = 2
@@ -125,6 +127,7 @@ class _Collecting:
         self.lock = threading.RLock()
         self.none_left = threading.Event()
         self.thread: threading.Thread | None = None
+        self.gate = background.gate()
 
     def start(self) -> None:
         """Start the thread if there is none. Called under the lock."""
@@ -139,11 +142,12 @@ class _Collecting:
     def _run(self) -> None:
         while True:
             self.none_left.wait(_EVERY_S)
-            collect()
-            with self.lock:
-                if not _loans:
-                    self.thread = None
-                    return
+            with self.gate:
+                collect()
+                with self.lock:
+                    if not _loans:
+                        self.thread = None
+                        return
 
 
 _collecting = _Collecting()

@@ -25,6 +25,7 @@ from trims.core.errors import (
     NotSupportedError,
 )
 from trims.wire.address import ATTACH_SOCKET, default_runtime_dir
+from trims_client import background
 from trims_client.channel import ends_session
 from trims_client.connection import GRACE_S, Connection, Deadline, log
 from trims_client.mappings import MappedImages
@@ -299,10 +300,11 @@ class Session:
         with self._mappings.lock:
             if not self._watched:
                 self._watched = True
-                given = (weakref.ref(self), self._mappings, self._connection)
+                gate = background.gate()
+                given = (weakref.ref(self), self._mappings, self._connection, gate)
                 watcher = threading.Thread(target=_watch_connection, args=given, name="trims-watch", daemon=True)
                 # In another thread, because `start` waits until the new thread runs: a third of a first open.
-                _thread.start_new_thread(_start, (watcher,))
+                _thread.start_new_thread(_start, (watcher, gate))
 
     def _flush(self) -> None:
         """Process the daemon's events and send the closes of given-up leases, without waiting. Never raises.
@@ -360,18 +362,22 @@ class Session:
         return f"<Session at {self._path}: {'closed' if self.closed else 'open'}>"
 
 
-def _start(watcher: threading.Thread) -> None:
-    try:
-        watcher.start()
-    except RuntimeError:  # the interpreter is ending, and the connection with it
-        return
+def _start(watcher: threading.Thread, gate: threading.Lock) -> None:
+    with gate:
+        try:
+            watcher.start()
+        except RuntimeError:  # the interpreter is ending, and the connection with it
+            return
 
 
-def _watch_connection(reference: weakref.ref[Session], mappings: MappedImages, connection: Connection) -> None:
-    from trims_client.watch import outlive, watch
+def _watch_connection(
+    reference: weakref.ref[Session], mappings: MappedImages, connection: Connection, gate: threading.Lock
+) -> None:
+    with gate:
+        from trims_client.watch import outlive, watch
 
-    watch(reference)
-    outlive(mappings, connection)
+    watch(reference, gate)
+    outlive(mappings, connection, gate)
 
 
 def _check_name(name: object) -> None:

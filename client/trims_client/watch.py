@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from trims.core.errors import TrimsError
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
     from trims_client.channel import Channel
@@ -44,44 +45,54 @@ class Watched(Protocol):
         ...
 
 
-def watch(reference: Callable[[], Watched | None]) -> None:
+def watch(reference: Callable[[], Watched | None], gate: threading.Lock) -> None:
     """Wait for the connection to end, then connect again, for as long as the session lives.
 
     While the daemon is away, or ends each connection before its greeting, the pauses between tries grow from
     `_FIRST_RETRY_S` to `_LONGEST_RETRY_S`.
+
+    Args:
+        reference: Gives the session, or None when it is gone.
+        gate: Held while this thread works; see `trims_client.background`.
     """
     retry_s = _FIRST_RETRY_S
     while True:
-        session = reference()
-        if session is None or session.closed:
-            return
-        channel = session._channel
-        if channel is not None and not channel.broken:
-            session._flush()
-            del session
-            wait_for_end(channel)
+        with gate:
+            session = reference()
+            if session is None or session.closed:
+                return
+            channel = session._channel
+            waits = channel is not None and not channel.broken
+            if waits:
+                session._flush()
+            elif _connects(session):
+                continue
+            session = None
+        if channel is not None and waits:
+            wait_for_end(channel, gate)
             if not channel.broken or channel.boot:
                 retry_s = _FIRST_RETRY_S
                 continue
-        elif _connects(session):
-            continue
-        session = None
         time.sleep(retry_s)
         retry_s = min(_LONGEST_RETRY_S, retry_s * 2)
 
 
-def outlive(mappings: MappedImages, connection: Connection) -> None:
+def outlive(mappings: MappedImages, connection: Connection, gate: threading.Lock) -> None:
     """The session was dropped without a close: give back leases as its weights and arrays go, then end the connection.
 
     Returns at once if the session was closed. If the connection ends, its leases have ended with it.
     """
-    while (channel := connection.channel) is not None and not channel.broken:
-        mappings.close_dropped()
-        connection.flush()
-        if not mappings.held():
-            connection.close()
-            return
-        del channel
+    while True:
+        with gate:
+            channel = connection.channel
+            if channel is None or channel.broken:
+                return
+            mappings.close_dropped()
+            connection.flush()
+            if not mappings.held():
+                connection.close()
+                return
+            del channel
         time.sleep(_LONGEST_RETRY_S)
 
 
@@ -93,7 +104,7 @@ def _connects(session: Watched) -> bool:
     return True
 
 
-def wait_for_end(channel: Channel) -> None:
+def wait_for_end(channel: Channel, gate: threading.Lock) -> None:
     """Wait until the peer hangs up or the channel is closed, for `_WAKE_MS` at most; read events that have arrived.
 
     Returning regularly lets a session without references end. Arriving data does not wake this thread: data is mostly
@@ -102,9 +113,11 @@ def wait_for_end(channel: Channel) -> None:
     poller = select.poll()
     try:
         poller.register(channel.fileno(), select.POLLRDHUP)
-        if poller.poll(_WAKE_MS):
-            channel.read_to_end()
-        else:
-            channel.read_arrived()
+        ended = poller.poll(_WAKE_MS)
+        with gate:
+            if ended:
+                channel.read_to_end()
+            else:
+                channel.read_arrived()
     except (OSError, ValueError):  # closed here meanwhile
         return

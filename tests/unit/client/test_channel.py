@@ -187,7 +187,7 @@ def test_a_hang_up_that_the_watcher_sees_does_not_overtake_an_answer(
 
     monkeypatch.setattr(made, "_read_soon", read_when_the_watcher_has_seen_it)
     monkeypatch.setattr(made._turn, "wait", wait_and_tell)
-    watcher = threading.Thread(target=lambda: reading.wait(WAIT_S) and wait_for_end(made))
+    watcher = threading.Thread(target=lambda: reading.wait(WAIT_S) and wait_for_end(made, threading.Lock()))
     watcher.start()
     answer, fd = made.request({"op": "open", "model": "m"})
     os.close(fd)

@@ -44,15 +44,15 @@ def test_the_watcher_reads_only_if_no_other_thread_does(door: Door, monkeypatch:
     channel.tell({"op": "close", "lease": 1})
     assert said.wait(WAIT_S)
     channel._reading = 1
-    wait_for_end(channel)
+    wait_for_end(channel, threading.Lock())
     assert not channel.events
     channel._reading = 0
-    wait_for_end(channel)
+    wait_for_end(channel, threading.Lock())
     assert [event["lease"] for event in channel.events] == [1]
-    wait_for_end(channel)
+    wait_for_end(channel, threading.Lock())
     assert not channel._reading
     channel.close()
-    wait_for_end(channel)
+    wait_for_end(channel, threading.Lock())
 
 
 def test_the_watcher_reads_what_was_said_before_a_hang_up(
@@ -63,7 +63,7 @@ def test_the_watcher_reads_what_was_said_before_a_hang_up(
     made._slots[1] = slot
     made.tell({"op": "open", "model": "m", "id": 1})
     while not made.broken:
-        wait_for_end(made)
+        wait_for_end(made, threading.Lock())
     assert slot.answer is not None
     assert slot.answer["lease"] == 3
     os.close(slot.fd)
@@ -113,12 +113,12 @@ def test_pauses_grow_while_the_daemon_is_away_and_the_watch_ends_with_its_sessio
     pauses: list[float] = []
     monkeypatch.setattr("trims_client.watch.time.sleep", pauses.append)
     session: Any = Away(8)
-    watch(lambda: session)
+    watch(lambda: session, threading.Lock())
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0]
 
 
 def test_a_watch_whose_session_was_dropped_ends() -> None:
-    watch(lambda: None)
+    watch(lambda: None, threading.Lock())
 
 
 class Mapped:
@@ -144,8 +144,8 @@ def test_a_dropped_sessions_connection_ends_when_its_last_image_is_gone(
     connection.begin()
     pauses: list[float] = []
     monkeypatch.setattr("trims_client.watch.time.sleep", pauses.append)
-    outlive(mappings, connection)
+    outlive(mappings, connection, threading.Lock())
     assert len(pauses) == 2
     assert connection.closed
-    outlive(mappings, connection)  # it was closed: there is nothing to wait for
+    outlive(mappings, connection, threading.Lock())  # it was closed: there is nothing to wait for
     assert len(pauses) == 2
