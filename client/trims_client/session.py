@@ -116,7 +116,7 @@ class Session:
         self,
         name: str,
         *,
-        place: str | Sequence[str] | None = None,
+        place: str | Sequence[str] | None = "auto",
         deadline_s: float | None = None,
         fallback: Literal["load"] | None = None,
     ) -> Weights:
@@ -124,10 +124,11 @@ class Session:
 
         Args:
             name: As registered.
-            place: `cpu`, `gpu`, `gpu:N`, or None for what the manifest says. Several places are tried in order: the
-                next one if the daemon or this process cannot serve the model at a place (NotSupportedError,
-                CapacityError, DeviceLostError, InUseError). Then `Weights.fell_back` has the reason, and a warning is
-                logged. With a single place nothing falls back.
+            place: `auto` or None for the manifest's place; without one, wherever on the host the image lies now, in
+                shared memory or as a file on disk. `cpu`, `disk`, `gpu` or `gpu:N` for that place only. Several places
+                are tried in order: the next one if the daemon or this process cannot serve the model at a place
+                (NotSupportedError, CapacityError, DeviceLostError, InUseError). Then `Weights.fell_back` has the
+                reason, and a warning is logged. With a single place nothing falls back.
             deadline_s: Seconds to wait for the load and for room, for all places together, and for a daemon that is
                 being restarted. None waits for a load as long as it takes, but not for the leases of other sessions to
                 end, nor for a daemon.
@@ -146,7 +147,7 @@ class Session:
         self,
         path: str | os.PathLike[str],
         *,
-        place: str | Sequence[str] | None = None,
+        place: str | Sequence[str] | None = "auto",
         deadline_s: float | None = None,
         fallback: Literal["load"] | None = None,
     ) -> Weights:
@@ -159,16 +160,15 @@ class Session:
         absolute = os.path.abspath(path)
         return self._open({"op": "open", "path": absolute}, absolute, place, deadline_s, fallback)
 
-    def prefetch(self, name: str, *, place: str | None = None) -> None:
+    def prefetch(self, name: str, *, place: str | None = "auto") -> None:
         """Ask the daemon to load a model, and return at once. A failure of the load is raised by the next open.
+
+        It is loaded at the manifest's place; without one, into shared memory.
 
         Call it before importing a framework: the daemon loads while Python imports.
         """
         _check_name(name)
-        message: Message = {"op": "prefetch", "model": name}
-        if place is not None:
-            message["place"] = place
-        self._request(message, Deadline())
+        self._request(_with_place({"op": "prefetch", "model": name}, place), Deadline())
 
     def _open(
         self,
@@ -205,11 +205,9 @@ class Session:
     def _open_at(
         self, message: Message, name: str, place: str | None, deadline: Deadline, fallback: Literal["load"] | None
     ) -> Weights:
-        if place is not None:
-            message["place"] = place
         try:
             waits = (fallback or self._fallback) is None
-            channel, (answer, fd) = self._request(message, deadline, waits=waits)
+            channel, (answer, fd) = self._request(_with_place(message, place), deadline, waits=waits)
         except DaemonAwayError as error:
             if waits:
                 raise
@@ -378,6 +376,10 @@ def _watch_connection(
 
     watch(reference, gate)
     outlive(mappings, connection, gate)
+
+
+def _with_place(message: Message, place: str | None) -> Message:
+    return message if place in (None, "auto") else {**message, "place": place}
 
 
 def _check_name(name: object) -> None:

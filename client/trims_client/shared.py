@@ -44,7 +44,7 @@ def shared_session(fallback: Literal["load"] | None = None) -> Session:
 def open_file(
     path: str | os.PathLike[str],
     *,
-    place: str | Sequence[str] | None = None,
+    place: str | Sequence[str] | None = "auto",
     deadline_s: float | None = None,
     fallback: Literal["load"] | None = None,
 ) -> Weights:

@@ -106,7 +106,7 @@ class Run:
         return self.choices.one_of(clients)
 
     def _open(self) -> None:
-        place = self.choices.one_of((None, "cpu", "disk", "gpu", "gpu:1"))
+        place = self.choices.one_of((None, None, None, "cpu", "disk", "gpu", "gpu:1"))
         deadline = self.choices.one_of((None, None, 0.0, 2.0, 60.0))
         message: dict[str, object] = {"op": "open", "model": self.choices.one_of(NAMES)}
         message |= {} if place is None else {"place": place}
@@ -137,7 +137,7 @@ class Run:
             residency["keep_alive_s"] = self.choices.one_of((0, 5, 20))
         if self.choices.chance(3):
             residency["place"] = self.choices.one_of(("cpu", "disk", "gpu", "gpu:1"))
-        if self.choices.chance(3):
+        if self.choices.chance(2):
             residency["persist"] = "always"
         if self.choices.chance(4):
             residency["workspace_bytes"] = 15

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,11 @@ def test_the_runs_reach_every_kind_of_event() -> None:
     kinds = {kind.__name__ for kind in events.Event.__subclasses__()}
     seen = {event for seed in range(60) for event, _ in play(seed, 1000).world.seen}
     assert kinds - seen <= {"ReplicaBroken", "WorkspaceKnown"}, "rare: long runs reach them"
+
+
+def test_the_runs_serve_files_and_copy_them_behind_their_readers() -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(20):
+        happened.update(play(seed, 1000).world.happened)
+    assert happened["opens of what lies on the host"] > 20
+    assert happened["copies earned by use"] > 2

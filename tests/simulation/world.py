@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import BadMessageError, CapacityError, InUseError, InvariantError, TrimsError
-from trims.core.events import Refuse, Requested
+from trims.core.events import Grant, Refuse, Requested
 from trims.core.place import CPU, DISK, GPU
 from trims.core.policy import FirstInFirstOut, GreedyDualSizeFrequency, LeastFrequentlyUsed, LeastRecentlyUsed
 from trims.core.replica import State
@@ -215,7 +215,14 @@ class World:
         def handled(event: Event) -> Any:
             self._count(event)
             was_draining = store.residency.draining
+            mapped = isinstance(event, Requested) and event.anywhere and self._is_sealed_on_host(event.key)
+            earned = set(store.residency.promotions.earned)
             done = handle(event)
+            self.happened["copies earned by use"] += len(store.residency.promotions.earned - earned)
+            if mapped and not was_draining:
+                self.happened["opens of what lies on the host"] += 1
+                granted = any(isinstance(each, Grant) and each.ticket == event.waiter.ticket for each in done)
+                self.judge.check(granted, "an open that could be mapped at once waits")
             if (
                 was_draining
                 and isinstance(event, Requested)
@@ -237,6 +244,10 @@ class World:
         store.watchers.tell = self.judge.changed  # type: ignore[method-assign]
         store._shell._bindings[_changed()] = self.judge.changed  # type: ignore[assignment]
         store.device_leases.tell_losses_to(self._lost)
+
+    def _is_sealed_on_host(self, key: str) -> bool:
+        found = [self.store.residency.find(key, place) for place in (CPU, DISK)]
+        return any(replica is not None and replica.state is State.SEALED for replica in found)
 
     def _count(self, event: Event) -> None:
         self.events += 1

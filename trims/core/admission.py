@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trims.core import refusals
-from trims.core.errors import DeadlineError, TooLargeError, TrimsError
+from trims.core import choice, refusals
+from trims.core.errors import CapacityError, DeadlineError, InUseError, TooLargeError, TrimsError
 from trims.core.events import KeepAlive, Requested
 from trims.core.line import Line
-from trims.core.place import CPU, TierKind
+from trims.core.place import CPU, DISK, TierKind
 from trims.core.promotion import host_for
 from trims.core.replica import Share, State
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.replica import Replica
 
+#: After a copy into shared memory that use had earned failed, none is begun for so long.
+RETRY_EARNED_S = 5.0
 #: How long what comes free is kept for the first in line once others have overtaken it by as many bytes as it needs.
 RESERVATION_S = 5.0
 
@@ -63,21 +66,42 @@ class Admission:
     # -- waiters ---------------------------------------------------------------------------------------------------
 
     def request(self, event: Requested) -> None:
-        """A waiter wants a replica: serve it, refuse it, or let it wait."""
-        ledger = self._ledger
-        if event.place not in ledger.capacity.at:
-            self.refuse(event.waiter, refusals.no_such_place(event.place, ledger.capacity.at), event.at_s)
+        """A session or the store wants a replica: choose the place if the request names none, and see to it there."""
+        place = event.place
+        there = self._ledger.table.replicas.get((event.key, place))
+        if event.anywhere and (there is None or there.state is not State.SEALED):
+            place = choice.best_place(self._ledger, event.key)
+        self._request_at(place, event)
+        if event.anywhere and place is DISK:
+            self._promote_if_earned(event)
+
+    def _request_at(self, place: Place, event: Requested) -> None:
+        """A waiter wants a replica at a place: serve it, refuse it, or let it wait."""
+        ledger, waiter = self._ledger, event.waiter
+        if place not in ledger.capacity.at:
+            self.refuse(waiter, refusals.no_such_place(place, ledger.capacity.at), event.at_s)
             return
-        replica = ledger.table.find(event.key, event.place) or self.enqueue(event.key, event.place, event.at_s)
+        replica = ledger.table.find(event.key, place) or self.enqueue(event.key, place, event.at_s)
         if event.keep is not None:
-            replica.keep_alive_s = event.keep.seconds
+            replica.keep_alive_s = event.keep.seconds if place is event.place else None  # what lies on disk stays
         if event.workspace_bytes is not None and replica.place.tier is TierKind.GPU:
             self.expect_work(replica, event.workspace_bytes)
         if replica.state is State.SEALED:
-            self.serve(replica, event.waiter, event.at_s, warm=True)
+            self.serve(replica, waiter, event.at_s, warm=True)
             return
-        ledger.join(replica, event.waiter)
+        ledger.join(replica, replace(waiter, modest=True) if event.modest else waiter)
         self._waiter_joined(replica, event.at_s)
+
+    def _promote_if_earned(self, event: Requested) -> None:
+        """Copy an image that is read from disk into shared memory behind its readers, if its use has earned that."""
+        ledger, at_s = self._ledger, event.at_s
+        keep_alive_s = event.keep.seconds if event.keep is not None else None
+        if keep_alive_s == 0 or not ledger.promotions.may_earn(at_s):
+            return
+        if choice.is_earned(ledger, event.key) and not (self.lines[CPU] or self.claims[CPU]):
+            replica = self.enqueue(event.key, CPU, at_s)
+            replica.keep_alive_s = keep_alive_s
+            ledger.join(replica, ledger.promotions.begin_earned(replica))
 
     def enqueue(self, key: str, place: Place, at_s: float) -> Replica:
         """A new replica in the queue of its place."""
@@ -98,15 +122,31 @@ class Admission:
             ledger.grant(replica, waiter, reader, at_s, warm=warm)
             return
         ledger.touch(replica, at_s)
-        if ledger.promotions.end(waiter.ticket) is None:
+        if ledger.promotions.end(waiter.ticket) is None and not waiter.is_promotion:
             ledger.outbox.ready(waiter, replica)
+
+    def turn_away(self, replica: Replica, waiter: Waiter, error: TrimsError, at_s: float) -> None:
+        """A waiter cannot be served by this replica: a modest one is by another, any other gets the error.
+
+        1. A modest waiter finds no room in shared memory: it is served on disk.
+        2. There is no room on disk either: it insists on memory, and waits as any other.
+        """
+        if not waiter.modest or waiter.is_promotion or not isinstance(error, (CapacityError, InUseError)):
+            self.refuse(waiter, error, at_s)
+            return
+        to_disk = replica.place is CPU and DISK in self._ledger.capacity.at
+        modest = to_disk and not isinstance(error, TooLargeError)
+        place, waiter = DISK if to_disk else CPU, replace(waiter, modest=False)
+        self._request_at(place, Requested(at_s=at_s, key=replica.key, place=place, waiter=waiter, modest=modest))
 
     def refuse(self, waiter: Waiter, error: TrimsError, at_s: float) -> None:
         """Answer a waiter with an error. A promotion passes it on to the waiters at its device."""
         ledger = self._ledger
+        ledger.promotions.end_earned(waiter.ticket, at_s + RETRY_EARNED_S)
         promotion = ledger.promotions.end(waiter.ticket)
         if promotion is None:
-            ledger.outbox.refuse(waiter, error)
+            if not waiter.is_promotion:
+                ledger.outbox.refuse(waiter, error)
             return
         replica, host = promotion
         another = host_for(ledger.capacity.at, after=host) if isinstance(error, TooLargeError) else None
@@ -180,7 +220,7 @@ class Admission:
             self._refuse_impatient(device, error, at_s)
         for waiter in list(replica.impatient.values()):
             self._ledger.leave(waiter.ticket)
-            self.refuse(waiter, error, at_s)
+            self.turn_away(replica, waiter, error, at_s)
         self._drop_if_unwanted(replica, at_s)
 
     def _devices_behind(self, replica: Replica) -> list[Replica]:
@@ -193,7 +233,7 @@ class Admission:
     def refuse_all(self, replica: Replica, error: TrimsError, at_s: float) -> None:
         """Refuse every waiter of a replica; one that is queued leaves the queue."""
         for waiter in self._ledger.take(replica):
-            self.refuse(waiter, error, at_s)
+            self.turn_away(replica, waiter, error, at_s)
         self._drop_if_unwanted(replica, at_s)
 
     # -- what has to be decided ------------------------------------------------------------------------------------
@@ -327,6 +367,8 @@ class Admission:
         if replica.state is not State.QUEUED:
             return True
         self.lines[replica.place].add(replica)
+        if replica.impatient:  # a waiter was turned away here, and at the next place as well: it is back
+            self._fresh[replica.generation] = replica
         return False
 
     def _may_overtake(self, first: Replica, need: int, at_s: float) -> bool:
@@ -359,8 +401,14 @@ class Admission:
         spare = replica.promotions == len(replica.waiters)
         books = self._ledger.capacity.at[replica.place]
         missing = need - books.coming_bytes
-        if 0 < missing <= books.evictable_bytes(spare_promised=spare):
+        if 0 < missing <= books.evictable_bytes(spare_promised=spare) and self._may_evict(replica, missing):
             self._evict(replica.place, missing, at_s, spare_promised=spare)
+
+    def _may_evict(self, replica: Replica, missing: int) -> bool:
+        """True unless each of its waiters can be served elsewhere, and what would leave memory is worth more."""
+        insists = replica.modest < len(replica.waiters) or replica.place is not CPU
+        pinned = (replica.key, CPU) in self._ledger.capacity.pins
+        return insists or pinned or choice.is_worth_room(self._ledger, replica.key, missing)
 
     def _make_way(self, place: Place, at_s: float) -> None:
         """Readers' work exceeds what is free here: evict idle replicas, as far as there are any."""

@@ -39,13 +39,18 @@ class Requested(Event):
     """A waiter wants a replica: to lease it (open) or just to have it there (prefetch, pin, write-back).
 
     Attributes:
-        keep: How long the replica stays once it is idle; None leaves that as it is.
+        anywhere: It names no place: it is served where on the host the image lies. `place` is where to bring an image
+            that lies nowhere.
+        modest: Of those: the image is kept on disk in any case, so it may be served there if memory has no room.
+        keep: How long the replica stays at `place` once it is idle; None leaves that as it is.
         workspace_bytes: What each session that reads it on a device needs there beside it; None if that is unknown.
     """
 
     key: str
     place: Place
     waiter: Waiter
+    anywhere: bool = False
+    modest: bool = False
     keep: KeepAlive | None = None
     workspace_bytes: int | None = None
 

@@ -136,6 +136,8 @@ def _check_replica(ledger: Ledger, replica: Replica) -> None:
     _check(impatient == set(replica.impatient), replica, "its waiters without a deadline are others than it says")
     promotions = sum(waiter.is_promotion for waiter in replica.waiters.values())
     _check(promotions == replica.promotions, replica, "its promotions are others than it says")
+    modest = sum(waiter.modest for waiter in replica.waiters.values())
+    _check(modest == replica.modest, replica, "its modest waiters are others than it says")
     late = replica.keep_until_s is not None and replica.alarm_s is None
     _check(not late, replica, "its keep-alive ends and no alarm is set")
 
@@ -248,8 +250,9 @@ def _check_waiters(ledger: Ledger) -> None:
         waited_for = ledger.waiters.by_ticket.get(ticket)
         _check(waited_for is not None and waited_for.place == host, device, "waits for a host that does not know")
     own = {ticket for ticket in ledger.waiters.by_ticket if ticket < 0}
-    if own != set(ledger.promotions.by_ticket):
-        raise InvariantError(f"promotions differ: {own} wait, {set(ledger.promotions.by_ticket)} are in the books")
+    known = set(ledger.promotions.by_ticket) | ledger.promotions.earned
+    if own != known:
+        raise InvariantError(f"promotions differ: {own} wait, {known} are in the books")
     by_replica = sum(len(replica.waiters) for replica in ledger.table.replicas.values())
     if by_replica != len(ledger.waiters.by_ticket):
         raise InvariantError(f"waiters differ: {by_replica} by replica, {len(ledger.waiters.by_ticket)} by ticket")

@@ -34,14 +34,15 @@ class Waiter:
     """A request that waits for a replica.
 
     Attributes:
-        ticket: Chosen by the store; comes back in the answer. Negative for a promotion, which waits on the host on
-            behalf of a device.
+        ticket: Chosen by the store; comes back in the answer. Negative for a promotion.
         session: The asking session, or None for a request without one (a prefetch, the control door, the store).
         wants_lease: True for an open, False for a request that only wants the replica there.
         deadline_at_s: Clock time after which the answer is an error, or None. A waiter without a deadline is
             *impatient*: it waits for a load to finish but not for leases of others to end.
         internal: The store asks for its own sake (keeping an image on disk, loading again what a device lost): it is
             served while the daemon drains.
+        modest: It can be served at another place of the host as well: nothing that is worth more leaves memory for it,
+            and it does not wait for leases of others to end.
     """
 
     ticket: int
@@ -49,6 +50,7 @@ class Waiter:
     wants_lease: bool
     deadline_at_s: float | None
     internal: bool = False
+    modest: bool = False
 
     @property
     def reader(self) -> int | None:
@@ -57,13 +59,13 @@ class Waiter:
 
     @property
     def is_promotion(self) -> bool:
-        """True if it waits on the host on behalf of a device."""
+        """True if residency itself waits: on the host on behalf of a device, or for an image that has earned memory."""
         return self.ticket < 0
 
     @property
     def is_impatient(self) -> bool:
         """True if it must be refused rather than wait for leases of others."""
-        return self.deadline_at_s is None and self.ticket >= 0
+        return self.modest or (self.deadline_at_s is None and self.ticket >= 0)
 
 
 class Leases:

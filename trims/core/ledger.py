@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trims.core.capacity import Capacity
+from trims.core.demand import Demand
 from trims.core.due import DueTimes
 from trims.core.errors import InternalError
 from trims.core.lease import Leases
@@ -63,6 +64,7 @@ class Ledger:
         self.leases = Leases(first_lease)
         self.waiters = Waiters()
         self.promotions = Promotions()
+        self.demand = Demand()
         self.outbox = Outbox()
         self.changed_places: dict[Place, None] = {}
         self.changed_keys: dict[str, None] = {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trims.core.errors import CallerError, ConfigError, ManifestError
-from trims.core.place import CPU, Place
+from trims.core.place import ANYWHERE, Place
 from trims.core.units import parse_bytes
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,126}[a-z0-9])?\Z")
@@ -68,14 +68,14 @@ class ResidencySettings:
     """How long to keep the model where.
 
     Attributes:
-        place: Where an open without a place leads.
-        pin: Never evict it from there.
+        place: Where an open without a place leads; None serves it wherever on the host the image lies.
+        pin: Never evict it from there; without a place, from shared memory.
         keep_alive_s: Seconds an idle replica stays: None until the room is needed, 0 not at all.
         persist: Whether a disk image is kept: `auto` when the artifact had to be converted.
         workspace_bytes: What each process that reads it on a GPU needs there beside it; None until it was measured.
     """
 
-    place: Place = CPU
+    place: Place | None = None
     pin: bool = False
     keep_alive_s: float | None = None
     persist: str = "auto"
@@ -191,8 +191,9 @@ def _keep(raw: object, name: str) -> ResidencySettings:
     if raw is None:
         return ResidencySettings()
     fields = _Fields(raw, f"{name}: residency")
+    stated = fields.text("place", ANYWHERE)
     try:
-        place = Place.parse(fields.text("place", "cpu"))
+        place = None if stated == ANYWHERE else Place.parse(stated)
     except CallerError as error:
         raise ManifestError(f"{name}: residency.place: {error}") from error
     keep = ResidencySettings(

@@ -1,7 +1,9 @@
-"""Promotions: devices that wait for an image to lie on the host, because nothing is converted on a device.
+"""Promotions: replicas that residency itself waits for, under tickets of its own.
 
-Kept here: the device replica on whose behalf residency itself waits for a host replica, under a ticket of its own. What
-follows when that wait ends is decided by `Admission`.
+1. On behalf of a device, which waits for an image to lie on the host, because nothing is converted on a device.
+2. For an image on disk that has earned a place in shared memory by its use.
+
+What follows when such a wait ends is decided by `Admission`.
 """
 
 from __future__ import annotations
@@ -17,20 +19,41 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.replica import Replica
 
-#: Where an image is brought for a device, best first.
-_HOSTS = (CPU, DISK)
+#: Copies behind the readers of files: they share disk and memory with what requests wait for.
+_EARNED_AT_ONCE = 2
+#: Where sessions on the host read, best first; where an image is brought for a device.
+HOSTS = (CPU, DISK)
 
 
 class Promotions:
-    """Every device replica that waits for the host.
+    """All that run. Tickets are negative: askers' are not.
 
     Attributes:
-        by_ticket: The device replica and the host place, by the ticket residency waits with there. Tickets are
-            negative: askers' are not.
+        by_ticket: The device replica and the host place, by the ticket residency waits with there.
+        earned: Tickets of images that are brought to shared memory because of their use.
+        not_before_s: Clock time before which no other image is.
     """
 
     def __init__(self) -> None:
         self.by_ticket: dict[int, tuple[Replica, Place]] = {}
+        self.earned: set[int] = set()
+        self.not_before_s = 0.0
+
+    def may_earn(self, at_s: float) -> bool:
+        """True if one more image may be brought to shared memory because of its use."""
+        return len(self.earned) < _EARNED_AT_ONCE and at_s >= self.not_before_s
+
+    def begin_earned(self, replica: Replica) -> Waiter:
+        """Wait for a replica in shared memory that use has earned; returns the waiter."""
+        waiter = Waiter(-replica.generation, None, wants_lease=False, deadline_at_s=None, modest=True)
+        self.earned.add(waiter.ticket)
+        return waiter
+
+    def end_earned(self, ticket: int, retry_at_s: float) -> None:
+        """It failed: no image is brought for its use before that time. Idempotent."""
+        if ticket in self.earned:
+            self.earned.discard(ticket)
+            self.not_before_s = retry_at_s
 
     def begin(self, replica: Replica, host: Place) -> Waiter:
         """Wait at a host place; returns the waiter. It has no deadline: the waiters at the device have theirs."""
@@ -39,22 +62,18 @@ class Promotions:
         return waiter
 
     def end(self, ticket: int) -> tuple[Replica, Place] | None:
-        """The wait is over; returns the device replica and the host place, None if the ticket is no promotion's."""
+        """The wait is over; returns the device replica and the host place, None if it was not for a device."""
+        self.earned.discard(ticket)
         return self.by_ticket.pop(ticket, None)
 
     def ticket_of(self, replica: Replica) -> int | None:
         """The ticket under which a host place is waited for on this replica's behalf; None if none is."""
         return -replica.generation if -replica.generation in self.by_ticket else None
 
-    def device_of(self, waiter: Waiter) -> Replica | None:
-        """The device replica on whose behalf a waiter waits; None for any other waiter."""
-        promotion = self.by_ticket.get(waiter.ticket)
-        return None if promotion is None else promotion[0]
-
 
 def host_for(known: Container[Place], after: Place | None = None) -> Place | None:
     """The best host place there is, or the best after one that would not do; None if there is none left."""
-    hosts = [place for place in _HOSTS if place in known]
+    hosts = [place for place in HOSTS if place in known]
     if after is not None:
         hosts = hosts[hosts.index(after) + 1 :]
     return hosts[0] if hosts else None

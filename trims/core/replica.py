@@ -92,7 +92,8 @@ class Replica:
         borrowers: Fills that read from it, as (place, generation): the internal lease of a promotion.
         waiters: By ticket, in order of arrival.
         impatient: Those of them that have no deadline.
-        promotions: How many of them wait on behalf of a device.
+        promotions: How many of them are promotions.
+        modest: How many of them can be served elsewhere as well.
         source: Where a running fill reads from; None for the artifact.
         workspace_bytes: What each session that reads it needs on its device beside it: activations, libraries' own.
         readers: How many leases each session has on it; while it is filled, how many each waits for.
@@ -123,6 +124,7 @@ class Replica:
     waiters: dict[int, Waiter] = field(default_factory=dict)
     impatient: dict[int, Waiter] = field(default_factory=dict)
     promotions: int = 0
+    modest: int = 0
     source: Place | None = None
     workspace_bytes: int = 0
     readers: dict[int, int] = field(default_factory=dict)

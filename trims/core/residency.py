@@ -155,6 +155,8 @@ class Residency:
         if self.draining and not event.waiter.internal:
             self._admission.refuse(event.waiter, refusals.draining(), event.at_s)
         else:
+            if event.waiter.reader is not None:
+                self._ledger.demand.opened(event.key)
             self._admission.request(event)
 
     def _drain_requested(self, event: DrainRequested) -> None:  # noqa: ARG002 - all handlers take their event
@@ -210,7 +212,7 @@ class Residency:
         waiters = self._ledger.take(replica)
         self._ledger.remove(replica, event.at_s, f"failed: {event.error.code}")
         for waiter in waiters:
-            self._admission.refuse(waiter, event.error, event.at_s)
+            self._admission.turn_away(replica, waiter, event.error, event.at_s)
 
     # -- leaving ---------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ class Waiters:
             replica.impatient[waiter.ticket] = waiter
         if waiter.is_promotion:
             replica.promotions += 1
+        if waiter.modest:
+            replica.modest += 1
         if waiter.session is not None:
             self.sessions.setdefault(waiter.session, {})[waiter.ticket] = None
 
@@ -41,6 +43,8 @@ class Waiters:
         replica.impatient.pop(ticket, None)
         if waiter.is_promotion:
             replica.promotions -= 1
+        if waiter.modest:
+            replica.modest -= 1
         if waiter.session is not None:
             self._forget(waiter.session, ticket)
         return replica, waiter

@@ -17,7 +17,7 @@ from trims.core.errors import (
     PermissionDeniedError,
     TrimsError,
 )
-from trims.core.place import Place
+from trims.core.place import ANYWHERE, Place
 from trims.memory.cuda.drivers import export_message
 from trims.store.asks import Granted, Outcome, log_failure
 from trims.store.catalog import FILE_PREFIX
@@ -123,7 +123,7 @@ class Requests:
             self._store.resume(connection.number, request.key, Place.parse(request.place), answer)
             return
         name = request.model if request.model is not None else file_name(connection.peer, request.path or "")
-        place = Place.parse(request.place) if request.place is not None else None
+        place = Place.parse(request.place) if request.place not in (None, ANYWHERE) else None
         if request.instead_of is not None:
             self._store.counters["fallbacks"] += 1
         if request.prefetch:

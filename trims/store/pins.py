@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trims.core import refusals
 from trims.core.errors import CallerError
-from trims.core.place import Place
+from trims.core.place import CPU, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -72,7 +72,7 @@ class Pins:
     def stated(self, resolved: Resolved, epoch: int) -> None:
         """A model is opened whose manifest may say `pin: true`; and what the name stands for may have changed."""
         keep, name = resolved.manifest.residency, resolved.name
-        place = keep.place
+        place = keep.place or CPU
         with self._lock:
             if self._resolver.epoch(name) != epoch:
                 return  # the manifest went or changed meanwhile

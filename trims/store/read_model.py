@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.core.errors import InvariantError
+from trims.core.place import CPU
 from trims.core.replica import ReplicaId, State
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ class ReadModel:
         known = self._resolver.remembered(name)
         if known is None:
             return LoadView("resolving")
-        where = place or known.manifest.residency.place
+        where = place or known.manifest.residency.place or CPU
         found = self._residency.find(known.key, where)
         if found is None or found.state is not State.FILLING:
             return LoadView(found.state.value if found else "queued")

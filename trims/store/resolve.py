@@ -352,7 +352,8 @@ class Resolver:
 
 def _options(manifest: Manifest, chosen: Converter) -> dict[str, Any]:
     """The manifest's; for a model that lives on a device, what its format has there unless the manifest says else."""
-    on_device = manifest.residency.place.tier is TierKind.GPU
+    place = manifest.residency.place
+    on_device = place is not None and place.tier is TierKind.GPU
     options = {**(getattr(chosen, "device_options", {}) if on_device else {}), **manifest.artifact.options}
     if manifest.artifact.allow_pickle:
         options["allow_pickle"] = True

@@ -139,11 +139,26 @@ class Shell:
             self._filled(event)
 
     def ask(
-        self, ask: Ask, key: str, place: Place, keep: KeepAlive | None = None, workspace_bytes: int | None = None
+        self,
+        ask: Ask,
+        key: str,
+        place: Place,
+        keep: KeepAlive | None = None,
+        workspace_bytes: int | None = None,
+        *,
+        anywhere: bool = False,
+        modest: bool = False,
     ) -> bool:
-        """Ask residency for an image at a place; the answer comes now or later. True if the request waits."""
+        """Ask residency for an image; the answer comes now or later. See `Requested`. True if the request waits."""
         event = Requested(
-            at_s=self._clock(), key=key, place=place, waiter=ask.waiter, keep=keep, workspace_bytes=workspace_bytes
+            at_s=self._clock(),
+            key=key,
+            place=place,
+            waiter=ask.waiter,
+            anywhere=anywhere,
+            modest=modest,
+            keep=keep,
+            workspace_bytes=workspace_bytes,
         )
         waits = False
         with self.lock:
@@ -156,7 +171,7 @@ class Shell:
                     self._remember(ask.resolved)
                 work = self._handle(event)
                 waits = ask.waiter.ticket in self._asks
-                found = self._residency.find(key, place) if waits else None
+                found = self._residency.waiters.by_ticket.get(ask.waiter.ticket) if waits else None
         if gone:
             ask.answer(session_ended(ask))
             return False

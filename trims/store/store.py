@@ -32,7 +32,7 @@ from trims.core.events import (
     WaiterLeft,
 )
 from trims.core.lease import Waiter
-from trims.core.place import DISK, Place, TierKind
+from trims.core.place import CPU, DISK, Place, TierKind
 from trims.core.replica import ReplicaId
 from trims.core.residency import Residency
 from trims.store.adoption import Adoption, seal_identity
@@ -271,7 +271,8 @@ class Store:
             name: A registered model, or `file:` and an absolute path.
             answer: Gets Granted, Loaded (without `lease`) or an error.
             session: The session that asks; leases need one.
-            place: Where; None for what the manifest says.
+            place: Where; None for what the manifest says. If that says nothing, an open is served wherever on the
+                host the image lies, and a load brings it to shared memory.
             deadline_s: Seconds to wait for load and room; None waits for a load, but not for leases of others to end.
             lease: False to have it loaded only.
         """
@@ -330,11 +331,14 @@ class Store:
     def _request(self, ask: Ask, resolved: Resolved) -> None:
         ask.resolved = resolved
         keep = resolved.manifest.residency
-        place = ask.place or keep.place
+        stated = ask.place or keep.place
         self.pins.stated(resolved, resolved.epoch)
         if keep.workspace_bytes is not None:
             self._workspace.stated(resolved)
-        self._ask(ask, resolved.key, place, KeepAlive(self._keep_alive_for(place, keep.keep_alive_s)))
+        place = stated or CPU
+        keep_alive = KeepAlive(self._keep_alive_for(place, keep.keep_alive_s))
+        anywhere = stated is None and ask.waiter.wants_lease
+        self._ask(ask, resolved.key, place, keep_alive, anywhere=anywhere, modest=anywhere and _is_kept(resolved))
 
     def _keep_alive_for(self, place: Place, stated_s: float | None) -> float | None:
         """Keep-alive is about memory: what lies on disk stays until the disk tier needs the room."""
@@ -348,9 +352,18 @@ class Store:
         longest = None if None in stated else max(stated, default=None)
         return self._keep_alive_for(place, longest)
 
-    def _ask(self, ask: Ask, key: str, place: Place, keep: KeepAlive | None) -> None:
+    def _ask(
+        self,
+        ask: Ask,
+        key: str,
+        place: Place,
+        keep: KeepAlive | None,
+        *,
+        anywhere: bool = False,
+        modest: bool = False,
+    ) -> None:
         workspace_bytes = self._workspace.of(key) if place.tier is TierKind.GPU else None
-        waits = self._shell.ask(ask, key, place, keep, workspace_bytes)
+        waits = self._shell.ask(ask, key, place, keep, workspace_bytes, anywhere=anywhere, modest=modest)
         if waits and ask.waiter.deadline_at_s is not None:
             self._ticker.look_again(ask.waiter.deadline_at_s)
 
@@ -383,9 +396,12 @@ class Store:
         if resolved is None or replica is None:
             return
         self.counters[f"filled_bytes.{event.place}"] += replica.nbytes
-        persist = resolved.manifest.residency.persist
-        wanted = persist == "always" or (persist == "auto" and resolved.converted)
-        if wanted and event.place != DISK and DISK in self.tiers and self.residency.find(event.key, DISK) is None:
+        if (
+            _is_kept(resolved)
+            and event.place != DISK
+            and DISK in self.tiers
+            and self.residency.find(event.key, DISK) is None
+        ):
             self._have(event.key, DISK, None, log_failure(f"{resolved.name} is not kept on disk"))
 
     def _have(self, key: str, place: Place, keep_alive_s: float | None, answer: Callable[[Outcome], None]) -> None:
@@ -496,3 +512,9 @@ class Store:
         self.device_leases.expire(now_s)
         self.runner.try_again(now_s)
         self._feed(Tick(at_s=now_s))
+
+
+def _is_kept(resolved: Resolved) -> bool:
+    """True if a disk image is kept of it in any case."""
+    persist = resolved.manifest.residency.persist
+    return persist == "always" or (persist == "auto" and resolved.converted)

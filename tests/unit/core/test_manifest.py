@@ -36,7 +36,7 @@ def with_field(path: str, value: Any) -> dict[str, Any]:
 def test_the_smallest_manifest_has_the_documented_defaults() -> None:
     manifest = parse_manifest(MINIMAL, "/folder")
     assert manifest.artifact.path == "m.safetensors"
-    assert str(manifest.residency.place) == "cpu"
+    assert manifest.residency.place is None
     assert manifest.residency.keep_alive_s is None
     assert not manifest.residency.pin
     assert not manifest.artifact.allow_pickle

@@ -1,0 +1,35 @@
+"""Demand: opens count less the more opens came after them, and what was opened long ago is forgotten first."""
+
+from __future__ import annotations
+
+import pytest
+
+from trims.core import demand
+from trims.core.demand import HALF_LIFE_OPENS, Demand
+
+
+def test_an_open_counts_half_after_the_half_life() -> None:
+    levels = Demand()
+    levels.opened("a")
+    assert levels.of("a") == 1.0
+    for _ in range(HALF_LIFE_OPENS):
+        levels.opened("b")
+    assert levels.of("a") == pytest.approx(0.5)
+
+
+def test_opens_close_to_each_other_add_up() -> None:
+    levels = Demand()
+    for _ in range(3):
+        levels.opened("a")
+    assert 2.99 < levels.of("a") < 3.0
+    assert levels.of("never opened") == 0.0
+
+
+def test_the_images_in_least_demand_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demand, "_REMEMBERED", 2)
+    levels = Demand()
+    for key in ("often", "often", "old", "older", "young", "youngest"):
+        levels.opened(key)
+    assert levels.of("old") == 0.0
+    assert levels.of("often") > 1.9
+    assert levels.of("youngest") == 1.0

@@ -1,0 +1,89 @@
+"""Choices for requests that name no place: where on the host they are served, and what is worth room in memory.
+
+An open that names no place is served from where the image lies: shared memory first, else its file on disk, which the
+session maps. A copy into shared memory is earned by use: it takes room that is free, or that of images which together
+are worth less. Worth is demand (see `demand`) times the seconds that one more open costs if the image is not in memory.
+Comparing with what would have to go is TinyLFU's admission (Einziger, Friedman and Manes, ACM Transactions on Storage
+13(4), 2017); this differs in weighing costs, and in comparing with all that would go, because images differ in size.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trims.core.capacity import usage_of
+from trims.core.place import CPU, DISK
+from trims.core.promotion import HOSTS
+from trims.core.replica import State
+
+if TYPE_CHECKING:
+    from trims.core.ledger import Ledger
+    from trims.core.place import Place
+    from trims.core.replica import Replica
+
+#: Seconds an open costs more if it maps the file on disk than if it maps shared memory: pages that are faulted in.
+DISK_MISS_S = 0.01
+#: What comes must be worth so many times what goes: images in equal demand do not push each other out in turn.
+MARGIN = 1.25
+#: Demand from which an image is copied from disk into shared memory: the second of two opens close to each other.
+EARNED = 1.5
+_COMING = (State.FILLING, State.QUEUED)
+
+
+def best_place(ledger: Ledger, key: str) -> Place:
+    """Where an open that names no place is served: where the image lies, else where it is coming, else where it can."""
+    there = ledger.table.by_key.get(key, {})
+    for states in ((State.SEALED,), _COMING):
+        for place in HOSTS:
+            replica = there.get(place)
+            if replica is not None and replica.state in states:
+                return place
+    places = [place for place in HOSTS if place in ledger.capacity.at]
+    free = [place for place in places if place not in there]  # a replica that leaves serves no one until it is gone
+    return (free or places or [CPU])[0]
+
+
+def is_earned(ledger: Ledger, key: str) -> bool:
+    """True if an image that lies on disk is in such demand that it should be in shared memory, and it can be."""
+    books = ledger.capacity.at.get(CPU)
+    on_disk = ledger.table.find(key, DISK)
+    if books is None or on_disk is None or on_disk.state is not State.SEALED or ledger.table.find(key, CPU) is not None:
+        return False
+    pinned = (key, CPU) in ledger.capacity.pins
+    if (ledger.demand.of(key) < EARNED and not pinned) or books.takes(on_disk.nbytes) > books.capacity_bytes:
+        return False
+    missing = books.takes(on_disk.nbytes) - books.coming_bytes
+    return missing <= 0 or pinned or is_worth_room(ledger, key, missing)
+
+
+def is_worth_room(ledger: Ledger, key: str, missing: int) -> bool:
+    """True if an image is worth more than the idle ones that would leave memory for it, in the policy's order.
+
+    Args:
+        ledger: The books; they are as they were when this returns.
+        key: The image.
+        missing: Bytes that have to come free.
+    """
+    policy, mine = ledger.capacity.at[CPU].policy, ledger.demand.of(key) * DISK_MISS_S / MARGIN
+    victims: list[Replica] = []
+    try:
+        while missing > 0 and mine > 0:
+            first = policy.first()
+            if first is None:
+                return False
+            victim = ledger.table.replicas[first, CPU]
+            policy.busy(first)
+            victims.append(victim)
+            missing -= victim.charged_bytes
+            mine -= _worth(ledger, victim)
+    finally:
+        for victim in victims:
+            policy.idle(usage_of(victim))
+    return missing <= 0 and mine > 0
+
+
+def _worth(ledger: Ledger, replica: Replica) -> float:
+    """Seconds of opens to come that its place in memory saves."""
+    on_disk = ledger.table.find(replica.key, DISK)
+    mapped = on_disk is not None and on_disk.state is State.SEALED
+    return ledger.demand.of(replica.key) * (DISK_MISS_S if mapped else max(replica.cost_s, DISK_MISS_S))

@@ -1,0 +1,36 @@
+"""Demand: how often each image was opened of late.
+
+Each open adds one to the image's level, and every level halves every `HALF_LIFE_OPENS` opens of whatever image: LRFU's
+combined recency and frequency (Lee et al., IEEE Transactions on Computers 50(12), 2001), with opens as its clock. So
+what was in demand long ago ages out, and a machine that is idle for a night forgets nothing.
+"""
+
+from __future__ import annotations
+
+#: Opens after which an open counts half.
+HALF_LIFE_OPENS = 1024
+#: Images remembered; those that lie nowhere count too.
+_REMEMBERED = 4096
+
+
+class Demand:
+    """The level of every image that was opened of late."""
+
+    def __init__(self) -> None:
+        self._opens = 0
+        #: Level and number of the open at which it was that.
+        self._levels: dict[str, tuple[float, int]] = {}
+
+    def opened(self, key: str) -> None:
+        """A session asks to read the image. Amortised O(log n)."""
+        level, at = self._levels.get(key, (0.0, self._opens))
+        self._opens += 1
+        self._levels[key] = (1.0 + level * 0.5 ** ((self._opens - at) / HALF_LIFE_OPENS), self._opens)
+        if len(self._levels) > 2 * _REMEMBERED:
+            wanted = sorted(self._levels, key=self.of)[-_REMEMBERED:]
+            self._levels = {each: self._levels[each] for each in wanted}
+
+    def of(self, key: str) -> float:
+        """Its level now: opens, each worth less the longer ago it was. 0 if it was not opened of late."""
+        level, at = self._levels.get(key, (0.0, self._opens))
+        return float(level * 0.5 ** ((self._opens - at) / HALF_LIFE_OPENS))
