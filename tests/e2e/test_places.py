@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from damages import DAMAGES
 from looking import wait_until
 from trims_client import connect
 
@@ -86,6 +87,19 @@ def test_a_prefetch_and_a_load_bring_it_to_memory(daemon: Daemon, checkpoint: Ca
     daemon.store.evict("m", CPU)
     daemon.store.load("m").result(60)
     assert sealed(daemon, key) == {"cpu", "disk"}
+
+
+@pytest.mark.parametrize("how", list(DAMAGES))
+def test_a_damaged_file_on_disk_is_not_mapped(how: str, daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
+    register(daemon, "m", checkpoint("m", {"weight": np.arange(1000)}))
+    key = on_disk(daemon, "m")
+    (extent,) = daemon.store.runner.extents().values()
+    DAMAGES[how](extent)
+    with connect(daemon.config.runtime_dir) as session, session.open("m") as weights:
+        assert weights["weight"].sum() == 499_500
+        assert weights.place == "cpu"
+    assert daemon.store.counters["broken"] == 1
+    wait_until(lambda: sealed(daemon, key) == {"cpu", "disk"}, "it is not kept on disk again")
 
 
 def test_memory_full_of_readers_refuses_no_open_that_the_disk_can_serve(

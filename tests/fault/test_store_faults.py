@@ -50,7 +50,7 @@ def expected_of(path: Path) -> np.ndarray:
 
 
 def holds_true_bytes(daemon: Daemon, path: Path, expected: np.ndarray) -> None:
-    with connect(daemon.config.runtime_dir) as session, session.open_file(path) as weights:
+    with connect(daemon.config.runtime_dir) as session, session.open_file(path, place="cpu") as weights:
         np.testing.assert_array_equal(weights["weight"], expected)
 
 

@@ -70,7 +70,7 @@ class Admission:
         place = event.place
         there = self._ledger.table.replicas.get((event.key, place))
         if event.anywhere and (there is None or there.state is not State.SEALED):
-            place = choice.best_place(self._ledger, event.key)
+            place = choice.best_place(self._ledger, event.key, kept=event.modest)
         self._request_at(place, event)
         if event.anywhere and place is DISK:
             self._promote_if_earned(event)

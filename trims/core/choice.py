@@ -30,17 +30,23 @@ EARNED = 1.5
 _COMING = (State.FILLING, State.QUEUED)
 
 
-def best_place(ledger: Ledger, key: str) -> Place:
-    """Where an open that names no place is served: where the image lies, else where it is coming, else where it can."""
+def best_place(ledger: Ledger, key: str, *, kept: bool) -> Place:
+    """Where an open that names no place is served: where the image lies, else where it is coming, else where it can.
+
+    Args:
+        ledger: The books.
+        key: The image.
+        kept: It is kept on disk in any case, so it may be brought there.
+    """
     there = ledger.table.by_key.get(key, {})
     for states in ((State.SEALED,), _COMING):
         for place in HOSTS:
             replica = there.get(place)
             if replica is not None and replica.state in states:
                 return place
-    places = [place for place in HOSTS if place in ledger.capacity.at]
-    free = [place for place in places if place not in there]  # a replica that leaves serves no one until it is gone
-    return (free or places or [CPU])[0]
+    places = [place for place in HOSTS if place in ledger.capacity.at and (kept or place is CPU)]
+    absent = [place for place in places if place not in there]  # a replica that leaves must be gone first
+    return (absent or places or [CPU])[0]
 
 
 def is_earned(ledger: Ledger, key: str) -> bool:

@@ -63,7 +63,7 @@ def test_orders_are_refused_by_errors_of_the_tree(
     with pytest.raises(ModelNotFoundError):
         admin.show("nonsense")
     admin.add(checkpoint("m"))
-    with connect(daemon.config.runtime_dir) as session, session.open("m"):
+    with connect(daemon.config.runtime_dir) as session, session.open("m", place="cpu"):
         with pytest.raises(InUseError, match="1 lease"):
             admin.evict("m")
         assert admin.evict("m", drain=True).draining == ("cpu",)

@@ -118,10 +118,19 @@ def test_a_replica_that_leaves_memory_is_not_waited_for() -> None:
     assert fill.place is DISK
 
 
+def test_an_image_that_is_not_kept_on_disk_waits_for_its_replica_in_memory_to_leave() -> None:
+    bench = Anywhere()
+    bench.resident("a", 40)
+    bench.opened("a")
+    bench.feed(EvictRequested, key="a", place=CPU, drain=True)
+    assert isinstance(error_of(bench.open("a", session=2, kept=False)), InUseError)
+    assert bench.open("a", session=3, kept=False, deadline_in_s=60.0) == []
+
+
 def test_a_daemon_without_memory_serves_from_disk() -> None:
     residency = Residency({DISK: 100}, {DISK: LeastRecentlyUsed()})
     waiter = Waiter(1, 1, wants_lease=True, deadline_at_s=None)
-    out = residency.handle(Requested(at_s=1.0, key="a", place=CPU, waiter=waiter, anywhere=True))
+    out = residency.handle(Requested(at_s=1.0, key="a", place=CPU, waiter=waiter, anywhere=True, modest=True))
     (measure,) = only(Measure, out)
     assert isinstance(measure, Measure)
     assert measure.place is DISK

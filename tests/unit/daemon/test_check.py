@@ -32,7 +32,7 @@ def test_a_sound_store_is_counted_and_verified_only_when_asked(
 ) -> None:
     path = checkpoint("m")
     put_on_disk(daemon, path)
-    with session.open_file(path):
+    with session.open_file(path, place="cpu"):
         quick, whole = check_store(daemon.store, verify=False), check_store(daemon.store, verify=True)
     assert (quick.findings, quick.replicas, quick.verified_bytes) == ([], 2, 0)
     assert (whole.findings, whole.replicas) == ([], 2)
