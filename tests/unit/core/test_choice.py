@@ -210,6 +210,19 @@ def test_without_room_on_disk_either_an_open_with_a_deadline_waits_for_memory() 
     assert place_of(bench.filled("a")) == "cpu"
 
 
+def test_an_open_that_comes_back_from_the_disk_does_not_wait_for_leases_with_those_that_do() -> None:
+    bench = full_of_readers()
+    bench.resident("a", 40, DISK)
+    bench.ask("a", session=9, place=DISK)
+    bench.feed(EvictRequested, key="a", place=DISK, drain=True)
+    bench.open("a", session=2)
+    bench.ask("a", session=3, deadline_in_s=60.0)
+    assert isinstance(error_of(bench.measured("a", 40)), CapacityError)
+    replica = bench.residency.find("a", CPU)
+    assert replica is not None
+    assert len(replica.waiters) == 1, "the one with a deadline waits"
+
+
 def test_two_leaving_replicas_refuse_an_open_without_a_deadline() -> None:
     bench = Anywhere()
     bench.resident("a", 40, CPU, DISK)
