@@ -179,7 +179,7 @@ def locked_catalog(rig: Rig) -> Iterator[None]:
     def open_new(_: threading.Event) -> None:
         number = next(numbers)
         path = write_checkpoint(rig.folder / f"new-{number}.safetensors", rig.sizes.small_bytes, label=f"new-{number}")
-        with session.open_file(path) as weights:
+        with session.open_file(path, place="cpu") as weights:
             assert not weights.warm, path
         path.unlink()
 

@@ -19,9 +19,10 @@ from trims.memory.attach import Attachment
 from trims_client import forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from trims.memory.cuda.drivers import Export
+    from trims.memory.mapping import Pages
     from trims.wire.frames import Message
     from trims_client.channel import Channel
     from trims_client.device import DeviceRegion
@@ -169,8 +170,17 @@ class MappedImage:
             self.leases.discard(lease)
 
     def ask_once(self, channel: Channel) -> bool:
-        """Whether to ask this connection for a lease; True at most once for each connection."""
-        if self._held.unmapped or self.lost is not None or self._asked is channel or self.lease_of(channel) is not None:
+        """Whether to ask this connection for a lease; True at most once for each connection.
+
+        An artifact's own files stay mapped without one: no daemon can take them away.
+        """
+        if (
+            self.place == "file"
+            or self._held.unmapped
+            or self.lost is not None
+            or self._asked is channel
+            or self.lease_of(channel) is not None
+        ):
             return False
         self._asked = channel
         return True
@@ -189,7 +199,7 @@ class MappedImages:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        #: One thread at a time opens device memory. It sends a request to the daemon, hence `lock` will not do.
+        #: One thread at a time opens memory that no grant brings along. It asks the daemon, hence `lock` will not do.
         self._opening = threading.Lock()
         self._by_image: dict[Image, MappedImage] = {}
         self._unborrowed: set[MappedImage] = set()
@@ -214,6 +224,7 @@ class MappedImages:
         name: str = "",
         *,
         export: Callable[[int], Export] | None = None,
+        pages: Callable[[int, int], Pages] | None = None,
     ) -> Borrow:
         """Map the granted segment, or share the existing mapping. Takes ownership of the descriptor.
 
@@ -223,6 +234,8 @@ class MappedImages:
             fd: The descriptor that came with the grant.
             name: The name that was opened.
             export: Asks the daemon, by the lease's number, for the device memory; called once for each mapping.
+            pages: Asks the daemon, by the lease's number and the file's, for pages of an artifact's file. Their
+                descriptors are closed here.
 
         Raises:
             ImageError: The segment is not what the daemon announced; the lease is given back.
@@ -240,7 +253,10 @@ class MappedImages:
             nbytes = int(answer["nbytes"])
             if "device" in answer and export is not None:
                 make = functools.partial(self._map_device, image, fd, nbytes, lambda: export(number))
-                return self._borrow_device(image, lease, name, make)
+                return self._borrow_apart(image, lease, name, make)
+            if "files" in answer and pages is not None:
+                asks = [functools.partial(pages, number, file) for file in range(int(answer["files"]))]
+                return self._borrow_apart(image, lease, name, lambda: self._map_files(image, fd, nbytes, asks))
             with self.lock:
                 return self._share(image, self._by_image.get(image) or self._map(image, fd, nbytes), lease, name)
         except BaseException as error:
@@ -252,7 +268,7 @@ class MappedImages:
             if fd >= 0:
                 os.close(fd)
 
-    def _borrow_device(self, image: Image, lease: Lease, name: str, make: Callable[[], MappedImage]) -> Borrow:
+    def _borrow_apart(self, image: Image, lease: Lease, name: str, make: Callable[[], MappedImage]) -> Borrow:
         with self._opening:
             with self.lock:
                 known = self._by_image.get(image)
@@ -273,7 +289,7 @@ class MappedImages:
             self.lose(lease.channel, lease.number, reason)
         return borrow
 
-    def _map(self, image: Image, fd: int, nbytes: int) -> MappedImage:
+    def _map(self, image: Image, fd: int, nbytes: int, pages: Sequence[Pages] = ()) -> MappedImage:
         held = HeldLeases()
         gone: list[Callable[[], None]] = []
 
@@ -282,9 +298,19 @@ class MappedImages:
             for forget in gone:
                 forget()
 
-        mapping = MappedImage(image[0], image[1], image[2:], Attachment(fd, nbytes, released), held)
+        mapping = MappedImage(image[0], image[1], image[2:], Attachment(fd, nbytes, released, pages), held)
         gone.append(functools.partial(_forget, weakref.ref(self), weakref.ref(mapping)))
         return mapping
+
+    def _map_files(self, image: Image, fd: int, nbytes: int, asks: Sequence[Callable[[], Pages]]) -> MappedImage:
+        """The head, and the pages of the artifact's files behind it."""
+        pages: list[Pages] = []
+        try:
+            pages.extend(ask() for ask in asks)
+            return self._map(image, fd, nbytes, pages)
+        finally:
+            for part in pages:
+                os.close(part.fd)
 
     def _map_device(self, image: Image, fd: int, nbytes: int, export: Callable[[], Export]) -> MappedImage:
         mapping = self._map(image, fd, nbytes)

@@ -24,6 +24,7 @@ from trims.core.errors import (
     LostPeerError,
     NotSupportedError,
 )
+from trims.memory.mapping import Pages
 from trims.wire.address import ATTACH_SOCKET, default_runtime_dir
 from trims_client import background
 from trims_client.channel import ends_session
@@ -227,7 +228,14 @@ class Session:
 
     def _borrow(self, channel: Channel, answer: Message, fd: int, name: str) -> Borrow:
         """Map the granted image. If the session has a new channel since, take the lease up there."""
-        borrowed = self._mappings.borrow(channel, answer, fd, name, export=lambda lease: self._export(channel, lease))
+        borrowed = self._mappings.borrow(
+            channel,
+            answer,
+            fd,
+            name,
+            export=lambda lease: self._export(channel, lease),
+            pages=lambda lease, file: self._pages(channel, lease, file),
+        )
         if channel is not self._connection.channel or channel.broken:
             self._connection.take_up(borrowed.mapping)
         return borrowed
@@ -237,6 +245,10 @@ class Session:
 
         answer, fd = channel.request({"op": "attach", "lease": lease}, GRACE_S)
         return export_of(answer, fd)
+
+    def _pages(self, channel: Channel, lease: int, file: int) -> Pages:
+        answer, fd = channel.request({"op": "attach", "lease": lease, "file": file}, GRACE_S)
+        return Pages(fd, int(answer["begin"]), int(answer["nbytes"]), int(answer["offset"]))
 
     def _report_workspace(self, borrow: Borrow, nbytes: int) -> None:
         channel = self._connection.live_channel()

@@ -213,7 +213,7 @@ def test_status_tells_the_tiers_and_which_daemon_answers(trims: Command) -> None
 def test_ps_shows_what_is_resident_and_which_process_holds_it(trims: Command, manifest: Callable[..., Path]) -> None:
     assert "nothing is resident" in trims.done("ps")
     trims.done("add", manifest("small"))
-    with connect(trims.runtime_dir, agent="reader") as session, session.open("small"):
+    with connect(trims.runtime_dir, agent="reader") as session, session.open("small", place="cpu"):
         on_cpu, on_disk = (has(replica, REPLICA) for replica in trims.json("ps"))
         assert (on_cpu["place"], on_disk["place"]) == ("cpu", "disk")
         assert on_cpu["names"] == ["small"]
@@ -400,13 +400,13 @@ def test_an_image_without_a_name_is_evicted_by_the_beginning_of_its_key(
 
 def test_evict_spares_readers_unless_it_drains(trims: Command, manifest: Callable[..., Path]) -> None:
     trims.done("add", manifest("small"))
-    with connect(trims.runtime_dir) as session, session.open("small") as weights:
+    with connect(trims.runtime_dir) as session, session.open("small", place="cpu") as weights:
         assert "1 lease" in trims.refused("evict", "small")
         assert trims.json("evict", "small", "--drain") == {"freed": [], "draining": ["cpu"]}
         assert "last lease closes" in trims.done("ps")
         assert weights["weight"].size
     trims.done("add", manifest("small"))
-    with connect(trims.runtime_dir) as session, session.open("small", deadline_s=60.0):
+    with connect(trims.runtime_dir) as session, session.open("small", place="cpu", deadline_s=60.0):
         assert "goes from cpu when its last lease closes" in trims.done("evict", "small", "--drain")
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
 
+    from trims.image.in_place import InPlacePlan
     from trims.store.resolve import Resolved
 
     from .choices import Choices
@@ -223,6 +224,31 @@ class SimTier:
     def _close(self, fd: int) -> None:
         self._fds.remove(fd)
         self._files.close(fd)
+
+
+class SimArtifacts(SimTier):
+    """Artifacts that are open. A reader sees what the file held when it was opened: files are replaced by renames."""
+
+    def serve(self, key: str, generation: int, plan: InPlacePlan) -> Extent:
+        """See `InPlaceTier`; there is no descriptor now and then."""
+        if self._choices.chance(24):
+            raise CapacityError("no descriptor left")
+        (part,) = plan.pages
+        data = part.file.path.read_bytes() if part.file.path.exists() else b""
+        part.file.check_again()
+        label = f"{key[:8]}-{self.place}-{generation}-{next(self._numbers)}"
+        self.sealed[label] = (SimFile(plan.nbytes, f"image of {self._judge.content_of_file(data)}"), key, "")
+        return self._open(label)
+
+    def close(self) -> None:
+        """See `Tier`."""
+        super().close()
+        self.sealed.clear()
+
+    def died(self) -> None:
+        """The daemon was killed: the kernel closed what it had open."""
+        super().died()
+        self.sealed.clear()
 
 
 class SimDevice(SimTier):

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trims.core.place import Place, TierKind
+from trims.core.place import FILE, Place, TierKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,10 +163,11 @@ class Judge:
         self.check(number not in self.numbers, f"lease {number} was granted before, perhaps in another life")
         self.numbers.add(number)
         self.check(message["key"] == extent.key, "granted the memory of another image")
-        self.check("flipped" in content or content == f"image of {self.by_key[extent.key]}", f"granted {content!r}")
+        read = self.by_key.get(extent.key) if extent.place is not FILE else content.removeprefix("image of ")
+        self.check("flipped" in content or content == f"image of {read}", f"granted {content!r}")
         self.check(extent.label not in self.foul, f"{extent.label} was changed while no daemon ran, and is granted")
         if asked.kind == "open":
-            self._check_meaning(asked, self.by_key[extent.key])
+            self._check_meaning(asked, str(read))
         self.leases[number] = HeldLease(client, extent.label, extent.place, extent.key)
         return asked
 

@@ -106,7 +106,7 @@ class Run:
         return self.choices.one_of(clients)
 
     def _open(self) -> None:
-        place = self.choices.one_of((None, None, None, "cpu", "disk", "gpu", "gpu:1"))
+        place = self.choices.one_of((None, None, None, "cpu", "disk", "gpu", "gpu:1", "file"))
         deadline = self.choices.one_of((None, None, 0.0, 2.0, 60.0))
         message: dict[str, object] = {"op": "open", "model": self.choices.one_of(NAMES)}
         message |= {} if place is None else {"place": place}

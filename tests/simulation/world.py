@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import BadMessageError, CapacityError, InUseError, InvariantError, TrimsError
 from trims.core.events import Grant, Refuse, Requested
-from trims.core.place import CPU, DISK, GPU
+from trims.core.place import CPU, DISK, FILE, GPU
 from trims.core.policy import FirstInFirstOut, GreedyDualSizeFrequency, LeastFrequentlyUsed, LeastRecentlyUsed
 from trims.core.replica import State
 from trims.daemon.requests import Requests
@@ -26,7 +26,7 @@ from trims.wire.frames import encode
 from trims.wire.messages import parse_request
 from trims.wire.peer import Peer
 
-from .files import SimBytes, SimConversion, SimDevice, SimTier
+from .files import SimArtifacts, SimBytes, SimConversion, SimDevice, SimTier
 from .judge import Asked, Judge, ViolationError
 from .scheduler import Scheduler
 
@@ -153,7 +153,9 @@ class World:
         self.judge = Judge(SIZES, keys(), self.scheduler.clock)
         args = (self.files, choices, self.judge)
         self.device = SimDevice(GPU, CAPACITIES[GPU], *args)
-        self.tiers = [SimTier(CPU, CAPACITIES[CPU], *args), SimTier(DISK, CAPACITIES[DISK], *args), self.device]
+        host = [SimTier(place, CAPACITIES[place], *args) for place in (CPU, DISK)]
+        self.tiers = [*host, self.device, SimArtifacts(FILE, sys.maxsize, *args)]
+        self.in_place = choices.chance(2)
         self.policy = choices.one_of(POLICIES)
         self.max_images = choices.one_of((sys.maxsize, sys.maxsize, 12, 15))
         self.verify_every = 1 + choices.below(8)
@@ -179,11 +181,12 @@ class World:
         self.judge.draining = False
         self.registry = SqliteRegistry(self.path / "registry.db")
         self.catalog = FaultyCatalog(self.path / "catalog.db", scheduler.pool)
-        resolver = WatchedResolver(self.registry, self.catalog, {}, self.path, Limits(), clock=scheduler.clock)
+        parts = (self.registry, self.catalog, {}, self.path, Limits())
+        resolver = WatchedResolver(*parts, in_place=self.in_place, clock=scheduler.clock)
         resolver.judge, resolver.meanwhile = self.judge, self._during_a_look
         self.store = Store(
             self.tiers,
-            {place: self.policy() for place in CAPACITIES},
+            {place: self.policy() for place in (*CAPACITIES, FILE)},
             resolver,
             self.catalog,
             limits=Limits(),
@@ -215,12 +218,15 @@ class World:
         def handled(event: Event) -> Any:
             self._count(event)
             was_draining = store.residency.draining
-            mapped = isinstance(event, Requested) and event.anywhere and self._is_sealed_on_host(event.key)
+            mapped = isinstance(event, Requested) and event.anywhere and self._can_be_mapped(event)
             earned = set(store.residency.promotions.earned)
             done = handle(event)
             self.happened["copies earned by use"] += len(store.residency.promotions.earned - earned)
             if mapped and not was_draining:
                 self.happened["opens of what lies on the host"] += 1
+                self.happened["opens of artifacts in place"] += any(
+                    isinstance(each, Grant) and each.lease.place is FILE for each in done
+                )
                 granted = any(isinstance(each, Grant) and each.ticket == event.waiter.ticket for each in done)
                 self.judge.check(granted, "an open that could be mapped at once waits")
             if (
@@ -245,8 +251,10 @@ class World:
         store._shell._bindings[_changed()] = self.judge.changed  # type: ignore[assignment]
         store.device_leases.tell_losses_to(self._lost)
 
-    def _is_sealed_on_host(self, key: str) -> bool:
-        found = [self.store.residency.find(key, place) for place in (CPU, DISK)]
+    def _can_be_mapped(self, event: Requested) -> bool:
+        found = [self.store.residency.find(event.key, place) for place in (CPU, DISK)]
+        if event.in_place is not None:
+            found.append(self.store.residency.find(event.in_place, FILE))
         return any(replica is not None and replica.state is State.SEALED for replica in found)
 
     def _count(self, event: Event) -> None:

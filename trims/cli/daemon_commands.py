@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trims.cli.output import as_json, note, say, say_devices, say_json, table
 from trims.control import admin
+from trims.core.place import FILE
 from trims.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ def _status(options: argparse.Namespace) -> None:
         [
             tier.place,
             format_bytes(tier.charged_bytes),
-            format_bytes(tier.capacity_bytes),
-            f"{100 * tier.charged_bytes / tier.capacity_bytes:.0f} %",
+            "-" if tier.place == str(FILE) else format_bytes(tier.capacity_bytes),
+            "-" if tier.place == str(FILE) else f"{100 * tier.charged_bytes / tier.capacity_bytes:.0f} %",
             str(tier.replicas),
             tier.policy,
         ]

@@ -27,7 +27,7 @@ from trims.core import choice, refusals
 from trims.core.errors import CapacityError, DeadlineError, InUseError, TooLargeError, TrimsError
 from trims.core.events import KeepAlive, Requested
 from trims.core.line import Line
-from trims.core.place import CPU, DISK, TierKind
+from trims.core.place import CPU, DISK, FILE, TierKind
 from trims.core.promotion import host_for
 from trims.core.replica import Share, State
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.replica import Replica
 
+#: How long the artifact's own files stay open without a reader: opening them again takes milliseconds.
+IN_PLACE_STAYS = KeepAlive(60.0)
 #: After a copy into shared memory that use had earned failed, none is begun for so long.
 RETRY_EARNED_S = 5.0
 #: How long what comes free is kept for the first in line once others have overtaken it by as many bytes as it needs.
@@ -67,12 +69,18 @@ class Admission:
 
     def request(self, event: Requested) -> None:
         """A session or the store wants a replica: choose the place if the request names none, and see to it there."""
-        place = event.place
-        there = self._ledger.table.replicas.get((event.key, place))
-        if event.anywhere and (there is None or there.state is not State.SEALED):
-            place = choice.best_place(self._ledger, event.key, kept=event.modest)
-        self._request_at(place, event)
-        if event.anywhere and place is DISK:
+        ledger, place = self._ledger, event.place
+        there = ledger.table.replicas.get((event.key, place))
+        if not event.anywhere or (there is not None and there.state is State.SEALED):
+            self._request_at(place, event)
+            return
+        place = choice.best_place(ledger, event.key, kept=event.modest)
+        if event.in_place is not None and not choice.is_sealed(ledger, event.key, place):
+            place, own = FILE, replace(event, key=event.in_place, place=FILE, modest=False, keep=IN_PLACE_STAYS)
+            self._request_at(FILE, own)
+        else:
+            self._request_at(place, event)
+        if place is DISK or place is FILE:
             self._promote_if_earned(event)
 
     def _request_at(self, place: Place, event: Requested) -> None:
@@ -82,6 +90,7 @@ class Admission:
             self.refuse(waiter, refusals.no_such_place(place, ledger.capacity.at), event.at_s)
             return
         replica = ledger.table.find(event.key, place) or self.enqueue(event.key, place, event.at_s)
+        replica.mappable = replica.mappable or event.in_place is not None
         if event.keep is not None:
             replica.keep_alive_s = event.keep.seconds if place is event.place else None  # what lies on disk stays
         if event.workspace_bytes is not None and replica.place.tier is TierKind.GPU:
@@ -98,9 +107,9 @@ class Admission:
         keep_alive_s = event.keep.seconds if event.keep is not None else None
         if keep_alive_s == 0 or not ledger.promotions.may_earn(at_s):
             return
-        if choice.is_earned(ledger, event.key) and not (self.lines[CPU] or self.claims[CPU]):
+        if choice.is_earned(ledger, event.key, event.in_place) and not (self.lines[CPU] or self.claims[CPU]):
             replica = self.enqueue(event.key, CPU, at_s)
-            replica.keep_alive_s = keep_alive_s
+            replica.keep_alive_s, replica.mappable = keep_alive_s, event.in_place is not None
             ledger.join(replica, ledger.promotions.begin_earned(replica))
 
     def enqueue(self, key: str, place: Place, at_s: float) -> Replica:

@@ -1,10 +1,11 @@
 """Choices for requests that name no place: where on the host they are served, and what is worth room in memory.
 
-An open that names no place is served from where the image lies: shared memory first, else its file on disk, which the
-session maps. A copy into shared memory is earned by use: it takes room that is free, or that of images which together
-are worth less. Worth is demand (see `demand`) times the seconds that one more open costs if the image is not in memory.
-Comparing with what would have to go is TinyLFU's admission (Einziger, Friedman and Manes, ACM Transactions on Storage
-13(4), 2017); this differs in weighing costs, and in comparing with all that would go, because images differ in size.
+An open that names no place is served from where the image lies: shared memory first, else its file on disk, else the
+artifact's own files if their bytes are as an image has them; the session maps either. A copy into shared memory is
+earned by use: it takes room that is free, or that of images which together are worth less. Worth is demand (see
+`demand`) times the seconds that one more open costs if the image is not in memory. Comparing with what would have to go
+is TinyLFU's admission (Einziger, Friedman and Manes, ACM Transactions on Storage 13(4), 2017); this differs in weighing
+costs, and in comparing with all that would go, because images differ in size.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trims.core.capacity import usage_of
-from trims.core.place import CPU, DISK
+from trims.core.place import CPU, DISK, FILE
 from trims.core.promotion import HOSTS
 from trims.core.replica import State
 
@@ -49,16 +50,30 @@ def best_place(ledger: Ledger, key: str, *, kept: bool) -> Place:
     return (absent or places or [CPU])[0]
 
 
-def is_earned(ledger: Ledger, key: str) -> bool:
-    """True if an image that lies on disk is in such demand that it should be in shared memory, and it can be."""
+def is_sealed(ledger: Ledger, key: str, place: Place) -> bool:
+    """True if the image may be read at the place now."""
+    replica = ledger.table.find(key, place)
+    return replica is not None and replica.state is State.SEALED
+
+
+def is_earned(ledger: Ledger, key: str, in_place: str | None = None) -> bool:
+    """True if an image that is read from a file is in such demand that it should be in shared memory, and it can be.
+
+    Args:
+        ledger: The books.
+        key: The image. If its artifact was not hashed yet, that is `in_place`, and it cannot be copied.
+        in_place: The key under which the artifact's own files are served, if they can be.
+    """
     books = ledger.capacity.at.get(CPU)
-    on_disk = ledger.table.find(key, DISK)
-    if books is None or on_disk is None or on_disk.state is not State.SEALED or ledger.table.find(key, CPU) is not None:
+    read = ledger.table.find(key, DISK) or (ledger.table.find(in_place, FILE) if in_place else None)
+    if books is None or read is None or read.state is not State.SEALED or key == in_place:
         return False
     pinned = (key, CPU) in ledger.capacity.pins
-    if (ledger.demand.of(key) < EARNED and not pinned) or books.takes(on_disk.nbytes) > books.capacity_bytes:
+    if ledger.table.find(key, CPU) is not None or (ledger.demand.of(key) < EARNED and not pinned):
         return False
-    missing = books.takes(on_disk.nbytes) - books.coming_bytes
+    if books.takes(read.nbytes) > books.capacity_bytes:
+        return False
+    missing = books.takes(read.nbytes) - books.coming_bytes
     return missing <= 0 or pinned or is_worth_room(ledger, key, missing)
 
 
@@ -90,6 +105,5 @@ def is_worth_room(ledger: Ledger, key: str, missing: int) -> bool:
 
 def _worth(ledger: Ledger, replica: Replica) -> float:
     """Seconds of opens to come that its place in memory saves."""
-    on_disk = ledger.table.find(replica.key, DISK)
-    mapped = on_disk is not None and on_disk.state is State.SEALED
+    mapped = replica.mappable or is_sealed(ledger, replica.key, DISK)
     return ledger.demand.of(replica.key) * (DISK_MISS_S if mapped else max(replica.cost_s, DISK_MISS_S))

@@ -89,6 +89,12 @@ class NotSupportedError(CallerError):
     code = "not_supported"
 
 
+class NotInPlaceError(NotSupportedError):
+    """The artifact's own files cannot be served as they are: it must be converted. Open it without a place."""
+
+    code = "not_in_place"
+
+
 class PermissionDeniedError(CallerError, PermissionError):
     """The peer's user may not do this."""
 

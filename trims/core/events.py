@@ -42,6 +42,7 @@ class Requested(Event):
         anywhere: It names no place: it is served where on the host the image lies. `place` is where to bring an image
             that lies nowhere.
         modest: Of those: the image is kept on disk in any case, so it may be served there if memory has no room.
+        in_place: Of those: the key under which the artifact's own files can be served; None if they cannot.
         keep: How long the replica stays at `place` once it is idle; None leaves that as it is.
         workspace_bytes: What each session that reads it on a device needs there beside it; None if that is unknown.
     """
@@ -51,6 +52,7 @@ class Requested(Event):
     waiter: Waiter
     anywhere: bool = False
     modest: bool = False
+    in_place: str | None = None
     keep: KeepAlive | None = None
     workspace_bytes: int | None = None
 

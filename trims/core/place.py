@@ -1,4 +1,4 @@
-"""A place is a tier and, where there are several of a kind, a device: `cpu`, `disk`, `gpu:0`, `cloud`."""
+"""A place is a tier and, where there are several of a kind, a device: `cpu`, `disk`, `file`, `gpu:0`, `cloud`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class TierKind(Enum):
     GPU = "gpu"
     CPU = "cpu"
     DISK = "disk"
+    FILE = "file"
     CLOUD = "cloud"
 
     __hash__ = object.__hash__  # members are singletons; Enum's own is a call into Python, several for each open
@@ -25,9 +26,9 @@ class TierKind(Enum):
         return _ORDER.index(self)
 
 
-_ORDER = (TierKind.GPU, TierKind.CPU, TierKind.DISK, TierKind.CLOUD)
+_ORDER = (TierKind.GPU, TierKind.CPU, TierKind.DISK, TierKind.FILE, TierKind.CLOUD)
 _PLACES: dict[tuple[TierKind, int], Place] = {}
-_TEXT = re.compile(r"(gpu|cpu|disk|cloud)(?::([0-9]{1,3}))?\Z")
+_TEXT = re.compile(r"(gpu|cpu|disk|file|cloud)(?::([0-9]{1,3}))?\Z")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +57,7 @@ class Place:
         """Read `cpu`, `disk` or `gpu:1`. Raises CallerError on anything else."""
         match = _TEXT.match(text)
         if match is None:
-            raise CallerError(f"{text!r} is not a place; write cpu, disk, cloud, gpu or gpu:N")
+            raise CallerError(f"{text!r} is not a place; write cpu, disk, file, gpu or gpu:N")
         device = int(match.group(2) or 0)
         if device and match.group(1) != "gpu":
             raise CallerError(f"{text!r} is not a place: only gpu has devices")
@@ -71,3 +72,5 @@ ANYWHERE = "auto"
 CPU = Place(TierKind.CPU)
 GPU = Place(TierKind.GPU)
 DISK = Place(TierKind.DISK)
+#: The artifact's own files.
+FILE = Place(TierKind.FILE)

@@ -89,6 +89,7 @@ class Residency:
         self.leases = self._ledger.leases
         self.waiters = self._ledger.waiters
         self.promotions = self._ledger.promotions
+        self.demand = self._ledger.demand
         self.draining = False
         self._handlers: dict[type[Event], Callable[..., None]] = {
             Requested: self._requested,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 CPU_MEMORIES = ("shm", "memfd")
+TRUSTS = ("identity", "verified")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class Config:
         max_sessions: Clients that may be connected at once; fewer if the limit of open files is low.
         always_hash: Read every artifact at each look instead of comparing its times: for artifacts that programs write
             through shared mappings, which no time tells.
+        trust: `identity` serves an artifact from its own files before it was read, known by length and times until it
+            is hashed; `verified` hashes it first.
         verify: Check every invariant after every event. Slow; for tests.
         log_level: debug, info, warning or error.
     """
@@ -91,6 +94,7 @@ class Config:
     socket_mode: int = 0o600
     max_sessions: int = 4096
     always_hash: bool = False
+    trust: str = "identity"
     verify: bool = False
     log_level: str = "info"
 
@@ -106,6 +110,8 @@ class Config:
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.trust not in TRUSTS:
+            raise ConfigError(f"trust {self.trust!r} is none of {', '.join(TRUSTS)}")
         if self.cpu_memory not in CPU_MEMORIES:
             raise ConfigError(f"cpu_memory {self.cpu_memory!r} is none of {', '.join(CPU_MEMORIES)}")
         if self.cpu_memory != "shm" and self.segment_dir != SHM_FOLDER:
@@ -246,6 +252,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "socket_mode": _mode,
     "max_sessions": int,
     "always_hash": _flag,
+    "trust": lambda value: str(value).lower(),
     "verify": _flag,
     "log_level": lambda value: str(value).lower(),
 }

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import trims
 from trims.core.errors import ConfigError
-from trims.core.place import CPU, DISK
-from trims.core.policy import Policy
+from trims.core.place import CPU, DISK, FILE, Place
+from trims.core.policy import LeastRecentlyUsed, Policy
 from trims.daemon.attach_door import AttachDoor
 from trims.daemon.budget import budget, raise_limit
 from trims.daemon.control_door import ControlDoor
@@ -34,6 +34,7 @@ from trims.store.resolve import Resolver
 from trims.store.store import Store
 from trims.tiers.cpu import CpuTier
 from trims.tiers.disk import DiskTier
+from trims.tiers.file import FileTier
 from trims.trace.spans import Tracer
 from trims.wire.address import ATTACH_SOCKET, CONTROL_SOCKET
 
@@ -128,12 +129,18 @@ class Daemon:
             config.state_dir / "artifacts",
             limits,
             always_hash=config.always_hash,
+            in_place=config.trust == "identity",
         )
         tiers: list[Tier] = [
             CpuTier(segment_driver(config), config.cpu_capacity_bytes, large_pages=config.large_pages),
             DiskTier(config.state_dir / "images", config.disk_capacity_bytes),
+            FileTier(),
         ]
-        policies = {CPU: load_policy(config.cpu_policy), DISK: load_policy(config.disk_policy)}
+        policies: dict[Place, Policy] = {
+            CPU: load_policy(config.cpu_policy),
+            DISK: load_policy(config.disk_policy),
+            FILE: LeastRecentlyUsed(),
+        }
         self.gpus, gpu_off = gpu_tiers(config)
         for gpu in self.gpus:
             undo.callback(gpu.close)

@@ -87,6 +87,11 @@ class Requests:
 
     def _export(self, connection: Connection, request: Attach) -> None:
         try:
+            if request.file is not None:
+                pages = self._store.pages_of(connection.number, request.lease, request.file)
+                where = {"descriptor": True, "begin": pages.begin, "nbytes": pages.nbytes, "offset": pages.offset}
+                self._send(connection, {"id": request.id, **where}, pages.fd)
+                return
             export = self._leases.export_of(connection.number, request.lease)
         except TrimsError as error:
             self._send(connection, error_message(error, request.id))
@@ -159,6 +164,7 @@ def grant_message(request_id: int, granted: Granted) -> Message:
         "digest": granted.digest,
         "warm": granted.warm,
         **({"device": granted.export.device} if granted.export else {}),
+        **({"files": granted.files} if granted.files else {}),
     }
 
 

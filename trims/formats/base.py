@@ -111,6 +111,13 @@ class Converter(Protocol):
 
 
 @runtime_checkable
+class InPlaceFormat(Protocol):
+    """A converter whose artifacts may hold tensors as they are in memory, and can then be served without a copy."""
+
+    in_place: ClassVar[bool]
+
+
+@runtime_checkable
 class Measurable(Protocol):
     """A converter that needs no child for its own sake, and can tell when an artifact needs one for its size.
 

@@ -51,6 +51,7 @@ class SafetensorsConverter:
     format: ClassVar[str] = "safetensors"
     version: ClassVar[int] = 1
     host_specific: ClassVar[bool] = False
+    in_place: ClassVar[bool] = True
     suffixes: ClassVar[tuple[str, ...]] = (".safetensors",)
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:

@@ -166,7 +166,7 @@ def plan_image(
     data_bytes = position + len(encoded)
     index = encode_index(layout, program_offset=position, program_bytes=len(encoded), data_bytes=data_bytes)
     owned = [(placed[s.name], s) for s in sources if s.tied_to is None]
-    head = _encode_head(owned, layout, index, (position, data_bytes), metadata or {})
+    head = encode_head([spec for spec, _ in owned], layout, index, (position, data_bytes), metadata or {})
     fills = [(spec, s.fill) for spec, s in owned if s.fill is not None and spec.nbytes]
     spans = [(spec, s.span) for spec, s in owned if s.span is not None and spec.nbytes]
     return ImagePlan(layout, head, data_bytes, index, encoded, position, fills, spans, files)
@@ -183,20 +183,33 @@ def _place(source: SourceTensor, placed: Mapping[str, TensorSpec], position: int
     return TensorSpec(source.name, source.dtype, source.shape, owner.offset), position
 
 
-def _encode_head(
-    owned: Sequence[tuple[TensorSpec, SourceTensor]],
+def encode_head(
+    owned: Sequence[TensorSpec],
     layout: Layout,
     index: bytes,
     program_span: tuple[int, int],
     metadata: Mapping[str, str],
+    *,
+    at_least: int = 0,
 ) -> bytes:
-    """The JSON header: our own tensors under a prefix that is free, pads so that no hole is left."""
+    """The JSON header with its length: our own tensors under a prefix that is free, pads so that no hole is left.
+
+    Args:
+        owned: All tensors but those that are tied to another, in order of offset.
+        layout: All tensors.
+        index: The binary index, which the data block begins with.
+        program_span: Where in the data block the program begins and ends.
+        metadata: Strings of the artifact.
+        at_least: Length to pad it to; a multiple of `DATA_ALIGNMENT_BYTES`.
+
+    Raises ImageError for a header that is too large.
+    """
     prefix = "__trims__"
     while any(spec.name.startswith(prefix) for spec in layout):
         prefix += "_"
     entries = _Entries(prefix)
     entries.add(f"{prefix}.index", "U8", (len(index),), 0)
-    for spec, _ in owned:
+    for spec in owned:
         entries.add(spec.name, spec.dtype, spec.shape, spec.offset)
     begin, end = program_span
     entries.add(f"{prefix}.program", "U8", (end - begin,), begin)
@@ -208,7 +221,7 @@ def _encode_head(
             f"{len(layout)} tensors make a header of {format_bytes(len(text))}; the limit is "
             f"{format_bytes(MAX_HEADER_BYTES)}"
         )
-    padded = align_up(LENGTH.size + len(text), DATA_ALIGNMENT_BYTES) - LENGTH.size
+    padded = max(at_least, align_up(LENGTH.size + len(text), DATA_ALIGNMENT_BYTES)) - LENGTH.size
     return LENGTH.pack(padded) + text.ljust(padded)
 
 
@@ -241,9 +254,9 @@ def _entry(dtype: str, shape: tuple[int, ...], begin: int, end: int) -> dict[str
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
 
 
-def _tied(owned: Sequence[tuple[TensorSpec, SourceTensor]], layout: Layout) -> dict[str, dict[str, Any]]:
+def _tied(owned: Sequence[TensorSpec], layout: Layout) -> dict[str, dict[str, Any]]:
     """Tied tensors for readers of the JSON: safetensors itself allows no two names for one range."""
-    names = {spec.name for spec, _ in owned}
+    names = {spec.name for spec in owned}
     return {
         spec.name: _entry(spec.dtype, spec.shape, spec.offset, spec.end) for spec in layout if spec.name not in names
     }

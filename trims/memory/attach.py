@@ -9,16 +9,17 @@ called.
 from __future__ import annotations
 
 import functools
+import mmap
 import os
 import threading
 import weakref
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ClosedError, ImageError
-from trims.memory.mapping import FileMapping
+from trims.memory.mapping import FileMapping, Pages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 class Attachment:
@@ -29,22 +30,33 @@ class Attachment:
         nbytes: Length of the image. Raises ImageError if the file is shorter: reading past its end would kill
             the process.
         on_release: Called once, from any thread, when no mapping of this attachment is left.
+        pages: Parts of the image that lie in other files; their descriptors are duplicated, too. Raises ImageError if
+            a file is shorter, or a part lies outside the image.
     """
 
-    def __init__(self, fd: int, nbytes: int, on_release: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, fd: int, nbytes: int, on_release: Callable[[], None] | None = None, pages: Sequence[Pages] = ()
+    ) -> None:
         held = os.fstat(fd).st_size
         if held < nbytes or nbytes <= 0:
             raise ImageError(f"the segment has {held} bytes, {nbytes} were announced")
+        for part in pages:
+            _check_pages(part, nbytes)
         self.nbytes = nbytes
-        self._fd = os.dup(fd)
-        self._close_fd = weakref.finalize(self, os.close, self._fd)
+        self._close_fds = weakref.finalize(self, _close_all, fds := [])
+        fds.append(os.dup(fd))
+        self._fd = fds[0]
+        self._pages: list[Pages] = []
+        for part in pages:
+            fds.append(os.dup(part.fd))
+            self._pages.append(part._replace(fd=fds[-1]))
         self._lock = threading.Lock()
         self._live = _Live(on_release)
         self._closed = False
         try:
-            self._shared: FileMapping | None = self._live.map(self._fd, nbytes)
+            self._shared: FileMapping | None = self._live.map(self._fd, nbytes, self._pages)
         except BaseException:
-            self._close_fd()
+            self._close_fds()
             raise
 
     @property
@@ -68,7 +80,7 @@ class Attachment:
         with self._lock:
             if self._closed:
                 raise ClosedError("these weights are closed; open them again to read")
-            return self._live.map(self._fd, self.nbytes, private=True).view()
+            return self._live.map(self._fd, self.nbytes, self._pages, private=True).view()
 
     @property
     def region(self) -> None:
@@ -87,13 +99,30 @@ class Attachment:
                 return
             self._closed = True
             mapping, self._shared = self._shared, None
-            self._close_fd()
+            self._close_fds()
         if mapping is not None:
             mapping.close()
 
     def drop(self) -> None:
         """The same, from a finaliser: nothing else refers to it then."""
         self.close()
+
+
+def _check_pages(part: Pages, nbytes: int) -> None:
+    """Raise ImageError for pages that reading would kill the process for, or that lie over something else."""
+    held = os.fstat(part.fd).st_size
+    aligned = part.begin % mmap.PAGESIZE == part.offset % mmap.PAGESIZE == 0
+    if not aligned or min(part.begin, part.offset) < 0 or part.nbytes <= 0 or part.begin + part.nbytes > nbytes:
+        raise ImageError(f"{part.nbytes} bytes at {part.begin} are no pages of an image of {nbytes} bytes")
+    if part.offset + part.nbytes > held:
+        raise ImageError(
+            f"the file has {held} bytes, {part.nbytes} at {part.offset} were announced: it was cut short meanwhile"
+        )
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
 
 
 class _Live:
@@ -105,11 +134,12 @@ class _Live:
         self._tokens: set[object] = set()
         self._on_release = on_release
 
-    def map(self, fd: int, nbytes: int, *, private: bool = False) -> FileMapping:
+    def map(self, fd: int, nbytes: int, pages: Sequence[Pages], *, private: bool = False) -> FileMapping:
         token = object()
         self._tokens.add(token)
         try:
-            return FileMapping(fd, nbytes, private=private, on_unmap=functools.partial(self._gone, token))
+            gone = functools.partial(self._gone, token)
+            return FileMapping(fd, nbytes, private=private, pages=pages, on_unmap=gone)
         except BaseException:
             self._tokens.discard(token)
             raise

@@ -9,19 +9,35 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.core.errors import ClosedError
 
 if TYPE_CHECKING:
     import ctypes
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 #: Of x86-64, and of arm64 with 4 KiB pages. Elsewhere mappings are merely not aligned well.
 LARGE_PAGE_BYTES = 2 << 20
 #: Below this, aligning costs as much as it saves.
 _WORTH_BYTES = 16 << 20
 _FIXED, _NO_RESERVE = 0x10, 0x4000
+
+
+class Pages(NamedTuple):
+    """Pages of another file that are mapped over a part of the first; all but `nbytes` are multiples of a page.
+
+    Attributes:
+        fd: Open for reading; the mapping does not need it afterwards.
+        begin: Where they lie in the mapping.
+        nbytes: How many.
+        offset: Where they begin in the file.
+    """
+
+    fd: int
+    begin: int
+    nbytes: int
+    offset: int
 
 
 class FileMapping:
@@ -33,6 +49,7 @@ class FileMapping:
         write: Writes go to the file.
         private: Copy-on-write: writable, and no other process sees it.
         align: Whether to align; None where it pays.
+        pages: Pages of other files to map over parts of it. Not with `write`: they are read-only, or private.
         on_unmap: Called once when the memory is gone; from any thread, not at the end of the process.
 
     Raises:
@@ -47,6 +64,7 @@ class FileMapping:
         write: bool = False,
         private: bool = False,
         align: bool | None = None,
+        pages: Sequence[Pages] = (),
         on_unmap: Callable[[], None] | None = None,
     ) -> None:
         prot = mmap.PROT_READ | (mmap.PROT_WRITE if write or private else 0)
@@ -54,8 +72,8 @@ class FileMapping:
         self._writable = write or private
         #: What the views keep alive; the memory goes with it.
         self._owner: mmap.mmap | ctypes.Array[ctypes.c_ubyte] | None
-        if nbytes >= _WORTH_BYTES if align is None else align:
-            self._owner = _map_aligned(fd, nbytes, prot, flags, on_unmap)
+        if pages or (nbytes >= _WORTH_BYTES if align is None else align):
+            self._owner = _map_aligned(fd, nbytes, (prot, flags), pages, on_unmap)
         else:
             self._owner = mmap.mmap(fd, nbytes, flags=flags, prot=prot)
             if on_unmap is not None:
@@ -90,17 +108,20 @@ class FileMapping:
 
 
 def _map_aligned(
-    fd: int, nbytes: int, prot: int, flags: int, on_unmap: Callable[[], None] | None
+    fd: int, nbytes: int, how: tuple[int, int], pages: Sequence[Pages], on_unmap: Callable[[], None] | None
 ) -> ctypes.Array[ctypes.c_ubyte]:
     import ctypes
 
     libc = c_library()
+    prot, flags = how
     length = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     span = length + LARGE_PAGE_BYTES
     room = _checked(libc.mmap(None, span, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE, -1, 0))
     start = -(-room // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
     try:
         _checked(libc.mmap(start, nbytes, prot, flags | _FIXED, fd, 0))
+        for other, begin, count, offset in pages:
+            _checked(libc.mmap(start + begin, count, prot, flags | _FIXED, other, offset))
     except OSError:
         libc.munmap(room, span)
         raise

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims.core.errors import LostPeerError, TrimsError
+from trims.core.place import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +28,7 @@ class Granted:
     Attributes:
         warm: True if the replica was there when the open came.
         export: What lets a borrower open a device's memory; None on the host. Its descriptor stays the store's, too.
+        files: How many files of the artifact hold the tensors; 0 if they lie in the replica's own memory.
     """
 
     lease: int
@@ -38,6 +40,7 @@ class Granted:
     fd: int
     warm: bool
     export: Export | None = None
+    files: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Ask:
         answer: Called exactly once, from any thread, without a lock held.
         resolved: Set once the name has been looked into.
         retried: True after one attempt met a broken replica.
+        only_look: The name is to be looked into, and nothing else; `answer` is called if that fails.
     """
 
     waiter: Waiter
@@ -71,6 +75,12 @@ class Ask:
     answer: Callable[[Outcome], None]
     resolved: Resolved | None = None
     retried: bool = False
+    only_look: bool = False
+
+    @property
+    def anywhere(self) -> bool:
+        """True if the request names no place and wants to read: it may be answered before the artifact was read."""
+        return self.place in (None, FILE) and self.waiter.wants_lease
 
 
 def session_ended(ask: Ask) -> LostPeerError:

@@ -17,7 +17,7 @@ from trims.core.due import DueTimes
 from trims.core.errors import ArtifactError, DeadlineError, InternalError, TrimsError
 from trims.image.descriptors import explain_descriptors
 from trims.store.asks import session_ended
-from trims.store.resolve import LongReadError, NotWantedError, Reading
+from trims.store.resolve import DigestNeededError, LongReadError, NotWantedError, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,11 +40,13 @@ class _Look:
     """A look that is running, and the asks it answers.
 
     Attributes:
+        digest: Whether the files must be read, if their digests are not known.
         dropped: All its asks were of clients that are gone. One whose asks only ran out of time goes on.
     """
 
     name: str
     epoch: int
+    digest: bool
     asks: dict[int, Ask] = field(default_factory=dict)
     dropped: bool = False
 
@@ -63,7 +65,7 @@ class Lookups:
         self._found = found
         self._new_pool = pools
         self._lock = threading.Lock()
-        self._looks: dict[str, _Look] = {}
+        self._looks: dict[tuple[str, bool], _Look] = {}
         self._by_ticket: dict[int, _Look] = {}
         #: Tickets of opens by session; a prefetch outlives its session.
         self._by_session: dict[int, set[int]] = {}
@@ -76,19 +78,24 @@ class Lookups:
     def add(self, ask: Ask) -> None:
         """Have the name looked into, or join the look that is running. Never blocks."""
         with self._lock:
-            look = self._looks.get(ask.name)
-            # A lookup of an earlier epoch goes on for its own asks; this ask must not get its answer.
-            joins = look is not None and look.epoch == self._resolver.epoch(ask.name)
-            if look is None or not joins:
-                look = self._looks[ask.name] = _Look(ask.name, self._resolver.epoch(ask.name))
-            look.asks[ask.waiter.ticket] = ask
-            self._by_ticket[ask.waiter.ticket] = look
+            look = self._join(ask, digest=not (ask.anywhere and self._resolver.in_place))
             if ask.waiter.session is not None and ask.waiter.wants_lease:
                 self._by_session.setdefault(ask.waiter.session, set()).add(ask.waiter.ticket)
             if ask.waiter.deadline_at_s is not None:
                 self._due.add(ask.waiter.deadline_at_s, ask.waiter.ticket)
-        if not joins:
+        if look is not None:
             self._begin(look)
+
+    def _join(self, ask: Ask, *, digest: bool) -> _Look | None:
+        """Let the ask wait for a look; returns that if it is to be begun. Called under the lock."""
+        look = self._looks.get((ask.name, digest))
+        # A lookup of an earlier epoch goes on for its own asks; this ask must not get its answer.
+        joins = look is not None and look.epoch == self._resolver.epoch(ask.name)
+        if look is None or not joins:
+            look = self._looks[ask.name, digest] = _Look(ask.name, self._resolver.epoch(ask.name), digest)
+        look.asks[ask.waiter.ticket] = ask
+        self._by_ticket[ask.waiter.ticket] = look
+        return None if joins else look
 
     def next_due_s(self) -> float | None:
         """Clock time of the next deadline among the asks."""
@@ -115,10 +122,15 @@ class Lookups:
                 look = self._by_ticket.pop(ticket)
                 refused.append(look.asks.pop(ticket))
                 look.dropped = not look.asks
-                if look.dropped and self._looks.get(look.name) is look:
-                    del self._looks[look.name]
+                if look.dropped:
+                    self._ends(look)
         for ask in refused:
             ask.answer(session_ended(ask))
+
+    def _ends(self, look: _Look) -> None:
+        """No ask joins it any more."""
+        if self._looks.get((look.name, look.digest)) is look:
+            del self._looks[look.name, look.digest]
 
     def _forget(self, ask: Ask) -> None:
         if ask.waiter.session is not None and (tickets := self._by_session.get(ask.waiter.session)) is not None:
@@ -170,10 +182,13 @@ class Lookups:
         if not self._is_wanted(look):
             return
         try:
-            reading = Reading(long=long, wanted=lambda: self._is_wanted(look))
+            reading = Reading(long=long, digest=look.digest, wanted=lambda: self._is_wanted(look))
             result: Resolved | TrimsError = self._resolver.resolve(look.name, reading)
         except LongReadError:
             self._look_soon(look, where, long=True)
+            return
+        except DigestNeededError:
+            self._go_on_with_digest(look)
             return
         except NotWantedError:
             return
@@ -181,10 +196,20 @@ class Lookups:
             result = _as_answer(look.name, error)
         self._end(look, result)
 
+    def _go_on_with_digest(self, look: _Look) -> None:
+        """All asks of a look wait for the artifact to be read, together with those that wait for that already."""
+        with self._lock:
+            self._ends(look)
+            asks = [ask for ticket, ask in look.asks.items() if self._by_ticket.get(ticket) is look]
+            look.asks.clear()
+            begun = [self._join(ask, digest=True) for ask in asks]
+        for each in begun:
+            if each is not None:
+                self._begin(each)
+
     def _end(self, look: _Look, result: Resolved | TrimsError) -> None:
         with self._lock:
-            if self._looks.get(look.name) is look:
-                del self._looks[look.name]
+            self._ends(look)
             asks = [ask for ticket, ask in look.asks.items() if self._by_ticket.pop(ticket, None) is look]
             for ask in asks:
                 self._forget(ask)

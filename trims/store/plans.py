@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ArtifactChangedError, InternalError, LostPeerError
+from trims.core.place import FILE
+from trims.formats.in_place import InPlace
 from trims.store.catalog import identities_of
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from trims.core.replica import ReplicaId
     from trims.formats.conversion import Conversion
+    from trims.image.in_place import InPlacePlan
     from trims.store.resolve import Resolved
 
 NOT_WANTED = "no request waits for the model any more, or it came by another way"
@@ -70,11 +73,11 @@ class Plans:
 
     def measure(self, replica: ReplicaId, plan: Plan) -> int:
         """Plan the conversion; returns the image's length in bytes. Blocks. Raises as `Conversion.plan`."""
-        nbytes = self._start(plan).plan()
+        nbytes = self._start(plan, in_place=replica.place is FILE).plan()
         _check_unchanged(plan.resolved)
         dropped: list[Plan] = []
         with self._lock:
-            if self._plans.get(replica) is plan:
+            if self._plans.get(replica) is plan and replica.place is not FILE:  # which holds nothing that is dear
                 self._waiting[replica] = plan
             while len(self._waiting) > self._most:
                 dropped.append(self._waiting.popitem(last=False)[1])
@@ -85,6 +88,19 @@ class Plans:
             if conversion is not None:
                 conversion.close()
         return nbytes
+
+    def take_in_place(self, replica: ReplicaId) -> InPlacePlan:
+        """The plan of a replica that is served from the artifact's own files. Blocks, raises as `measure`."""
+        plan = self._plan(replica)
+        try:
+            if plan.conversion is None:
+                self._start(plan, in_place=True).plan()
+            made = plan.conversion
+            _check_unchanged(plan.resolved)
+            assert isinstance(made, InPlace), "a replica at `file` is measured as one"
+            return made.planned()
+        finally:
+            self.drop(replica)
 
     def needs_child(self, replica: ReplicaId) -> bool:
         """True if writing the image takes a converter process."""
@@ -160,8 +176,8 @@ class Plans:
             raise InternalError(f"{replica.key[:16]} at {replica.place} was to be converted without a plan")
         return plan
 
-    def _start(self, plan: Plan) -> Conversion:
-        conversion = self._convert(plan.resolved)
+    def _start(self, plan: Plan, *, in_place: bool = False) -> Conversion:
+        conversion = InPlace(plan.resolved.artifact) if in_place else self._convert(plan.resolved)
         with self._lock:
             plan.conversion, stopped = conversion, plan.stopped
         if stopped is not None:

@@ -131,7 +131,7 @@ class ReadModel:
 
     Args:
         residency: The books.
-        shell: Has their lock.
+        shell: Has their lock, and what is remembered of images.
         runner: Knows the memory.
         catalog: Knows the names.
         resolver: Knows what names stand for.
@@ -152,6 +152,7 @@ class ReadModel:
     ) -> None:
         self._residency = residency
         self._lock = shell.lock
+        self._image = shell.image
         self._runner = runner
         self._catalog = catalog
         self._resolver = resolver
@@ -202,7 +203,7 @@ class ReadModel:
             digest="" if extent is None else extent.digest,
             location="" if extent is None else _location(extent),
             device="" if extent is None or extent.export is None else extent.export.device,
-            names=tuple(self._catalog.names_of(found.key)),
+            names=tuple(self.names_of(found.key)),
             leases_by_session=Counter(sessions) if found.leases else {},
             story=tuple(found.story()) if story else (),
         )
@@ -243,7 +244,11 @@ class ReadModel:
 
     def names_of(self, key: str) -> list[str]:
         """All names that stand for an image."""
-        return self._catalog.names_of(key)
+        names = self._catalog.names_of(key)
+        if names:
+            return names
+        image = self._image(key)  # an artifact that is served in place has no image in the catalog
+        return [] if image is None or image.in_place != key else [image.name]
 
     def load(self, name: str, place: Place | None) -> LoadView:
         """Where a running load is; None for the place that the manifest says."""

@@ -15,6 +15,7 @@ import json
 import logging
 import math
 import os
+import stat
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
@@ -35,11 +36,12 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.core.manifest import ArtifactSource, Manifest
-from trims.core.place import TierKind
+from trims.core.place import FILE, TierKind
 from trims.formats.base import Artifact, Converter, Limits
 from trims.formats.build import build_artifact
 from trims.formats.conversion import converter, detect, recipe
 from trims.formats.environments import Environment
+from trims.formats.in_place import may_be_in_place
 from trims.memory.reading import read_up_to
 from trims.store.catalog import FILE_PREFIX, identities_of, identity_of
 from trims.store.mounts import mount_of
@@ -77,6 +79,8 @@ class Resolved:
         converted: True if making the image takes a converter child.
         mount: Mount point of the main file: looking at it may hang with that file system.
         epoch: Of the name, when the look began.
+        in_place: Key under which the artifact's own files may be served; None if they may not.
+        hashed: False while `key` is `in_place`, because the files were not read yet.
     """
 
     name: str
@@ -90,10 +94,16 @@ class Resolved:
     converted: bool
     mount: str = "/"
     epoch: int = 0
+    in_place: str | None = None
+    hashed: bool = True
 
 
 class LongReadError(Exception):
     """A file must be read in full, which takes long: ask again where that holds up no other lookup."""
+
+
+class DigestNeededError(Exception):
+    """The artifact may not be served before it was read: ask again for its digest."""
 
 
 class NotWantedError(Exception):
@@ -105,11 +115,14 @@ class Reading:
     """What a lookup may do to learn a file's digest.
 
     Attributes:
+        digest: Whether it must. Without, an artifact that may be served in place is not read; for any other it raises
+            DigestNeededError.
         long: Whether it may read long files; else it raises LongReadError.
         wanted: Asked now and then while a file is read; False ends that with NotWantedError.
     """
 
     long: bool = True
+    digest: bool = True
     wanted: Callable[[], bool] = lambda: True
 
 
@@ -127,6 +140,7 @@ class Resolver:
         limits: For builders.
         always_hash: Read every artifact whenever its files would only be compared: for artifacts that are written
             through shared mappings, which changes no time that could be compared.
+        in_place: Artifacts may be served from their own files before they were read.
         clock: Monotonic seconds.
     """
 
@@ -139,6 +153,7 @@ class Resolver:
         limits: Limits,
         *,
         always_hash: bool = False,
+        in_place: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = registry
@@ -147,10 +162,18 @@ class Resolver:
         self._artifacts = artifacts
         self._limits = limits
         self._always_hash = always_hash
+        self._in_place = in_place and not always_hash
+        #: Keys of artifacts that turned out to need a conversion.
+        self._not_in_place: dict[str, None] = {}
         self._clock = clock
         self._known: dict[str, Resolved] = {}
         self._epochs: dict[str, int] = {}
         self._lock = threading.Lock()
+
+    @property
+    def in_place(self) -> bool:
+        """Whether any artifact may be served before it was read."""
+        return self._in_place
 
     def known(self, name: str) -> Resolved | None:
         """What the name stands for, if that was looked at within the last half second. Memory only: never blocks."""
@@ -175,7 +198,7 @@ class Resolver:
         while True:
             epoch = self.epoch(name)
             try:
-                resolved = self._looked_at_again(name) or self._resolve(name, reading)
+                resolved = self._looked_at_again(name, reading) or self._resolve(name, reading)
             except TrimsError:
                 if epoch == self.epoch(name):
                     raise
@@ -183,16 +206,15 @@ class Resolver:
             if self._remember(name, resolved := replace(resolved, epoch=epoch), epoch):
                 return resolved
 
-    def _looked_at_again(self, name: str) -> Resolved | None:
-        """What is known of the name, if its files are still those that were read."""
+    def _looked_at_again(self, name: str, reading: Reading) -> Resolved | None:
+        """What is known of the name, if its files are still those that were looked at."""
         known = self._known.get(name)
-        if known is None or (self._always_hash and known.checked_at_s + _TRUST_S <= self._clock()):
+        if known is None or (reading.digest and not known.hashed):
             return None
-        return (
-            replace(known, checked_at_s=self._clock())
-            if identities_of(known.artifact.files) == known.identities
-            else None
-        )
+        if self._always_hash and known.checked_at_s + _TRUST_S <= self._clock():
+            return None
+        same = identities_of(known.artifact.files) == known.identities
+        return replace(known, checked_at_s=self._clock()) if same else None
 
     def _resolve(self, name: str, reading: Reading) -> Resolved:
         manifest = self.manifest(name)
@@ -208,7 +230,8 @@ class Resolver:
             self._known[name] = resolved
             while len(self._known) > _REMEMBERED:
                 self._known.pop(next(iter(self._known)))
-            self._catalog.remember_key(name, resolved.key, _text_of(resolved.manifest))
+            if resolved.hashed:
+                self._catalog.remember_key(name, resolved.key, _text_of(resolved.manifest))
             return True
 
     def where(self, name: str) -> str:
@@ -276,10 +299,15 @@ class Resolver:
         _check_framework(manifest, environment, required=chosen.needs_child(options))
         made_by = recipe(chosen, artifact, environment)
         identities = identities_of(files)
-        digests = self._digests(files, manifest, reading)
+        in_place = self._in_place_key(manifest, chosen, artifact, (identities, made_by)) if identities else None
+        if in_place is None and not reading.digest:
+            raise DigestNeededError(name)
+        digests = self._digests(files, manifest, reading) if reading.digest else self._known_digests(files, identities)
         return Resolved(
             name=name,
-            key=_key(files, digests, made_by),
+            key=_key(files, digests, made_by) if digests is not None else str(in_place),
+            in_place=in_place,
+            hashed=digests is not None,
             manifest=manifest,
             artifact=artifact,
             recipe=made_by,
@@ -288,6 +316,34 @@ class Resolver:
             checked_at_s=self._clock(),
             converted=chosen.needs_child(options),
         )
+
+    def _in_place_key(
+        self, manifest: Manifest, chosen: Converter, artifact: Artifact, facts: tuple[object, ...]
+    ) -> str | None:
+        """The key under which the artifact's own files may be served, if they may: of their identities, not bytes.
+
+        Files that another user may change are read first, and so are those of which a digest is stated. A manifest
+        that names a place, pins or persists wants an image.
+        """
+        if not self._in_place or manifest.artifact.sha256 or not may_be_in_place(chosen, artifact.options):
+            return None
+        if _wants_image(manifest) or not all(map(_is_own, artifact.files)):
+            return None
+        key = str(blake3.blake3(json.dumps(["in place", *facts], sort_keys=True).encode()).hexdigest())
+        return None if key in self._not_in_place else key
+
+    def needs_conversion(self, in_place: str) -> None:
+        """An artifact turned out not to be served from its own files: it is read before the next answer."""
+        with self._lock:
+            self._not_in_place[in_place] = None
+            while len(self._not_in_place) > _REMEMBERED:
+                self._not_in_place.pop(next(iter(self._not_in_place)))
+
+    def _known_digests(self, files: tuple[Path, ...], identities: tuple[str, ...]) -> list[str] | None:
+        """Digests of all files, if the catalog has them."""
+        known = [self._catalog.digests(str(file), each) for file, each in zip(files, identities, strict=True)]
+        found = [each[0] for each in known if each is not None]
+        return found if len(found) == len(files) else None
 
     def _python(self, manifest: Manifest) -> Path | None:
         return self._environments.get(manifest.framework.name) if manifest.framework else None
@@ -358,6 +414,18 @@ def _options(manifest: Manifest, chosen: Converter) -> dict[str, Any]:
     if manifest.artifact.allow_pickle:
         options["allow_pickle"] = True
     return options
+
+
+def _wants_image(manifest: Manifest) -> bool:
+    """True if the manifest wants an image made of it, in memory or on disk."""
+    keep = manifest.residency
+    return keep.place not in (None, FILE) or keep.pin or keep.persist == "always"
+
+
+def _is_own(file: Path) -> bool:
+    """True if only this user or root may write to the file."""
+    status = file.stat()
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _text_of(manifest: Manifest) -> str:

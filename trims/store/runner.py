@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CapacityError, ImageError, InternalError, LostPeerError, TrimsError, is_system_error
 from trims.core.events import Event, Filled, FillFailed, Freed, Measured, MeasureFailed, ReplicaBroken
-from trims.core.place import DISK
+from trims.core.place import DISK, FILE
 from trims.formats.conversion import start_conversion
 from trims.image.descriptors import explain_descriptors
 from trims.store.copying import Copier, RealHostBytes
 from trims.store.plans import SHUTTING_DOWN, Plans
 from trims.store.work import BEHIND, LAST, thread_pool
-from trims.tiers.base import DeviceTier
+from trims.tiers.base import DeviceTier, InPlaceTier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -204,13 +204,19 @@ class Runner:
         A source that turns out broken is reported with ReplicaBroken first.
         """
         if source is None:
-            pool = self._converters if self._plans.needs_child(replica) else self._copiers
+            pool = self._pool_of(replica)
             self._fill_once_there_is_a_descriptor(pool, replica, nbytes, None)
             return
         self.abandon(replica)  # while it was measured, the image came to lie somewhere
         device = next((it.place for it in (replica, source) if it.place in self._of_devices), None)
         pool = self._copiers if device is None else self._of_devices[device][0]
         self._fill_once_there_is_a_descriptor(pool, replica, nbytes, source)
+
+    def _pool_of(self, replica: ReplicaId) -> Pool:
+        """Workers for a fill from the artifact."""
+        if replica.place is FILE:
+            return self._planners
+        return self._converters if self._plans.needs_child(replica) else self._copiers
 
     def verify(self, replica: ReplicaId, extent: Extent) -> None:
         """Read and hash what an earlier daemon left, before it is lent; ends in Filled or FillFailed.
@@ -384,12 +390,24 @@ class Runner:
         for submit in parked:
             submit()
 
+    def _serve_in_place(self, replica: ReplicaId) -> Event:
+        """Open the artifact's own files."""
+        started = self._clock()
+        tier = self._tiers[replica.place]
+        assert isinstance(tier, InPlaceTier), "there is one tier of files"
+        with self._tracer.span("open.file", key=replica.key[:16]):
+            extent = tier.serve(replica.key, replica.generation, self._plans.take_in_place(replica))
+        self.adopt(replica, extent)
+        return Filled(at_s=self._clock(), **_about(replica), cost_s=self._clock() - started)
+
     def _fill(self, replica: ReplicaId, nbytes: int, source: ReplicaId | None) -> Event:
         if len(self._extents) >= self._max_images:
             raise CapacityError(
                 f"{self._max_images} images are open, as many as this daemon's limit of files allows; raise it "
                 "(`ulimit -n`, LimitNOFILE=), or evict models"
             )
+        if replica.place is FILE:
+            return self._serve_in_place(replica)
         started = self._clock()
         tier = self._tiers[replica.place]
         name = f"fill.{replica.place}" if source is None else f"copy.{source.place}-{replica.place}"

@@ -20,6 +20,7 @@ from trims.core.errors import (
     ImageError,
     InternalError,
     ModelNotFoundError,
+    NotInPlaceError,
 )
 from trims.core.events import (
     Abandon,
@@ -31,7 +32,6 @@ from trims.core.events import (
     Free,
     Grant,
     Instruction,
-    KeepAlive,
     Lost,
     Measure,
     MeasureFailed,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
+    from trims.core.errors import TrimsError
     from trims.core.lease import Lease
     from trims.core.place import Place
     from trims.core.replica import Replica
@@ -69,7 +70,7 @@ class Shell:
         runner: Does what takes time; its reports must be fed.
         watchers: Told of every change of state.
         counters: What is counted for operators.
-        again: Takes a request that met a broken replica or a changed artifact (True); called without the lock.
+        again: Takes a request that met an error which is not its own fault; called without the lock.
         filled: Takes every fill that succeeded, after its waiters were answered; called without the lock.
         verify: Check every invariant after every event.
         clock: Monotonic seconds.
@@ -86,7 +87,7 @@ class Shell:
         watchers: Watchers,
         counters: Counter[str],
         *,
-        again: Callable[[Ask, bool], None],
+        again: Callable[[Ask, TrimsError], None],
         filled: Callable[[Filled], None],
         verify: bool,
         clock: Callable[[], float] = time.monotonic,
@@ -138,28 +139,8 @@ class Shell:
         if isinstance(event, Filled):
             self._filled(event)
 
-    def ask(
-        self,
-        ask: Ask,
-        key: str,
-        place: Place,
-        keep: KeepAlive | None = None,
-        workspace_bytes: int | None = None,
-        *,
-        anywhere: bool = False,
-        modest: bool = False,
-    ) -> bool:
-        """Ask residency for an image; the answer comes now or later. See `Requested`. True if the request waits."""
-        event = Requested(
-            at_s=self._clock(),
-            key=key,
-            place=place,
-            waiter=ask.waiter,
-            anywhere=anywhere,
-            modest=modest,
-            keep=keep,
-            workspace_bytes=workspace_bytes,
-        )
+    def ask(self, ask: Ask, event: Requested) -> bool:
+        """Ask residency for an image; the answer comes now or later. True if the request waits."""
         waits = False
         with self.lock:
             gone = ask.waiter.session is not None and ask.waiter.session not in self._sessions
@@ -167,7 +148,7 @@ class Shell:
                 self._asks[ask.waiter.ticket] = ask
                 if ask.waiter.session is not None:
                     self._tickets_of.setdefault(ask.waiter.session, set()).add(ask.waiter.ticket)
-                if ask.resolved is not None and self._images.get(key) is not ask.resolved:
+                if ask.resolved is not None and self._images.get(ask.resolved.key) is not ask.resolved:
                     self._remember(ask.resolved)
                 work = self._handle(event)
                 waits = ask.waiter.ticket in self._asks
@@ -184,9 +165,12 @@ class Shell:
     def _remember(self, resolved: Resolved) -> None:
         """Keep what a fill may need; of images that are neither resident nor asked for, only the latest."""
         self._images[resolved.key] = resolved
+        if resolved.in_place is not None:
+            self._images[resolved.in_place] = resolved
         if len(self._images) > self._most_images:
-            wanted = {key for key, _ in self._residency.replicas} | {resolved.key}
-            wanted.update(ask.resolved.key for ask in self._asks.values() if ask.resolved)
+            wanted = {key for key, _ in self._residency.replicas}
+            asked = [ask.resolved for ask in self._asks.values() if ask.resolved is not None] + [resolved]
+            wanted.update(key for each in asked for key in (each.key, each.in_place) if key is not None)
             self._images = {key: image for key, image in self._images.items() if key in wanted}
             # Prune again only after the table doubles, so pruning is amortised O(1).
             self._most_images = max(_REMEMBERED_IMAGES, 2 * len(self._images))
@@ -305,6 +289,7 @@ class Shell:
             extent.fd,
             it.warm,
             extent.export,
+            len(extent.pages),
         )
         return partial(ask.answer, granted)
 
@@ -316,11 +301,12 @@ class Shell:
             at_s=self._clock(), key=lease.key, place=lease.place, generation=lease.generation, reason=reason
         )
         self.feed(broken)
+        error = ImageError(f"{reason}; open it again")
         if ask.retried or ask.resolved is None:
-            ask.answer(ImageError(f"{reason}; open it again"))
+            ask.answer(error)
             return
         ask.retried = True
-        self._again(ask, False)
+        self._again(ask, error)
 
     def _bind_ready(self, it: Ready) -> Callable[[], None] | None:
         ask = self._take_ask(it.ticket)
@@ -334,8 +320,9 @@ class Shell:
         if isinstance(it.error, again) and not ask.retried and ask.resolved is not None:
             # Not the fault of the request: a broken replica has been retired, the artifact or its successor is there.
             ask.retried = True
-            changed = isinstance(it.error, ArtifactChangedError)
-            return lambda: self._again(ask, changed)
+            return lambda: self._again(ask, it.error)
+        if isinstance(it.error, NotInPlaceError) and ask.anywhere and ask.place is None:
+            return lambda: self._again(ask, it.error)
         self._counters[f"refused.{it.error.code}"] += 1
         return lambda: ask.answer(it.error)
 

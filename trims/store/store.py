@@ -18,7 +18,16 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from trims.core import refusals
-from trims.core.errors import InUseError, LostPeerError, ModelNotFoundError, TrimsError
+from trims.core.admission import IN_PLACE_STAYS
+from trims.core.errors import (
+    ArtifactChangedError,
+    CallerError,
+    InUseError,
+    LostPeerError,
+    ModelNotFoundError,
+    NotInPlaceError,
+    TrimsError,
+)
 from trims.core.events import (
     Closed,
     DrainRequested,
@@ -28,11 +37,12 @@ from trims.core.events import (
     KeepAlive,
     PinChanged,
     ReplicaBroken,
+    Requested,
     Tick,
     WaiterLeft,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, Place, TierKind
+from trims.core.place import CPU, DISK, FILE, Place, TierKind
 from trims.core.replica import ReplicaId
 from trims.core.residency import Residency
 from trims.store.adoption import Adoption, seal_identity
@@ -56,6 +66,7 @@ if TYPE_CHECKING:
     from trims.core.policy import Policy
     from trims.formats.base import Limits
     from trims.formats.conversion import Conversion
+    from trims.memory.mapping import Pages
     from trims.store.catalog import Catalog
     from trims.store.copying import HostBytes
     from trims.store.resolve import Resolved, Resolver
@@ -187,12 +198,14 @@ class Store:
             clock=clock,
         )
         self._tickets = itertools.count(1)
+        #: Names that are being hashed behind their readers.
+        self._learning: set[str] = set()
         self._lookups = Lookups(resolver, self._found, pools)
         self._ticker = Ticker(self.next_due_s, self.tick)
 
     def _feed(self, event: Event) -> None:
         """Let an event happen: an order's, or one that the runner reports."""
-        if isinstance(event, Filled):
+        if isinstance(event, Filled) and event.place is not FILE:
             self._remember(event)
         self._shell.feed(event)
 
@@ -280,7 +293,7 @@ class Store:
         ask = Ask(Waiter(next(self._tickets), session, lease, deadline_at_s), name, place, answer)
         self.counters["opens" if lease else "prefetches"] += 1
         resolved = self.resolver.known(name)
-        if resolved is not None:
+        if resolved is not None and (resolved.hashed or ask.anywhere):
             self._request(ask, resolved)
             return
         self._lookups.add(ask)
@@ -314,15 +327,27 @@ class Store:
 
     def _found(self, ask: Ask, result: Resolved | TrimsError) -> None:
         """A name has been looked into."""
+        if ask.only_look:
+            self._learning.discard(ask.name)
         if isinstance(result, TrimsError):
             self.counters[f"refused.{result.code}"] += 1
             ask.answer(result)
-        else:
+        elif not ask.only_look:
             self._request(ask, result)
 
-    def _again(self, ask: Ask, changed: bool) -> None:
-        """A request met a broken replica, or an artifact that changed on its way: look once more."""
-        if changed or ask.resolved is None:
+    def _learn(self, name: str) -> None:
+        """Have an artifact hashed behind its readers: then its image can be copied to memory, and found elsewhere."""
+        if name not in self._learning:
+            self._learning.add(name)
+            waiter = Waiter(next(self._tickets), None, wants_lease=False, deadline_at_s=None, internal=True)
+            self._lookups.add(Ask(waiter, name, None, log_failure(f"{name} is not hashed"), only_look=True))
+
+    def _again(self, ask: Ask, error: TrimsError) -> None:
+        """A request met a broken replica, or an artifact that is not what it was taken for: look once more."""
+        if isinstance(error, NotInPlaceError) and ask.resolved is not None and ask.resolved.in_place is not None:
+            log.info("%s is converted: %s", ask.name, error)
+            self.resolver.needs_conversion(ask.resolved.in_place)
+        if isinstance(error, (ArtifactChangedError, NotInPlaceError)) or ask.resolved is None:
             self.resolver.looked_stale(ask.name)
             self._lookups.add(ask)
         else:
@@ -332,13 +357,39 @@ class Store:
         ask.resolved = resolved
         keep = resolved.manifest.residency
         stated = ask.place or keep.place
+        if stated is FILE:
+            self._request_file(ask, resolved)
+            return
         self.pins.stated(resolved, resolved.epoch)
         if keep.workspace_bytes is not None:
             self._workspace.stated(resolved)
         place = stated or CPU
         keep_alive = KeepAlive(self._keep_alive_for(place, keep.keep_alive_s))
         anywhere = stated is None and ask.waiter.wants_lease
-        self._ask(ask, resolved.key, place, keep_alive, anywhere=anywhere, modest=anywhere and _is_kept(resolved))
+        if not resolved.hashed and self.residency.demand.of(resolved.key):
+            self._learn(resolved.name)  # it is opened again
+        self._shell_ask(
+            ask,
+            Requested(
+                at_s=self._clock(),
+                key=resolved.key,
+                place=place,
+                waiter=ask.waiter,
+                anywhere=anywhere,
+                modest=anywhere and _is_kept(resolved),
+                in_place=resolved.in_place if anywhere else None,
+                keep=keep_alive,
+                workspace_bytes=self._workspace.of(resolved.key) if place.tier is TierKind.GPU else None,
+            ),
+        )
+
+    def _request_file(self, ask: Ask, resolved: Resolved) -> None:
+        """The artifact's own files are asked for."""
+        if resolved.in_place is None:
+            why = "its files are not as an image has them, not this user's own, or must be read first"
+            ask.answer(NotInPlaceError(f"{resolved.name} cannot be served at file: {why}; open it without a place"))
+        else:
+            self._ask(ask, resolved.in_place, FILE, IN_PLACE_STAYS)
 
     def _keep_alive_for(self, place: Place, stated_s: float | None) -> float | None:
         """Keep-alive is about memory: what lies on disk stays until the disk tier needs the room."""
@@ -352,18 +403,15 @@ class Store:
         longest = None if None in stated else max(stated, default=None)
         return self._keep_alive_for(place, longest)
 
-    def _ask(
-        self,
-        ask: Ask,
-        key: str,
-        place: Place,
-        keep: KeepAlive | None,
-        *,
-        anywhere: bool = False,
-        modest: bool = False,
-    ) -> None:
+    def _ask(self, ask: Ask, key: str, place: Place, keep: KeepAlive | None) -> None:
         workspace_bytes = self._workspace.of(key) if place.tier is TierKind.GPU else None
-        waits = self._shell.ask(ask, key, place, keep, workspace_bytes, anywhere=anywhere, modest=modest)
+        event = Requested(
+            at_s=self._clock(), key=key, place=place, waiter=ask.waiter, keep=keep, workspace_bytes=workspace_bytes
+        )
+        self._shell_ask(ask, event)
+
+    def _shell_ask(self, ask: Ask, event: Requested) -> None:
+        waits = self._shell.ask(ask, event)
         if waits and ask.waiter.deadline_at_s is not None:
             self._ticker.look_again(ask.waiter.deadline_at_s)
 
@@ -393,7 +441,7 @@ class Store:
         """Keep the image on disk if making it was dear."""
         resolved = self._shell.image(event.key)
         replica = self.residency.find(event.key, event.place)
-        if resolved is None or replica is None:
+        if resolved is None or replica is None or event.place is FILE:
             return
         self.counters[f"filled_bytes.{event.place}"] += replica.nbytes
         if (
@@ -471,6 +519,16 @@ class Store:
         self._feed(ReplicaBroken(at_s=self._clock(), key=key, place=place, generation=generation, reason=reason))
 
     # -- questions -------------------------------------------------------------------------------------------------
+
+    def pages_of(self, session: int, lease: int, file: int) -> Pages:
+        """Which pages of an artifact's file, by its number, belong to the image that a lease is for.
+
+        Raises CallerError for a lease that has ended or is for other memory, or a number that is none.
+        """
+        extent = self._shell.extent_of(session, lease)
+        if extent is None or not 0 <= file < len(extent.pages):
+            raise CallerError(f"session {session} has no lease {lease} on an artifact with a file {file}; open again")
+        return extent.pages[file]
 
     def key_of(self, name: str) -> str:
         """The key a name stands for; an image that has no name any more is named by the beginning of its key.

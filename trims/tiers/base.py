@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from trims.core.place import Place
+    from trims.image.in_place import InPlacePlan
     from trims.memory.cuda.drivers import Export
     from trims.memory.large_pages import LargePages
+    from trims.memory.mapping import Pages
 
-__all__ = ["DeviceTier", "Draft", "Extent", "Tier", "explain_descriptors", "identity_of"]
+__all__ = ["DeviceTier", "Draft", "Extent", "InPlaceTier", "Tier", "explain_descriptors", "identity_of"]
 
 
 def identity_of(fd: int) -> tuple[int, ...]:
@@ -53,7 +55,7 @@ class Extent:
 
     Attributes:
         key: Image key.
-        digest: blake3 of all bytes, hex.
+        digest: blake3 of all bytes, hex; empty while that is unknown, which only the tier of files allows.
         fd: Read-only descriptor, owned by the tier, open until `free`. A thread that may run beside `free` uses
             `reader` instead: the kernel gives the number of a closed descriptor to the next file.
         label: For the tier's own use; shows where the bytes are.
@@ -62,6 +64,7 @@ class Extent:
         named: Whether the file has a name, which another process could remove.
         export: What lets borrowers open the memory, if it is a device's; `fd` is the head of the image then, and owned
             by the tier as that is.
+        pages: Parts of the image that lie in files of the artifact; `fd` is the head then. Owned by the tier.
     """
 
     key: str
@@ -74,6 +77,7 @@ class Extent:
     identity: tuple[int, ...] | None = None
     named: bool = True
     export: Export | None = None
+    pages: tuple[Pages, ...] = ()
     _closed: bool = False
     _closing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
@@ -94,7 +98,8 @@ class Extent:
         with self._closing:
             if not self._closed:
                 self._closed = True
-                os.close(self.fd)
+                for fd in (self.fd, *(part.fd for part in self.pages)):
+                    os.close(fd)
 
 
 @runtime_checkable
@@ -180,6 +185,19 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Let go of descriptors and keep the replicas for the next daemon to find, if they are of a kind that stays."""
+        ...
+
+
+@runtime_checkable
+class InPlaceTier(Tier, Protocol):
+    """The tier of artifacts that are served from their own files. Nothing is copied there: there are no drafts."""
+
+    def serve(self, key: str, generation: int, plan: InPlacePlan) -> Extent:
+        """Open an artifact's files, and make the head of its image.
+
+        Raises ArtifactError if a file is gone or is another one than was planned with, CapacityError without a
+        descriptor.
+        """
         ...
 
 

@@ -66,10 +66,15 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Have what lets this client open the device's memory that one of its leases is for."""
+    """Have what lets this client open the memory that one of its leases is for.
+
+    Attributes:
+        file: Which file of the artifact; None for memory of a device.
+    """
 
     id: int
     lease: int
+    file: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +98,9 @@ def parse_request(message: Message) -> Request:
         only(message, "id", "lease")
         return Close(None if "id" not in message else number(message, "id"), number(message, "lease"))
     if operation == "attach":
-        only(message, "id", "lease")
-        return Attach(number(message, "id"), number(message, "lease"))
+        only(message, "id", "lease", "file")
+        file = number(message, "file") if "file" in message else None
+        return Attach(number(message, "id"), number(message, "lease"), file)
     if operation == "workspace":
         only(message, "id", "lease", "nbytes")
         return Workspace(number(message, "id"), number(message, "lease"), number(message, "nbytes"))

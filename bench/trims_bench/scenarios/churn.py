@@ -164,7 +164,7 @@ class _Visitor:
         name = self._random.choices(self._names, self._likely)[0]
         began = time.perf_counter_ns()
         try:
-            weights = session.open(name, deadline_s=_DEADLINE_S)
+            weights = session.open(name, place="cpu", deadline_s=_DEADLINE_S)
         except (CapacityError, DeadlineError) as error:
             self.declared[type(error).__name__] += 1
             return

@@ -26,9 +26,10 @@ from trims.core.events import (
     PinChanged,
     Requested,
     SessionEnded,
+    Tick,
 )
 from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, GPU
+from trims.core.place import CPU, DISK, FILE, GPU, Place
 from trims.core.policy import GreedyDualSizeFrequency, LeastRecentlyUsed, Policy
 from trims.core.promotion import Promotions
 from trims.core.replica import State
@@ -210,7 +211,7 @@ def test_without_room_on_disk_either_an_open_with_a_deadline_waits_for_memory() 
     assert place_of(bench.filled("a")) == "cpu"
 
 
-def test_an_open_that_comes_back_from_the_disk_does_not_wait_for_leases_with_those_that_do() -> None:
+def test_an_open_that_comes_back_from_the_disk_waits_for_no_lease() -> None:
     bench = full_of_readers()
     bench.resident("a", 40, DISK)
     bench.ask("a", session=9, place=DISK)
@@ -405,6 +406,107 @@ def test_a_promotion_that_was_earned_is_told_apart_from_one_of_a_device() -> Non
     assert promotions.earned == set()
     promotions.end_earned(waiter.ticket, 9.0)
     assert promotions.may_earn(1.0), "it did not fail: it had ended"
+
+
+# -- artifacts in place ------------------------------------------------------------------------------------------------
+
+
+class Files(Anywhere):
+    """A bench whose artifacts may be served from their own files: under the key `in place KEY`."""
+
+    def __init__(self, cpu_bytes: int = 100) -> None:
+        super().__init__(cpu_bytes)
+        places = {CPU: cpu_bytes, DISK: 1000, FILE: 1 << 60}
+        self.residency = Residency(places, {place: LeastRecentlyUsed() for place in places})
+
+    def open(self, key: str, *, session: int = 1, hashed: bool = True, **more: object) -> list[Instruction]:
+        self.ticket += 1
+        waiter = Waiter(self.ticket, session, wants_lease=True, deadline_at_s=None)
+        own = f"in place {key}"
+        asked = {"key": key if hashed else own, "place": CPU, "waiter": waiter, "keep": KeepAlive(None)}
+        return self.feed(Requested, anywhere=True, in_place=own, **asked, **more)
+
+    def in_place(self, key: str, nbytes: int, *, hashed: bool = False) -> None:
+        """Open an artifact and close it: its files are open from now on."""
+        self.open(key, hashed=hashed)
+        self.measured(f"in place {key}", nbytes, FILE)
+        (grant,) = only(Grant, self.filled(f"in place {key}", FILE))
+        assert isinstance(grant, Grant)
+        self.feed(Closed, lease=grant.lease.number, session=1)
+
+
+def test_an_artifact_is_served_from_its_own_files_before_it_lies_anywhere() -> None:
+    bench = Files()
+    (measure,) = bench.open("a", hashed=False)
+    assert isinstance(measure, Measure)
+    assert (measure.key, measure.place) == ("in place a", FILE)
+    (fill,) = bench.measured("in place a", 40, FILE)
+    assert isinstance(fill, Fill)
+    assert (fill.place, fill.source) == (FILE, None)
+    assert place_of(bench.filled("in place a", FILE)) == "file"
+
+
+@pytest.mark.parametrize("place", [CPU, DISK])
+def test_what_lies_on_the_host_is_served_before_the_artifact(place: Place) -> None:
+    bench = Files()
+    bench.in_place("a", 40)
+    bench.resident("a", 40, place)
+    assert place_of(bench.open("a")) == str(place)
+
+
+def test_a_load_that_runs_is_not_waited_for_if_the_files_can_be_read() -> None:
+    bench = Files()
+    bench.in_place("a", 40)
+    bench.ask("a", session=2)
+    assert place_of(bench.open("a")) == "file"
+
+
+def test_an_artifact_that_was_not_hashed_is_not_copied() -> None:
+    bench = Files()
+    bench.in_place("a", 40)
+    for session in (1, 2, 3):
+        assert kinds(bench.open("a", session=session, hashed=False)) == [Grant]
+
+
+def test_use_has_a_hashed_artifact_converted_into_memory_behind_its_readers() -> None:
+    bench = Files()
+    bench.in_place("a", 40)
+    assert kinds(bench.open("a")) == [Grant]
+    grant, measure = bench.open("a", session=2)
+    assert place_of([grant]) == "file"
+    assert isinstance(measure, Measure)
+    assert (measure.key, measure.place) == ("a", CPU)
+    (fill,) = bench.measured("a", 40)
+    assert isinstance(fill, Fill)
+    assert fill.source is None
+    assert bench.filled("a") == []
+    assert place_of(bench.open("a", session=3)) == "cpu"
+
+
+def test_an_image_whose_artifact_can_be_mapped_is_cheap_to_lose() -> None:
+    bench = Files(cpu_bytes=50)
+    bench.in_place("old", 50, hashed=True)
+    bench.open("old")
+    bench.open("old", session=2)
+    bench.measured("old", 50)
+    bench.filled("old", cost_s=2.0)
+    for session in (1, 2):
+        bench.feed(SessionEnded, session=session)
+    bench.in_place("new", 50, hashed=True)
+    measured = [only(Measure, bench.open("new", session=session)) for session in range(1, 8)]
+    assert any(measured), "two seconds to load it again are no reason: it would be mapped"
+    assert [each.key for each in only(Free, bench.measured("new", 50)) if isinstance(each, Free)] == ["old"]
+
+
+def test_files_that_no_session_reads_are_closed_after_a_minute() -> None:
+    bench = Files()
+    bench.in_place("a", 40)
+    bench.now += 58.0
+    assert bench.feed(Tick) == []
+    bench.now += 1.0
+    (free,) = bench.feed(Tick)
+    assert isinstance(free, Free)
+    assert free.place is FILE
 
 
 # -- as a whole --------------------------------------------------------------------------------------------------------

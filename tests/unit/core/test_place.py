@@ -37,7 +37,9 @@ def test_what_is_no_place_is_named(text: str) -> None:
 
 
 def test_the_fastest_tier_ranks_first() -> None:
-    assert sorted(TierKind, key=lambda tier: tier.rank) == [TierKind.GPU, TierKind.CPU, TierKind.DISK, TierKind.CLOUD]
+    assert sorted(TierKind, key=lambda tier: tier.rank) == [
+        TierKind.GPU, TierKind.CPU, TierKind.DISK, TierKind.FILE, TierKind.CLOUD
+    ]  # fmt: skip
 
 
 def test_there_is_one_object_for_each_place_wherever_it_comes_from() -> None:

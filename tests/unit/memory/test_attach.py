@@ -13,9 +13,11 @@ import pytest
 from trims.core.errors import ClosedError, ImageError
 from trims.memory import mapping
 from trims.memory.attach import Attachment
+from trims.memory.mapping import Pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 NBYTES = 3 * 4096
 
@@ -161,3 +163,42 @@ def test_threads_may_take_private_views_while_another_closes(
         for thread in threads:
             thread.join()
         assert released == [1]
+
+
+@pytest.mark.parametrize(
+    ("begin", "nbytes", "offset", "wrong"),
+    [
+        (4096, 100, 1, "no pages"),
+        (1, 100, 0, "no pages"),
+        (4096, 0, 0, "no pages"),
+        (-4096, 100, 0, "no pages"),
+        (4096, 4097, 0, "no pages"),
+        (4096, 4096, 4096, "cut short"),
+    ],
+)
+def test_pages_that_reading_would_die_of_are_refused(
+    begin: int, nbytes: int, offset: int, wrong: str, tmp_path: Path
+) -> None:
+    (tmp_path / "head").write_bytes(bytes(8192))
+    (tmp_path / "file").write_bytes(bytes(5000))
+    with open(tmp_path / "head", "rb") as head, open(tmp_path / "file", "rb") as file:
+        pages = Pages(file.fileno(), begin, nbytes, offset)
+        with pytest.raises(ImageError, match=wrong):
+            Attachment(head.fileno(), 8192, pages=[pages])
+
+
+def test_pages_of_other_files_lie_over_the_first_until_the_last_view_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "head").write_bytes(b"h" * 8192)
+    (tmp_path / "file").write_bytes(b"f" * 8192)
+    gone: list[bool] = []
+    with open(tmp_path / "head", "rb") as head, open(tmp_path / "file", "rb") as file:
+        pages = Pages(file.fileno(), 4096, 4000, 4096)
+        attachment = Attachment(head.fileno(), 8096, lambda: gone.append(True), [pages])
+    assert bytes(attachment.data) == b"h" * 4096 + b"f" * 4000
+    private = attachment.private_data()
+    private[5000] = 7
+    assert attachment.data[5000] == ord("f")
+    attachment.close()
+    assert not gone, "a private view is left"
+    del private
+    assert gone

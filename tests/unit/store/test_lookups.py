@@ -19,7 +19,7 @@ from trims.core.errors import (
 from trims.core.lease import Waiter
 from trims.store.asks import Ask, Outcome
 from trims.store.lookups import Lookups
-from trims.store.resolve import LongReadError, NotWantedError, Reading, Resolved
+from trims.store.resolve import DigestNeededError, LongReadError, NotWantedError, Reading, Resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,6 +35,7 @@ class Names:
         self.answers: dict[str, Resolved | Exception] = {}
         self.looked: list[tuple[str, bool]] = []
         self.wanted: Callable[[], bool] = lambda: True
+        self.in_place = False
 
     def epoch(self, name: str) -> int:
         return self.epochs.get(name, 0)
@@ -51,6 +52,8 @@ class Names:
         self.looked.append((name, reading.long))
         self.wanted = reading.wanted
         answer = self.answers[name]
+        if isinstance(answer, DigestNeededError) and reading.digest:
+            answer = resolved(name)
         if isinstance(answer, LongReadError) and reading.long:
             answer = resolved(name)
         if isinstance(answer, Exception):
@@ -214,6 +217,25 @@ def test_a_look_goes_on_for_another_session_and_for_a_prefetch(bench: Bench) -> 
     assert [ticket for ticket, _ in bench.refused] == [ended]
     bench.workers.run()
     assert [ticket for ticket, _ in bench.found] == [prefetch, other]
+
+
+def test_an_open_does_not_wait_for_a_look_that_reads_the_whole_file(bench: Bench) -> None:
+    bench.names.in_place = True
+    prefetch, opened = bench.ask(lease=False), bench.ask()
+    bench.workers.run()
+    assert sorted(ticket for ticket, _ in bench.found) == [prefetch, opened]
+    assert len(bench.names.looked) == 2
+
+
+def test_opens_of_what_must_be_read_first_wait_for_one_look_with_all_others(bench: Bench) -> None:
+    bench.names.in_place, bench.names.answers["m"] = True, DigestNeededError("m")
+    tickets = [bench.ask(), bench.ask(lease=False), bench.ask(session=8)]
+    bench.lookups.end_session(8)
+    bench.workers.run()
+    assert sorted(ticket for ticket, _ in bench.found) == tickets[:2]
+    assert [ticket for ticket, _ in bench.refused] == tickets[2:]
+    assert len(bench.names.looked) == 2
+    assert not bench.lookups._looks
 
 
 def test_the_end_returns_the_asks_that_were_not_answered(bench: Bench) -> None:

@@ -21,7 +21,7 @@ from trims.core.errors import (
     ModelNotFoundError,
     TrimsError,
 )
-from trims.core.events import EvictRequested, Filled, PlaceLost
+from trims.core.events import EvictRequested, Filled, PlaceLost, Requested
 from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, Place
 from trims.core.policy import LeastRecentlyUsed
@@ -65,7 +65,7 @@ class Bench:
         )
         self.workers, self.counters = Workers(), Counter[str]()
         self.failure: Exception | None = None
-        self.again: list[tuple[Ask, bool]] = []
+        self.again: list[tuple[Ask, TrimsError]] = []
         self.told: list[object] = []
         self.runner = Runner(tiers, self._convert, Tracer(), lambda event: self.shell.feed(event), pools=self.workers)
         self.shell = Shell(
@@ -73,7 +73,7 @@ class Bench:
             self.runner,
             Watchers(self.counters),
             self.counters,
-            again=lambda ask, changed: self.again.append((ask, changed)),
+            again=lambda ask, error: self.again.append((ask, error)),
             filled=self.told.append,
             verify=True,
             clock=lambda: self.now,
@@ -98,7 +98,7 @@ class Bench:
         made = resolved(key=key) if known else None
         waiter = Waiter(next(self.tickets), session or self.session, lease, deadline_at_s=None)
         ask = Ask(waiter, "m", None, answer, resolved=made)
-        self.waits = self.shell.ask(ask, key, place)
+        self.waits = self.shell.ask(ask, Requested(at_s=self.now, key=key, place=place, waiter=waiter))
         return answers
 
     def opened(self, place: Place = CPU) -> Granted:
@@ -182,22 +182,22 @@ def test_an_image_whose_artifact_is_not_known_is_opened_by_name(bench: Bench) ->
 
 
 @pytest.mark.parametrize(
-    ("failure", "changed"),
+    "failure",
     [
-        (ImageError("it is too short to be an image"), False),
-        (DigestMismatchError("other bytes"), False),
-        (ArtifactChangedError("m.npz changed"), True),
+        ImageError("it is too short to be an image"),
+        DigestMismatchError("other bytes"),
+        ArtifactChangedError("m.npz changed"),
     ],
 )
 def test_a_request_that_meets_broken_or_changed_bytes_is_looked_into_once_more(
-    bench: Bench, failure: Exception, changed: bool
+    bench: Bench, failure: Exception
 ) -> None:
     bench.failure = failure
     answers = bench.ask()
     bench.workers.run()
-    ((ask, said_changed),) = bench.again
-    assert (said_changed, ask.retried, answers) == (changed, True, [])
-    bench.shell.ask(ask, KEY, CPU)
+    ((ask, error),) = bench.again
+    assert (error, ask.retried, answers) == (failure, True, [])
+    bench.shell.ask(ask, Requested(at_s=bench.now, key=KEY, place=CPU, waiter=ask.waiter))
     bench.workers.run()
     assert error_of(answers) is failure
     assert len(bench.again) == 1
@@ -215,8 +215,8 @@ def test_a_file_that_was_touched_since_it_was_sealed_is_retired_and_not_lent(ben
     granted = bench.opened(DISK)
     os.utime(f"/proc/self/fd/{granted.fd}", ns=(1, 1))
     answers = bench.ask(place=DISK)
-    ((ask, changed),) = bench.again
-    assert (answers, changed, ask.retried, bench.counters["broken"]) == ([], False, True, 1)
+    ((ask, error),) = bench.again
+    assert (answers, type(error), ask.retried, bench.counters["broken"]) == ([], ImageError, True, 1)
     (replica,) = bench.residency.replicas.values()
     assert (replica.state, len(replica.leases)) == (State.DRAINING, 1)
 

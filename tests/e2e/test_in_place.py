@@ -1,0 +1,309 @@
+"""Artifacts served from their own files: at once, before they are read, and with what a mapped file promises."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from looking import leases, wait_until
+from safetensors.numpy import save_file
+from trims_client import connect
+
+from trims.core.errors import (
+    ArtifactError,
+    ArtifactNotFoundError,
+    BrokenWeightsError,
+    CallerError,
+    DigestMismatchError,
+    NotInPlaceError,
+)
+from trims.core.place import FILE
+from trims.core.replica import State
+from trims.daemon.check import check_store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trims_client import Session
+
+    from trims.daemon.main import Daemon
+
+WEIGHTS = {"weight": np.arange(100_000), "half": np.arange(7, dtype="f2")}
+
+
+@pytest.fixture
+def daemon(serve: Callable[..., Daemon]) -> Daemon:
+    return serve(trust="identity")
+
+
+@pytest.fixture
+def model(checkpoint: Callable[..., Path]) -> Path:
+    return checkpoint("m", WEIGHTS)
+
+
+def places(daemon: Daemon) -> set[str]:
+    return {str(place) for (_, place), each in daemon.store.residency.replicas.items() if each.state is State.SEALED}
+
+
+def register(daemon: Daemon, path: Path, residency: dict[str, Any] | None = None, **artifact: object) -> None:
+    manifest = {"name": "m", "artifact": {"path": str(path), **artifact}, "residency": residency or {}}
+    daemon.registry.put(manifest, "")
+
+
+# -- what a reader gets ------------------------------------------------------------------------------------------------
+
+
+def test_a_first_arrival_is_served_from_its_file_before_it_is_read(
+    daemon: Daemon, session: Session, model: Path
+) -> None:
+    with session.open_file(model) as weights:
+        assert (weights.place, weights.warm, weights.shared) == ("file", False, True)
+        for name, array in WEIGHTS.items():
+            np.testing.assert_array_equal(weights[name], array)
+        with pytest.raises(ValueError, match="read-only"):
+            weights["weight"][0] = 1
+        assert str(model) in Path("/proc/self/maps").read_text(), "it is the file itself that is mapped"
+    assert daemon.catalog.digests(str(model), _identity(model)) is None
+    assert places(daemon) == {"file"}
+
+
+def _identity(path: Path) -> str:
+    from trims.store.catalog import identity_of
+
+    return identity_of(path)
+
+
+def test_private_data_is_copy_on_write(session: Session, model: Path) -> None:
+    with session.open_file(model) as weights:
+        before = model.read_bytes()
+        weights.private_raw("weight")[:8] = b"\xff" * 8
+        assert weights["weight"][0] == 0
+    assert model.read_bytes() == before
+
+
+def test_shards_are_mapped_together(session: Session, folder: Path) -> None:
+    for number in range(3):
+        save_file({f"t{number}": np.full(1000, number)}, folder / f"{number}.safetensors")
+    main = folder / "m.safetensors.index.json"
+    main.write_text(json.dumps({"weight_map": {f"t{number}": f"{number}.safetensors" for number in range(3)}}))
+    with session.open_file(main) as weights:
+        assert weights.place == "file"
+        assert [int(weights[f"t{number}"].sum()) for number in range(3)] == [0, 1000, 2000]
+
+
+def test_isolated_processes_read_the_same_pages(daemon: Daemon, model: Path) -> None:
+    program = "import sys, trims; w = trims.open_file(sys.argv[1]); print(w.place, w['weight'].sum()); w.close()"
+    environment = {**os.environ, "TRIMS_RUNTIME_DIR": str(daemon.config.runtime_dir)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(model)],
+        capture_output=True, text=True, check=True, timeout=300, env=environment,
+    )  # fmt: skip
+    assert done.stdout.split() == ["file", str(WEIGHTS["weight"].sum())]
+    wait_until(lambda: leases(daemon) == 0, "the lease outlives its process")
+
+
+def test_torch_gets_its_tensors_over_the_file(session: Session, model: Path) -> None:
+    import trims
+
+    with session.open_file(model) as weights:
+        state = trims.torch.state_dict(weights)
+        assert int(state["weight"].sum()) == WEIGHTS["weight"].sum()
+        del state
+
+
+# -- behind the reader -------------------------------------------------------------------------------------------------
+
+
+def test_use_has_it_hashed_and_brought_to_memory(daemon: Daemon, session: Session, model: Path) -> None:
+    readers = [session.open_file(model) for _ in range(2)]
+    wait_until(lambda: daemon.catalog.digests(str(model), _identity(model)) is not None, "it is not hashed")
+
+    def in_memory() -> bool:
+        with session.open_file(model) as weights:
+            np.testing.assert_array_equal(weights["weight"], WEIGHTS["weight"])
+            return weights.place == "cpu"
+
+    wait_until(in_memory, "its use has not brought it to memory")
+    assert {weights.place for weights in readers} == {"file"}
+    np.testing.assert_array_equal(readers[0]["weight"], WEIGHTS["weight"])
+    for weights in readers:
+        weights.close()
+
+
+def test_one_use_reads_nothing_behind(daemon: Daemon, session: Session, model: Path) -> None:
+    session.open_file(model).close()
+    session.open_file(model, place="file").close()
+    assert daemon.store.counters["fills.cpu"] == 0
+    assert not daemon.store._learning
+
+
+def test_what_no_reader_has_open_is_closed_after_a_minute(daemon: Daemon, session: Session, model: Path) -> None:
+    session.open_file(model).close()
+    wait_until(lambda: leases(daemon) == 0, "the lease stays")
+    daemon.store.tick(daemon.store._clock() + 61.0)
+    wait_until(lambda: places(daemon) == set(), "it stays open")
+    with session.open_file(model) as weights:
+        assert not weights.warm
+
+
+# -- when it is not ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("residency", "artifact"),
+    [({"place": "cpu"}, {}), ({"pin": True}, {}), ({"persist": "always"}, {}), ({}, {"sha256": {}})],
+)
+def test_a_manifest_may_ask_for_more_than_a_mapped_file(
+    residency: dict[str, Any], artifact: dict[str, Any], daemon: Daemon, session: Session, model: Path
+) -> None:
+    import hashlib
+
+    if "sha256" in artifact:
+        artifact = {"sha256": {model.name: hashlib.sha256(model.read_bytes()).hexdigest()}}
+    register(daemon, model, residency, **artifact)
+    with session.open("m") as weights:
+        assert weights.place == "cpu"
+        np.testing.assert_array_equal(weights["weight"], WEIGHTS["weight"])
+
+
+def test_a_stated_digest_that_is_wrong_is_found_before_a_reader_has_the_file(
+    daemon: Daemon, session: Session, model: Path
+) -> None:
+    register(daemon, model, sha256={model.name: "0" * 64})
+    with pytest.raises(DigestMismatchError):
+        session.open("m")
+
+
+def test_a_file_that_others_may_write_to_is_read_first(session: Session, model: Path) -> None:
+    model.chmod(0o664)
+    with session.open_file(model) as weights:
+        assert weights.place == "cpu"
+
+
+def test_a_daemon_that_verifies_reads_it_first(serve: Callable[..., Daemon], model: Path) -> None:
+    daemon = serve(trust="verified")
+    with connect(daemon.config.runtime_dir) as session, session.open_file(model) as weights:
+        assert weights.place == "cpu"
+        with pytest.raises(NotInPlaceError, match="cannot be served at file"):
+            session.open_file(model, place="file")
+
+
+def unaligned(folder: Path) -> Path:
+    header = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+    path = folder / "odd.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + np.array([1, 2], "f4").tobytes())
+    assert (8 + len(header)) % 4
+    return path
+
+
+def test_tensors_that_are_not_aligned_are_converted_and_that_is_remembered(
+    daemon: Daemon, session: Session, folder: Path
+) -> None:
+    for _ in range(2):
+        with session.open_file(unaligned(folder)) as weights:
+            assert weights.place == "cpu"
+            assert weights["a"].tolist() == [1, 2]
+    with pytest.raises(NotInPlaceError):
+        session.open_file(folder / "odd.safetensors", place="file")
+    assert daemon.store.counters["fills.file"] == 0
+
+
+def test_memory_is_there_for_those_that_name_it(daemon: Daemon, session: Session, model: Path) -> None:
+    with session.open_file(model) as in_file, session.open_file(model, place="cpu") as in_memory:
+        assert (in_file.place, in_memory.place) == ("file", "cpu")
+        np.testing.assert_array_equal(in_file["weight"], in_memory["weight"])
+    with session.open_file(model) as weights:
+        assert weights.place == "cpu", "it lies there now"
+    with session.open_file(model, place="file") as weights:
+        assert weights.place == "file"
+
+
+# -- bad days ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_replaced_file_is_new_for_the_next_open_and_old_for_its_reader(
+    session: Session, model: Path, folder: Path
+) -> None:
+    with session.open_file(model) as before:
+        save_file({"weight": np.zeros(3)}, folder / "new")
+        os.replace(folder / "new", model)
+
+        def is_new() -> bool:
+            with session.open_file(model) as weights:
+                return weights["weight"].shape == (3,)
+
+        wait_until(is_new, "the old file is served")
+        np.testing.assert_array_equal(before["weight"], WEIGHTS["weight"])
+
+
+def test_a_file_that_is_cut_short_or_gone_is_told_to_the_next_open(session: Session, model: Path) -> None:
+    session.open_file(model).close()
+    whole = model.read_bytes()
+    model.write_bytes(whole[: len(whole) // 2])
+
+    def told() -> type[Exception] | None:
+        try:
+            session.open_file(model).close()
+        except BrokenWeightsError as error:
+            return type(error)
+        return None
+
+    assert told() is not None, "half a file is served"
+    wait_until(lambda: told() is ArtifactError, "the daemon has not noticed")
+    model.unlink()
+    wait_until(lambda: told() is ArtifactNotFoundError, "a file that is gone is served")
+    model.write_bytes(whole)
+    wait_until(lambda: told() is None, "the file that is back is not served")
+
+
+def test_a_reader_goes_on_while_the_daemon_is_replaced_and_needs_no_lease(
+    serve: Callable[..., Daemon], model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = serve(trust="identity")
+    with connect(first.config.runtime_dir) as session, session.open_file(model) as weights:
+        first.ask_to_end()
+        first.stop()
+        second = serve(trust="identity")
+        with session.open_file(model, deadline_s=60.0) as again:
+            assert again.place == "file"
+            np.testing.assert_array_equal(again["weight"], weights["weight"])
+        assert not [record for record in caplog.records if "without a lease" in record.message]
+        wait_until(lambda: leases(second) == 0, "a lease is left")
+        np.testing.assert_array_equal(weights["weight"], WEIGHTS["weight"])
+
+
+def test_an_eviction_waits_for_readers_and_a_removal_leaves_the_file(
+    daemon: Daemon, session: Session, model: Path
+) -> None:
+    register(daemon, model)
+    with session.open("m") as weights:
+        assert daemon.store.evict("m", drain=True) == [FILE]
+        assert weights["weight"].sum() == WEIGHTS["weight"].sum()
+    wait_until(lambda: places(daemon) == set(), "it stays open")
+    assert model.exists()
+
+
+def test_books_and_views_name_it(daemon: Daemon, session: Session, model: Path) -> None:
+    with session.open_file(model):
+        (view,) = daemon.store.read.replicas()
+        assert (str(view.id.place), view.names, view.leases) == ("file", (f"file:{model}",), 1)
+        report = check_store(daemon.store, verify=True)
+        assert (report.findings, report.replicas, report.verified_bytes) == ([], 1, 0)
+
+
+def test_an_attach_of_what_is_no_file_is_refused(session: Session, model: Path) -> None:
+    with session.open_file(model) as weights:
+        channel = session._channel
+        assert channel is not None
+        (lease,) = weights._attachment.mapping.leases  # type: ignore[attr-defined]
+        for number, file in ((lease.number, 1), (lease.number + 7, 0)):
+            with pytest.raises(CallerError, match="open again"):
+                channel.request({"op": "attach", "lease": number, "file": file})
+        with pytest.raises(CallerError):
+            channel.request({"op": "attach", "lease": lease.number})

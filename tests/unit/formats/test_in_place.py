@@ -1,0 +1,53 @@
+"""Planning in place: which artifacts are worth a look, and which turn out to need a conversion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from safetensors_files import MANY, a_file, an_image
+
+from trims.core.errors import ArtifactError, InternalError, NotInPlaceError
+from trims.formats.base import Artifact, InPlaceFormat
+from trims.formats.conversion import converter
+from trims.formats.in_place import InPlace, may_be_in_place
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_only_formats_that_say_so_and_need_no_child_are_worth_a_look() -> None:
+    assert isinstance(converter("safetensors"), InPlaceFormat)
+    assert may_be_in_place(converter("safetensors"), {})
+    assert not may_be_in_place(converter("safetensors"), {"module": "a:b"})
+    assert not may_be_in_place(converter("torch"), {})
+
+
+def test_a_plan_tells_the_length_and_then_the_pages(tmp_path: Path) -> None:
+    save_file({"w": np.arange(50)}, tmp_path / "m.safetensors")
+    planning = InPlace(Artifact("safetensors", (tmp_path / "m.safetensors",), {}))
+    with pytest.raises(InternalError):
+        planning.planned()
+    assert planning.plan() == planning.planned().nbytes
+    with pytest.raises(InternalError, match="is not written"):
+        planning.write(-1)
+    planning.cancel()
+    planning.close()
+
+
+def test_a_description_too_large_to_parse_here_is_converted(tmp_path: Path) -> None:
+    with pytest.raises(NotInPlaceError, match="too large to be parsed here"):
+        InPlace(Artifact("safetensors", (a_file(tmp_path, MANY),), {})).plan()
+
+
+def test_an_image_with_a_program_is_converted(tmp_path: Path) -> None:
+    with pytest.raises(NotInPlaceError):
+        InPlace(Artifact("safetensors", (an_image(tmp_path, 3),), {})).plan()
+
+
+def test_a_broken_file_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "m.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{broken")
+    with pytest.raises(ArtifactError):
+        InPlace(Artifact("safetensors", (tmp_path / "m.safetensors",), {})).plan()

@@ -1,0 +1,127 @@
+"""Laying out an artifact in place: an image whose tensors are pages of the artifact's own files."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from trims.core.errors import NotInPlaceError
+from trims.formats.base import Artifact
+from trims.formats.safetensors import SafetensorsConverter
+from trims.image import in_place
+from trims.image.check import check_image
+from trims.image.in_place import InPlacePlan, plan_in_place
+from trims.image.plan import ImagePlan, SourceTensor, plan_image
+from trims.image.program import Program
+from trims.image.reader import ImageView
+from trims.image.source import FileSpan, SourceFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def planned(main: Path) -> ImagePlan:
+    converter = SafetensorsConverter()
+    return converter.plan(Artifact("safetensors", converter.files(main, {}), {}))
+
+
+def put_together(plan: InPlacePlan) -> ImageView:
+    """As a session maps it."""
+    memory = bytearray(plan.nbytes)
+    memory[: len(plan.head)] = plan.head
+    for part in plan.pages:
+        assert part.begin % mmap.PAGESIZE == part.offset % mmap.PAGESIZE == 0
+        assert part.begin >= len(plan.head)
+        memory[part.begin : part.begin + part.nbytes] = part.file.read(part.nbytes, part.offset)
+    view = ImageView(memoryview(memory))
+    check_image(view)
+    return view
+
+
+def tensors_of(count: int) -> dict[str, np.ndarray]:
+    chance = np.random.default_rng(count)
+    made = {f"layer.{number}": chance.random((number % 7 + 1, 13)).astype("f4") for number in range(count)}
+    return {**made, "half": chance.random(5).astype("f2"), "scalar": np.array(3, "i8"), "empty": np.zeros((0, 4), "f4")}
+
+
+@pytest.mark.parametrize("count", [0, 1, 50, 2000])
+def test_every_tensor_is_found_where_the_file_has_it(count: int, tmp_path: Path) -> None:
+    tensors = tensors_of(count)
+    save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "np"})
+    view = put_together(plan_in_place(planned(tmp_path / "m.safetensors")))
+    assert {spec.name: (spec.shape, bytes(view.tensor(spec.name))) for spec in view.layout} == {
+        name: (array.shape, array.tobytes()) for name, array in tensors.items()
+    }
+    assert view.metadata == {"format": "np"}
+    assert view.program() is None
+
+
+def test_shards_lie_one_behind_the_other(tmp_path: Path) -> None:
+    tensors = tensors_of(9)
+    names = sorted(tensors)
+    for number in range(3):
+        save_file({name: tensors[name] for name in names[number::3]}, tmp_path / f"{number}.safetensors")
+    weight_map = {name: f"{index % 3}.safetensors" for index, name in enumerate(names)}
+    main = tmp_path / "m.safetensors.index.json"
+    main.write_text(json.dumps({"weight_map": weight_map}))
+    plan = plan_in_place(planned(main))
+    assert len(plan.pages) == 3
+    view = put_together(plan)
+    assert all(bytes(view.tensor(name)) == tensors[name].tobytes() for name in names)
+
+
+def test_more_shards_than_may_be_open_are_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_place, "MAX_FILES", 1)
+    for number in range(2):
+        save_file({f"t{number}": np.ones(3)}, tmp_path / f"{number}.safetensors")
+    main = tmp_path / "m.safetensors.index.json"
+    main.write_text(json.dumps({"weight_map": {f"t{number}": f"{number}.safetensors" for number in range(2)}}))
+    with pytest.raises(NotInPlaceError, match="2 files; more than 1"):
+        plan_in_place(planned(main))
+
+
+def test_a_tensor_that_is_not_aligned_to_its_element_is_named(tmp_path: Path) -> None:
+    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    path = tmp_path / "m.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    assert (8 + len(header)) % 4, "else it is aligned"
+    with pytest.raises(NotInPlaceError, match=rf"'a' lies at {8 + len(header)} in .*m.safetensors, unaligned for F32"):
+        plan_in_place(planned(path))
+
+
+def test_tied_tensors_share_their_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "raw"
+    path.write_bytes(bytes(range(64)))
+    file = SourceFile.look(path)
+    sources = [
+        SourceTensor("owner", "U8", (8,), span=FileSpan(file, 16)),
+        SourceTensor("tied", "U8", (2, 2), tied_to="owner"),
+        SourceTensor("other", "U8", (4,), span=FileSpan(file, 40)),
+    ]
+    view = put_together(plan_in_place(plan_image(sources)))
+    assert bytes(view.tensor("owner")) == bytes(range(16, 24))
+    assert bytes(view.tensor("tied")) == bytes(range(16, 20))
+    assert bytes(view.tensor("other")) == bytes(range(40, 44))
+
+
+@pytest.mark.parametrize("what", ["a program", "a tensor that is produced", "nothing in files", "zeros"])
+def test_an_image_with_parts_that_lie_in_no_file_is_converted(what: str, tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(bytes(64))
+    sources = [SourceTensor("a", "U8", (8,), span=FileSpan(SourceFile.look(tmp_path / "raw"), 0))]
+    program = None
+    if what == "a program":
+        program = Program("mxnet-symbol", {}, b"body")
+    elif what == "a tensor that is produced":
+        sources.append(SourceTensor("b", "U8", (8,), fill=lambda target: None))
+    elif what == "zeros":
+        sources.append(SourceTensor("b", "U8", (8,)))
+    else:
+        sources = []
+    with pytest.raises(NotInPlaceError, match=r"lie in no file of it|lies in no file of it"):
+        plan_in_place(plan_image(sources, program=program))

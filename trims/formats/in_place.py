@@ -1,0 +1,53 @@
+"""Planning an artifact in place: the way in which its own files are an image already, found from headers alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trims.core.errors import InternalError, NotInPlaceError
+from trims.formats.conversion import NOT_NEEDED, Conversion, converter, is_large
+from trims.image.in_place import InPlacePlan, plan_in_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from trims.formats.base import Artifact, Converter
+
+
+def may_be_in_place(chosen: Converter, options: Mapping[str, Any]) -> bool:
+    """True if artifacts of this format are worth a look: their plans are made of bytes in files, without a child."""
+    return bool(getattr(chosen, "in_place", False)) and not chosen.needs_child(options)
+
+
+class InPlace(Conversion):
+    """See `Conversion`. There is nothing to write: the plan is all."""
+
+    def __init__(self, artifact: Artifact) -> None:
+        self._artifact = artifact
+        self._plan: InPlacePlan | None = None
+
+    def plan(self) -> int:
+        """See `Conversion.plan`. Raises NotInPlaceError for an artifact that must be converted."""
+        chosen = converter(self._artifact.format)
+        if is_large(chosen, self._artifact):
+            raise NotInPlaceError(f"{self._artifact.files[0]}: its description is too large to be parsed here")
+        self._plan = plan_in_place(chosen.plan(self._artifact))
+        return self._plan.nbytes
+
+    def planned(self) -> InPlacePlan:
+        """What `plan` found."""
+        if self._plan is None:
+            raise InternalError("planned() before plan()")
+        return self._plan
+
+    def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
+        """Raises InternalError always."""
+        del fd, on_progress
+        raise InternalError("an artifact in place is not written")
+
+    def cancel(self, why: str = NOT_NEEDED) -> None:
+        """See `Conversion.cancel`. Planning takes milliseconds."""
+
+    def close(self) -> None:
+        """See `Conversion.close`."""
