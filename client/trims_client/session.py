@@ -206,25 +206,43 @@ class Session:
     def _open_at(
         self, message: Message, name: str, place: str | None, deadline: Deadline, fallback: Literal["load"] | None
     ) -> Weights:
+        waits = (fallback or self._fallback) is None
         try:
-            waits = (fallback or self._fallback) is None
-            channel, (answer, fd) = self._request(_with_place(message, place), deadline, waits=waits)
+            answer, borrow, trusted = self._borrowed(_with_place(message, place), name, deadline, waits=waits)
         except DaemonAwayError as error:
             if waits:
                 raise
             return self._load_here(name, error)
-        borrow = self._borrow(channel, answer, fd, name)
         weights = Weights(
             name,
             borrow,
             place=str(answer["place"]),
             warm=bool(answer.get("warm")),
-            trusted=channel.daemon_uid in (0, os.geteuid()),
+            trusted=trusted,
             on_close=self._settle,
             on_report=None if borrow.region is None else lambda nbytes: self._report_workspace(borrow, nbytes),
         )
         self._watch()
         return weights
+
+    def _borrowed(
+        self, message: Message, name: str, deadline: Deadline, *, waits: bool
+    ) -> tuple[Message, Borrow, bool]:
+        """Have an image granted and map it; returns the grant, too, and whether the daemon is this user's or root's.
+
+        If the daemon ends between a grant and what it is asked for to map it, the next one is asked once.
+        """
+        again = True
+        while True:
+            channel, (answer, fd) = self._request(message, deadline, waits=waits)
+            try:
+                borrow = self._borrow(channel, answer, fd, name)
+            except LostPeerError:
+                if not (again and "files" in answer and channel.broken):
+                    raise
+                again = False
+            else:
+                return answer, borrow, channel.daemon_uid in (0, os.geteuid())
 
     def _borrow(self, channel: Channel, answer: Message, fd: int, name: str) -> Borrow:
         """Map the granted image. If the session has a new channel since, take the lease up there."""

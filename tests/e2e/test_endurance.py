@@ -59,6 +59,7 @@ def daemon_process(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     settings = {**os.environ, "TRIMS_VERIFY": "0"}
     command = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(folder / "run")]
     flags = ["--state-dir", str(folder / "state"), "--cpu-capacity-bytes", "1MiB", "--log-level", "warning"]
+    flags += ["--trust", "verified"]  # it is memory that is opened and evicted here
     process = subprocess.Popen([*command, "serve", *flags], env=settings)
     wait_until(lambda: (folder / "run" / "control.sock").exists() or process.poll() is not None, "it did not come up")
     yield process

@@ -50,7 +50,7 @@ def model(folder: Path, name: str, nbytes: int) -> tuple[Path, np.ndarray]:
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[Daemon, Session]]:
     """A daemon that was promised more than there is."""
-    settings = {"runtime_dir": folder / "run", "state_dir": folder / "state", "verify": True,
+    settings = {"runtime_dir": folder / "run", "state_dir": folder / "state", "verify": True, "trust": "verified",
                 "cpu_capacity_bytes": "64MiB", "disk_capacity_bytes": "64MiB"}  # fmt: skip
     daemon = Daemon(build_config(settings, environment={}))
     daemon.start()
@@ -202,7 +202,16 @@ def a_daemon_that_was_killed_starts_on_a_full_disk(folder: Path) -> None:
     """What it had not written back lies in the logs beside its databases."""
     mount(folder / "state")
     (small, few), (other, others) = (model(folder, name, SMALL) for name in ("a", "bb"))
-    command = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(folder / "run"), "serve", "--gpus=none"]
+    command = [
+        sys.executable,
+        "-m",
+        "trims.cli.main",
+        "--runtime-dir",
+        str(folder / "run"),
+        "serve",
+        "--gpus=none",
+        "--trust=verified",
+    ]
     command += [f"--state-dir={folder / 'state'}", "--cpu-capacity-bytes=64MiB", "--disk-capacity-bytes=64MiB"]
     process = subprocess.Popen(command)
     with connect(folder / "run", wait_s=WAIT_S), admin(folder / "run") as daemon:

@@ -38,6 +38,7 @@ _FLAGS = {
     "socket-mode": "permissions of the attach socket, octal (default: 600, this user only)",
     "max-sessions": "clients that may be connected at once (default: 4096, fewer if the limit of open files is low)",
     "always-hash": "yes: read artifacts at each look, for those written through shared mappings (default: no)",
+    "trust": "verified: hash each artifact before its first reader has it (default: identity, hash it behind)",
     "log-level": "debug, info, warning or error (default: info)",
 }
 

@@ -25,6 +25,7 @@ from trims.daemon.control_door import ControlDoor
 from trims.daemon.devices import Devices
 from trims.daemon.gpus import gpu_tiers
 from trims.formats.base import Limits
+from trims.formats.plugins import load_all
 from trims.formats.scratch import sweep_scratch
 from trims.memory.memfd import SealedMemfd
 from trims.memory.shm import PosixShm, check_folder
@@ -261,6 +262,7 @@ def serve(config: Config) -> None:
     raise_limit()
     daemon = Daemon(config)
     daemon.start()
+    load_all()
     gc.collect()
     gc.freeze()  # what is there now stays: no collection, and so no open that falls into one, walks it again
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -6,10 +6,11 @@ Plugins are imported only when needed: one by name for `converter`, all of them 
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 from functools import cache
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ArtifactError, ConfigError, NotSupportedError
+from trims.core.errors import ArtifactError, ConfigError, NotSupportedError, TrimsError
 from trims.formats.base import Converter
 from trims.image.source import SourceFile
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+log = logging.getLogger(__name__)
 GROUP = "trims.formats"
 #: What `claims` is shown of a file: enough for every magic number and the first name in a zip file.
 FIRST_BYTES = 4096
@@ -58,6 +60,15 @@ def converter(format: str) -> Converter:  # noqa: A002 - the manifest's word
     if entry is None:
         raise NotSupportedError(f"there is no format {format!r}; known are {', '.join(formats())}")
     return _load(entry)
+
+
+def load_all() -> None:
+    """Import every converter now, so that the first artifact does not wait for it. One that is broken is logged."""
+    for name in formats():
+        try:
+            converter(name)
+        except TrimsError as error:
+            log.warning("the format %s cannot be used: %s", name, error)
 
 
 def formats() -> tuple[str, ...]:

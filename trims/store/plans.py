@@ -102,6 +102,11 @@ class Plans:
         finally:
             self.drop(replica)
 
+    def mount_of(self, replica: ReplicaId) -> str:
+        """The mount point of the artifact that a replica is made of."""
+        plan = self._plans.get(replica)
+        return "/" if plan is None else plan.resolved.mount
+
     def needs_child(self, replica: ReplicaId) -> bool:
         """True if writing the image takes a converter process."""
         plan = self._plans.get(replica)

@@ -24,6 +24,7 @@ from trims.store.copying import Copier, RealHostBytes
 from trims.store.plans import SHUTTING_DOWN, Plans
 from trims.store.work import BEHIND, LAST, thread_pool
 from trims.tiers.base import DeviceTier, InPlaceTier
+from trims.tiers.reading import read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from trims.trace.spans import Tracer
 
 log = logging.getLogger(__name__)
-#: Artifacts whose headers are read at once: each takes milliseconds, unless its file system hangs.
+#: Artifacts of one mount point whose headers are read at once: each takes milliseconds, unless its file system hangs.
 _PLANNERS = 4
 #: How often giving memory back is tried again, and the pause between two tries. After that it counts as given back:
 #: the log says what was left where.
@@ -113,7 +114,9 @@ class Runner:
         self._stopping = threading.Event()
         self._copier = Copier(self._host, self._stopping)
         self._converters = pools("convert", converters, niceness=BEHIND)
-        self._planners = pools("plan", _PLANNERS)
+        self._new_pool = pools
+        #: By mount point: what hangs on one file system holds up no other.
+        self._planners: dict[str, Pool] = {}
         self._copiers = pools("copy", workers, niceness=BEHIND)
         self._freers = pools("free", 2, niceness=BEHIND)
         self._verifiers = pools("verify", 1, niceness=LAST)
@@ -190,7 +193,16 @@ class Runner:
                     span.attributes["image_bytes"] = nbytes
             return Measured(at_s=self._clock(), **_about(replica), measurement=measurement, nbytes=nbytes)
 
-        self._submit(self._converters if resolved.converted else self._planners, replica, work, failed)
+        in_child = resolved.converted and replica.place is not FILE
+        self._submit(self._converters if in_child else self._planners_of(resolved.mount), replica, work, failed)
+
+    def _planners_of(self, mount: str) -> Pool:
+        """Workers that read headers on one file system."""
+        with self._lock:
+            pool = self._planners.get(mount)
+            if pool is None:
+                pool = self._planners[mount] = self._new_pool("plan", _PLANNERS)
+            return pool
 
     def abandon(self, replica: ReplicaId) -> None:
         """The last request for it is gone: stop planning, drop the plan. Never blocks."""
@@ -215,7 +227,7 @@ class Runner:
     def _pool_of(self, replica: ReplicaId) -> Pool:
         """Workers for a fill from the artifact."""
         if replica.place is FILE:
-            return self._planners
+            return self._planners_of(self._plans.mount_of(replica))
         return self._converters if self._plans.needs_child(replica) else self._copiers
 
     def verify(self, replica: ReplicaId, extent: Extent) -> None:
@@ -316,7 +328,7 @@ class Runner:
         self._plans.end()
         self._verifiers.stop()
         copiers = [copier for copier, _ in self._of_devices.values()]
-        for pool in (self._planners, self._converters, self._copiers, *copiers):
+        for pool in (*self._planners.values(), self._converters, self._copiers, *copiers):
             if not pool.stop(timeout_s=END_S):
                 log.error("a fill hangs in a read or a write: it is left behind")
         self._host.stop()
@@ -398,6 +410,7 @@ class Runner:
         with self._tracer.span("open.file", key=replica.key[:16]):
             extent = tier.serve(replica.key, replica.generation, self._plans.take_in_place(replica))
         self.adopt(replica, extent)
+        self._verifiers.submit(lambda: read_ahead(extent, self._stopping))
         return Filled(at_s=self._clock(), **_about(replica), cost_s=self._clock() - started)
 
     def _fill(self, replica: ReplicaId, nbytes: int, source: ReplicaId | None) -> Event:

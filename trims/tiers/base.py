@@ -82,19 +82,27 @@ class Extent:
     _closing: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextmanager
-    def reader(self) -> Iterator[int]:
-        """A descriptor of the block's own. Raises DrainingError if the memory was given back, OSError without one."""
+    def reader(self, part: Pages | None = None) -> Iterator[int]:
+        """A descriptor of the block's own, of the image or of one part of it.
+
+        Raises DrainingError if the memory was given back, OSError without a descriptor.
+        """
         with self._closing:
             if self._closed:
                 raise DrainingError(f"{self.label} was given back before it was read")
-            fd = os.dup(self.fd)
+            fd = os.dup(self.fd if part is None else part.fd)
         try:
             yield fd
         finally:
             os.close(fd)
 
+    @property
+    def closed(self) -> bool:
+        """True once the memory was given back."""
+        return self._closed
+
     def close(self) -> None:
-        """Close the descriptor, at most once. For the tier that owns it."""
+        """Close the descriptors, at most once. For the tier that owns them."""
         with self._closing:
             if not self._closed:
                 self._closed = True

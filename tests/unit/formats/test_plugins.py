@@ -13,7 +13,7 @@ from trims.core.errors import ArtifactError, ConfigError, NotSupportedError
 from trims.formats import plugins as registered
 from trims.formats.base import Artifact
 from trims.formats.conversion import converter, detect, start_conversion
-from trims.formats.plugins import formats
+from trims.formats.plugins import formats, load_all
 from trims.testing.converters import LIMITS, write_plugin
 
 
@@ -79,6 +79,15 @@ def test_a_plugin_that_does_not_work_is_named(plugins: Path, source: str, attrib
     write_plugin(plugins, module, source, broken=attribute)
     with pytest.raises(ConfigError, match=f"plugin 'broken' \\({module}:{attribute}\\) {words}"):
         converter("broken")
+
+
+def test_a_plugin_that_does_not_work_keeps_no_other_format_from_being_loaded(
+    plugins: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_plugin(plugins, "plugin_of_test_load_all", "1/0", broken="Converter")
+    load_all()
+    assert "the format broken cannot be used: the trims.formats plugin 'broken'" in caplog.text
+    assert converter("npz").format == "npz"
 
 
 def test_two_plugins_of_one_name_are_refused(plugins: Path) -> None:

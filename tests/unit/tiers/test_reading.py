@@ -1,0 +1,61 @@
+"""Reading ahead: the kernel is told of every page once, until the replica goes or the daemon ends."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from trims.core.place import FILE
+from trims.memory.mapping import Pages
+from trims.tiers import reading
+from trims.tiers.base import Extent
+from trims.tiers.reading import read_ahead
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def extent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Extent]:
+    monkeypatch.setattr(reading, "_PIECE_BYTES", 4096)
+    (tmp_path / "file").write_bytes(bytes(20_000))
+    fds = [os.open(tmp_path / "file", os.O_RDONLY) for _ in range(3)]
+    pages = (Pages(fds[1], 4096, 9000, 0), Pages(fds[2], 16384, 4096, 8192))
+    made = Extent("k", FILE, 20480, "", fds[0], "file", pages=pages)
+    yield made
+    made.close()
+
+
+def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    told: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, *what: told.append(what))
+    return told
+
+
+def test_every_part_is_read_in_pieces(extent: Extent, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = advised(monkeypatch)
+    read_ahead(extent, threading.Event())
+    assert [at for at, _, _ in told] == [0, 4096, 8192, 8192]
+    assert {what for _, _, what in told} == {os.POSIX_FADV_WILLNEED}
+
+
+def test_it_ends_with_the_daemon_or_the_replica(extent: Extent, monkeypatch: pytest.MonkeyPatch) -> None:
+    told, cancelled = advised(monkeypatch), threading.Event()
+    cancelled.set()
+    read_ahead(extent, cancelled)
+    extent.close()
+    assert extent.closed
+    read_ahead(extent, threading.Event())
+    assert told == []
+
+
+def test_a_file_system_that_cannot_read_ahead_harms_nothing(extent: Extent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int, *what: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    read_ahead(extent, threading.Event())
