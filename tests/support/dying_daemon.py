@@ -68,7 +68,8 @@ def main() -> None:
     if moment:
         die_at(moment)
     settings = {"runtime_dir": runtime_dir, "state_dir": state_dir, "cpu_capacity_bytes": 1 << 20, "verify": "1",
-                "gpus": "none", "trust": "verified", "disk_capacity_bytes": 10 << 20, **dict(each.split("=") for each in more)}  # fmt: skip
+                "trust": "verified", "gpus": "none",
+                "disk_capacity_bytes": 10 << 20, **dict(each.split("=") for each in more)}  # fmt: skip
     serve(build_config(settings, environment={}))
 
 
