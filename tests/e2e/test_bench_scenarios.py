@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 NEEDS = {
+    "arrival": ("safetensors",),
     "attach": ("safetensors", "torch"),
     "torch": ("torch",),
     "onnxruntime": ("onnxruntime", "onnx"),

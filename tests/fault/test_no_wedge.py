@@ -378,7 +378,7 @@ def test_a_file_is_not_hashed_for_a_client_that_is_gone(
     pending = [gone.ask(own), gone.ask(shared), stays.ask(shared)]
     wait_until(lambda: len(daemon.store._lookups._looks) == 2, "both are looked into")
     gone.end()
-    assert list(daemon.store._lookups._looks) == [f"file:{shared}"]
+    assert list(daemon.store._lookups._looks) == [(f"file:{shared}", True)]
     wait_until(lambda: sum("hash" in each.name for each in threading.enumerate()) <= 2, "workers are idle again")
     again = stays.ask(own)
     long_reads.set()
@@ -395,7 +395,7 @@ def test_a_hash_goes_on_although_the_deadline_of_its_only_request_has_passed(
 ) -> None:
     path = checkpoint("long", nbytes=100_000)
     assert isinstance(error_of(asker.ask(path, deadline_s=0.05)), DeadlineError)
-    assert list(daemon.store._lookups._looks) == [f"file:{path}"]
+    assert list(daemon.store._lookups._looks) == [(f"file:{path}", True)]
     long_reads.set()
     wait_until(lambda: daemon.store.resolver.remembered(f"file:{path}") is not None, "it is remembered")
     wait_until(lambda: daemon.store._lookups._by_session == {}, "nothing is left of the request")

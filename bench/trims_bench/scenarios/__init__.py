@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 NAMES = (
     "open",
     "fresh",
+    "arrival",
     "attach",
     "torch",
     "onnxruntime",
