@@ -126,9 +126,9 @@ class Admission:
 
     def serve(self, replica: Replica, waiter: Waiter, at_s: float, *, warm: bool) -> None:
         """Give a waiter what it waited for."""
-        ledger, reader = self._ledger, waiter.reader
-        if reader is not None:
-            ledger.grant(replica, waiter, reader, at_s, warm=warm)
+        ledger = self._ledger
+        if waiter.wants_lease and waiter.session is not None:
+            ledger.grant(replica, waiter, waiter.session, at_s, warm=warm)
             return
         ledger.touch(replica, at_s)
         if ledger.promotions.end(waiter.ticket) is None and not waiter.is_promotion:

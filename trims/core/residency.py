@@ -156,7 +156,7 @@ class Residency:
         if self.draining and not event.waiter.internal:
             self._admission.refuse(event.waiter, refusals.draining(), event.at_s)
         else:
-            if event.waiter.reader is not None:
+            if event.waiter.wants_lease:
                 self._ledger.demand.opened(event.key)
             self._admission.request(event)
 
