@@ -125,11 +125,12 @@ class Session:
 
         Args:
             name: As registered.
-            place: `auto` or None for the manifest's place; without one, wherever on the host the image lies now, in
-                shared memory or as a file on disk. `cpu`, `disk`, `gpu` or `gpu:N` for that place only. Several places
-                are tried in order: the next one if the daemon or this process cannot serve the model at a place
-                (NotSupportedError, CapacityError, DeviceLostError, InUseError). Then `Weights.fell_back` has the
-                reason, and a warning is logged. With a single place nothing falls back.
+            place: `auto` or None for the manifest's place; without one, wherever on the host the bytes are now: in
+                shared memory, in an image on disk, or in the artifact's own file. `cpu`, `disk`, `file`, `gpu` or
+                `gpu:N` for that place only. Several places are tried in order: the next one if the daemon or this
+                process cannot serve the model at a place (NotSupportedError, CapacityError, DeviceLostError,
+                InUseError). Then `Weights.fell_back` has the reason, and a warning is logged. With a single place
+                nothing falls back.
             deadline_s: Seconds to wait for the load and for room, for all places together, and for a daemon that is
                 being restarted. None waits for a load as long as it takes, but not for the leases of other sessions to
                 end, nor for a daemon.

@@ -75,7 +75,7 @@ def test_a_signal_ends_it_cleanly_and_memory_stays_for_the_next(
     number: signal.Signals, serving: Serving, checkpoint: Callable[..., Path]
 ) -> None:
     process = serving.start()
-    with trims.connect(serving.folder / "run") as session, session.open_file(checkpoint("m")) as weights:
+    with trims.connect(serving.folder / "run") as session, session.open_file(checkpoint("m"), place="cpu") as weights:
         process.send_signal(number)
         _, said = process.communicate(timeout=300)
         assert process.returncode == 0

@@ -53,5 +53,5 @@ def test_the_runs_serve_files_and_copy_them_behind_their_readers() -> None:
     for seed in range(20):
         happened.update(play(seed, 1000).world.happened)
     assert happened["opens of what lies on the host"] > 20
-    assert happened["opens of artifacts in place"] > 5
+    assert happened["opens of artifacts in place"] > 2
     assert happened["copies earned by use"] > 2

@@ -119,7 +119,7 @@ class Capacity:
 
     Attributes:
         at: The figures of each place.
-        images: Replicas that hold memory and are not leaving.
+        images: Replicas that hold memory and are not leaving; each counts for as many as it takes descriptors.
         pins: Images that are never evicted from a place.
     """
 
@@ -186,7 +186,8 @@ class Capacity:
             books.shares[replica.share] -= replica.charged_bytes
             books.shares[share] += nbytes
             books.charged_bytes += nbytes - replica.charged_bytes
-            self.images += (share not in _NOT_HELD) - (replica.share not in _NOT_HELD)
+            held = (share not in _NOT_HELD) - (replica.share not in _NOT_HELD)
+            self.images += held * replica.descriptors
             if replica.share is Share.IDLE:
                 books.policy.busy(replica.key)
             elif replica.share is Share.PROMISED:
@@ -199,8 +200,8 @@ class Capacity:
         return changed
 
     def count_images(self, replicas: Iterable[Replica]) -> int:
-        """How many of these count as images that are held."""
-        return sum(replica.share not in _NOT_HELD for replica in replicas)
+        """How many these count as, of the images that may be held."""
+        return sum(replica.descriptors for replica in replicas if replica.share not in _NOT_HELD)
 
     def share_of(self, replica: Replica, *, promised: bool) -> Share:
         """What the replica's bytes count as in its present state."""

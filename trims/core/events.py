@@ -81,13 +81,18 @@ class WaiterLeft(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured(Event):
-    """A measurement ended: planning the conversion has told the image's size. Counts only while it is running."""
+    """A measurement ended: planning the conversion has told the image's size. Counts only while it is running.
+
+    Attributes:
+        descriptors: How many the replica will take: one for each file.
+    """
 
     key: str
     place: Place
     generation: int
     measurement: int
     nbytes: int
+    descriptors: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,6 +96,7 @@ class Replica:
         modest: How many of them can be served elsewhere as well.
         source: Where a running fill reads from; None for the artifact.
         mappable: The artifact's own files can be served in its stead.
+        descriptors: How many it takes of the daemon's.
         workspace_bytes: What each session that reads it needs on its device beside it: activations, libraries' own.
         readers: How many leases each session has on it; while it is filled, how many each waits for.
         place_lost: Its place was lost while it was filled: wherever its bytes are, they are not to be granted.
@@ -128,6 +129,7 @@ class Replica:
     modest: int = 0
     source: Place | None = None
     mappable: bool = False
+    descriptors: int = 1
     workspace_bytes: int = 0
     readers: dict[int, int] = field(default_factory=dict)
     place_lost: bool = False

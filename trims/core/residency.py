@@ -180,6 +180,7 @@ class Residency:
             replica.measuring = 0
             if self.table.source_of(replica) is None:  # else the size is known, and the copy is the same bytes
                 replica.nbytes, replica.measured = event.nbytes, True
+                replica.descriptors = event.descriptors
             self._ledger.changed_keys[event.key] = None
 
     def _measure_failed(self, event: MeasureFailed) -> None:

@@ -102,6 +102,12 @@ class Plans:
         finally:
             self.drop(replica)
 
+    def descriptors_of(self, replica: ReplicaId) -> int:
+        """How many descriptors a replica that was measured will take."""
+        plan = self._plans.get(replica)
+        made = None if plan is None else plan.conversion
+        return 1 + len(made.planned().pages) if isinstance(made, InPlace) else 1
+
     def mount_of(self, replica: ReplicaId) -> str:
         """The mount point of the artifact that a replica is made of."""
         plan = self._plans.get(replica)
@@ -124,8 +130,10 @@ class Plans:
                 found = conversion.plan()
                 if found != nbytes:
                     raise _changed(plan.resolved)
-            conversion.write(fd, on_progress)
-            _check_unchanged(plan.resolved)
+            try:
+                conversion.write(fd, on_progress)
+            finally:
+                _check_unchanged(plan.resolved)  # what a file that changed meanwhile fails with says nothing
         finally:
             self.drop(replica)
 

@@ -179,7 +179,7 @@ class Resolver:
         """What the name stands for, if that was looked at within the last half second. Memory only: never blocks."""
         known = self._known.get(name)
         fresh = known is not None and self._clock() - known.checked_at_s < _TRUST_S
-        return known if fresh else None
+        return known if fresh and known is not None and known.in_place not in self._not_in_place else None
 
     def remembered(self, name: str) -> Resolved | None:
         """What the name stood for when it was last looked at, however long ago. Memory only: never blocks."""
@@ -199,6 +199,7 @@ class Resolver:
             epoch = self.epoch(name)
             try:
                 resolved = self._looked_at_again(name, reading) or self._resolve(name, reading)
+                resolved = self._unless_converted(resolved)
             except TrimsError:
                 if epoch == self.epoch(name):
                     raise
@@ -332,9 +333,22 @@ class Resolver:
         key = str(blake3.blake3(json.dumps(["in place", *facts], sort_keys=True).encode()).hexdigest())
         return None if key in self._not_in_place else key
 
-    def needs_conversion(self, in_place: str) -> None:
+    def _unless_converted(self, resolved: Resolved) -> Resolved:
+        """What was found of an artifact that has meanwhile turned out to need a conversion. Raises DigestNeededError.
+
+        A look that began before that was known would else send its asks round in a circle.
+        """
+        if resolved.in_place not in self._not_in_place:
+            return resolved
+        if not resolved.hashed:
+            raise DigestNeededError(resolved.name)
+        return replace(resolved, in_place=None)
+
+    def needs_conversion(self, name: str, in_place: str, why: str) -> None:
         """An artifact turned out not to be served from its own files: it is read before the next answer."""
         with self._lock:
+            if in_place not in self._not_in_place:
+                log.info("%s is converted: %s", name, why)
             self._not_in_place[in_place] = None
             while len(self._not_in_place) > _REMEMBERED:
                 self._not_in_place.pop(next(iter(self._not_in_place)))

@@ -128,6 +128,8 @@ class Runner:
         }
         self._lock = threading.Lock()
         self._extents: dict[ReplicaId, Extent] = {}
+        #: How many files all of them have open.
+        self._descriptors = 0
         self._progress: dict[tuple[str, Place], Progress] = {}
         #: What could not be given back: (when to try again, how often it was tried, replica).
         self._unfreed: list[tuple[float, int, ReplicaId]] = []
@@ -162,7 +164,9 @@ class Runner:
     def adopt(self, replica: ReplicaId, extent: Extent) -> None:
         """A replica found by a tier's scan, whose bytes may be lent."""
         with self._lock:
+            before = self._extents.get(replica)
             self._extents[replica] = extent
+            self._descriptors += _descriptors_of(extent) - _descriptors_of(before)
 
     def progress(self, key: str, place: Place) -> Progress | None:
         """How far the fill is; None if none is running."""
@@ -191,7 +195,13 @@ class Runner:
                 nbytes = self._plans.measure(replica, plan)
                 if span is not None:
                     span.attributes["image_bytes"] = nbytes
-            return Measured(at_s=self._clock(), **_about(replica), measurement=measurement, nbytes=nbytes)
+            return Measured(
+                at_s=self._clock(),
+                **_about(replica),
+                measurement=measurement,
+                nbytes=nbytes,
+                descriptors=self._plans.descriptors_of(replica),
+            )
 
         in_child = resolved.converted and replica.place is not FILE
         self._submit(self._converters if in_child else self._planners_of(resolved.mount), replica, work, failed)
@@ -379,7 +389,7 @@ class Runner:
 
         def work() -> Event | None:
             with self._lock:
-                if len(self._extents) >= self._max_images and self._freeing:
+                if self._lacks_descriptors(replica) and self._freeing:
                     self._parked.append(submit)
                     return None
             return self._fill(replica, nbytes, source)
@@ -392,7 +402,7 @@ class Runner:
     def _freed_one(self, replica: ReplicaId) -> None:
         """A free is over, whether it was done or given up: fills that waited for a descriptor look again."""
         with self._lock:
-            self._extents.pop(replica, None)
+            self._descriptors -= _descriptors_of(self._extents.pop(replica, None))
             self._freeing.discard(replica)
         self._look_again()
 
@@ -413,11 +423,14 @@ class Runner:
         self._verifiers.submit(lambda: read_ahead(extent, self._stopping))
         return Filled(at_s=self._clock(), **_about(replica), cost_s=self._clock() - started)
 
+    def _lacks_descriptors(self, replica: ReplicaId) -> bool:
+        return self._descriptors + self._plans.descriptors_of(replica) > self._max_images
+
     def _fill(self, replica: ReplicaId, nbytes: int, source: ReplicaId | None) -> Event:
-        if len(self._extents) >= self._max_images:
+        if self._lacks_descriptors(replica):
             raise CapacityError(
-                f"{self._max_images} images are open, as many as this daemon's limit of files allows; raise it "
-                "(`ulimit -n`, LimitNOFILE=), or evict models"
+                f"images of {self._descriptors} files are open, and this daemon's limit of files allows "
+                f"{self._max_images}; raise it (`ulimit -n`, LimitNOFILE=), or evict models"
             )
         if replica.place is FILE:
             return self._serve_in_place(replica)
@@ -488,6 +501,10 @@ class Runner:
             log.error("%s is left where it is and counts no more: %s", label, error)  # noqa: TRY400 - told above
         self._freed_one(replica)
         self._report(Freed(at_s=self._clock(), **_about(replica)))
+
+
+def _descriptors_of(extent: Extent | None) -> int:
+    return 0 if extent is None else 1 + len(extent.pages)
 
 
 def _about(replica: ReplicaId) -> dict[str, Any]:

@@ -43,7 +43,7 @@ from trims.core.events import (
 )
 from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, FILE, Place, TierKind
-from trims.core.replica import ReplicaId
+from trims.core.replica import ReplicaId, State
 from trims.core.residency import Residency
 from trims.store.adoption import Adoption, seal_identity
 from trims.store.asks import Ask, Outcome, Pending, log_failure
@@ -345,8 +345,7 @@ class Store:
     def _again(self, ask: Ask, error: TrimsError) -> None:
         """A request met a broken replica, or an artifact that is not what it was taken for: look once more."""
         if isinstance(error, NotInPlaceError) and ask.resolved is not None and ask.resolved.in_place is not None:
-            log.info("%s is converted: %s", ask.name, error)
-            self.resolver.needs_conversion(ask.resolved.in_place)
+            self.resolver.needs_conversion(ask.name, ask.resolved.in_place, str(error))
         if isinstance(error, (ArtifactChangedError, NotInPlaceError)) or ask.resolved is None:
             self.resolver.looked_stale(ask.name)
             self._lookups.add(ask)
@@ -444,12 +443,9 @@ class Store:
         if resolved is None or replica is None or event.place is FILE:
             return
         self.counters[f"filled_bytes.{event.place}"] += replica.nbytes
-        if (
-            _is_kept(resolved)
-            and event.place != DISK
-            and DISK in self.tiers
-            and self.residency.find(event.key, DISK) is None
-        ):
+        on_disk = self.residency.find(event.key, DISK)
+        wanted = _is_kept(resolved) and event.place != DISK and DISK in self.tiers
+        if wanted and (on_disk is None or on_disk.state in (State.DRAINING, State.FREEING)):
             self._have(event.key, DISK, None, log_failure(f"{resolved.name} is not kept on disk"))
 
     def _have(self, key: str, place: Place, keep_alive_s: float | None, answer: Callable[[Outcome], None]) -> None:
@@ -526,8 +522,12 @@ class Store:
         Raises CallerError for a lease that has ended or is for other memory, or a number that is none.
         """
         extent = self._shell.extent_of(session, lease)
-        if extent is None or not 0 <= file < len(extent.pages):
-            raise CallerError(f"session {session} has no lease {lease} on an artifact with a file {file}; open again")
+        if extent is None:
+            raise CallerError(f"session {session} has no lease {lease}; open again")
+        if not extent.pages:
+            raise CallerError(f"lease {lease} is for memory at {extent.place}: its descriptor came with the grant")
+        if not 0 <= file < len(extent.pages):
+            raise CallerError(f"lease {lease} is for an artifact of {len(extent.pages)} files; {file} is none of them")
         return extent.pages[file]
 
     def key_of(self, name: str) -> str:
