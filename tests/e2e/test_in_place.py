@@ -30,13 +30,21 @@ from trims.daemon.budget import Budget
 from trims.daemon.check import check_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from trims_client import Session
 
     from trims.daemon.main import Daemon
 
 WEIGHTS = {"weight": np.arange(100_000), "half": np.arange(7, dtype="f2")}
+
+
+@pytest.fixture(autouse=True)
+def _own_files() -> Iterator[None]:
+    """Files that only their owner may write to, whatever the mask of the shell is."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
 
 
 @pytest.fixture
