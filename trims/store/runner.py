@@ -429,7 +429,7 @@ class Runner:
     def _fill(self, replica: ReplicaId, nbytes: int, source: ReplicaId | None) -> Event:
         if self._lacks_descriptors(replica):
             raise CapacityError(
-                f"images of {self._descriptors} files are open, and this daemon's limit of files allows "
+                f"{self._descriptors} files of images are open, and this daemon's limit of files allows "
                 f"{self._max_images}; raise it (`ulimit -n`, LimitNOFILE=), or evict models"
             )
         if replica.place is FILE:

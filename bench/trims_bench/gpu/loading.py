@@ -81,7 +81,7 @@ def measure_loads(
             if way == "trims":
                 result.close()
                 if drop:
-                    session.open(name).close()  # what was given up is told with the next request
+                    session.open(name, place="cpu").close()  # what was given up is told with the next request
                     evict(runtime_dir, name, "cpu", _PLACE)
             else:
                 _let_go(held)

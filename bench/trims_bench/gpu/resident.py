@@ -287,7 +287,7 @@ def measure_copies(
             def keep(way: str, weights: Any) -> None:
                 if way == "daemon":
                     weights.close()
-                    session.open(name).close()  # what was given up is told with the next request
+                    session.open(name, place="cpu").close()  # what was given up is told with the next request
                     evict(runtime_dir, name, _PLACE)
 
             # The keeper tries each of its ways once before it chooses.

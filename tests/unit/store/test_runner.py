@@ -196,7 +196,7 @@ def test_a_fill_beyond_the_limit_of_images_is_refused_with_the_remedy(folder: Pa
     bench.converted()
     event = bench.converted(AT_DISK)
     assert isinstance(event, FillFailed)
-    assert "images of 1 files are open, and this daemon's limit of files allows 1; raise it" in str(event.error)
+    assert "1 files of images are open, and this daemon's limit of files allows 1; raise it" in str(event.error)
     bench.end()
 
 
