@@ -231,15 +231,16 @@ class Session:
     ) -> tuple[Message, Borrow, bool]:
         """Have an image granted and map it; returns the grant, too, and whether the daemon is this user's or root's.
 
-        If the daemon ends between a grant and what it is asked for to map it, the next one is asked once.
+        If the daemon or the device's keeper ends between a grant and what it takes to map it, both are asked once more.
         """
         again = True
         while True:
             channel, (answer, fd) = self._request(message, deadline, waits=waits)
             try:
                 borrow = self._borrow(channel, answer, fd, name)
-            except LostPeerError:
-                if not (again and "files" in answer and channel.broken):
+            except LostPeerError as error:
+                ended = isinstance(error, DeviceLostError) or ("files" in answer and channel.broken)
+                if not (again and ended):
                     raise
                 again = False
             else:

@@ -300,12 +300,13 @@ def test_a_device_this_process_cannot_reach_falls_back_too(
         peer.say(grant(peer.greeted(), fd, lease=8, place="gpu:0", device="GPU-1"), fd)
         peer.say({"id": peer.hear()["id"], "error": {"code": "device_lost", "message": "it is gone"}})
         heard.append(peer.hear())
+        peer.say({"id": peer.hear()["id"], "error": {"code": "device_lost", "message": "it is not back"}})
         peer.say(grant(peer.hear(), fd, lease=9), fd)
         peer.listen_to_the_end([])
 
     door.serves(serve)
     with connect(folder) as session, session.open("m", place=("gpu", "cpu")) as weights:
-        assert weights.fell_back == "gpu: it is gone"
+        assert weights.fell_back == "gpu: it is not back", "the place is asked once more, then the next one"
     assert heard == [{"op": "close", "lease": 8}], "the first place's lease is given back"
 
 
