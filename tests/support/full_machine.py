@@ -214,7 +214,8 @@ def a_daemon_that_was_killed_starts_on_a_full_disk(folder: Path) -> None:
     ]
     command += [f"--state-dir={folder / 'state'}", "--cpu-capacity-bytes=64MiB", "--disk-capacity-bytes=64MiB"]
     process = subprocess.Popen(command)
-    with connect(folder / "run", wait_s=WAIT_S), admin(folder / "run") as daemon:
+    wait_until((folder / "run" / "control.sock").exists, "the control door, which opens last, is not there")
+    with admin(folder / "run") as daemon:
         daemon.add({"name": "kept", "artifact": {"path": str(small)}})
         process.kill()
         process.wait()
