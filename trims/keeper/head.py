@@ -7,7 +7,6 @@ it takes a few pages of memory. Its tensors read as zeros; borrowers take the te
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from typing import TYPE_CHECKING
 
@@ -15,12 +14,12 @@ from trims.core.errors import ArtifactError, ImageError
 from trims.image.index import HEADER, LENGTH, header_length
 from trims.image.reader import ImageView
 from trims.memory.mapping import FileMapping
+from trims.memory.memfd import sealed_file, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PIECE_BYTES = 8 << 20
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 def make_head(fd: int, nbytes: int) -> int:
@@ -30,18 +29,15 @@ def make_head(fd: int, nbytes: int) -> int:
 
     Raises ImageError if the file is no image, or cannot be read.
     """
-    head = os.memfd_create("trims-head", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(head, nbytes)
+
+    def write(head: int) -> None:
         _copy(fd, head, 0, min(nbytes, _fixed_bytes(fd, nbytes)))
         with contextlib.closing(FileMapping(head, nbytes)) as mapping:  # no other process can truncate it
             parts = list(_parts(ImageView(mapping.view())))
         for begin, count in parts:
             _copy(fd, head, begin, count)
-        fcntl.fcntl(head, fcntl.F_ADD_SEALS, _SEALS)
-        return os.open(f"/proc/self/fd/{head}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(head)
+
+    return sealed_file("trims-head", nbytes, write)
 
 
 def _fixed_bytes(fd: int, nbytes: int) -> int:
@@ -62,7 +58,7 @@ def _parts(image: ImageView) -> Iterator[tuple[int, int]]:
 
 def _copy(source: int, target: int, begin: int, count: int) -> None:
     for offset in range(begin, begin + count, _PIECE_BYTES):
-        _write_all(target, _read(source, offset, min(_PIECE_BYTES, begin + count - offset)), offset)
+        write_all(target, _read(source, offset, min(_PIECE_BYTES, begin + count - offset)), offset)
 
 
 def _read(fd: int, offset: int, count: int) -> bytes:
@@ -75,9 +71,3 @@ def _read(fd: int, offset: int, count: int) -> bytes:
     if len(data) < count:
         raise ImageError(f"the image ends after {offset + len(data)} bytes: truncated?")
     return data
-
-
-def _write_all(fd: int, data: bytes, offset: int) -> None:
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], offset + done)

@@ -24,7 +24,7 @@ from trims.memory.available import available_bytes
 from trims.memory.segments import Segment, is_full
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 #: Linux 6.3. Python has no name for it before 3.14.
 _MFD_NOEXEC_SEAL = 0x0008
@@ -149,3 +149,31 @@ def _full(nbytes: int, available: int, promised: int) -> CapacityError:
         f"process{spoken_for}; lower the cpu "
         f"tier's capacity"
     )
+
+
+def sealed_file(name: str, nbytes: int, write: Callable[[int], None]) -> int:
+    """A sealed, read-only descriptor of a file without a name, of which `write` fills parts; the rest takes no memory.
+
+    Args:
+        name: Shown in /proc/PID/maps.
+        nbytes: Length of the file.
+        write: Gets a descriptor that can be written to; it is closed afterwards. What it raises is passed on.
+
+    Returns:
+        The descriptor; the caller must close it.
+    """
+    fd = _memfd(name)
+    try:
+        os.ftruncate(fd, nbytes)
+        write(fd)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes, offset: int) -> None:
+    """Write all bytes at an offset, however many the kernel takes at a time. Raises OSError."""
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done:], offset + done)

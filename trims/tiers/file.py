@@ -7,7 +7,6 @@ that cuts it short ends readers of the missing part by SIGBUS. A file that is re
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from trims.core.errors import NotSupportedError
 from trims.core.place import FILE, Place
 from trims.image.source import open_source
 from trims.memory.mapping import Pages
+from trims.memory.memfd import sealed_file, write_all
 from trims.tiers.base import Draft, Extent, explain_descriptors
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from trims.image.in_place import InPlacePlan
-
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 class FileTier:
@@ -46,7 +44,7 @@ class FileTier:
                 with open_source(part.file.path) as fd:
                     part.file.check(fd)
                     fds.append(os.dup(fd))
-            fds.append(_head(plan))
+            fds.append(sealed_file("trims-head", plan.nbytes, lambda fd: write_all(fd, plan.head, 0)))
         except OSError as error:
             _close(fds)
             raise explain_descriptors(error) from error
@@ -101,20 +99,6 @@ class FileTier:
         """See `Tier.explain`."""
         del nbytes
         return explain_descriptors(error)
-
-
-def _head(plan: InPlacePlan) -> int:
-    """A sealed, read-only file of the image's length in which only the head is written."""
-    fd = os.memfd_create("trims-head", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, plan.nbytes)
-        done = 0
-        while done < len(plan.head):
-            done += os.pwrite(fd, plan.head[done:], done)
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        os.close(fd)
 
 
 def _close(fds: list[int]) -> None:
