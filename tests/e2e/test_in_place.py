@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import mxnet_files
 import numpy as np
 import pytest
 from looking import leases, wait_until
@@ -116,6 +117,44 @@ def test_isolated_processes_read_the_same_pages(daemon: Daemon, model: Path) -> 
     )  # fmt: skip
     assert done.stdout.split() == ["file", str(WEIGHTS["weight"].sum())]
     wait_until(lambda: leases(daemon) == 0, "the lease outlives its process")
+
+
+def test_a_torch_checkpoint_is_served_from_its_file(daemon: Daemon, session: Session, folder: Path) -> None:
+    import torch
+
+    import trims
+
+    module = torch.nn.Sequential(torch.nn.Linear(300, 400), torch.nn.BatchNorm1d(400))
+    torch.save({"model": module.state_dict(), "epoch": 3}, folder / "m.pt")
+    with session.open_file(folder / "m.pt") as weights:
+        assert (weights.place, weights.warm, weights.shared) == ("file", False, True)
+        state = trims.torch.state_dict(weights)
+        assert list(state) == list(module.state_dict())
+        assert all(torch.equal(state[name], value) for name, value in module.state_dict().items())
+        del state
+    assert places(daemon) == {"file"}
+
+
+def test_an_mxnet_model_is_served_from_its_files(session: Session, folder: Path) -> None:
+    main = mxnet_files.save(folder, {"arg:w": mxnet_files.array("F32", (3, 1000), fill=7)})
+    with session.open_file(main) as weights:
+        assert weights.place == "file"
+        assert weights["w"].tobytes() == b"\x07" * 12_000
+        program = weights.program()
+        assert program is not None
+        assert (program.kind, json.loads(program.body)) == ("mxnet-symbol", mxnet_files.SYMBOL)
+
+
+@pytest.mark.parametrize("how", ["legacy", "columns"])
+def test_a_torch_checkpoint_that_needs_it_is_converted(how: str, session: Session, folder: Path) -> None:
+    import torch
+
+    value = torch.arange(12.0).reshape(3, 4)
+    saved = {"w": value.t() if how == "columns" else value}
+    torch.save(saved, folder / "m.pt", _use_new_zipfile_serialization=how != "legacy")
+    with session.open_file(folder / "m.pt") as weights:
+        assert weights.place == "cpu"
+        np.testing.assert_array_equal(weights["w"], saved["w"].numpy())
 
 
 def test_torch_gets_its_tensors_over_the_file(session: Session, model: Path) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-    from trims.image.plan import ImagePlan
+    from trims.image.plan import Contents, ImagePlan
 
 
 def check_options(main: Path, options: Mapping[str, Any], known: Collection[str]) -> None:
@@ -112,9 +112,22 @@ class Converter(Protocol):
 
 @runtime_checkable
 class InPlaceFormat(Protocol):
-    """A converter whose artifacts may hold tensors as they are in memory, and can then be served without a copy."""
+    """A converter whose artifacts may hold tensors as they are in memory, and can then be served without a copy.
 
-    in_place: ClassVar[bool]
+    What is served so must be what a conversion would give. Both methods are called where others wait, so they parse
+    little, import no framework and run nothing that the artifact's author wrote.
+    """
+
+    def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
+        """True if artifacts with these options are worth a look."""
+        ...
+
+    def contents(self, artifact: Artifact) -> Contents:
+        """Tensors as spans of the artifact's files, found from its headers.
+
+        Raises NotInPlaceError saying why the artifact needs a conversion, ArtifactError for what is wrong with it.
+        """
+        ...
 
 
 @runtime_checkable

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trims.core.errors import InternalError, NotInPlaceError
+from trims.formats.base import InPlaceFormat
 from trims.formats.conversion import NOT_NEEDED, Conversion, converter, is_large
 from trims.image.in_place import InPlacePlan, plan_in_place
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def may_be_in_place(chosen: Converter, options: Mapping[str, Any]) -> bool:
     """True if artifacts of this format are worth a look: their plans are made of bytes in files, without a child."""
-    return bool(getattr(chosen, "in_place", False)) and not chosen.needs_child(options)
+    return isinstance(chosen, InPlaceFormat) and chosen.may_be_in_place(options)
 
 
 class InPlace(Conversion):
@@ -32,7 +33,9 @@ class InPlace(Conversion):
         chosen = converter(self._artifact.format)
         if is_large(chosen, self._artifact):
             raise NotInPlaceError(f"{self._artifact.files[0]}: its description is too large to be parsed here")
-        self._plan = plan_in_place(chosen.plan(self._artifact))
+        if not isinstance(chosen, InPlaceFormat):
+            raise InternalError(f"artifacts of format {chosen.format} are never served in place")
+        self._plan = plan_in_place(chosen.contents(self._artifact))
         return self._plan.nbytes
 
     def planned(self) -> InPlacePlan:

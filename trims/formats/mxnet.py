@@ -18,7 +18,7 @@ from trims.core.errors import ArtifactError
 from trims.core.units import format_bytes
 from trims.formats.base import check_options
 from trims.formats.mxnet_params import is_params, params_described_bytes, read_params
-from trims.image.plan import ImagePlan, SourceTensor, plan_image
+from trims.image.plan import Contents, SourceTensor
 from trims.image.program import Program
 from trims.image.source import FileSpan, SourceFile
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trims.formats.base import Artifact
+    from trims.image.plan import ImagePlan
 
 PROGRAM_KIND = "mxnet-symbol"
 _SYMBOL_SUFFIX = "-symbol.json"
@@ -66,12 +67,20 @@ class MxnetConverter:
         symbol, params = sorted(artifact.files[:2], key=_is_symbol, reverse=True)
         return SourceFile.look(symbol).nbytes + params_described_bytes(SourceFile.look(params))
 
+    def may_be_in_place(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Always: arrays lie in the file as they are in memory."""
+        return True
+
     def plan(self, artifact: Artifact) -> ImagePlan:
         """Check both files and lay the image out."""
+        return self.contents(artifact).plan()
+
+    def contents(self, artifact: Artifact) -> Contents:
+        """What both files say."""
         symbol, params = sorted(artifact.files[:2], key=_is_symbol, reverse=True)
         file = SourceFile.look(params)
         sources, auxiliary = _sources(file)
-        return plan_image(sources, program=_program(SourceFile.look(symbol), sources, auxiliary))
+        return Contents(sources, _program(SourceFile.look(symbol), sources, auxiliary))
 
 
 def _is_symbol(path: Path) -> bool:

@@ -26,8 +26,8 @@ from trims.image.header import SafetensorsHeader, parse_header
 from trims.image.index import HEADER as INDEX_HEADER
 from trims.image.index import LENGTH, MAX_HEADER_BYTES, header_length
 from trims.image.look import PARSE_HERE_BYTES, described_bytes, without_weights
-from trims.image.plan import ImagePlan, SourceTensor, plan_image
-from trims.image.program import EXECUTABLE_KINDS, Program
+from trims.image.plan import Contents, SourceTensor
+from trims.image.program import EXECUTABLE_KINDS
 from trims.image.reader import ImageView, is_image
 from trims.image.source import FileSpan, SourceFile, open_source
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trims.formats.base import Artifact
+    from trims.image.plan import ImagePlan
 
 _INDEX_SUFFIX = ".safetensors.index.json"
 _MAX_INDEX_BYTES = 64 << 20
@@ -51,12 +52,15 @@ class SafetensorsConverter:
     format: ClassVar[str] = "safetensors"
     version: ClassVar[int] = 1
     host_specific: ClassVar[bool] = False
-    in_place: ClassVar[bool] = True
     suffixes: ClassVar[tuple[str, ...]] = (".safetensors",)
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:
         """Only for a skeleton."""
         return "module" in options
+
+    def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
+        """Unless a skeleton is to be made."""
+        return "module" not in options
 
     def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Only for a skeleton."""
@@ -99,21 +103,21 @@ class SafetensorsConverter:
 
     def plan(self, artifact: Artifact) -> ImagePlan:
         """Check all headers and lay the image out."""
+        contents = self.contents(artifact)
+        if "module" in artifact.options:
+            from trims.formats.skeleton import add_skeleton
+
+            sources, program = add_skeleton(contents.sources, artifact.files[0], artifact.options)
+            contents = Contents(sources, program, contents.metadata)
+        return contents.plan()
+
+    def contents(self, artifact: Artifact) -> Contents:
+        """What the headers of all files say."""
         main, options = artifact.files[0], artifact.options
         check_options(main, options, _OPTIONS)
         if main.name.endswith(_INDEX_SUFFIX):
-            sources, metadata, program = _read_shards(main)
-        else:
-            sources, metadata, program = _read_file(main, bool(options.get("allow_pickle", False)))
-        if "module" in options:
-            from trims.formats.skeleton import add_skeleton
-
-            sources, program = add_skeleton(sources, main, options)
-        return plan_image(sources, program=program, metadata=metadata)
-
-
-#: Tensors, metadata, program.
-_Read = tuple[list[SourceTensor], dict[str, str], Program | None]
+            return _read_shards(main)
+        return _read_file(main, bool(options.get("allow_pickle", False)))
 
 
 def _described_bytes(path: Path) -> int:
@@ -129,11 +133,11 @@ def read_header(path: Path) -> tuple[SourceFile, SafetensorsHeader, bytes]:
     return file, parse_header(memoryview(head)[LENGTH.size :], file.nbytes, str(path)), head
 
 
-def _read_file(path: Path, allow_pickle: bool) -> _Read:
+def _read_file(path: Path, allow_pickle: bool) -> Contents:
     file, header, head = read_header(path)
     if is_image(head + file.read(INDEX_HEADER.size, header.data_start)):
         return _read_image(file, allow_pickle)
-    return _sources(file, header), dict(header.metadata), None
+    return Contents(_sources(file, header), metadata=dict(header.metadata))
 
 
 def _sources(file: SourceFile, header: SafetensorsHeader) -> list[SourceTensor]:
@@ -143,7 +147,7 @@ def _sources(file: SourceFile, header: SafetensorsHeader) -> list[SourceTensor]:
     ]
 
 
-def _read_image(file: SourceFile, allow_pickle: bool) -> _Read:
+def _read_image(file: SourceFile, allow_pickle: bool) -> Contents:
     """The tensors of an image and its program. Laying them out again gives the same bytes again."""
     try:
         with open_source(file.path) as fd:
@@ -155,7 +159,7 @@ def _read_image(file: SourceFile, allow_pickle: bool) -> _Read:
     if program is not None and program.kind in EXECUTABLE_KINDS and not allow_pickle:
         _log.warning("%s: its %s was left out: it runs code; allow_pickle: true keeps it", file.path, program.kind)
         program = None
-    return sources, metadata, program
+    return Contents(sources, program, metadata)
 
 
 def _image_sources(file: SourceFile, view: ImageView) -> list[SourceTensor]:
@@ -169,7 +173,7 @@ def _image_sources(file: SourceFile, view: ImageView) -> list[SourceTensor]:
     ]
 
 
-def _read_shards(main: Path) -> _Read:
+def _read_shards(main: Path) -> Contents:
     weight_map = _weight_map(main)
     found: dict[str, str] = {}
     sources: list[SourceTensor] = []
@@ -184,7 +188,7 @@ def _read_shards(main: Path) -> _Read:
     for name, shard in weight_map.items():
         if found.get(name) != shard:
             raise ArtifactError(f"{main}: tensor {name!r} should be in {shard} and is not")
-    return sources, metadata, None
+    return Contents(sources, metadata=metadata)
 
 
 def _weight_map(main: Path) -> Mapping[str, str]:

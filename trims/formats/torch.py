@@ -1,8 +1,9 @@
 """PyTorch checkpoints: what `torch.save` wrote, zip or legacy, as a state dict or wrapped in a training checkpoint.
 
-Loaded with `weights_only=True`, in a child. Tensors that share storage, place and shape stay tied. Values that are no
-tensors are left out and named in the image's metadata under `ignored`. Quantized, sparse and subclassed tensors are
-refused: their bytes alone do not make them again.
+Converted by `torch.load` with `weights_only=True`, in a child. Tensors that share storage, place and shape stay tied.
+Values that are no tensors are left out and named in the image's metadata under `ignored`. Quantized, sparse and
+subclassed tensors are refused: their bytes alone do not make them again. A zip file whose tensors are dense is served
+in place as well, without torch (`trims.formats.torch_zip`).
 
 Options:
     allow_pickle: unpickle anything, which runs the file's code; a whole `nn.Module` then becomes a skeleton too.
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trims.core.errors import ArtifactError
 from trims.formats.base import check_options
+from trims.formats.torch_state import metadata_of, state_dict
 from trims.formats.torch_tensors import describe
+from trims.formats.torch_zip import read_checkpoint
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
 from trims.image.plan import ImagePlan, plan_image
 from trims.image.source import SourceFile
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from trims.formats.base import Artifact
+    from trims.image.plan import Contents
     from trims.image.program import Program
 
 _OPTIONS = ("module", "module_args", "ignore")
@@ -38,7 +42,6 @@ _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 _ZIP_MAGIC = b"PK\x03\x04"
 #: How `torch.save`'s legacy format begins: its magic number, pickled with protocol 2.
 _LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-_WRAPPERS = ("state_dict", "model_state_dict", "model")
 
 
 class TorchConverter:
@@ -76,15 +79,23 @@ class TorchConverter:
         file = SourceFile.look(main)
         loaded = _load(main, allow_pickle=bool(options.get("allow_pickle", False)))
         module = _as_module(loaded)
-        tensors, ignored = _state_dict(loaded if module is None else module.state_dict(), main)
+        tensors, ignored = state_dict(loaded if module is None else module.state_dict(), main, _is_tensor)
         sources = describe(tensors, main)
         program: Program | None = None
         if "module" in options or module is not None:
             from trims.formats.skeleton import add_skeleton
 
             sources, program = add_skeleton(sources, main, options, module)
-        metadata = {"ignored": ", ".join(ignored)} if ignored else {}
-        return plan_image(sources, program=program, metadata=metadata, files=(file,))
+        return plan_image(sources, program=program, metadata=metadata_of(ignored), files=(file,))
+
+    def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
+        """Unless a skeleton is to be made."""
+        return "module" not in options
+
+    def contents(self, artifact: Artifact) -> Contents:
+        """What the zip file's directory and its pickle say, read without torch."""
+        check_options(artifact.files[0], artifact.options, _OPTIONS)
+        return read_checkpoint(artifact.files[0])
 
 
 #: What torch writes its messages in colours with.
@@ -120,29 +131,6 @@ def _as_module(loaded: Any) -> torch.nn.Module | None:
     import torch
 
     return loaded if isinstance(loaded, torch.nn.Module) else None
-
-
-def _state_dict(loaded: Any, path: Path) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The tensors by name, and the names of what was left out."""
-    ignored: list[str] = []
-    for wrapper in _WRAPPERS:
-        if isinstance(loaded, dict) and _has_tensors(loaded.get(wrapper)):
-            ignored += [str(key) for key in loaded if key != wrapper]
-            loaded = loaded[wrapper]
-            break
-    if not isinstance(loaded, dict) or (loaded and not _has_tensors(loaded)):
-        raise ArtifactError(
-            f"{path}: neither a state dict nor a dict with one under {', '.join(_WRAPPERS)}, "
-            f"but a {type(loaded).__name__}"
-        )
-    tensors = {key: value for key, value in loaded.items() if _is_tensor(value)}
-    if strange := [key for key in tensors if not isinstance(key, str)]:
-        raise ArtifactError(f"{path}: a tensor is named {strange[0]!r}, which is no string")
-    return tensors, ignored + [str(key) for key in loaded if key not in tensors]
-
-
-def _has_tensors(value: Any) -> bool:
-    return isinstance(value, dict) and any(map(_is_tensor, value.values()))
 
 
 def _is_tensor(value: Any) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 #: torch's dtype, by its name, -> ours.
-_DTYPES = {
+DTYPES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
     "uint64": "U64", "int64": "I64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
@@ -51,7 +51,7 @@ def dtype_of(tensor: torch.Tensor, name: str, path: Path) -> str:
         raise ArtifactError(f"{path}: tensor {name!r} is {kind}; save it dense (tensor.to_dense(), dequantize())")
     if tensor.device.type != "cpu":
         raise ArtifactError(f"{path}: tensor {name!r} is on device {tensor.device}: it has no bytes")
-    dtype = _DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+    dtype = DTYPES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None:
         remedy = "; save it as complex64" if tensor.dtype.is_complex else ""
         raise ArtifactError(f"{path}: tensor {name!r} has the dtype {tensor.dtype}, which images do not know{remedy}")

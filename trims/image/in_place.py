@@ -2,7 +2,7 @@
 
 Artifacts whose tensors lie in the file as they are in memory need no copy. Their image is put together from two parts:
 
-1. The *head*: header and binary index, as any image has them, in a file of their own.
+1. The *head*: header, binary index and program, as any image has them, in a file of their own.
 2. For each file of the artifact, its pages from the first tensor to the end of the last, mapped behind the head.
 
 A tensor keeps its distance from the next page, so it is aligned as the artifact's author aligned it: to its element,
@@ -11,26 +11,26 @@ not to 64 bytes. Not covered: mapping the parts (`trims.memory.mapping`), and op
 
 from __future__ import annotations
 
-import json
 import mmap
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
-from trims.core.errors import NotInPlaceError
-from trims.core.layout import DTYPE_BYTES, Layout, TensorSpec
+from trims.core.errors import ImageError, NotInPlaceError
+from trims.core.layout import DTYPE_BYTES, TENSOR_ALIGNMENT_BYTES, Layout, TensorSpec
 from trims.core.units import align_up
-from trims.image.header import METADATA_KEY
-from trims.image.index import LENGTH, encode_index
+from trims.image.index import encode_index, index_size
 from trims.image.plan import DATA_ALIGNMENT_BYTES, encode_head
 
 if TYPE_CHECKING:
-    from trims.image.plan import ImagePlan
-    from trims.image.source import FileSpan, SourceFile
+    from collections.abc import Iterable, Iterator
+
+    from trims.image.plan import Contents, SourceTensor
+    from trims.image.source import SourceFile
 
 #: Of one artifact: each takes a descriptor of the daemon, and one of each session.
 MAX_FILES = 64
-#: Of the header, for each tensor: digits of its offsets, and an entry for a hole before it.
-_MORE_BYTES = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class InPlacePlan:
     """What an image in place is made of.
 
     Attributes:
-        head: The first bytes of the image: header and index.
+        head: The first bytes of the image: header, index and program.
         nbytes: Length of the image.
         pages: What follows the head, in order; between two parts lies less than a page, which has no meaning.
     """
@@ -65,67 +65,107 @@ class InPlacePlan:
     pages: tuple[FilePages, ...]
 
 
-def plan_in_place(plan: ImagePlan) -> InPlacePlan:
-    """Lay out the image of an artifact again, with its tensors where they are.
+def plan_in_place(contents: Contents) -> InPlacePlan:
+    """Lay out the image of an artifact with its tensors where they are.
 
     Raises NotInPlaceError saying why the artifact needs a conversion.
     """
-    spans = {spec.offset: span for spec, span in plan.spans}
-    if plan.program or plan.fills or not spans:
-        raise NotInPlaceError("its image has parts that lie in no file of it")
-    files = _files(plan, spans)
-    # Offsets have more digits, and holes become entries: the header is given room for both before they are known.
-    data_start = align_up(len(plan.head) + _MORE_BYTES * (len(plan.layout) + 1), DATA_ALIGNMENT_BYTES)
-    begin = align_up(data_start + len(plan.index), mmap.PAGESIZE)
-    pages = _place(files, begin)
-    moved = {each.file: each.begin - each.offset - data_start for each in pages}
-    specs = []
-    for spec in plan.layout:
-        span = spans.get(spec.offset) if spec.nbytes else None
-        at = begin - data_start if span is None else moved[span.file] + span.offset
-        specs.append(TensorSpec(spec.name, spec.dtype, spec.shape, at))
-    nbytes = pages[-1].begin + pages[-1].nbytes
-    return InPlacePlan(_head(plan, Layout.of(specs), data_start, nbytes - data_start), nbytes, pages)
+    sources = contents.sources
+    draft = Layout.of(TensorSpec(source.name, source.dtype, source.shape, 0) for source in sources)
+    draft.validate(data_bytes=1 << 62)
+    owned = list(_owned(sources, draft))
+    program = contents.program.encode() if contents.program else b""
+    program_offset = align_up(index_size(draft), TENSOR_ALIGNMENT_BYTES)
+    # Counted from the start of the data block, which is a page's: so the length of the header moves nothing.
+    pages = _place(_files(owned), align_up(program_offset + len(program), mmap.PAGESIZE))
+    layout = Layout(_specs(draft, sources, owned, pages, program_offset))
+    data_bytes = pages[-1].begin + pages[-1].nbytes
+    index = encode_index(layout, program_offset=program_offset, program_bytes=len(program), data_bytes=data_bytes)
+    first = [layout.tensors[source.name] for source in sources if source.tied_to is None]
+    _check_apart(first)
+    span = (program_offset, program_offset + len(program))
+    alignment = max(DATA_ALIGNMENT_BYTES, mmap.PAGESIZE)
+    head = encode_head(first, layout, index, span, contents.metadata, alignment=alignment)
+    moved = tuple(FilePages(each.file, len(head) + each.begin, each.nbytes, each.offset) for each in pages)
+    return InPlacePlan(head + index.ljust(program_offset, b"\0") + program, len(head) + data_bytes, moved)
 
 
-def _files(plan: ImagePlan, spans: dict[int, FileSpan]) -> dict[SourceFile, tuple[int, int]]:
-    """Where the tensors of each file begin and end in it."""
-    found: dict[SourceFile, tuple[int, int]] = {}
-    for spec in plan.layout:
-        span = spans.get(spec.offset) if spec.nbytes else None
-        if span is None:
-            if spec.nbytes:
-                raise NotInPlaceError(f"tensor {spec.name!r} lies in no file of it")
+class _Owned(NamedTuple):
+    """Bytes of a file that are a tensor's."""
+
+    name: str
+    file: SourceFile
+    offset: int
+    nbytes: int
+
+
+def _owned(sources: Iterable[SourceTensor], draft: Layout) -> Iterator[_Owned]:
+    """All tensors but the empty ones and those tied to another. Raises NotInPlaceError."""
+    for source, spec in zip(sources, draft, strict=True):
+        if source.tied_to is not None or not (nbytes := spec.nbytes):
             continue
-        if span.offset % DTYPE_BYTES[spec.dtype]:
-            raise NotInPlaceError(
-                f"tensor {spec.name!r} lies at {span.offset} in {span.file.path}, unaligned for {spec.dtype}"
-            )
-        begin, end = found.get(span.file, (span.offset, 0))
-        found[span.file] = min(begin, span.offset), max(end, span.offset + spec.nbytes)
+        span = source.span
+        if span is None:
+            raise NotInPlaceError(f"tensor {source.name!r} lies in no file of it")
+        if span.offset % DTYPE_BYTES[source.dtype]:
+            where = f"at {span.offset} in {span.file.path}"
+            raise NotInPlaceError(f"tensor {source.name!r} lies {where}, unaligned for {source.dtype}")
+        yield _Owned(source.name, span.file, span.offset, nbytes)
+
+
+_file_of = attrgetter("file")
+
+
+def _files(owned: Iterable[_Owned]) -> dict[SourceFile, tuple[int, int]]:
+    """Where the tensors of each file begin and end in it. Raises NotInPlaceError."""
+    found: dict[SourceFile, tuple[int, int]] = {}
+    for file, tensors in groupby(owned, key=_file_of):
+        spans = [(tensor.offset, tensor.offset + tensor.nbytes) for tensor in tensors]
+        spans.append(found.get(file, spans[0]))
+        found[file] = min(begin for begin, _ in spans), max(end for _, end in spans)
+    if not found:
+        raise NotInPlaceError("no tensor of it lies in a file")
     if len(found) > MAX_FILES:
         raise NotInPlaceError(f"it has {len(found)} files; more than {MAX_FILES} are not kept open")
     return found
 
 
-def _place(files: dict[SourceFile, tuple[int, int]], at: int) -> tuple[FilePages, ...]:
+def _place(files: dict[SourceFile, tuple[int, int]], at: int) -> list[FilePages]:
     pages = []
     for file, (begin, end) in files.items():
         offset = begin - begin % mmap.PAGESIZE
         pages.append(FilePages(file, at, end - offset, offset))
         at = align_up(at + end - offset, mmap.PAGESIZE)
-    return tuple(pages)
+    return pages
 
 
-def _head(plan: ImagePlan, layout: Layout, data_start: int, data_bytes: int) -> bytes:
-    """Header and index of the moved tensors."""
-    index = encode_index(layout, program_offset=data_bytes, program_bytes=0, data_bytes=data_bytes)
-    (length,) = LENGTH.unpack_from(plan.head)
-    metadata = json.loads(plan.head[LENGTH.size : LENGTH.size + length])["__metadata__"]
-    del metadata[METADATA_KEY]
-    first = {spec.offset: spec for spec in reversed(list(layout)) if spec.nbytes}  # later ones are tied to it
-    owned = [*(spec for spec in layout if not spec.nbytes), *sorted(first.values(), key=lambda spec: spec.offset)]
-    head = encode_head(owned, layout, index, (data_bytes, data_bytes), metadata, at_least=data_start)
-    if len(head) != data_start:
-        raise NotInPlaceError("its header is larger than was planned for")
-    return head + index
+def _specs(
+    draft: Layout,
+    sources: Iterable[SourceTensor],
+    owned: Iterable[_Owned],
+    pages: Iterable[FilePages],
+    empty_at: int,
+) -> dict[str, TensorSpec]:
+    """All tensors at their offsets in the data block; empty ones lie where the program begins. Raises ImageError."""
+    moved = {each.file: each.begin - each.offset for each in pages}
+    offsets: dict[str, int] = {}
+    for file, tensors in groupby(owned, key=_file_of):
+        by = moved[file]
+        offsets.update((tensor.name, tensor.offset + by) for tensor in tensors)
+    for source in sources:
+        if source.tied_to is None:
+            continue
+        owner = draft.tensors.get(source.tied_to)
+        if owner is None or owner.nbytes < draft.tensors[source.name].nbytes:
+            raise ImageError(f"tensor {source.name!r} is tied to {source.tied_to!r}, which is not there or smaller")
+        offsets[source.name] = offsets.get(owner.name, empty_at)
+    return {name: spec._replace(offset=offsets.get(name, empty_at)) for name, spec in draft.tensors.items()}
+
+
+def _check_apart(owned: Iterable[TensorSpec]) -> None:
+    """Raise NotInPlaceError if two tensors share bytes, which the header of an image cannot say."""
+    end, last = 0, ""
+    for spec in sorted(owned, key=lambda spec: (spec.offset, spec.nbytes)):
+        if spec.offset < end:
+            raise NotInPlaceError(f"tensors {last!r} and {spec.name!r} share a part of their bytes")
+        end, last = spec.end, spec.name

@@ -53,6 +53,25 @@ class SourceTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Contents:
+    """What an image is made of, before it is laid out.
+
+    Attributes:
+        sources: The tensors, in the order in which they will be listed.
+        program: The graph, if the model has one.
+        metadata: Strings kept in the header beside trims' own.
+    """
+
+    sources: Sequence[SourceTensor]
+    program: Program | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    def plan(self) -> ImagePlan:
+        """Lay them out for a copy. Raises as `plan_image`."""
+        return plan_image(self.sources, program=self.program, metadata=self.metadata)
+
+
+@dataclass(frozen=True, slots=True)
 class ImagePlan:
     """Where every byte of an image will lie.
 
@@ -190,29 +209,31 @@ def encode_head(
     program_span: tuple[int, int],
     metadata: Mapping[str, str],
     *,
-    at_least: int = 0,
+    alignment: int = DATA_ALIGNMENT_BYTES,
 ) -> bytes:
     """The JSON header with its length: our own tensors under a prefix that is free, pads so that no hole is left.
 
     Args:
-        owned: All tensors but those that are tied to another, in order of offset.
+        owned: All tensors but those that are tied to another.
         layout: All tensors.
         index: The binary index, which the data block begins with.
         program_span: Where in the data block the program begins and ends.
         metadata: Strings of the artifact.
-        at_least: Length to pad it to; a multiple of `DATA_ALIGNMENT_BYTES`.
+        alignment: Its length with the pads is a multiple of this.
 
     Raises ImageError for a header that is too large.
     """
     prefix = "__trims__"
     while any(spec.name.startswith(prefix) for spec in layout):
         prefix += "_"
-    entries = _Entries(prefix)
-    entries.add(f"{prefix}.index", "U8", (len(index),), 0)
-    for spec in owned:
-        entries.add(spec.name, spec.dtype, spec.shape, spec.offset)
     begin, end = program_span
-    entries.add(f"{prefix}.program", "U8", (end - begin,), begin)
+    ours = (
+        TensorSpec(f"{prefix}.index", "U8", (len(index),), 0),
+        TensorSpec(f"{prefix}.program", "U8", (end - begin,), begin),
+    )
+    entries = _Entries(prefix)
+    for spec in sorted([*owned, *ours], key=lambda spec: (spec.offset, spec.end)):
+        entries.add(spec)
     own = {"version": FORMAT_VERSION, "prefix": prefix, "tied": _tied(owned, layout)}
     head = {"__metadata__": {**metadata, METADATA_KEY: json.dumps(own)}, **entries.json}
     text = _dump(head)
@@ -221,7 +242,7 @@ def encode_head(
             f"{len(layout)} tensors make a header of {format_bytes(len(text))}; the limit is "
             f"{format_bytes(MAX_HEADER_BYTES)}"
         )
-    padded = max(at_least, align_up(LENGTH.size + len(text), DATA_ALIGNMENT_BYTES)) - LENGTH.size
+    padded = align_up(LENGTH.size + len(text), alignment) - LENGTH.size
     return LENGTH.pack(padded) + text.ljust(padded)
 
 
@@ -241,22 +262,22 @@ class _Entries:
         self._prefix = prefix
         self._position = 0
 
-    def add(self, name: str, dtype: str, shape: tuple[int, ...], offset: int) -> None:
-        if offset > self._position:
-            pad = f"{self._prefix}.pad.{self._position}"
-            self.json[pad] = _entry("U8", (offset - self._position,), self._position, offset)
-        end = TensorSpec(name, dtype, shape, offset).end
-        self.json[name] = _entry(dtype, shape, offset, end)
-        self._position = end
+    def add(self, spec: TensorSpec) -> None:
+        if spec.offset > self._position:
+            hole = spec.offset - self._position
+            self._add(TensorSpec(f"{self._prefix}.pad.{self._position}", "U8", (hole,), self._position))
+        self._add(spec)
+
+    def _add(self, spec: TensorSpec) -> None:
+        self.json[spec.name] = _entry(spec)
+        self._position = spec.end
 
 
-def _entry(dtype: str, shape: tuple[int, ...], begin: int, end: int) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+def _entry(spec: TensorSpec) -> dict[str, Any]:
+    return {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [spec.offset, spec.end]}
 
 
 def _tied(owned: Sequence[TensorSpec], layout: Layout) -> dict[str, dict[str, Any]]:
     """Tied tensors for readers of the JSON: safetensors itself allows no two names for one range."""
     names = {spec.name for spec in owned}
-    return {
-        spec.name: _entry(spec.dtype, spec.shape, spec.offset, spec.end) for spec in layout if spec.name not in names
-    }
+    return {spec.name: _entry(spec) for spec in layout if spec.name not in names}

@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 
 def test_only_formats_that_say_so_and_need_no_child_are_worth_a_look() -> None:
-    assert isinstance(converter("safetensors"), InPlaceFormat)
-    assert may_be_in_place(converter("safetensors"), {})
-    assert not may_be_in_place(converter("safetensors"), {"module": "a:b"})
-    assert not may_be_in_place(converter("torch"), {})
+    for name in ("safetensors", "torch"):
+        assert isinstance(converter(name), InPlaceFormat)
+        assert may_be_in_place(converter(name), {})
+        assert not may_be_in_place(converter(name), {"module": "a:b"})
+    assert may_be_in_place(converter("mxnet"), {})
+    assert not may_be_in_place(converter("onnx"), {})
 
 
 def test_a_plan_tells_the_length_and_then_the_pages(tmp_path: Path) -> None:
@@ -42,9 +44,15 @@ def test_a_description_too_large_to_parse_here_is_converted(tmp_path: Path) -> N
         InPlace(Artifact("safetensors", (a_file(tmp_path, MANY),), {})).plan()
 
 
-def test_an_image_with_a_program_is_converted(tmp_path: Path) -> None:
-    with pytest.raises(NotInPlaceError):
-        InPlace(Artifact("safetensors", (an_image(tmp_path, 3),), {})).plan()
+def test_an_image_is_served_in_place_with_its_program(tmp_path: Path) -> None:
+    planning = InPlace(Artifact("safetensors", (an_image(tmp_path, 3),), {}))
+    planning.plan()
+    assert b"mxnet-symbol" in planning.planned().head
+
+
+def test_a_format_that_is_never_in_place_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(InternalError, match="onnx are never served in place"):
+        InPlace(Artifact("onnx", (tmp_path / "m.onnx",), {})).plan()
 
 
 def test_a_broken_file_is_told_as_one(tmp_path: Path) -> None:

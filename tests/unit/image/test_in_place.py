@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trims.core.errors import NotInPlaceError
+from trims.core.errors import ImageError, NotInPlaceError
 from trims.formats.base import Artifact
 from trims.formats.safetensors import SafetensorsConverter
 from trims.image import in_place
 from trims.image.check import check_image
 from trims.image.in_place import InPlacePlan, plan_in_place
-from trims.image.plan import ImagePlan, SourceTensor, plan_image
+from trims.image.plan import Contents, SourceTensor
 from trims.image.program import Program
 from trims.image.reader import ImageView
 from trims.image.source import FileSpan, SourceFile
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def planned(main: Path) -> ImagePlan:
+def contents_of(main: Path) -> Contents:
     converter = SafetensorsConverter()
-    return converter.plan(Artifact("safetensors", converter.files(main, {}), {}))
+    return converter.contents(Artifact("safetensors", converter.files(main, {}), {}))
 
 
 def put_together(plan: InPlacePlan) -> ImageView:
@@ -54,7 +54,7 @@ def tensors_of(count: int) -> dict[str, np.ndarray]:
 def test_every_tensor_is_found_where_the_file_has_it(count: int, tmp_path: Path) -> None:
     tensors = tensors_of(count)
     save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "np"})
-    view = put_together(plan_in_place(planned(tmp_path / "m.safetensors")))
+    view = put_together(plan_in_place(contents_of(tmp_path / "m.safetensors")))
     assert {spec.name: (spec.shape, bytes(view.tensor(spec.name))) for spec in view.layout} == {
         name: (array.shape, array.tobytes()) for name, array in tensors.items()
     }
@@ -70,7 +70,7 @@ def test_shards_lie_one_behind_the_other(tmp_path: Path) -> None:
     weight_map = {name: f"{index % 3}.safetensors" for index, name in enumerate(names)}
     main = tmp_path / "m.safetensors.index.json"
     main.write_text(json.dumps({"weight_map": weight_map}))
-    plan = plan_in_place(planned(main))
+    plan = plan_in_place(contents_of(main))
     assert len(plan.pages) == 3
     view = put_together(plan)
     assert all(bytes(view.tensor(name)) == tensors[name].tobytes() for name in names)
@@ -83,7 +83,7 @@ def test_more_shards_than_may_be_open_are_converted(tmp_path: Path, monkeypatch:
     main = tmp_path / "m.safetensors.index.json"
     main.write_text(json.dumps({"weight_map": {f"t{number}": f"{number}.safetensors" for number in range(2)}}))
     with pytest.raises(NotInPlaceError, match="2 files; more than 1"):
-        plan_in_place(planned(main))
+        plan_in_place(contents_of(main))
 
 
 def test_a_tensor_that_is_not_aligned_to_its_element_is_named(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_tensor_that_is_not_aligned_to_its_element_is_named(tmp_path: Path) ->
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
     assert (8 + len(header)) % 4, "else it is aligned"
     with pytest.raises(NotInPlaceError, match=rf"'a' lies at {8 + len(header)} in .*m.safetensors, unaligned for F32"):
-        plan_in_place(planned(path))
+        plan_in_place(contents_of(path))
 
 
 def test_tied_tensors_share_their_bytes(tmp_path: Path) -> None:
@@ -104,24 +104,48 @@ def test_tied_tensors_share_their_bytes(tmp_path: Path) -> None:
         SourceTensor("tied", "U8", (2, 2), tied_to="owner"),
         SourceTensor("other", "U8", (4,), span=FileSpan(file, 40)),
     ]
-    view = put_together(plan_in_place(plan_image(sources)))
+    view = put_together(plan_in_place(Contents(sources)))
     assert bytes(view.tensor("owner")) == bytes(range(16, 24))
     assert bytes(view.tensor("tied")) == bytes(range(16, 20))
     assert bytes(view.tensor("other")) == bytes(range(40, 44))
 
 
-@pytest.mark.parametrize("what", ["a program", "a tensor that is produced", "nothing in files", "zeros"])
+def test_a_program_lies_in_the_head(tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(bytes(range(64)))
+    sources = [SourceTensor("a", "U8", (8,), span=FileSpan(SourceFile.look(tmp_path / "raw"), 3))]
+    program = Program("mxnet-symbol", {"inputs": ["x"]}, b"body" * 5000)
+    plan = plan_in_place(Contents(sources, program, {"by": "a test"}))
+    view = put_together(plan)
+    assert view.program() == program
+    assert len(plan.head) > len(program.body)
+    assert bytes(view.tensor("a")) == bytes(range(3, 11))
+
+
+@pytest.mark.parametrize("what", ["a tensor that is produced", "nothing in files", "zeros"])
 def test_an_image_with_parts_that_lie_in_no_file_is_converted(what: str, tmp_path: Path) -> None:
     (tmp_path / "raw").write_bytes(bytes(64))
     sources = [SourceTensor("a", "U8", (8,), span=FileSpan(SourceFile.look(tmp_path / "raw"), 0))]
-    program = None
-    if what == "a program":
-        program = Program("mxnet-symbol", {}, b"body")
-    elif what == "a tensor that is produced":
+    if what == "a tensor that is produced":
         sources.append(SourceTensor("b", "U8", (8,), fill=lambda target: None))
     elif what == "zeros":
         sources.append(SourceTensor("b", "U8", (8,)))
     else:
-        sources = []
-    with pytest.raises(NotInPlaceError, match=r"lie in no file of it|lies in no file of it"):
-        plan_in_place(plan_image(sources, program=program))
+        sources = [SourceTensor("empty", "U8", (0,))]
+    with pytest.raises(NotInPlaceError, match=r"lies in a file|lies in no file of it"):
+        plan_in_place(Contents(sources))
+
+
+def test_tensors_that_share_a_part_of_their_bytes_are_converted(tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(bytes(64))
+    file = SourceFile.look(tmp_path / "raw")
+    sources = [SourceTensor(f"t{at}", "U8", (16,), span=FileSpan(file, at)) for at in (0, 15)]
+    with pytest.raises(NotInPlaceError, match="'t0' and 't15' share a part"):
+        plan_in_place(Contents(sources))
+
+
+@pytest.mark.parametrize("owner", ["missing", "small"])
+def test_a_tie_to_what_cannot_own_it_is_refused(owner: str, tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(bytes(64))
+    small = SourceTensor("small", "U8", (2,), span=FileSpan(SourceFile.look(tmp_path / "raw"), 0))
+    with pytest.raises(ImageError, match=f"'b' is tied to '{owner}', which is not there or smaller"):
+        plan_in_place(Contents([small, SourceTensor("b", "U8", (8,), tied_to=owner)]))

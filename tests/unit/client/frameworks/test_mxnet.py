@@ -13,6 +13,7 @@ from repository import ROOT, SUPPORT
 
 from trims.formats.base import Artifact
 from trims.formats.mxnet import MxnetConverter
+from trims.image.in_place import InPlacePlan, plan_in_place
 from trims.image.plan import ImagePlan, SourceTensor, plan_image
 from trims.image.program import Program
 
@@ -55,13 +56,25 @@ def ones(target: memoryview) -> None:
     target[:] = b"\x01" * len(target)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def write_in_place(plan: InPlacePlan, path: Path) -> None:
+    """As a session maps it: arrays are aligned as the params file has them."""
+    with path.open("wb") as file:
+        file.write(plan.head)
+        for part in plan.pages:
+            file.seek(part.begin)
+            file.write(part.file.read(part.nbytes, part.offset))
+
+
+@pytest.fixture(scope="module", params=["copied", "in place"])
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A model saved by MXNet and its image; no program; all dtypes MXNet has; one it has not."""
     path = tmp_path_factory.mktemp("mxnet")
     run("model", path)
-    files = MxnetConverter().files(path / "m-symbol.json", {})
-    write_image(MxnetConverter().plan(Artifact("mxnet", files)), path / "image")
+    artifact = Artifact("mxnet", MxnetConverter().files(path / "m-symbol.json", {}))
+    if request.param == "copied":
+        write_image(MxnetConverter().plan(artifact), path / "image")
+    else:
+        write_in_place(plan_in_place(MxnetConverter().contents(artifact)), path / "image")
     write_image(plan_image([SourceTensor("w", "F32", (4,))]), path / "plain")
     program = Program("mxnet-symbol", {"auxiliary": [], "inputs": []}, b"{}")
     dtypes = ("F32", "F64", "F16", "U8", "I8", "I32", "I64", "BOOL")
