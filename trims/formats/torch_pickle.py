@@ -24,7 +24,7 @@ _STORAGES = {
     "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8",
     "BoolStorage": "BOOL", "ComplexFloatStorage": "C64",
 }  # fmt: skip
-_STOP, _REMEMBER = ord("."), ord("q")
+_STOP, _REMEMBER, _REMEMBER_FAR, _RECALL = b".qrh"
 #: The class of storage of newer dtypes, which each tensor in it tells.
 _UNTYPED = ("torch.storage", "UntypedStorage")
 #: What a key of a dict may be. The hash of a deep tuple, for one, would use up the C stack.
@@ -90,15 +90,21 @@ class _Machine:
         """The value that is left at the end."""
         data, memo = self._data, self._memo
         while (code := data[self._at]) != _STOP:
-            if code == _REMEMBER:  # here, because it is every third opcode of a checkpoint
+            # Two of three opcodes of a checkpoint are these; the others are looked up.
+            if code == _REMEMBER:
                 memo[data[self._at + 1]] = self._stack[-1]
                 self._at += 2
-                continue
-            self._at += 1
-            action = _ACTIONS.get(code)
-            if action is None:
-                raise ValueError(f"opcode {chr(code)!r} at {self._at - 1}")
-            action(self)
+            elif code == _RECALL:
+                self._stack.append(memo[data[self._at + 1]])
+                self._at += 2
+            elif code == _REMEMBER_FAR:
+                self._at += 1
+                memo[self._number(_UINT)] = self._stack[-1]
+            elif (action := _ACTIONS.get(code)) is not None:
+                self._at += 1
+                action(self)
+            else:
+                raise ValueError(f"opcode {chr(code)!r} at {self._at}")
         return self._stack.pop()
 
     def push(self, value: Any) -> None:
@@ -144,12 +150,6 @@ class _Machine:
         if len(self._stack) < count:
             raise IndexError("its stack is empty")
         self._stack[-count:] = [tuple(self._stack[-count:])]
-
-    def remember_far(self) -> None:
-        self._memo[self._number(_UINT)] = self._stack[-1]
-
-    def recall(self) -> None:
-        self._stack.append(self._memo[self._byte()])
 
     def recall_far(self) -> None:
         self._stack.append(self._memo[self._number(_UINT)])
@@ -285,8 +285,6 @@ _ACTIONS: Mapping[int, Callable[[_Machine], None]] = {
     0x85: lambda machine: machine.tuple_of(1),
     0x86: lambda machine: machine.tuple_of(2),
     0x87: lambda machine: machine.tuple_of(3),
-    ord("r"): _Machine.remember_far,
-    ord("h"): _Machine.recall,
     ord("j"): _Machine.recall_far,
     ord("Q"): _Machine.persistent,
     ord("R"): _Machine.call,

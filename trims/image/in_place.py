@@ -21,7 +21,7 @@ from trims.core.errors import ImageError, NotInPlaceError
 from trims.core.layout import DTYPE_BYTES, TENSOR_ALIGNMENT_BYTES, Layout, TensorSpec
 from trims.core.units import align_up
 from trims.image.index import encode_index, index_size
-from trims.image.plan import DATA_ALIGNMENT_BYTES, encode_head
+from trims.image.plan import DATA_ALIGNMENT_BYTES, OverlapError, encode_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -82,10 +82,12 @@ def plan_in_place(contents: Contents) -> InPlacePlan:
     data_bytes = pages[-1].begin + pages[-1].nbytes
     index = encode_index(layout, program_offset=program_offset, program_bytes=len(program), data_bytes=data_bytes)
     first = [layout.tensors[source.name] for source in sources if source.tied_to is None]
-    _check_apart(first)
     span = (program_offset, program_offset + len(program))
     alignment = max(DATA_ALIGNMENT_BYTES, mmap.PAGESIZE)
-    head = encode_head(first, layout, index, span, contents.metadata, alignment=alignment)
+    try:
+        head = encode_head(first, layout, index, span, contents.metadata, alignment=alignment)
+    except OverlapError as error:
+        raise NotInPlaceError(str(error)) from error
     moved = tuple(FilePages(each.file, len(head) + each.begin, each.nbytes, each.offset) for each in pages)
     return InPlacePlan(head + index.ljust(program_offset, b"\0") + program, len(head) + data_bytes, moved)
 
@@ -159,13 +161,4 @@ def _specs(
         if owner is None or owner.nbytes < draft.tensors[source.name].nbytes:
             raise ImageError(f"tensor {source.name!r} is tied to {source.tied_to!r}, which is not there or smaller")
         offsets[source.name] = offsets.get(owner.name, empty_at)
-    return {name: spec._replace(offset=offsets.get(name, empty_at)) for name, spec in draft.tensors.items()}
-
-
-def _check_apart(owned: Iterable[TensorSpec]) -> None:
-    """Raise NotInPlaceError if two tensors share bytes, which the header of an image cannot say."""
-    end, last = 0, ""
-    for spec in sorted(owned, key=lambda spec: (spec.offset, spec.nbytes)):
-        if spec.offset < end:
-            raise NotInPlaceError(f"tensors {last!r} and {spec.name!r} share a part of their bytes")
-        end, last = spec.end, spec.name
+    return {name: TensorSpec(name, dtype, shape, offsets.get(name, empty_at)) for name, dtype, shape, _ in draft}

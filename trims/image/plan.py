@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ImageError
@@ -26,8 +27,13 @@ if TYPE_CHECKING:
 
 #: The data block starts on a page, so that it can be mapped, read with O_DIRECT or registered alone.
 DATA_ALIGNMENT_BYTES = 4096
+_SPAN = itemgetter(0, 1)
 #: Entries of the header that are turned into text at a time: a fraction of a millisecond.
 _DUMPED = 200
+
+
+class OverlapError(ImageError):
+    """Two tensors share a part of their bytes, which the header of an image cannot say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +227,7 @@ def encode_head(
         metadata: Strings of the artifact.
         alignment: Its length with the pads is a multiple of this.
 
-    Raises ImageError for a header that is too large.
+    Raises ImageError for a header that is too large, OverlapError if two tensors share a part of their bytes.
     """
     prefix = "__trims__"
     while any(spec.name.startswith(prefix) for spec in layout):
@@ -232,8 +238,8 @@ def encode_head(
         TensorSpec(f"{prefix}.program", "U8", (end - begin,), begin),
     )
     entries = _Entries(prefix)
-    for spec in sorted([*owned, *ours], key=lambda spec: (spec.offset, spec.end)):
-        entries.add(spec)
+    for _, end, spec in sorted(((spec.offset, spec.end, spec) for spec in (*owned, *ours)), key=_SPAN):
+        entries.add(spec, end)
     own = {"version": FORMAT_VERSION, "prefix": prefix, "tied": _tied(owned, layout)}
     head = {"__metadata__": {**metadata, METADATA_KEY: json.dumps(own)}, **entries.json}
     text = _dump(head)
@@ -262,22 +268,22 @@ class _Entries:
         self._prefix = prefix
         self._position = 0
 
-    def add(self, spec: TensorSpec) -> None:
+    def add(self, spec: TensorSpec, end: int) -> None:
+        """The next one. Raises OverlapError."""
         if spec.offset > self._position:
-            hole = spec.offset - self._position
-            self._add(TensorSpec(f"{self._prefix}.pad.{self._position}", "U8", (hole,), self._position))
-        self._add(spec)
+            hole = TensorSpec("", "U8", (spec.offset - self._position,), self._position)
+            self.json[f"{self._prefix}.pad.{self._position}"] = _entry(hole, spec.offset)
+        elif spec.offset < self._position:
+            raise OverlapError(f"tensor {spec.name!r} shares a part of its bytes with another")
+        self.json[spec.name] = _entry(spec, end)
+        self._position = end
 
-    def _add(self, spec: TensorSpec) -> None:
-        self.json[spec.name] = _entry(spec)
-        self._position = spec.end
 
-
-def _entry(spec: TensorSpec) -> dict[str, Any]:
-    return {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [spec.offset, spec.end]}
+def _entry(spec: TensorSpec, end: int) -> dict[str, Any]:
+    return {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [spec.offset, end]}
 
 
 def _tied(owned: Sequence[TensorSpec], layout: Layout) -> dict[str, dict[str, Any]]:
     """Tied tensors for readers of the JSON: safetensors itself allows no two names for one range."""
     names = {spec.name for spec in owned}
-    return {spec.name: _entry(spec) for spec in layout if spec.name not in names}
+    return {spec.name: _entry(spec, spec.end) for spec in layout if spec.name not in names}

@@ -136,7 +136,7 @@ def test_what_only_torch_can_read_is_left_to_it(name: str, tmp_path: Path) -> No
 def test_views_that_overlap_are_converted(tmp_path: Path) -> None:
     whole = torch.randn(8)
     found = read_checkpoint(saved({"a": whole[:6], "b": whole[4:]}, tmp_path))
-    with pytest.raises(NotInPlaceError, match="share a part of their bytes"):
+    with pytest.raises(NotInPlaceError, match="shares a part of its bytes"):
         plan_in_place(found)
 
 
