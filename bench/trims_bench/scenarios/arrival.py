@@ -83,7 +83,8 @@ def _torch(setup: Setup, folder: Path, known: Path, env: dict[str, str]) -> Comp
 _FLAT = Bar("<=", 1.3)
 _NOTE = (
     "Against `safetensors.safe_open(...).get_tensor(...)` of the same file, which copies the tensor, a 200th of the "
-    "file, or `torch.load(..., mmap=True)[...]`, which maps it as trims does. The page cache is warm. Before each turn the file is renamed, so that it is new to the daemon."
+    "file, or `torch.load(..., mmap=True)[...]`, which maps it as trims does. The page cache is warm. Before each turn "
+    "the file is renamed, so that it is new to the daemon."
 )
 
 
