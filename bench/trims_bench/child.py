@@ -3,8 +3,8 @@
     python -m trims_bench.child trims_bench.scenarios.open:measure '{"runtime_dir": "..."}'
 
 calls the function with the object's members and prints what it returns as one JSON line. A generator function goes on
-beside what is measured: what it yields first is printed at once, what it yields next once its input has ended. Standard
-library only.
+beside what is measured: what it yields first is printed at once. Each line of input, a JSON object, is sent into it,
+and what it yields then is printed; at the end of its input it is sent None, for the last time. Standard library only.
 """
 
 from __future__ import annotations
@@ -81,6 +81,12 @@ class Started:
             said.append(line)
         raise ChildError(f"{self._name} ended without a result: {''.join(said).strip()[-_ERROR_TAIL:]}")
 
+    def ask(self, given: Mapping[str, Any]) -> None:
+        """Send it an object; `result` gives what it yields then."""
+        assert self._process.stdin is not None, "a pipe"
+        self._process.stdin.write(json.dumps(given) + "\n")
+        self._process.stdin.flush()
+
     def end(self) -> Any:
         """Tell the function to come to its end; returns what it yields then."""
         assert self._process.stdin is not None, "a pipe"
@@ -132,7 +138,8 @@ def main() -> None:
         _tell(result)
         return
     _tell(next(result))
-    sys.stdin.read()
+    for line in sys.stdin:
+        _tell(result.send(json.loads(line)))
     _tell(next(result))
 
 

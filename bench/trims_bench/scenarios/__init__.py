@@ -26,6 +26,8 @@ NAMES = (
     "disk",
     "memory",
     "churn",
+    "pressure",
+    "plane",
     "books",
     "check_hold",
     "door",
