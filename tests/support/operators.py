@@ -43,6 +43,7 @@ MODEL = Model(
     image_bytes=0,
     license="",
     origin="",
+    in_memory="",
 )
 DEVICE = Device(
     place="gpu:0",

@@ -135,6 +135,7 @@ def _show(options: argparse.Namespace) -> None:
         ("format", model.format),
         ("image key", model.key),
         ("image", format_bytes(model.image_bytes) if model.image_bytes else "not converted yet"),
+        ("in memory", model.in_memory),
     ):
         if text:
             say(f"{label:<10} {text}")

@@ -85,6 +85,7 @@ class Model:
         manifest_json: Its manifest.
         image_bytes: Length of its image; 0 until it was converted.
         origin: Folder that the relative paths of its manifest begin at; empty if they are absolute.
+        in_memory: `yes: ...` or `no: ...`: whether its image is in shared memory, and why it is or is not.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Model:
     image_bytes: int
     license: str
     origin: str
+    in_memory: str
 
     @property
     def manifest(self) -> dict[str, Any]:

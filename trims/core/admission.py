@@ -107,7 +107,8 @@ class Admission:
         keep_alive_s = event.keep.seconds if event.keep is not None else None
         if keep_alive_s == 0 or not ledger.promotions.may_earn(at_s):
             return
-        if choice.is_earned(ledger, event.key, event.in_place) and not (self.lines[CPU] or self.claims[CPU]):
+        earned = choice.verdict(ledger, event.key, event.in_place) is choice.Verdict.EARNED
+        if earned and not (self.lines[CPU] or self.claims[CPU]):
             replica = self.enqueue(event.key, CPU, at_s)
             replica.keep_alive_s, replica.mappable = keep_alive_s, event.in_place is not None
             ledger.join(replica, ledger.promotions.begin_earned(replica))

@@ -10,6 +10,7 @@ costs, and in comparing with all that would go, because images differ in size.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from trims.core.capacity import usage_of
@@ -56,25 +57,49 @@ def is_sealed(ledger: Ledger, key: str, place: Place) -> bool:
     return replica is not None and replica.state is State.SEALED
 
 
-def is_earned(ledger: Ledger, key: str, in_place: str | None = None) -> bool:
-    """True if an image that is read from a file is in such demand that it should be in shared memory, and it can be.
+class Verdict(Enum):
+    """Whether an image should be copied from a file into shared memory behind its readers; the value says why."""
+
+    NO_MEMORY = "there is no shared memory"
+    THERE = "it is there"
+    COMING = "it is on its way"
+    NOT_READ = "it is read from no file now"
+    NOT_HASHED = "its artifact was not hashed yet; its second open has that done"
+    RARELY_OPENED = "it is not opened often enough"
+    TOO_LARGE = "it is larger than shared memory"
+    NOT_WORTH_IT = "what would have to go is in more demand"
+    EARNED = "its use has earned it"
+
+
+def verdict(ledger: Ledger, key: str, in_place: str | None = None) -> Verdict:
+    """Judge an image that is read from a file.
 
     Args:
         ledger: The books.
         key: The image. If its artifact was not hashed yet, that is `in_place`, and it cannot be copied.
         in_place: The key under which the artifact's own files are served, if they can be.
     """
-    books = ledger.capacity.at.get(CPU)
+    if CPU not in ledger.capacity.at:
+        return Verdict.NO_MEMORY
+    there = ledger.table.find(key, CPU)
+    if there is not None:
+        return Verdict.THERE if there.state is State.SEALED else Verdict.COMING
     read = ledger.table.find(key, DISK) or (ledger.table.find(in_place, FILE) if in_place else None)
-    if books is None or read is None or read.state is not State.SEALED or key == in_place:
-        return False
-    pinned = (key, CPU) in ledger.capacity.pins
-    if ledger.table.find(key, CPU) is not None or (ledger.demand.of(key) < EARNED and not pinned):
-        return False
-    if books.takes(read.nbytes) > books.capacity_bytes:
-        return False
-    missing = books.takes(read.nbytes) - books.coming_bytes
-    return missing <= 0 or pinned or is_worth_room(ledger, key, missing)
+    if read is None or read.state is not State.SEALED:
+        return Verdict.NOT_READ
+    return Verdict.NOT_HASHED if key == in_place else _worth_a_copy(ledger, key, read.nbytes)
+
+
+def _worth_a_copy(ledger: Ledger, key: str, nbytes: int) -> Verdict:
+    """Judge an image that can be copied to memory."""
+    books, pinned = ledger.capacity.at[CPU], (key, CPU) in ledger.capacity.pins
+    if ledger.demand.of(key) < EARNED and not pinned:
+        return Verdict.RARELY_OPENED
+    if books.takes(nbytes) > books.capacity_bytes:
+        return Verdict.TOO_LARGE
+    missing = books.takes(nbytes) - books.coming_bytes
+    fits = missing <= 0 or pinned or is_worth_room(ledger, key, missing)
+    return Verdict.EARNED if fits else Verdict.NOT_WORTH_IT
 
 
 def is_worth_room(ledger: Ledger, key: str, missing: int) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from trims.core import invariants, refusals
+from trims.core import choice, invariants, refusals
 from trims.core.admission import Admission
 from trims.core.errors import InternalError, InUseError
 from trims.core.events import (
@@ -47,6 +47,7 @@ from trims.core.replica import LEASABLE, ReplicaId, State
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
+    from trims.core.choice import Verdict
     from trims.core.place import Place
     from trims.core.policy import Policy
     from trims.core.replica import Replica
@@ -137,6 +138,10 @@ class Residency:
     def places_of(self, key: str) -> list[Replica]:
         """All replicas of an image, fastest place first."""
         return self.table.places_of(key)
+
+    def in_memory(self, key: str, in_place: str | None = None) -> tuple[Verdict, float]:
+        """Whether an image is, or should be, in shared memory, and how much in demand it is (see `choice.verdict`)."""
+        return choice.verdict(self._ledger, key, in_place), self._ledger.demand.of(key)
 
     def next_due_s(self) -> float | None:
         """Clock time at which the next deadline or keep-alive is due, or None."""

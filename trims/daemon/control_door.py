@@ -289,7 +289,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
 
     def _model(self, manifest: Manifest, *, story: bool = False) -> pb.Model:
         image, connections = self._read.image_of(manifest.name), self._attach.connections()
-        replicas = self._read.replicas_of(image.key, story=story)
+        replicas = self._read.replicas_of(image, story=story)
         return pb.Model(
             name=manifest.name,
             version=manifest.version,
@@ -300,6 +300,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             format=image.format or manifest.artifact.format or "",
             key=image.key,
             image_bytes=image.nbytes,
+            in_memory=self._read.in_memory(image),
             manifest_json=json.dumps(self._registry.raw(manifest.name), sort_keys=True),
             replicas=[views.replica(view, connections) for view in replicas],
         )

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trims.core.choice import EARNED, Verdict
 from trims.core.errors import InvariantError
 from trims.core.place import CPU
 from trims.core.replica import ReplicaId, State
@@ -119,11 +120,13 @@ class NameView:
         key: Of the image; empty if the name was never looked into.
         format: Of the artifact; empty if it was not looked at in this life of the daemon.
         nbytes: Length of the image; 0 if it was never made.
+        in_place: Key under which the artifact's own files are served; None if they are not.
     """
 
     key: str = ""
     format: str = ""
     nbytes: int = 0
+    in_place: str | None = None
 
 
 class ReadModel:
@@ -173,10 +176,11 @@ class ReadModel:
         views.sort(key=lambda it: (it.id.place.tier.rank, it.id.place.device, -it.nbytes, it.id.key))
         return views
 
-    def replicas_of(self, key: str, *, story: bool = False) -> list[ReplicaView]:
-        """All replicas of an image, fastest place first."""
+    def replicas_of(self, image: NameView, *, story: bool = False) -> list[ReplicaView]:
+        """All replicas of an image, fastest place first, and the artifact's own files if they are served."""
+        keys = [image.key] if image.in_place in (None, image.key) else [image.key, image.in_place]
         with self._lock:
-            return [self._view(found, story=story) for found in self._residency.places_of(key)]
+            return [self._view(found, story=story) for key in keys for found in self._residency.places_of(key)]
 
     def replica(self, key: str, place: Place) -> ReplicaView | None:
         """One replica, in whatever state."""
@@ -240,7 +244,19 @@ class ReadModel:
         known = self._resolver.remembered(name)
         key = known.key if known else self._catalog.key_of(name) or ""
         record = self._catalog.image(key) if key else None
-        return NameView(key, known.artifact.format if known else "", record.nbytes if record else 0)
+        nbytes = record.nbytes if record else 0
+        return NameView(key, known.artifact.format, nbytes, known.in_place) if known else NameView(key, "", nbytes)
+
+    def in_memory(self, image: NameView) -> str:
+        """Whether an image is in shared memory, and why it is or is not, in a sentence."""
+        with self._lock:
+            found, demand = self._residency.in_memory(image.key, image.in_place)
+        if found in (Verdict.THERE, Verdict.COMING):
+            return f"yes: {found.value}"
+        if found is Verdict.EARNED:
+            return "no: its next open has it copied there"
+        often = f" (demand {demand:.1f}, copied from {EARNED} on)" if found is Verdict.RARELY_OPENED else ""
+        return f"no: {found.value}{often}"
 
     def names_of(self, key: str) -> list[str]:
         """All names that stand for an image."""

@@ -130,7 +130,7 @@ class Holder(_message.Message):
     def __init__(self, session: _Optional[int] = ..., pid: _Optional[int] = ..., uid: _Optional[int] = ..., agent: _Optional[str] = ..., leases: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "description", "framework", "format", "key", "replicas", "manifest_json", "image_bytes", "license", "origin")
+    __slots__ = ("name", "version", "description", "framework", "format", "key", "replicas", "manifest_json", "image_bytes", "license", "origin", "in_memory")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,7 @@ class Model(_message.Message):
     IMAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     LICENSE_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    IN_MEMORY_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     description: str
@@ -153,7 +154,8 @@ class Model(_message.Message):
     image_bytes: int
     license: str
     origin: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., framework: _Optional[str] = ..., format: _Optional[str] = ..., key: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., manifest_json: _Optional[str] = ..., image_bytes: _Optional[int] = ..., license: _Optional[str] = ..., origin: _Optional[str] = ...) -> None: ...
+    in_memory: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., framework: _Optional[str] = ..., format: _Optional[str] = ..., key: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., manifest_json: _Optional[str] = ..., image_bytes: _Optional[int] = ..., license: _Optional[str] = ..., origin: _Optional[str] = ..., in_memory: _Optional[str] = ...) -> None: ...
 
 class ModelList(_message.Message):
     __slots__ = ("models",)

@@ -121,6 +121,13 @@ def test_show_leaves_out_what_is_not_known_and_tells_each_replicas_story(
     assert lines[5:] == ["  trims.segment", "  queued", "  sealed"]
 
 
+def test_show_says_why_a_model_is_not_in_memory(
+    answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(show=replace(MODEL, in_memory="no: it is larger than shared memory"))
+    assert "in memory  no: it is larger than shared memory" in told(capsys, "show", "bert").splitlines()
+
+
 def test_list_says_where_a_model_is_sealed_and_how_to_register_the_first(
     answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]
 ) -> None:

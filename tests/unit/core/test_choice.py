@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from books import Bench, error_of, kinds, only
 
+from trims.core.choice import Verdict
 from trims.core.errors import ArtifactError, CapacityError, InUseError, TooLargeError
 from trims.core.events import (
     Abandon,
@@ -577,3 +578,57 @@ def test_memory_serves_nearly_as_many_opens_as_the_best_contents_would(policy: t
     served = [machine.open(str(number)) for number in opens][2_000:]
     assert sum(served) / len(served) >= 0.95 * best_share(weights, sizes, machine.capacity)
     assert machine.copied_bytes < 5 * sum(sizes), "images in nearly equal demand push each other out in turn"
+
+
+# -- why an image is in memory or not ----------------------------------------------------------------------------------
+
+
+def judged(bench: Anywhere, key: str = "m", in_place: str | None = None) -> Verdict:
+    return bench.residency.in_memory(key, in_place)[0]
+
+
+def test_a_verdict_says_what_keeps_an_image_out_of_memory() -> None:
+    bench = Anywhere(cpu_bytes=100)
+    assert judged(bench) is Verdict.NOT_READ
+    bench.resident("m", 60, DISK)
+    assert bench.residency.in_memory("m") == (Verdict.RARELY_OPENED, 0.0)
+    bench.residency.demand.opened("m")
+    bench.residency.demand.opened("m")
+    assert judged(bench) is Verdict.EARNED
+    bench.resident("hot", 60)
+    bench.used("hot", 9)
+    assert judged(bench) is Verdict.NOT_WORTH_IT
+    bench.feed(PinChanged, key="m", place=CPU, pinned=True)
+    assert judged(bench) is Verdict.EARNED
+    bench.resident("large", 101, DISK)
+    bench.residency.demand.opened("large")
+    bench.residency.demand.opened("large")
+    assert judged(bench, "large") is Verdict.TOO_LARGE
+
+
+def test_a_verdict_on_an_image_that_is_in_memory_or_comes_there() -> None:
+    bench = Anywhere()
+    bench.open("m")
+    assert judged(bench) is Verdict.COMING
+    bench.measured("m", 60)
+    bench.filled("m")
+    assert judged(bench) is Verdict.THERE
+
+
+def test_an_artifact_in_place_must_be_hashed_first() -> None:
+    places = {CPU: 100, DISK: 1000, FILE: 1000}
+    bench = Anywhere()
+    bench.residency = Residency(places, {place: LeastRecentlyUsed() for place in places})
+    bench.resident("identity", 60, FILE)
+    assert judged(bench, "identity", "identity") is Verdict.NOT_HASHED
+    bench.residency.demand.opened("m")
+    assert judged(bench, "m", "identity") is Verdict.RARELY_OPENED
+    bench.residency.demand.opened("m")
+    assert judged(bench, "m", "identity") is Verdict.EARNED
+
+
+def test_without_shared_memory_there_is_nothing_to_judge() -> None:
+    bench = Anywhere()
+    bench.residency = Residency({DISK: 1000}, {DISK: LeastRecentlyUsed()})
+    bench.resident("m", 60, DISK)
+    assert judged(bench) is Verdict.NO_MEMORY

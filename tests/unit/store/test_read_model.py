@@ -44,7 +44,7 @@ def test_a_view_of_a_leased_replica_tells_its_holders_and_where_its_bytes_are(
     assert (view.idle_s, view.names, view.digest) == (0.0, (f"file:{path}",), granted.digest)
     assert (view.location, view.device) == (extent_at(daemon, CPU).label, "")
     assert view.story == ()
-    (told,) = daemon.store.read.replicas_of(granted.key, story=True)
+    (told,) = daemon.store.read.replicas_of(module.NameView(granted.key), story=True)
     assert [step.split(": ")[0].split(" ", 1)[1] for step in told.story] == [
         "absent -> queued",
         "queued -> filling",
@@ -109,3 +109,15 @@ def test_every_rule_that_the_books_break_is_told_and_sound_books_tell_none(
     for place in (CPU, DISK):
         books[place].charged_bytes -= 1
     assert [rule.split(":")[0] for rule in broken] == ["cpu", "disk"]
+
+
+def test_it_says_why_an_image_is_in_memory_or_not(
+    daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path]
+) -> None:
+    read, path = daemon.store.read, checkpoint("m")
+    name = f"file:{path}"
+    assert read.in_memory(read.image_of(name)) == "no: it is read from no file now"
+    daemon.store.load(name, DISK).result(WAIT_S)
+    assert read.in_memory(read.image_of(name)) == ("no: it is not opened often enough (demand 0.0, copied from 1.5 on)")
+    asker.open(path)
+    assert read.in_memory(read.image_of(name)) == "yes: it is there"
