@@ -24,6 +24,8 @@ from trims.core.errors import (
     CapacityError,
     DigestMismatchError,
     NotInPlaceError,
+    NotSupportedError,
+    PermissionDeniedError,
 )
 from trims.core.place import FILE
 from trims.core.replica import State
@@ -164,6 +166,81 @@ def test_torch_gets_its_tensors_over_the_file(session: Session, model: Path) -> 
         state = trims.torch.state_dict(weights)
         assert int(state["weight"].sum()) == WEIGHTS["weight"].sum()
         del state
+
+
+# -- modules that have no skeleton yet ---------------------------------------------------------------------------------
+
+BUILDER = """
+import torch
+
+def build(width):
+    module = torch.nn.Sequential(torch.nn.Linear(width, 4), torch.nn.BatchNorm1d(4))
+    module.register_buffer("scale", torch.full((4,), 2.0), persistent=False)
+    return module
+"""
+
+
+@pytest.fixture
+def built(daemon: Daemon, folder: Path) -> Iterator[dict[str, Any]]:
+    """The model `m` with a builder in its manifest's folder; its state dict."""
+    import torch
+
+    name = f"builder_{folder.name.replace('-', '_')}"
+    (folder / f"{name}.py").write_text(BUILDER)
+    state = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).state_dict()
+    torch.save({**state, "left.over": torch.ones(1)}, folder / "m.pt")
+    options = {"module": f"{name}:build", "module_args": {"width": 3}, "ignore": ["left.*"]}
+    daemon.registry.put({"name": "m", "artifact": {"path": "m.pt", "options": options}}, str(folder))
+    yield dict(state)
+    sys.modules.pop(name, None)
+
+
+def same_module(made: Any, state: dict[str, Any]) -> bool:
+    import torch
+
+    assert not made.training
+    assert torch.equal(made.get_buffer("scale"), torch.full((4,), 2.0))
+    found = made.state_dict()
+    return list(found) == list(state) and all(torch.equal(found[name], value) for name, value in state.items())
+
+
+def test_the_first_callers_module_is_built_by_its_builder_and_a_later_one_unpickled(
+    session: Session, built: dict[str, Any]
+) -> None:
+    import trims
+
+    with session.open("m") as weights:
+        program = weights.program()
+        assert (weights.place, program and program.kind) == ("file", "torch-builder")
+        made = trims.torch.module(weights)
+        assert same_module(made, built)
+        assert made.get_parameter("0.weight").requires_grad
+        with pytest.raises(PermissionDeniedError, match="torch builder of 'm' runs code"):
+            trims.torch.module(weights, trust_program=False)
+        del made
+
+    def has_a_skeleton() -> bool:
+        with session.open("m") as weights:
+            program = weights.program()
+            assert same_module(trims.torch.module(weights), built)
+            return bool(program and program.kind == "torch-skeleton" and weights.place == "cpu")
+
+    wait_until(has_a_skeleton, "no converter has made a skeleton")
+
+
+def test_a_builder_that_cannot_be_imported_here_is_told_with_the_way_out(
+    session: Session, built: dict[str, Any], folder: Path
+) -> None:
+    import trims
+
+    (source,) = folder.glob("builder_*.py")
+    with session.open("m") as weights:
+        hidden = source.rename(folder / "hidden")
+        with pytest.raises(NotSupportedError, match=r"No module named .*; open it with place='cpu'"):
+            trims.torch.module(weights)
+        hidden.rename(source)
+    with session.open("m", place="cpu") as weights:
+        assert same_module(trims.torch.module(weights), built)
 
 
 # -- behind the reader -------------------------------------------------------------------------------------------------

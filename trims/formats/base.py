@@ -51,11 +51,13 @@ class Artifact:
         options: The manifest's `options` for this format, as JSON values. Every format knows `allow_pickle`
             (False): whether code inside the artifact may run in the converter. Which others exist is the
             converter's documentation; an unknown one is an ArtifactError.
+        origin: Folder of the manifest, where functions that the options name may lie; empty if there is none.
     """
 
     format: str
     files: tuple[Path, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

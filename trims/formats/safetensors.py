@@ -15,12 +15,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trims.core.errors import ArtifactError, ImageError
 from trims.core.units import format_bytes
 from trims.formats.apart import names_apart
 from trims.formats.base import check_options, check_relative
+from trims.formats.torch_state import builder_of
 from trims.image.check import check_image
 from trims.image.header import SafetensorsHeader, parse_header
 from trims.image.index import HEADER as INDEX_HEADER
@@ -59,8 +61,9 @@ class SafetensorsConverter:
         return "module" in options
 
     def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
-        """Unless a skeleton is to be made."""
-        return "module" not in options
+        """Always: a session can build the module that has no skeleton yet."""
+        del options
+        return True
 
     def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Only for a skeleton."""
@@ -115,9 +118,10 @@ class SafetensorsConverter:
         """What the headers of all files say."""
         main, options = artifact.files[0], artifact.options
         check_options(main, options, _OPTIONS)
-        if main.name.endswith(_INDEX_SUFFIX):
-            return _read_shards(main)
-        return _read_file(main, bool(options.get("allow_pickle", False)))
+        sharded = main.name.endswith(_INDEX_SUFFIX)
+        found = _read_shards(main) if sharded else _read_file(main, bool(options.get("allow_pickle", False)))
+        builder = builder_of(artifact)
+        return found if builder is None else replace(found, program=builder)
 
 
 def _described_bytes(path: Path) -> int:

@@ -24,10 +24,9 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from trims.core.errors import ArtifactError
-from trims.formats.child import load_name
+from trims.formats.building import build_module
 from trims.formats.torch_tensors import dtype_of, filler
 from trims.image.plan import SourceTensor
 from trims.image.program import Program
@@ -57,47 +56,12 @@ def add_skeleton(
     Raises:
         ArtifactError: Names, shapes or dtypes do not fit, or the module cannot be pickled.
     """
-    module = _build(path, options) if module is None else module
+    if module is None:
+        module = build_module(options["module"], options.get("module_args", {}), str(path))
     skeleton = _Skeleton(module.eval(), sources, path, options.get("ignore", []))
     skeleton.match()
     body = skeleton.pickle()
     return skeleton.sources, Program(KIND, skeleton.attributes(body), body)
-
-
-def _build(path: Path, options: Mapping[str, Any]) -> torch.nn.Module:
-    call, arguments = options["module"], options.get("module_args", {})
-    if not isinstance(call, str) or ":" not in call or not isinstance(arguments, dict):
-        raise ArtifactError(f"{path}: option module must be 'package.module:function' and module_args a map")
-    with _NoRandomInitialization():
-        module = load_name(call, f"{path}: the module builder")(**arguments)
-    if not isinstance(module, torch.nn.Module):
-        raise ArtifactError(f"{path}: {call} returned a {type(module).__name__}, not a torch.nn.Module")
-    return module
-
-
-class _NoRandomInitialization(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed
-    """Skips filling parameters with random numbers, seconds for a large model: all of them come from the artifact."""
-
-    _FILLS = frozenset(
-        (
-            *(getattr(torch.Tensor, name) for name in ("normal_", "uniform_", "erfinv_")),
-            # These call the above where this mode no longer looks.
-            *(getattr(torch.nn.init, f"{name}_") for name in (
-                "kaiming_uniform", "kaiming_normal", "xavier_uniform", "xavier_normal", "trunc_normal", "normal",
-                "uniform", "orthogonal",
-            )),
-        )
-    )  # fmt: skip
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        del types
-        kwargs = kwargs or {}
-        target = args[0] if args else kwargs.get("tensor")
-        if func in self._FILLS and isinstance(target, torch.nn.Parameter):
-            return target
-        return func(*args, **kwargs)
 
 
 class _Skeleton:

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import pickle
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trims.core.errors import ArtifactError
 from trims.formats.base import check_options
-from trims.formats.torch_state import metadata_of, state_dict
+from trims.formats.torch_state import builder_of, metadata_of, state_dict
 from trims.formats.torch_tensors import describe
 from trims.formats.torch_zip import read_checkpoint
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
@@ -89,13 +90,14 @@ class TorchConverter:
         return plan_image(sources, program=program, metadata=metadata_of(ignored), files=(file,))
 
     def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
-        """Unless a skeleton is to be made."""
-        return "module" not in options
+        """Always: a session can build the module that has no skeleton yet."""
+        del options
+        return True
 
     def contents(self, artifact: Artifact) -> Contents:
         """What the zip file's directory and its pickle say, read without torch."""
         check_options(artifact.files[0], artifact.options, _OPTIONS)
-        return read_checkpoint(artifact.files[0])
+        return replace(read_checkpoint(artifact.files[0]), program=builder_of(artifact))
 
 
 #: What torch writes its messages in colours with.

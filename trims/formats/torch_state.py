@@ -1,14 +1,20 @@
-"""Which of a checkpoint's values are the weights: the same rules with torch and without it."""
+"""What is to know of a checkpoint beside its tensors, the same with torch and without it.
+
+Which of its values are the weights, and how a session builds the module that they belong to.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ArtifactError
+from trims.image.program import TORCH_BUILDER, Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from trims.formats.base import Artifact
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 
@@ -47,3 +53,12 @@ def state_dict(loaded: Any, path: Path, is_tensor: Callable[[Any], bool]) -> tup
 def metadata_of(ignored: Sequence[str]) -> dict[str, str]:
     """What an image says of the values that were left out."""
     return {"ignored": ", ".join(ignored)} if ignored else {}
+
+
+def builder_of(artifact: Artifact) -> Program | None:
+    """What an artifact in place has in a skeleton's stead: which function builds its module; None if none is named."""
+    options = artifact.options
+    if "module" not in options:
+        return None
+    named = {name: options[name] for name in ("module", "module_args", "ignore") if name in options}
+    return Program(TORCH_BUILDER, {**named, "origin": artifact.origin})

@@ -1,7 +1,8 @@
 """The program of an image: the graph without weights, and what a framework needs to run it.
 
-Kinds in use: `torch-skeleton` (a pickled module whose tensors are placeholders), `onnxruntime` (a model optimized for
-this host whose initializers are tensors of the image), `mxnet-symbol` (symbol JSON). The body is opaque here.
+Kinds in use: `torch-skeleton` (a pickled module whose tensors are placeholders), `torch-builder` (the name of the
+function that builds the module, where no skeleton was made yet), `onnxruntime` (a model optimized for this host whose
+initializers are tensors of the image), `mxnet-symbol` (symbol JSON). The body is opaque here.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from trims.core.errors import ImageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Kinds whose body runs code when it is loaded: only to be loaded from a store that one trusts like one's own files.
-EXECUTABLE_KINDS = frozenset({"torch-skeleton"})
+TORCH_BUILDER = "torch-builder"
+#: Kinds that run code when they are used: only to be taken from a store that one trusts like one's own files.
+EXECUTABLE_KINDS = frozenset({"torch-skeleton", TORCH_BUILDER})
 _LENGTH = struct.Struct("<I")
 _MAX_HEAD_BYTES = 16 << 20
 

@@ -294,7 +294,7 @@ class Resolver:
     def _look(self, name: str, manifest: Manifest, chosen: Converter, main: Path, reading: Reading) -> Resolved:
         options = _options(manifest, chosen)
         files = chosen.files(main, options)
-        artifact = Artifact(chosen.format, files, options)
+        artifact = Artifact(chosen.format, files, options, manifest.origin)
         python = self._python(manifest)
         environment = Environment(python)
         _check_framework(manifest, environment, required=chosen.needs_child(options))

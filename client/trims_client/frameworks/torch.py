@@ -2,7 +2,8 @@
 
 There are three ways, fastest first:
 
-- `module` unpickles the skeleton that an image has if its manifest names a `module` builder.
+- `module` unpickles the skeleton that an image has if its manifest names a `module` builder. Before the skeleton was
+  made, it calls the builder.
 - `load_into` puts the weights into a module that you built (best on `torch.device("meta")`).
 - `state_dict` gives the tensors alone.
 
@@ -32,13 +33,16 @@ import gc
 import importlib
 import io
 import pickle
+import sys
 import warnings
+from fnmatch import fnmatchcase
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trims.core.errors import CallerError, NotSupportedError, PermissionDeniedError
+from trims.image.program import TORCH_BUILDER
 from trims_client.frameworks._torch_dtypes import DTYPES as _DTYPES
 from trims_client.frameworks._torch_dtypes import dtype_of
 
@@ -94,18 +98,24 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
 
     Returns:
         The module as its builder and `load_state_dict` make it: with the same `requires_grad`, with one parameter for
-        tied weights, and with the values of non-persistent buffers.
+        tied weights, and with the values of non-persistent buffers. A model at `file` has no skeleton yet
+        (`weights.program().kind` is `torch-builder`): its builder is called here, which takes longer.
 
     Raises:
         PermissionDeniedError: The image's origin is not trusted.
-        NotSupportedError: The image has no skeleton, or one made with another version of torch or the model's package.
+        NotSupportedError: The image has no skeleton, or one made with another version of torch or the model's package;
+            or its builder cannot be imported here.
+        ArtifactError: The builder returned no module.
+        CallerError: The weights do not fit what it returned.
     """
-    program = _skeleton(weights)
+    program = _program(weights)
     if not (weights.trusted if trust_program is None else trust_program):
         raise PermissionDeniedError(
-            f"the torch skeleton of {weights.name!r} runs code when it is loaded, and it is not known to come from "
-            "a daemon of yours; if you trust its origin, pass trust_program=True"
+            f"the {program.kind.replace('-', ' ')} of {weights.name!r} runs code when it is loaded, and it is not "
+            "known to come from a daemon of yours; if you trust its origin, pass trust_program=True"
         )
+    if program.kind == TORCH_BUILDER:
+        return _built(weights, program.attributes, writable=writable)
     _check_versions(weights.name, program.attributes["versions"])
     unpickler = pickle.Unpickler(io.BytesIO(program.body))  # noqa: S301 - trusted, see above
     with _no_collection():
@@ -131,6 +141,21 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
+def without_initialization() -> contextlib.AbstractContextManager[Any]:
+    """For a `with` block that builds a module for `load_into`: its parameters are not filled with random numbers.
+
+    Unlike `torch.device("meta")` it leaves buffers alone, so those that are in no state dict have their values.
+
+    Example:
+        with trims.torch.without_initialization():
+            module = BertModel(config)
+        trims.torch.load_into(module, weights)
+    """
+    from trims.formats.building import NoRandomInitialization
+
+    return NoRandomInitialization()
+
+
 def load_into(
     module: torch.nn.Module, weights: Weights, *, strict: bool = True, writable: bool = False
 ) -> torch.nn.Module:
@@ -150,6 +175,13 @@ def load_into(
         CallerError: Names or shapes do not fit (all of them are listed), or a buffer outside the state dict is on
             the meta device and not among the weights.
     """
+    return _load(module, weights, strict=strict, writable=writable)
+
+
+def _load(
+    module: torch.nn.Module, weights: Weights, *, strict: bool = True, ignore: Sequence[str] = (), writable: bool
+) -> torch.nn.Module:
+    """See `load_into`. Names that match a pattern of `ignore` may be left over."""
     tied = _tied_names(module)
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
     tensors = state_dict(weights, writable=writable)
@@ -159,6 +191,9 @@ def load_into(
             tensors[spec.name] = private(spec)
     _complete_tied(tensors, tied)
     unknown_buffers = _take_non_persistent(module, tensors, buffers)
+    known = set(module.state_dict(keep_vars=True)) if ignore else set()
+    for name in [name for name in tensors if name not in known and any(fnmatchcase(name, each) for each in ignore)]:
+        del tensors[name]
     _assign(module, tensors, weights.name, strict=strict)
     _retie(module, tied)
     if weights.device is not None:
@@ -233,15 +268,30 @@ def _tensors(weights: Weights, attributes: Mapping[str, Any], writable: bool) ->
     return found
 
 
-def _skeleton(weights: Weights) -> Program:
+def _program(weights: Weights) -> Program:
     program = weights.program()
-    if program is None or program.kind != KIND:
+    if program is None or program.kind not in (KIND, TORCH_BUILDER):
         kind = "no program" if program is None else f"a program for {program.kind}"
         raise NotSupportedError(
             f"{weights.name!r} carries {kind}; name the module's builder in its manifest (option module), or use "
             "load_into with a module that you build"
         )
     return program
+
+
+def _built(weights: Weights, named: Mapping[str, Any], *, writable: bool) -> torch.nn.Module:
+    """The module of a model that has no skeleton yet, as a converter would build it."""
+    from trims.formats.building import build_module
+
+    before = list(sys.path)
+    sys.path[:0] = filter(None, [named["origin"]])  # as for a converter, whose folder this is
+    try:
+        built = build_module(named["module"], named.get("module_args", {}), repr(weights.name))
+    except NotSupportedError as error:
+        raise NotSupportedError(f"{error}; open it with place='cpu', where a converter has built the module") from error
+    finally:
+        sys.path[:] = before
+    return _load(built, weights, ignore=named.get("ignore", ()), writable=writable).eval()
 
 
 def _check_versions(name: str, made_with: Mapping[str, str]) -> None:

@@ -108,16 +108,6 @@ def test_extra_state_is_refused(tmp_path: Path) -> None:
         image_of(saved(tmp_path, state), module=f"{MODULES}:with_extra_state")
 
 
-def test_the_module_is_not_filled_with_random_numbers_that_would_be_overwritten() -> None:
-    from trims.formats.skeleton import _NoRandomInitialization
-
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    with _NoRandomInitialization():
-        torch_modules.conv_net()
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_of_many_names_that_do_not_fit_the_first_are_listed_and_the_rest_counted(tmp_path: Path) -> None:
     state = torch_modules.conv_net().state_dict() | {f"more.{number:02}": torch.ones(1) for number in range(25)}
     with pytest.raises(ArtifactError, match=r"missing nothing; unexpected .*'more\.19' and 5 more \(option ignore:"):

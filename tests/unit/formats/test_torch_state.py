@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from trims.core.errors import ArtifactError
-from trims.formats.torch_state import metadata_of, state_dict
+from trims.formats.base import Artifact
+from trims.formats.torch_state import builder_of, metadata_of, state_dict
+from trims.image.program import EXECUTABLE_KINDS
 
 PATH = Path("m.pt")
 
@@ -46,3 +48,14 @@ def test_names_are_strings() -> None:
 def test_what_was_ignored_is_said_in_the_metadata() -> None:
     assert metadata_of(["epoch", "lr"]) == {"ignored": "epoch, lr"}
     assert metadata_of([]) == {}
+
+
+def test_a_builder_is_told_with_what_it_is_called_with_and_where_it_may_lie() -> None:
+    options = {"module": "package:build", "module_args": {"layers": 2}, "ignore": ["x*"], "allow_pickle": True}
+    found = builder_of(Artifact("torch", (PATH,), options, "/models"))
+    assert found is not None
+    assert found.kind in EXECUTABLE_KINDS
+    assert found.attributes == {
+        "module": "package:build", "module_args": {"layers": 2}, "ignore": ["x*"], "origin": "/models"
+    }  # fmt: skip
+    assert builder_of(Artifact("torch", (PATH,), {})) is None

@@ -1,0 +1,54 @@
+"""Building the module that weights belong to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from trims.core.errors import ArtifactError, NotSupportedError
+from trims.formats.building import NoRandomInitialization, build_module
+
+
+def convolutions(channels: int = 3) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Conv2d(channels, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Linear(4, 2))
+
+
+def a_number() -> int:
+    return 3
+
+
+def test_the_builder_is_called_with_its_arguments() -> None:
+    built = build_module(f"{__name__}:convolutions", {"channels": 5}, "m")
+    assert built.state_dict()["0.weight"].shape == (4, 5, 3, 3)
+
+
+def test_the_module_is_not_filled_with_random_numbers_that_would_be_overwritten() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    with NoRandomInitialization():
+        convolutions()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_buffers_have_the_values_that_their_module_gives_them() -> None:
+    with NoRandomInitialization():
+        built = convolutions()
+    assert torch.equal(built.get_buffer("1.running_var"), torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "error", "words"),
+    [
+        ("convolutions", {}, ArtifactError, "m: option module must be 'package.module:function'"),
+        (7, {}, ArtifactError, "m: option module must be"),
+        (f"{__name__}:convolutions", [1], ArtifactError, "module_args a map"),
+        (f"{__name__}:missing", {}, NotSupportedError, "m: the module builder '.*:missing' cannot be loaded"),
+        ("no_such_package:build", {}, NotSupportedError, "No module named 'no_such_package'"),
+        (f"{__name__}:a_number", {}, ArtifactError, "returned a int, not a torch.nn.Module"),
+    ],
+)
+def test_a_builder_that_does_not_work_is_named(call: Any, arguments: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        build_module(call, arguments, "m")
