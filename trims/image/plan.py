@@ -32,7 +32,7 @@ _SPAN = itemgetter(0, 1)
 _DUMPED = 200
 
 
-class OverlapError(ImageError):
+class OverlapError(ValueError):
     """Two tensors share a part of their bytes, which the header of an image cannot say."""
 
 
