@@ -1,6 +1,6 @@
-"""`make demo`: three real models, each run by its framework alone, over trims cold, and over trims warm.
+"""`make demo`: three real models, each run by its framework alone, and over trims: unseen, cold and warm.
 
-Every number is from a fresh process. The three ways take turns, a few times, and medians are shown, as machines are
+Every number is from a fresh process. The ways take turns, a few times, and medians are shown, as machines are
 noisy. Leaves nothing behind but disk images in the cache folder, which make the next demo start sooner.
 """
 
@@ -11,16 +11,18 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from trims.cli.output import console, loading, note, say
 from trims.core.errors import TrimsError
+from trims.registry.base import read_manifest
 from trims_bench import demo_tables as tables
 from trims_bench import smaps
 from trims_bench.daemon import DaemonProcess
-from trims_bench.demo_tables import ALONE, COLD, WARM, Arrival, Compared
+from trims_bench.demo_tables import ALONE, COLD, UNSEEN, WARM, Arrival, Compared
 from trims_bench.repository import MxnetMissingError, mxnet_python
 from trims_bench.runs import MODELS, Model, WorkerError, artifact_of, held, run
 
@@ -83,11 +85,25 @@ class Demo:
                 self._daemon.evict(name)
                 self._run(compared, COLD, f"trims:{name}")
                 self._run(compared, WARM, f"trims:{name}")
+                self._arrive_unseen(compared, artifact)
         self._daemon.evict(name)
 
-    def _run(self, compared: Compared, way: str, how: str) -> None:
-        workload = compared.model.workload
-        report = run(workload, how, python=self._python(compared.model), runtime_dir=self._daemon.runtime_dir)
+    def _arrive_unseen(self, compared: Compared, artifact: Path) -> None:
+        """A daemon of its own that has never seen the artifact, and a manifest that asks for no copy."""
+        raw, _ = read_manifest(compared.model.manifest)
+        source = {key: value for key, value in raw["artifact"].items() if key in ("format", "options")}
+        manifest = {"name": raw["name"], "framework": raw["framework"], "artifact": {**source, "path": str(artifact)}}
+        settings = {"environments": f"mxnet={self._mxnet}"} if self._mxnet else {}
+        with (
+            tempfile.TemporaryDirectory(prefix="trims-demo-") as folder,
+            DaemonProcess(Path(folder), **settings) as daemon,
+        ):
+            daemon.register(manifest)
+            self._run(compared, UNSEEN, f"trims:{raw['name']}", daemon.runtime_dir)
+
+    def _run(self, compared: Compared, way: str, how: str, runtime_dir: Path | None = None) -> None:
+        workload, where = compared.model.workload, runtime_dir or self._daemon.runtime_dir
+        report = run(workload, how, python=self._python(compared.model), runtime_dir=where)
         compared.reports[way].append(report)
 
     def _python(self, model: Model) -> Path | None:

@@ -18,6 +18,7 @@ NAMES = (
     "open",
     "fresh",
     "arrival",
+    "first_answer",
     "attach",
     "torch",
     "onnxruntime",

@@ -1,0 +1,164 @@
+"""A model that nobody has used on this machine: from the library's first call to the first answer of the model."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from trims_bench.child import call
+from trims_bench.figures import Bar, Comparison, Figure, Samples, faster
+from trims_bench.zoo import drop_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from trims_bench.scenarios.base import Setup
+
+TITLE = "first arrival of a model to its first answer, over transformers' from_pretrained, fresh processes"
+_NEVER_LATER = Bar(">=", 1.0)
+_SOONER = Bar(">=", 1.2)
+_TOKENS = list(range(1000, 1016))
+_TOLERANCE = 1e-4
+_NOTE = (
+    "Both processes have imported torch and the model's class. Ours then imports trims, connects, opens the file, "
+    "builds the module (`trims.torch.without_initialization`, `load_into`) and runs it; theirs calls from_pretrained "
+    "and runs it. Random weights. Before each turn the folder is renamed, so that it is new to the daemon. Cold: the "
+    "pages of the file were dropped from the page cache before."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A model of transformers.
+
+    Attributes:
+        title: For people.
+        name: Of the class, and of its configuration's.
+        shape: What its configuration has beside the usual.
+        small: The same for a quick run.
+    """
+
+    title: str
+    name: tuple[str, str]
+    shape: dict[str, Any] = field(default_factory=dict)
+    small: dict[str, Any] = field(default_factory=dict)
+
+
+_SMALL_BERT = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 1100}
+_LLAMA = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 18, "num_attention_heads": 16}
+_KINDS = (
+    _Kind(
+        "MiniLM",
+        ("BertModel", "BertConfig"),
+        {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
+        _SMALL_BERT,
+    ),
+    _Kind("BERT-base", ("BertModel", "BertConfig"), {}, _SMALL_BERT),
+    _Kind("GPT-2", ("GPT2LMHeadModel", "GPT2Config"), {}, {"n_embd": 24, "n_layer": 1, "vocab_size": 1100}),
+    _Kind("ViT-B", ("ViTModel", "ViTConfig"), {}, {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1}),
+    _Kind(
+        "Llama, 300M",
+        ("LlamaForCausalLM", "LlamaConfig"),
+        _LLAMA,
+        {
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "vocab_size": 1100,
+        },
+    ),
+)
+
+
+def run(setup: Setup) -> Figure:
+    """Each model in turns of ours and theirs, its file in the page cache and not."""
+    figure = Figure("first_answer", TITLE, [], [_NOTE])
+    with setup.scratch() as folder, setup.daemon(folder / "state") as daemon:
+        for cold in (False, True):
+            made = list(_all(setup, folder, daemon.runtime_dir, cold=cold))
+            ratios = [math.log(comparison.value) for comparison in made]
+            mean = math.exp(sum(ratios) / len(ratios))
+            sides = [made[0].sides[0], made[0].sides[1]]
+            figure.comparisons += made
+            if not cold:
+                figure.comparisons.append(Comparison("geometric mean", mean, "x", _SOONER, sides))
+    return figure
+
+
+def _all(setup: Setup, folder: Path, runtime_dir: Path, *, cold: bool) -> Iterator[Comparison]:
+    for kind in _KINDS[:1] if setup.quick else _KINDS:
+        given = {"names": kind.name, "shape": kind.small if setup.quick else kind.shape}
+        path = folder / uuid4().hex
+        answer = call(make, {**given, "folder": str(path)})
+        taken: dict[str, list[int]] = {"trims": [], "from_pretrained": []}
+        for number in range(1 + setup.repeats(7)):
+            for side, measured in taken.items():
+                path = path.rename(folder / uuid4().hex)
+                if cold:
+                    drop_pages(path)
+                told = {**given, "folder": str(path), "side": side, "answer": answer, "runtime_dir": str(runtime_dir)}
+                ns = call(measure, told)
+                if number:
+                    measured.append(ns)
+        ours, theirs = (Samples(side, measured) for side, measured in taken.items())
+        yield faster(f"{kind.title}{', cold' if cold else ''}", ours, theirs, _NEVER_LATER)
+
+
+def make(*, names: tuple[str, str], shape: dict[str, Any], folder: str) -> float:
+    """Write a model with seeded random weights; returns what it answers."""
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.manual_seed(1)
+    module = _build(names, shape).eval()
+    module.save_pretrained(folder)
+    return _run(module)
+
+
+def measure(
+    *, names: tuple[str, str], shape: dict[str, Any], folder: str, side: str, answer: float, runtime_dir: str
+) -> int:
+    """Nanoseconds from the first call to the answer."""
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    kind = getattr(importlib.import_module("transformers"), names[0])
+    torch.set_num_threads(1)
+    began = time.perf_counter_ns()
+    module = _over_trims(names, shape, folder, runtime_dir) if side == "trims" else kind.from_pretrained(folder)
+    found = _run(module)
+    taken = time.perf_counter_ns() - began
+    assert abs(found - answer) < _TOLERANCE, f"{folder}: {side} gave {found}, not {answer}"
+    return taken
+
+
+def _over_trims(names: tuple[str, str], shape: dict[str, Any], folder: str, runtime_dir: str) -> Any:
+    import trims
+
+    with trims.connect(runtime_dir).open_file(f"{folder}/model.safetensors") as weights:
+        with trims.torch.without_initialization():
+            module = _build(names, shape)
+        return trims.torch.load_into(module, weights).eval()
+
+
+def _build(names: tuple[str, str], shape: dict[str, Any]) -> Any:
+    library = importlib.import_module("transformers")
+    model, config = (getattr(library, name) for name in names)
+    return model(config(**shape))
+
+
+def _run(module: Any) -> float:
+    import torch
+
+    size = getattr(module.config, "image_size", None)
+    with torch.inference_mode():
+        given = torch.tensor([_TOKENS]) if size is None else torch.full((1, 3, size, size), 0.5)
+        return float(module(given)[0].abs().mean())
