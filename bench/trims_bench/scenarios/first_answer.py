@@ -102,7 +102,7 @@ def run(setup: Setup) -> Figure:
 
 def _all(setup: Setup, folder: Path, runtime_dir: Path, *, cold: bool) -> Iterator[Comparison]:
     for kind in _KINDS[:1] if setup.quick else _KINDS:
-        given = {"names": kind.name, "shape": kind.small if setup.quick else kind.shape}
+        given: dict[str, Any] = {"names": kind.name, "shape": kind.small if setup.quick else kind.shape}
         path = folder / uuid4().hex
         answer = call(make, {**given, "folder": str(path)})
         given["renamed"] = kind.renamed

@@ -7,8 +7,8 @@ There are three ways, fastest first:
 - `load_into` puts the weights into a module that you built (best on `torch.device("meta")`).
 - `state_dict` gives the tensors alone.
 
-transformers gives some parameters other names than their files do. Its own loader knows them, and copies nothing either:
-`ViTModel.from_pretrained(None, config=config, state_dict=trims.torch.state_dict(weights))`.
+transformers gives some parameters other names than their files do. Its own loader knows them, and copies nothing,
+either: `ViTModel.from_pretrained(None, config=config, state_dict=trims.torch.state_dict(weights))`.
 
 Example:
     with trims.connect() as session, session.open("bert") as weights:
