@@ -21,7 +21,7 @@ help: ## show this
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 .PHONY: demo
-demo: env mxnet-env ## three real models: framework alone, trims cold, trims warm; then eight processes, one copy
+demo: env mxnet-env ## three real models: framework alone, trims unseen, cold, warm; then eight processes, one copy
 	$(BIN)/python -m trims_bench.demo
 
 .PHONY: test
