@@ -32,6 +32,18 @@ def test_the_module_is_not_filled_with_random_numbers_that_would_be_overwritten(
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("name", ["BertModel", "GPT2LMHeadModel", "LlamaForCausalLM"])
+def test_no_module_of_transformers_draws_a_random_number(name: str) -> None:
+    import transformers
+
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = getattr(transformers, name)
+    before = torch.get_rng_state()
+    with NoRandomInitialization():
+        model(model.config_class(**small))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_buffers_have_the_values_that_their_module_gives_them() -> None:
     with NoRandomInitialization():
         built = convolutions()
