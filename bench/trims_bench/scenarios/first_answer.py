@@ -1,4 +1,4 @@
-"""A model that nobody has used on this machine: from the library's first call to the first answer of the model."""
+"""A model that is new to this machine: from the library's first call to the first answer of the model."""
 
 from __future__ import annotations
 
