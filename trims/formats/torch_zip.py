@@ -71,7 +71,8 @@ def _members(fd: int, nbytes: int) -> dict[str, _Member]:
 
 
 def _located(fd: int, info: zipfile.ZipInfo, nbytes: int) -> _Member:
-    head = os.pread(fd, _LOCAL_HEADER.size, info.header_offset)
+    # A directory may claim any offset, below zero and above what the kernel takes too.
+    head = os.pread(fd, _LOCAL_HEADER.size, info.header_offset) if 0 <= info.header_offset < nbytes else b""
     if len(head) < _LOCAL_HEADER.size or not head.startswith(_LOCAL_MAGIC):
         raise NotInPlaceError(f"member {info.filename!r} is not where the directory says")
     _, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(head)

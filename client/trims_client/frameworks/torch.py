@@ -286,14 +286,16 @@ def _built(weights: Weights, named: Mapping[str, Any], *, writable: bool) -> tor
     """The module of a model that has no skeleton yet, as a converter would build it."""
     from trims.formats.building import build_module
 
-    before = list(sys.path)
-    sys.path[:0] = filter(None, [named["origin"]])  # as for a converter, whose folder this is
+    origin = named["origin"]
+    if origin:  # as for a converter
+        sys.path.insert(0, origin)
     try:
         built = build_module(named["module"], named.get("module_args", {}), repr(weights.name))
     except NotSupportedError as error:
         raise NotSupportedError(f"{error}; open it with place='cpu', where a converter has built the module") from error
     finally:
-        sys.path[:] = before
+        if origin in sys.path and origin:  # the builder may have taken it out
+            sys.path.remove(origin)
     return _load(built, weights, ignore=named.get("ignore", ()), writable=writable).eval()
 
 

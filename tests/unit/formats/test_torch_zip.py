@@ -189,6 +189,23 @@ def test_an_archive_that_is_not_as_torch_writes_it(change: Any, why: str, tmp_pa
         read_checkpoint(path)
 
 
+@pytest.mark.parametrize("offset", [-1, 1 << 40, (1 << 64) - 1])
+def test_a_member_at_an_offset_that_cannot_be_is_left_to_a_conversion(
+    offset: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved({"w": torch.ones(4)}, tmp_path)
+    listed = zipfile.ZipFile.infolist
+
+    def moved(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+        infos = listed(archive)
+        infos[0].header_offset = offset
+        return infos
+
+    monkeypatch.setattr(zipfile.ZipFile, "infolist", moved)
+    with pytest.raises(NotInPlaceError, match="not where the directory says"):
+        read_checkpoint(path)
+
+
 def test_a_directory_too_large_to_be_parsed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"w": torch.ones(4)}, tmp_path)
     monkeypatch.setattr(torch_zip, "_DIRECTORY_BYTES", 100)
