@@ -15,6 +15,8 @@ READY := $(VENV)/ready
 PROTO_VENV := .venv-proto
 LOWEST_VENV := .venv-lowest
 MXNET_READY := $(MXNET_VENV)/ready
+CLIENTS_VENV := .venv-clients
+CLIENTS_READY := $(CLIENTS_VENV)/ready
 
 .PHONY: help
 help: ## show this
@@ -25,7 +27,7 @@ demo: env mxnet-env ## three real models: framework alone, trims unseen, cold, w
 	$(BIN)/python -m trims_bench.demo
 
 .PHONY: test
-test: env mxnet-env ## all tests
+test: env mxnet-env clients-env ## all tests
 	$(BIN)/python -m pytest $(ARGS)
 
 # With the oldest versions that pyproject.toml allows: what the store, the doors and the command need, no framework.
@@ -81,10 +83,12 @@ gpu-wheels: ## fetch the small packages that a bare machine with a GPU lacks, in
 	$(if $(PYTHON),$(PYTHON),python3) bench/trims_bench/gpu/needs.py fetch $(GPU_WHEELS) --python $(GPU_VERSION) --machine $(GPU_MACHINE)
 
 .PHONY: proto
-proto: ## generate the control door's code again, with an old generator: its code also runs with newer libraries
+proto: ## generate the code of both protocols again, with an old generator: its code also runs with newer libraries
 	$(if $(PYTHON),$(PYTHON),python3) -m venv $(PROTO_VENV)
 	$(PROTO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'grpcio-tools==1.62.3' 'setuptools<80'
 	$(PROTO_VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. trims/wire/trims.proto
+	cd predictors && ../$(PROTO_VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
+	  trims_predictors/endpoint/inference.proto
 
 .PHONY: env
 env: $(READY) ## the main environment
@@ -93,7 +97,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "trims needs Python 3.10, 3.11 or 3.12 with venv; none was found" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,gpu]' --group dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,gpu,endpoint]' --group dev
 	@touch $@
 
 .PHONY: mxnet-env
@@ -111,9 +115,19 @@ $(MXNET_READY): pyproject.toml
 	fi
 	@touch $@
 
+# Clients of the inference protocol by others; one of them needs an older protobuf than we are tested with.
+.PHONY: clients-env
+clients-env: $(CLIENTS_READY) ## clients of others that the endpoint is tested with
+
+$(CLIENTS_READY): Makefile
+	@test -n "$(PYTHON)" || { echo "trims needs Python 3.10, 3.11 or 3.12 with venv; none was found" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(CLIENTS_VENV)
+	$(CLIENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'tritonclient[http,grpc]==2.73.0'
+	@touch $@
+
 .PHONY: clean
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(MXNET_VENV) $(PROTO_VENV) $(LOWEST_VENV) .gpu-site .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(MXNET_VENV) $(CLIENTS_VENV) $(PROTO_VENV) $(LOWEST_VENV) .gpu-site .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The same simulation as in the tests, for as long as wanted and on all cores: `make soak SOAK_SECONDS=3600`.
 SOAK_SECONDS ?= 600
