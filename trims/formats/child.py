@@ -8,7 +8,6 @@ requested converter imports its framework. Requests come one at a time over a so
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import importlib
 import importlib.abc
 import importlib.util
@@ -16,8 +15,6 @@ import json
 import logging
 import os
 import resource
-import select
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -27,6 +24,7 @@ from trims.core.errors import ArtifactError, ConversionError, NotSupportedError,
 from trims.formats.base import Artifact
 from trims.formats.process import FRAME
 from trims.image.descriptors import explain_descriptors
+from trims.wire.lifeline import depend_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,7 +71,7 @@ class Child:
 
     def _make_plan(self, message: dict[str, Any], _: list[int]) -> dict[str, Any]:
         files = tuple(Path(name) for name in message["files"])
-        artifact = Artifact(message["format"], files, message["options"])
+        artifact = Artifact(message["format"], files, message["options"], message.get("origin", ""))
         with _Warnings() as warnings:
             self._plan = load_name(message["converter"], "the converter")().plan(artifact)
         return {"planned_bytes": self._plan.nbytes, "warnings": warnings.texts}
@@ -190,25 +188,11 @@ def _limit_memory(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
 
 
-def _die_with_parent(lifeline: int) -> None:
-    """Have the kernel kill this process group when the pipe's other end closes: even a thread stuck in C dies.
-
-    PR_SET_PDEATHSIG would not do: it fires when the starting *thread* ends.
-    """
-    os.set_inheritable(lifeline, False)
-    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC)
-    poll = select.poll()
-    poll.register(lifeline, select.POLLIN)
-    if poll.poll(0):  # it closed before we asked for the signal
-        os.killpg(0, signal.SIGKILL)
-
-
 def main() -> None:
     """Entry of the child. Arguments: package folder, socket, lifeline, limits as JSON."""
     door_fd, lifeline, config = int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
-    _die_with_parent(lifeline)
+    depend_on(lifeline)  # even a thread that is stuck in C ends with the daemon
+    os.close(lifeline)
     os.set_inheritable(door_fd, False)
     faulthandler.enable()
     sys.path[:0] = config["paths"]
