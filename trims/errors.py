@@ -10,6 +10,7 @@
     +- LostPeerError            daemon, keeper or device went away; try again. Also ConnectionError
     +- BrokenWeightsError       an artifact, image or segment is not what it claims to be
     |  +- ArtifactNotFoundError                          also FileNotFoundError
+    +- PredictorError           a predictor's own code failed, or its process ended
     +- InternalError            a bug in trims
 
 `error.retryable` is True if the same request may succeed later without any change; `error.code` is the stable name
@@ -29,6 +30,7 @@ from trims.core.errors import (
     ArtifactNotFoundError,
     BadMessageError,
     BrokenWeightsError,
+    BusyError,
     CallerError,
     CapacityError,
     ClosedError,
@@ -52,6 +54,7 @@ from trims.core.errors import (
     NotInPlaceError,
     NotSupportedError,
     PermissionDeniedError,
+    PredictorError,
     TensorNotFoundError,
     TooLargeError,
     TrimsError,
@@ -63,6 +66,7 @@ __all__ = [
     "ArtifactNotFoundError",
     "BadMessageError",
     "BrokenWeightsError",
+    "BusyError",
     "CallerError",
     "CapacityError",
     "ClosedError",
@@ -86,6 +90,7 @@ __all__ = [
     "NotInPlaceError",
     "NotSupportedError",
     "PermissionDeniedError",
+    "PredictorError",
     "TensorNotFoundError",
     "TooLargeError",
     "TrimsError",

@@ -107,7 +107,7 @@ class Admission:
         keep_alive_s = event.keep.seconds if event.keep is not None else None
         if keep_alive_s == 0 or not ledger.promotions.may_earn(at_s):
             return
-        earned = choice.verdict(ledger, event.key, event.in_place) is choice.Verdict.EARNED
+        earned = choice.may_be_tried(ledger, event.key, event.in_place, at_s)
         if earned and not (self.lines[CPU] or self.claims[CPU]):
             replica = self.enqueue(event.key, CPU, at_s)
             replica.keep_alive_s, replica.mappable = keep_alive_s, event.in_place is not None
@@ -142,12 +142,22 @@ class Admission:
         2. There is no room on disk either: it insists on memory, and waits as any other.
         """
         if not waiter.modest or waiter.is_promotion or not isinstance(error, (CapacityError, InUseError)):
+            self._note_failure(replica, waiter, error, at_s)
             self.refuse(waiter, error, at_s)
             return
         to_disk = replica.place is CPU and DISK in self._ledger.capacity.at
         modest = to_disk and not isinstance(error, TooLargeError)
         place, waiter = DISK if to_disk else CPU, replace(waiter, modest=False)
         self._request_at(place, Requested(at_s=at_s, key=replica.key, place=place, waiter=waiter, modest=modest))
+
+    def _note_failure(self, replica: Replica, waiter: Waiter, error: TrimsError, at_s: float) -> None:
+        """Remember what keeps an image out of memory though its use has earned it a place; have it told once."""
+        ledger = self._ledger
+        if waiter.ticket not in ledger.promotions.earned:
+            return
+        noted = ledger.failures.note(replica.key, error, at_s)
+        if noted is not None and noted.times == 1:
+            ledger.outbox.failed(replica, error, noted.not_before_s - at_s)
 
     def refuse(self, waiter: Waiter, error: TrimsError, at_s: float) -> None:
         """Answer a waiter with an error. A promotion passes it on to the waiters at its device."""

@@ -68,6 +68,7 @@ class Verdict(Enum):
     RARELY_OPENED = "it is not opened often enough"
     TOO_LARGE = "it is larger than shared memory"
     NOT_WORTH_IT = "what would have to go is in more demand"
+    FAILED = "its conversion failed"
     EARNED = "its use has earned it"
 
 
@@ -90,6 +91,12 @@ def verdict(ledger: Ledger, key: str, in_place: str | None = None) -> Verdict:
     return Verdict.NOT_HASHED if key == in_place else _worth_a_copy(ledger, key, read.nbytes)
 
 
+def may_be_tried(ledger: Ledger, key: str, in_place: str | None, at_s: float) -> bool:
+    """True if an image that is read from a file has earned a copy in memory, and no failure holds that back."""
+    worthy = verdict(ledger, key, in_place) in (Verdict.EARNED, Verdict.FAILED)
+    return worthy and not ledger.failures.hold_back(key, at_s)
+
+
 def _worth_a_copy(ledger: Ledger, key: str, nbytes: int) -> Verdict:
     """Judge an image that can be copied to memory."""
     books, pinned = ledger.capacity.at[CPU], (key, CPU) in ledger.capacity.pins
@@ -98,8 +105,9 @@ def _worth_a_copy(ledger: Ledger, key: str, nbytes: int) -> Verdict:
     if books.takes(nbytes) > books.capacity_bytes:
         return Verdict.TOO_LARGE
     missing = books.takes(nbytes) - books.coming_bytes
-    fits = missing <= 0 or pinned or is_worth_room(ledger, key, missing)
-    return Verdict.EARNED if fits else Verdict.NOT_WORTH_IT
+    if missing > 0 and not pinned and not is_worth_room(ledger, key, missing):
+        return Verdict.NOT_WORTH_IT
+    return Verdict.EARNED if ledger.failures.of(key) is None else Verdict.FAILED
 
 
 def is_worth_room(ledger: Ledger, key: str, missing: int) -> bool:

@@ -2,9 +2,9 @@
 
 A branch for each culprit: the caller (`CallerError`), readers (`InUseError`), a lack of room (`CapacityError`), a
 deadline that passed (`DeadlineError`), a peer that went away (`LostPeerError`), bytes that are not what they claim
-(`BrokenWeightsError`) and trims itself (`InternalError`). `code` is the stable name that crosses the doors;
-`trims.wire.status` maps it to gRPC and back. Not covered: errors of frameworks inside a converter, which arrive as
-`ConversionError`.
+(`BrokenWeightsError`), the code of a predictor (`PredictorError`) and trims itself (`InternalError`). `code` is the
+stable name that crosses the doors; `trims.wire.status` maps it to gRPC and back. Not covered: errors of frameworks
+inside a converter, which arrive as `ConversionError`.
 
 Where Python has a class for the same thing, it is a second base, so that `except TimeoutError` and the like work. Three
 of those are OSErrors, with `errno` None: a handler of OSError round code that may also raise errors of this tree must
@@ -128,8 +128,14 @@ class TooLargeError(CapacityError):
     retryable = False
 
 
+class BusyError(CapacityError):
+    """More requests wait for a model than its queue holds; send it again later."""
+
+    code = "busy"
+
+
 class DeadlineError(TrimsError, TimeoutError):
-    """The deadline of a waiting open passed. The load itself goes on."""
+    """The deadline of a waiting open passed, and the load goes on; or that of a request to a predictor."""
 
     code = "deadline"
     retryable = True
@@ -201,6 +207,12 @@ class ConversionError(BrokenWeightsError):
     """A converter child refused an artifact, died, or passed its memory or time limit."""
 
     code = "conversion"
+
+
+class PredictorError(TrimsError):
+    """A predictor's own code raised, its process ended, or it cannot be started; other models are not affected."""
+
+    code = "predictor"
 
 
 class InternalError(TrimsError):

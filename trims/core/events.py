@@ -171,6 +171,13 @@ class WorkspaceKnown(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestChanged(Event):
+    """A name that stood for an image has another manifest."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PinChanged(Event):
     """Pin or unpin: a pinned replica is not evicted for room, nor by keep-alive."""
 
@@ -285,6 +292,16 @@ class Lost(Instruction):
 
     lease: Lease
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Instruction):
+    """Log that an image could not be made behind its readers; the next attempt comes after so long at the earliest."""
+
+    key: str
+    place: Place
+    error: TrimsError
+    again_in_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

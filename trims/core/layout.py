@@ -106,13 +106,19 @@ class Layout:
             largest[spec.offset] = max(spec.nbytes, largest.get(spec.offset, 0))
         return sum(largest.values())
 
-    def validate(self, data_bytes: int) -> None:
-        """Check every tensor against a data block of this many bytes. Raises ImageError naming the tensor."""
+    def validate(self, data_bytes: int, *, aligned: bool = True) -> None:
+        """Check every tensor against a data block of this many bytes. Raises ImageError naming the tensor.
+
+        Args:
+            data_bytes: Length of the data block.
+            aligned: Whether each tensor must be aligned to its element. In an artifact that is served in place, tensors
+                lie as its author left them.
+        """
         for spec in self:
-            _validate_tensor(spec, data_bytes)
+            _validate_tensor(spec, data_bytes, aligned)
 
 
-def _validate_tensor(spec: TensorSpec, data_bytes: int) -> None:
+def _validate_tensor(spec: TensorSpec, data_bytes: int, aligned: bool) -> None:
     """Part of every attach, so it takes the tuple apart once instead of asking properties."""
     name, dtype, shape, offset = spec
     width = DTYPE_BYTES.get(dtype)
@@ -123,7 +129,7 @@ def _validate_tensor(spec: TensorSpec, data_bytes: int) -> None:
     end = offset + prod(shape) * width
     if offset < 0 or end > data_bytes:
         raise ImageError(f"tensor {name!r} claims bytes {offset} to {end} of a data block of {data_bytes}")
-    if offset % width:
+    if aligned and offset % width:
         raise ImageError(f"tensor {name!r} starts at {offset}, unaligned for {dtype}")
     if name == "__metadata__":
         raise ImageError("a tensor may not be called '__metadata__': safetensors keeps that name for itself")

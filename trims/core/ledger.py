@@ -12,6 +12,7 @@ from trims.core.capacity import Capacity
 from trims.core.demand import Demand
 from trims.core.due import DueTimes
 from trims.core.errors import InternalError
+from trims.core.failures import Failures
 from trims.core.lease import Leases
 from trims.core.outbox import Outbox
 from trims.core.place import TierKind
@@ -65,6 +66,7 @@ class Ledger:
         self.waiters = Waiters()
         self.promotions = Promotions()
         self.demand = Demand()
+        self.failures = Failures()
         self.outbox = Outbox()
         self.changed_places: dict[Place, None] = {}
         self.changed_keys: dict[str, None] = {}

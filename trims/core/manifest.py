@@ -8,17 +8,19 @@ editors.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import CallerError, ConfigError, ManifestError
+from trims.core.errors import CallerError, ManifestError
+from trims.core.manifest_fields import CALL, Fields
 from trims.core.place import ANYWHERE, Place
-from trims.core.units import parse_bytes
+from trims.core.serving import PredictorSettings, TensorType, parse_predictor, parse_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,126}[a-z0-9])?\Z")
 _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?\Z")
-_CALL = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "numpy")
 PERSIST = ("auto", "always", "never")
@@ -84,7 +86,14 @@ class ResidencySettings:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One model. `origin` is the folder that relative paths start from, empty if there is none."""
+    """One model.
+
+    Attributes:
+        predictor: How a process answers with it.
+        inputs: What a request must bring; empty if the predictor tells or takes anything.
+        outputs: What an answer has.
+        origin: The folder that relative paths start from, empty if there is none.
+    """
 
     name: str
     artifact: ArtifactSource
@@ -94,6 +103,9 @@ class Manifest:
     framework: Framework | None = None
     residency: ResidencySettings = field(default_factory=ResidencySettings)
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    predictor: PredictorSettings = field(default_factory=PredictorSettings)
+    inputs: tuple[TensorType, ...] = ()
+    outputs: tuple[TensorType, ...] = ()
     origin: str = ""
 
     def validate(self) -> None:
@@ -105,7 +117,7 @@ class Manifest:
 
 def parse_manifest(raw: object, origin: str = "") -> Manifest:
     """Check a mapping as read from YAML. Raises ManifestError naming the field and the remedy."""
-    top = _Fields(raw, "manifest")
+    top = Fields(raw, "manifest")
     name = top.text("name", pattern=_NAME, hint="lower-case letters, digits, '.', '_' and '-'", required=True)
     top.where = name
     manifest = Manifest(
@@ -117,6 +129,9 @@ def parse_manifest(raw: object, origin: str = "") -> Manifest:
         artifact=_artifact(top.take("artifact"), name),
         residency=_keep(top.take("residency"), name),
         attributes=top.mapping("attributes"),
+        predictor=parse_predictor(top.take("predictor"), name),
+        inputs=parse_tensors(top.take("inputs"), f"{name}: inputs"),
+        outputs=parse_tensors(top.take("outputs"), f"{name}: outputs"),
         origin=origin,
     )
     top.done()
@@ -135,14 +150,14 @@ def check_inside(path: str, what: str) -> str:
 def _framework(raw: object, name: str) -> Framework | None:
     if raw is None:
         return None
-    fields = _Fields(raw, f"{name}: framework")
+    fields = Fields(raw, f"{name}: framework")
     framework = Framework(fields.choice("name", FRAMEWORKS), fields.text("version", ""))
     fields.done()
     return framework
 
 
 def _artifact(raw: object, name: str) -> ArtifactSource:
-    fields = _Fields(raw, f"{name}: artifact")
+    fields = Fields(raw, f"{name}: artifact")
     path = fields.text("path", "") or None
     if path is not None and not path.startswith("/"):
         check_inside(path, f"{name}: artifact.path")
@@ -162,7 +177,7 @@ def _artifact(raw: object, name: str) -> ArtifactSource:
 def _package(raw: object, name: str) -> tuple[str, str] | None:
     if raw is None:
         return None
-    fields = _Fields(raw, f"{name}: artifact.package")
+    fields = Fields(raw, f"{name}: artifact.package")
     package = fields.text("name", pattern=re.compile(r"[A-Za-z_]\w*(\.\w+)*\Z"), hint="an import name", required=True)
     path = check_inside(fields.text("path", required=True), f"{name}: artifact.package.path")
     fields.done()
@@ -172,8 +187,8 @@ def _package(raw: object, name: str) -> tuple[str, str] | None:
 def _builder(raw: object, name: str) -> Builder | None:
     if raw is None:
         return None
-    fields = _Fields(raw, f"{name}: artifact.builder")
-    call = fields.text("call", pattern=_CALL, hint="package.module:function", required=True)
+    fields = Fields(raw, f"{name}: artifact.builder")
+    call = fields.text("call", pattern=CALL, hint="package.module:function", required=True)
     builder = Builder(call, fields.mapping("args"))
     fields.done()
     return builder
@@ -190,7 +205,7 @@ def _digests(raw: Mapping[str, Any], name: str) -> Mapping[str, str]:
 def _keep(raw: object, name: str) -> ResidencySettings:
     if raw is None:
         return ResidencySettings()
-    fields = _Fields(raw, f"{name}: residency")
+    fields = Fields(raw, f"{name}: residency")
     stated = fields.text("place", ANYWHERE)
     try:
         place = None if stated == ANYWHERE else Place.parse(stated)
@@ -205,77 +220,3 @@ def _keep(raw: object, name: str) -> ResidencySettings:
     )
     fields.done()
     return keep
-
-
-class _Fields:
-    """One mapping of a manifest, taken apart field by field; `done` refuses fields that were not taken."""
-
-    def __init__(self, raw: object, where: str) -> None:
-        if not isinstance(raw, Mapping) or not all(isinstance(key, str) for key in raw):
-            raise ManifestError(f"{where}: must be a mapping with text keys, not {type(raw).__name__}")
-        self.where = where
-        self._left: dict[str, Any] = dict(raw)
-
-    def take(self, key: str) -> Any:
-        return self._left.pop(key, None)
-
-    def text(
-        self,
-        key: str,
-        default: str | None = None,
-        *,
-        pattern: re.Pattern[str] | None = None,
-        hint: str = "",
-        required: bool = False,
-    ) -> str:
-        value = self._left.pop(key, None)
-        if value is None:
-            if required or default is None:
-                raise ManifestError(f"{self.where}: the field {key!r} is missing")
-            return default
-        if not isinstance(value, str):
-            raise ManifestError(f"{self.where}: {key!r} must be text, not {value!r}; quote it")
-        if pattern is not None and not pattern.match(value):
-            raise ManifestError(f"{self.where}: {key!r} is {value!r}; write {hint}")
-        return value
-
-    def choice(self, key: str, allowed: tuple[str, ...], default: str | None = None) -> str:
-        value = self.text(key, default)
-        if value not in allowed:
-            raise ManifestError(f"{self.where}: {key!r} is {value!r}; it must be one of {', '.join(allowed)}")
-        return value
-
-    def flag(self, key: str) -> bool:
-        value = self._left.pop(key, False)
-        if not isinstance(value, bool):
-            raise ManifestError(f"{self.where}: {key!r} must be true or false, not {value!r}")
-        return value
-
-    def seconds(self, key: str) -> float | None:
-        value = self._left.pop(key, None)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-            raise ManifestError(f"{self.where}: {key!r} must be a number of seconds from 0 up, not {value!r}")
-        return float(value)
-
-    def size(self, key: str) -> int | None:
-        value = self._left.pop(key, None)
-        if value is None:
-            return None
-        try:
-            return parse_bytes(value)
-        except ConfigError as error:
-            raise ManifestError(f"{self.where}: {key!r}: {error}") from error
-
-    def mapping(self, key: str) -> dict[str, Any]:
-        value = self._left.pop(key, None)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
-            raise ManifestError(f"{self.where}: {key!r} must be a mapping with text keys, not {value!r}")
-        return dict(value)
-
-    def done(self) -> None:
-        if self._left:
-            raise ManifestError(f"{self.where}: unknown field {sorted(self._left)[0]!r}; see manifests/schema.json")

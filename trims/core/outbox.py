@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trims.core.events import Abandon, Changed, Fill, Free, Grant, Instruction, Lost, Measure, Ready, Refuse
+from trims.core.events import Abandon, Changed, Failed, Fill, Free, Grant, Instruction, Lost, Measure, Ready, Refuse
 
 if TYPE_CHECKING:
     from trims.core.errors import TrimsError
@@ -68,6 +68,10 @@ class Outbox:
     def lost(self, lease: Lease, reason: str) -> None:
         """What the lease was for is gone."""
         self.instructions.append(Lost(lease=lease, reason=reason))
+
+    def failed(self, replica: Replica, error: TrimsError, again_in_s: float) -> None:
+        """The replica could not be made behind its image's readers."""
+        self.instructions.append(Failed(key=replica.key, place=replica.place, error=error, again_in_s=again_in_s))
 
     def changed(self, replica: Replica, old: State, at_s: float, why: str) -> None:
         """The replica went from the state `old` to the one it is in."""

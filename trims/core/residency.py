@@ -28,6 +28,7 @@ from trims.core.events import (
     FillFailed,
     Freed,
     Instruction,
+    ManifestChanged,
     Measured,
     MeasureFailed,
     PinChanged,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from trims.core.choice import Verdict
+    from trims.core.failures import Failure
     from trims.core.place import Place
     from trims.core.policy import Policy
     from trims.core.replica import Replica
@@ -106,6 +108,7 @@ class Residency:
             ReplicaBroken: self._replica_broken,
             PlaceLost: self._place_lost,
             WorkspaceKnown: self._workspace_known,
+            ManifestChanged: lambda event: self._ledger.failures.forget(event.key),
             PinChanged: self._pin_changed,
             Adopted: self._adopted,
             DrainRequested: self._drain_requested,
@@ -142,6 +145,10 @@ class Residency:
     def in_memory(self, key: str, in_place: str | None = None) -> tuple[Verdict, float]:
         """Whether an image is, or should be, in shared memory, and how much in demand it is (see `choice.verdict`)."""
         return choice.verdict(self._ledger, key, in_place), self._ledger.demand.of(key)
+
+    def failure_of(self, key: str) -> Failure | None:
+        """Why an image could not be made behind its readers, if that was tried in vain."""
+        return self._ledger.failures.of(key)
 
     def next_due_s(self) -> float | None:
         """Clock time at which the next deadline or keep-alive is due, or None."""
@@ -202,6 +209,7 @@ class Residency:
         if replica is None:
             return
         self._ledger.return_source(replica, event.at_s)
+        self._ledger.failures.forget(event.key)
         replica.cost_s = event.cost_s
         if replica.place_lost:  # its waiters are parked, and it is filled again once its memory is given back
             self._ledger.step(replica, State.SEALED, event.at_s, "filled, and lost with its place")

@@ -89,9 +89,9 @@ class KeeperServer:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             listener.bind(str(self._path))
             self._path.chmod(0o600)
+            inode = self._path.stat().st_ino  # before a client can connect, and remove it
             listener.listen()
             listener.settimeout(_TICK_S)
-            inode = self._path.stat().st_ino
             while not self._ending.is_set():
                 self._admit(listener)
                 self._rest()

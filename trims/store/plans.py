@@ -15,6 +15,7 @@ from trims.core.errors import ArtifactChangedError, InternalError, LostPeerError
 from trims.core.place import FILE
 from trims.formats.in_place import InPlace
 from trims.store.catalog import identities_of
+from trims.store.resolve import builder_is_as_before
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,7 +205,8 @@ def _check_unchanged(resolved: Resolved) -> None:
 
     Raises ArtifactChangedError. An artifact that is gone altogether is found out by reading it.
     """
-    if resolved.identities and identities_of(resolved.artifact.files) != resolved.identities:
+    same = not resolved.identities or identities_of(resolved.artifact.files) == resolved.identities
+    if not (same and builder_is_as_before(resolved)):
         raise _changed(resolved)
 
 

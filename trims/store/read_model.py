@@ -251,10 +251,14 @@ class ReadModel:
         """Whether an image is in shared memory, and why it is or is not, in a sentence."""
         with self._lock:
             found, demand = self._residency.in_memory(image.key, image.in_place)
+            failure = self._residency.failure_of(image.key)
         if found in (Verdict.THERE, Verdict.COMING):
             return f"yes: {found.value}"
         if found is Verdict.EARNED:
             return "no: its next open has it copied there"
+        if found is Verdict.FAILED and failure is not None:
+            left_s = max(0.0, failure.not_before_s - self._clock())
+            return f"no: {found.value}: {failure.error} (tried again by an open after {left_s:.0f} s)"
         often = f" (demand {demand:.1f}, copied from {EARNED} on)" if found is Verdict.RARELY_OPENED else ""
         return f"no: {found.value}{often}"
 

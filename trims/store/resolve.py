@@ -18,7 +18,7 @@ import os
 import stat
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ from trims.core.manifest import ArtifactSource, Manifest
 from trims.core.place import FILE, TierKind
 from trims.formats.base import Artifact, Converter, Limits
 from trims.formats.build import build_artifact
-from trims.formats.conversion import converter, detect, recipe
+from trims.formats.conversion import builder_of_options, converter, detect, recipe
 from trims.formats.environments import Environment
 from trims.formats.in_place import may_be_in_place
 from trims.memory.reading import read_up_to
@@ -81,6 +81,7 @@ class Resolved:
         epoch: Of the name, when the look began.
         in_place: Key under which the artifact's own files may be served; None if they may not.
         hashed: False while `key` is `in_place`, because the files were not read yet.
+        builder: What was to know of the file of the module builder that its options name.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Resolved:
     epoch: int = 0
     in_place: str | None = None
     hashed: bool = True
+    builder: Mapping[str, str] = field(default_factory=dict)
 
 
 class LongReadError(Exception):
@@ -214,7 +216,7 @@ class Resolver:
             return None
         if self._always_hash and known.checked_at_s + _TRUST_S <= self._clock():
             return None
-        same = identities_of(known.artifact.files) == known.identities
+        same = identities_of(known.artifact.files) == known.identities and builder_is_as_before(known)
         return replace(known, checked_at_s=self._clock()) if same else None
 
     def _resolve(self, name: str, reading: Reading) -> Resolved:
@@ -316,6 +318,7 @@ class Resolver:
             identities=identities,
             checked_at_s=self._clock(),
             converted=chosen.needs_child(options),
+            builder=made_by.get("builder", {}),
         )
 
     def _in_place_key(
@@ -418,6 +421,11 @@ class Resolver:
                 f"correct the manifest"
             )
         return known[0]
+
+
+def builder_is_as_before(resolved: Resolved) -> bool:
+    """False if the file of the module builder was edited since the name was looked into. Reads that file."""
+    return not resolved.builder or builder_of_options(resolved.artifact) == resolved.builder
 
 
 def _options(manifest: Manifest, chosen: Converter) -> dict[str, Any]:

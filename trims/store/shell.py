@@ -27,6 +27,7 @@ from trims.core.events import (
     Changed,
     Closed,
     Event,
+    Failed,
     Fill,
     Filled,
     Free,
@@ -117,6 +118,7 @@ class Shell:
             Abandon: lambda it: lambda: runner.abandon(ReplicaId(it.key, it.place, it.generation)),
             Free: self._bind_free,
             Lost: self._bind_lost,
+            Failed: self._bind_failed,
             Changed: watchers.tell,
         }
 
@@ -355,6 +357,13 @@ class Shell:
     def _bind_lost(self, it: Lost) -> Callable[[], None]:
         self._counters["leases_lost"] += 1
         return lambda: self.lost(it.lease, it.reason)
+
+    def _bind_failed(self, it: Failed) -> Callable[[], None]:
+        self._counters["earned_copies_failed"] += 1
+        image = self._images.get(it.key)
+        name = it.key[:16] if image is None else image.name
+        told = "%s cannot be brought to %s behind its readers, who go on: %s; tried again after %.0f s at the earliest"
+        return lambda: log.warning(told, name, it.place, it.error, it.again_in_s)
 
     def _bind_free(self, it: Free) -> Callable[[], None]:
         self._counters[f"evictions.{it.place}" if it.evicted else f"frees.{it.place}"] += 1

@@ -35,6 +35,7 @@ from trims.core.events import (
     EvictRequested,
     Filled,
     KeepAlive,
+    ManifestChanged,
     PinChanged,
     ReplicaBroken,
     Requested,
@@ -495,7 +496,10 @@ class Store:
 
     def manifest_changed(self, name: str) -> None:
         """A name has another manifest: what is being looked up under the old one counts no more."""
+        known = self.resolver.remembered(name)
         self.resolver.forget(name)
+        if known is not None:
+            self._feed(ManifestChanged(at_s=self._clock(), key=known.key))
 
     def retire(self, name: str) -> None:
         """The name goes: its image too, after its last lease, if no other name stands for it."""

@@ -53,7 +53,7 @@ class FileTier:
             raise
         parts = zip(fds, plan.pages, strict=False)  # the last descriptor is the head's
         pages = tuple(Pages(fd, part.begin, part.nbytes, part.offset) for fd, part in parts)
-        label = f"{plan.pages[0].file.path} ({generation})"
+        label = f"{plan.pages[0].file.path if plan.pages else key} ({generation})"
         extent = Extent(key, self.place, plan.nbytes, "", fds[-1], label, named=False, pages=pages)
         self._open[label] = extent
         return extent

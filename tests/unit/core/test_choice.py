@@ -16,6 +16,7 @@ from trims.core.events import (
     Adopted,
     Closed,
     EvictRequested,
+    Failed,
     Fill,
     Filled,
     FillFailed,
@@ -23,12 +24,15 @@ from trims.core.events import (
     Freed,
     Grant,
     KeepAlive,
+    ManifestChanged,
     Measure,
+    MeasureFailed,
     PinChanged,
     Requested,
     SessionEnded,
     Tick,
 )
+from trims.core.failures import FIRST_PAUSE_S
 from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, FILE, GPU, Place
 from trims.core.policy import GreedyDualSizeFrequency, LeastRecentlyUsed, Policy
@@ -578,6 +582,53 @@ def test_memory_serves_nearly_as_many_opens_as_the_best_contents_would(policy: t
     served = [machine.open(str(number)) for number in opens][2_000:]
     assert sum(served) / len(served) >= 0.95 * best_share(weights, sizes, machine.capacity)
     assert machine.copied_bytes < 5 * sum(sizes), "images in nearly equal demand push each other out in turn"
+
+
+def failing(bench: Files, key: str) -> list[Instruction]:
+    """Use has an artifact converted behind its readers, which fails; returns what follows."""
+    assert only(Measure, bench.open(key))
+    made = bench.residency.find(key, CPU)
+    assert made is not None
+    about = {"key": key, "place": CPU, "generation": made.generation, "measurement": made.measuring}
+    return bench.feed(MeasureFailed, **about, error=ArtifactError("torn"))
+
+
+def test_an_artifact_that_cannot_be_converted_is_tried_ever_less_often_and_told_once() -> None:
+    bench = Files()
+    bench.in_place("a", 40)
+    bench.open("a")
+    (failed,) = only(Failed, failing(bench, "a"))
+    assert isinstance(failed, Failed)
+    assert (failed.key, str(failed.error), failed.again_in_s) == ("a", "torn", FIRST_PAUSE_S)
+    assert judged(bench, "a", "in place a") is Verdict.FAILED
+    for pause_s in (FIRST_PAUSE_S, 2 * FIRST_PAUSE_S):
+        bench.now += pause_s - 3.0
+        assert kinds(bench.open("a")) == [Grant]
+        bench.now += 3.0
+        assert only(Failed, failing(bench, "a")) == []
+
+
+@pytest.mark.parametrize("how", ["made after all", "another manifest"])
+def test_a_failure_is_forgotten_once_it_says_nothing_any_more(how: str) -> None:
+    bench = Files()
+    bench.in_place("a", 40)
+    bench.open("a")
+    failing(bench, "a")
+    if how == "another manifest":
+        bench.feed(ManifestChanged, key="a")
+    else:
+        bench.ask("a", session=3)
+        bench.measured("a", 40)
+        bench.filled("a")
+    assert bench.residency.failure_of("a") is None
+
+
+def test_a_failure_holds_back_no_request_for_the_place_itself() -> None:
+    bench = Files()
+    bench.in_place("a", 40)
+    bench.open("a")
+    failing(bench, "a")
+    assert only(Measure, bench.ask("a", session=3))
 
 
 # -- why an image is in memory or not ----------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from trims.core.errors import (
     LostPeerError,
     ModelNotFoundError,
     PermissionDeniedError,
+    PredictorError,
     TensorNotFoundError,
     TooLargeError,
     TrimsError,
@@ -53,7 +54,7 @@ def test_an_unknown_code_is_said_and_not_lost() -> None:
 def test_a_class_says_whether_asking_again_can_help() -> None:
     again = {code for code, cls in error_classes().items() if cls.retryable}
     lost = {"lost_peer", "daemon_away", "draining", "device_lost"}
-    assert again == {"in_use", "capacity", "deadline", "artifact_changed"} | lost
+    assert again == {"in_use", "capacity", "busy", "deadline", "artifact_changed"} | lost
     assert not TooLargeError.retryable
     assert issubclass(TooLargeError, CapacityError)
 
@@ -81,7 +82,8 @@ def test_a_code_leads_back_to_its_class_with_the_message(cls: type[TrimsError]) 
 
 def test_every_class_belongs_to_exactly_one_of_the_branches_of_culprits() -> None:
     branches = (
-        CallerError, InUseError, CapacityError, DeadlineError, LostPeerError, BrokenWeightsError, InternalError,
+        CallerError, InUseError, CapacityError, DeadlineError, LostPeerError, BrokenWeightsError, PredictorError,
+        InternalError,
     )  # fmt: skip
     for cls in all_classes():
         assert cls is TrimsError or sum(issubclass(cls, branch) for branch in branches) == 1, cls

@@ -54,3 +54,10 @@ def test_tied_tensors_count_once_also_when_one_is_smaller() -> None:
 def test_a_tensor_that_cannot_be_is_named(wrong: TensorSpec, words: str) -> None:
     with pytest.raises(ImageError, match=words):
         Layout.of([wrong]).validate(1023)
+
+
+def test_alignment_is_asked_for_or_not() -> None:
+    unaligned = Layout.of([spec(offset=2)])
+    unaligned.validate(1023, aligned=False)
+    with pytest.raises(ImageError, match="unaligned for F32"):
+        unaligned.validate(1023)

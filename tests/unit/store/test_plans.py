@@ -33,7 +33,9 @@ def plans_of(made: list[Conversion], waiting: int = 2) -> Plans:
 def an_artifact(nbytes: int = 100, path: Path | None = None) -> Any:
     files = (path,) if path else (Path("/nowhere"),)
     identities = identities_of(files) if path else ()
-    return SimpleNamespace(name="m", nbytes=nbytes, artifact=SimpleNamespace(files=files), identities=identities)
+    return SimpleNamespace(
+        name="m", nbytes=nbytes, artifact=SimpleNamespace(files=files), identities=identities, builder={}
+    )
 
 
 def replica(key: str = "a", generation: int = 1) -> ReplicaId:

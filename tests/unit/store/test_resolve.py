@@ -55,6 +55,43 @@ def put(registry: SqliteRegistry, artifact: dict[str, Any], origin: str = "", **
     registry.put({"name": "m", "artifact": artifact, **more}, origin, replace=True)
 
 
+def a_builder(folder: Path, registry: SqliteRegistry, code: str, name: str = "m") -> Path:
+    """A manifest in a folder of its own, whose builder lies there; the builder's file."""
+    folder.mkdir(exist_ok=True)
+    (folder / "mods.py").write_text(code)
+    artifact = {"path": str(folder.parent / "m.safetensors"), "options": {"module": "mods:build"}}
+    registry.put({"name": name, "artifact": artifact}, str(folder), replace=True)
+    return folder / "mods.py"
+
+
+@pytest.mark.parametrize("served", [True, False], ids=["from its file", "as an image"])
+def test_builders_of_one_name_in_two_folders_make_two_images(
+    served: bool, registry: SqliteRegistry, catalog: Catalog, checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    checkpoint("m").chmod(0o644)
+    resolver = Resolver(registry, catalog, {}, folder / "artifacts", Limits(), in_place=True)
+    for name in ("a", "b"):
+        a_builder(folder / name, registry, "", name)
+    found = [resolver.resolve(name, resolve.Reading(digest=not served)) for name in ("a", "b")]
+    assert [each.hashed for each in found] == [not served] * 2
+    assert found[0].key != found[1].key
+    assert None not in (found[0].in_place, found[1].in_place)
+    assert found[0].in_place != found[1].in_place
+
+
+def test_an_edited_builder_makes_another_image_at_the_next_look(
+    resolver: Resolver, registry: SqliteRegistry, checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    checkpoint("m")
+    file = a_builder(folder / "a", registry, "x = 1")
+    before = resolver.resolve("m")
+    assert resolver.resolve("m").key == before.key
+    file.write_text("x = 2")
+    assert resolver.resolve("m").key != before.key
+    file.write_text("x = 1")
+    assert resolver.resolve("m").key == before.key
+
+
 # -- paths ---------------------------------------------------------------------------------------------------------
 
 

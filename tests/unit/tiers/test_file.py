@@ -52,6 +52,21 @@ def test_what_it_serves_is_mapped_from_head_and_file(path: Path) -> None:
     attachment.close()
 
 
+def test_an_artifact_that_is_all_program_takes_one_descriptor() -> None:
+    from trims.image.in_place import plan_in_place
+    from trims.image.plan import Contents
+    from trims.image.program import Program
+    from trims.image.reader import ImageView
+
+    tier = FileTier()
+    extent = tier.serve("k", 1, plan_in_place(Contents([], Program("onnx-original", {}, b"graph"))))
+    attachment = Attachment(extent.fd, extent.nbytes, pages=extent.pages)
+    tier.free(extent)
+    assert extent.pages == ()
+    assert ImageView(attachment.data).program() == Program("onnx-original", {}, b"graph")
+    attachment.close()
+
+
 def test_the_head_cannot_be_written_to(path: Path) -> None:
     tier = FileTier()
     extent = tier.serve("k", 1, plan_of(path))

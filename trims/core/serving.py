@@ -1,0 +1,130 @@
+"""What a manifest says of requests: the tensors that go in and come out, and the predictor between them.
+
+Data types have the names of the Open Inference Protocol (`FP32`, `INT64`, `BYTES` for text), because that is what a
+request states. Not covered: the values themselves (`trims_predictors.tensors`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import ManifestError
+from trims.core.manifest_fields import CALL, Fields
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Data type -> bytes of one element; None for BYTES, whose elements have lengths of their own.
+ITEM_BYTES: Mapping[str, int | None] = {
+    "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2, "INT32": 4, "INT64": 8,
+    "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8, "BYTES": None,
+}  # fmt: skip
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
+_TENSOR = re.compile(r"[^\x00-\x1f]{1,256}\Z")
+#: Of one tensor; numpy can have no more.
+MOST_DIMENSIONS = 32
+ANY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """One input or output.
+
+    Attributes:
+        name: As requests name it.
+        dtype: A name of the Open Inference Protocol.
+        shape: Lengths of its dimensions; -1 for any.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def admits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a tensor of this shape is one."""
+        return len(shape) == len(self.shape) and all(
+            wanted in (ANY, given) for wanted, given in zip(self.shape, shape, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PredictorSettings:
+    """How processes answer with a model.
+
+    Attributes:
+        call: `package.module:Class` of the predictor; empty for the one that trims has for the framework.
+        options: What the class gets in `context.options`.
+        preload: Modules that templates import before they fork predictors of this model.
+        instances: How many predictors may run at once.
+        threads: Threads of one predictor; 0 for as many as there are processors.
+        max_batch_size: Requests are put together along their first dimension up to this many rows; 0: never.
+        batch_delay_s: How long a request waits for others to be put together with.
+        keep_alive_s: Seconds that an idle predictor stays; None: until its slot is needed.
+        deadline_s: Seconds that one run may take before its predictor is ended.
+    """
+
+    call: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+    instances: int = 1
+    threads: int = 0
+    max_batch_size: int = 0
+    batch_delay_s: float = 0.0
+    keep_alive_s: float | None = None
+    deadline_s: float | None = None
+
+
+def parse_predictor(raw: object, name: str) -> PredictorSettings:
+    """Check the field `predictor`. Raises ManifestError."""
+    if raw is None:
+        return PredictorSettings()
+    fields = Fields(raw, f"{name}: predictor")
+    settings = PredictorSettings(
+        call=fields.text("call", "", pattern=CALL, hint="package.module:Class"),
+        options=fields.mapping("options"),
+        preload=fields.texts("preload", pattern=_MODULE, hint="the name of a module"),
+        instances=fields.count("instances", 1, least=1, most=1024),
+        threads=fields.count("threads", 0, most=1024),
+        max_batch_size=fields.count("max_batch_size", 0),
+        batch_delay_s=fields.seconds("batch_delay_s") or 0.0,
+        keep_alive_s=fields.seconds("keep_alive_s"),
+        deadline_s=fields.seconds("deadline_s"),
+    )
+    fields.done()
+    return settings
+
+
+def parse_tensors(raw: object, where: str) -> tuple[TensorType, ...]:
+    """Check the field `inputs` or `outputs`: a list of mappings. Raises ManifestError."""
+    if raw is None:
+        return ()
+    if not isinstance(raw, list | tuple):
+        raise ManifestError(f"{where}: must be a list of name, dtype and shape, not {type(raw).__name__}")
+    found = tuple(_tensor(each, f"{where}[{index}]") for index, each in enumerate(raw))
+    names = [each.name for each in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ManifestError(f"{where}: {name!r} is there twice; give each tensor a name of its own")
+    return found
+
+
+def _tensor(raw: object, where: str) -> TensorType:
+    fields = Fields(raw, where)
+    made = TensorType(
+        fields.text("name", pattern=_TENSOR, hint="1 to 256 printable characters", required=True),
+        fields.choice("dtype", tuple(ITEM_BYTES)),
+        _shape(fields.take("shape"), where),
+    )
+    fields.done()
+    return made
+
+
+def _shape(raw: object, where: str) -> tuple[int, ...]:
+    if not isinstance(raw, list | tuple) or len(raw) > MOST_DIMENSIONS:
+        raise ManifestError(f"{where}: 'shape' must be a list of at most {MOST_DIMENSIONS} lengths, not {raw!r}")
+    for length in raw:
+        if isinstance(length, bool) or not isinstance(length, int) or length < ANY:
+            raise ManifestError(f"{where}: 'shape' has {length!r}; write a length, or -1 for any")
+    return tuple(raw)
