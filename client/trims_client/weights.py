@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trims.core.errors import CallerError, ClosedError, NotSupportedError
+from trims.core.layout import DTYPE_BYTES
 from trims.image.reader import ImageView
 from trims.memory.attach import Attachment
 
@@ -34,6 +35,8 @@ _ML_DTYPES = {
     "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
+#: Length of the widest element: what lies at a multiple of it is aligned, whatever its dtype.
+_WIDEST = 8
 
 
 class Attached(Protocol):
@@ -71,7 +74,9 @@ class Weights(Mapping[str, "NDArray[Any]"]):
     """The tensors of one attached model, read-only.
 
     `weights[name]` is a numpy view into shared memory: no bytes are copied, whatever the size. It stays valid as
-    long as it is referenced, also after `close`; the lease ends when the last view is gone.
+    long as it is referenced, also after `close`; the lease ends when the last view is gone. Only at the place `file`
+    may a tensor lie where no framework can read it, not aligned to its element. It is copied privately when it is
+    asked for, once for each `Weights`; `copied_bytes` says how much that was.
 
     Example:
         with trims.connect() as session, session.open("bert") as weights:
@@ -108,6 +113,8 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         self._on_close = on_close
         self._on_report = on_report
         self.fell_back: str | None = None
+        #: Offset and length of a tensor that is not aligned to its element -> its private copy.
+        self._copies: dict[tuple[int, int], bytes] = {}
         try:
             self._view: ImageView | None = ImageView(attachment.data)
         except BaseException:
@@ -215,6 +222,26 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         self._on_host()
         return self.view.tensor(name)
 
+    def aligned(self, name: str) -> memoryview:
+        """The bytes of one tensor, read-only, at an address that is a multiple of its element's length.
+
+        They are those of the mapping, or a private copy if the tensor is not aligned in the artifact's own file.
+        Raises TensorNotFoundError; NotSupportedError if the model lies on a device.
+        """
+        spec, found = self.view.spec(name), self.raw(name)
+        if spec.offset % DTYPE_BYTES[spec.dtype] == 0:
+            return found
+        place = (spec.offset, len(found))
+        copy = self._copies.get(place)
+        if copy is None:
+            copy = self._copies.setdefault(place, bytes(found))  # another thread may have been faster
+        return memoryview(copy)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of private copies that were made so far, of tensors that are not aligned in the artifact's own file."""
+        return sum(map(len, list(self._copies.values())))
+
     def private_raw(self, name: str) -> memoryview:
         """The bytes of one tensor in a copy-on-write mapping: a write changes the private copy only."""
         self._on_host()
@@ -233,12 +260,14 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         Returns:
             An array of the tensor's shape and dtype over shared memory. bfloat16 and float8 have the dtypes of
             ml_dtypes, which is installed with trims. Where that package is missing, this raises NotSupportedError, and
-            `raw(name)` still gives the bytes.
+            `raw(name)` still gives the bytes. Of a tensor that is not aligned to its element: over `aligned(name)`.
         """
         import numpy as np
 
         spec = self.view.spec(name)
-        return np.frombuffer(self.raw(name), dtype=numpy_dtype(spec.dtype)).reshape(spec.shape)
+        # Whatever was laid out for an image lies at multiples of 64, which costs less to find out.
+        data = self.aligned(name) if spec.offset & _WIDEST - 1 else self.raw(name)
+        return np.frombuffer(data, dtype=numpy_dtype(spec.dtype)).reshape(spec.shape)
 
     def _on_host(self) -> None:
         """Refuse a model on a device: only its head is mapped, in which all tensors read as zeros."""
@@ -269,6 +298,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
     def close(self) -> None:
         """Close the weights. Views that are still referenced stay readable and keep the lease. Idempotent."""
         self._view = None
+        self._copies = {}
         self._attachment.close()
         if self._on_close is not None:
             self._on_close()

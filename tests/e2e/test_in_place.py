@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from trims.core.place import FILE
 from trims.core.replica import State
 from trims.daemon.budget import Budget
 from trims.daemon.check import check_store
+from trims.image.in_place import MAX_FILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -147,16 +149,58 @@ def test_an_mxnet_model_is_served_from_its_files(session: Session, folder: Path)
         assert (program.kind, json.loads(program.body)) == ("mxnet-symbol", mxnet_files.SYMBOL)
 
 
-@pytest.mark.parametrize("how", ["legacy", "columns"])
+def test_arrays_of_numpy_are_served_from_their_files(daemon: Daemon, session: Session, folder: Path) -> None:
+    arrays = {"w": np.arange(12, dtype="f4").reshape(3, 4), "scalar": np.float64(7), "flags": np.array([True, False])}
+    np.savez(folder / "m.npz", **arrays)
+    np.save(folder / "m.npy", arrays["w"])
+    with session.open_file(folder / "m.npz") as weights:
+        assert (weights.place, weights.warm, list(weights)) == ("file", False, list(arrays))
+        for name, array in arrays.items():
+            assert (weights[name].dtype, weights[name].flags.aligned) == (np.asarray(array).dtype, True)
+            np.testing.assert_array_equal(weights[name], array)
+    with session.open_file(folder / "m.npy") as weights:
+        assert (weights.place, weights.copied_bytes) == ("file", 0)
+        np.testing.assert_array_equal(weights["arr_0"], arrays["w"])
+    assert daemon.store.counters["fills.cpu"] == 0
+
+
+@pytest.mark.parametrize("how", ["compressed", "columns", "big endian"])
+def test_arrays_that_need_it_are_converted_and_the_log_says_why(
+    how: str, session: Session, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trims.store.resolve")
+    array = np.arange(6.0).reshape(2, 3)
+    stored = {"columns": np.asfortranarray(array), "big endian": array.astype(">f8")}.get(how, array)
+    (np.savez_compressed if how == "compressed" else np.savez)(folder / "m.npz", w=stored)
+    with session.open_file(folder / "m.npz") as weights:
+        assert weights.place == "cpu"
+        np.testing.assert_array_equal(weights["w"], array)
+    (told,) = [record.message for record in caplog.records if "is converted" in record.message]
+    assert {"compressed": "packed", "columns": "column-major"}.get(how, how) in told
+
+
+@pytest.mark.parametrize("how", ["legacy", "columns", "conjugated", "negated", "compressed"])
 def test_a_torch_checkpoint_that_needs_it_is_converted(how: str, session: Session, folder: Path) -> None:
     import torch
 
     value = torch.arange(12.0).reshape(3, 4)
-    saved = {"w": value.t() if how == "columns" else value}
+    complex_value = torch.complex(value, value + 1)
+    made = {"columns": value.t(), "conjugated": complex_value.conj(), "negated": torch._neg_view(value)}
+    saved = {"w": made.get(how, value)}
     torch.save(saved, folder / "m.pt", _use_new_zipfile_serialization=how != "legacy")
+    if how == "compressed":
+        compress(folder / "m.pt")
     with session.open_file(folder / "m.pt") as weights:
         assert weights.place == "cpu"
-        np.testing.assert_array_equal(weights["w"], saved["w"].numpy())
+        np.testing.assert_array_equal(weights["w"], saved["w"].resolve_conj().resolve_neg().numpy())
+
+
+def compress(path: Path) -> None:
+    with zipfile.ZipFile(path) as old:
+        members = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name, data in members.items():
+            new.writestr(name, data)
 
 
 def test_torch_gets_its_tensors_over_the_file(session: Session, model: Path) -> None:
@@ -241,6 +285,130 @@ def test_a_builder_that_cannot_be_imported_here_is_told_with_the_way_out(
         hidden.rename(source)
     with session.open("m", place="cpu") as weights:
         assert same_module(trims.torch.module(weights), built)
+
+
+NET = """
+import torch
+
+class Net(torch.nn.Linear):
+    who = {who!r}
+
+def build():
+    return Net(4, 4)
+
+def half():
+    return build().half()
+
+def fails():
+    raise RuntimeError("boom")
+"""
+
+
+@pytest.fixture
+def folders(daemon: Daemon, folder: Path) -> Iterator[Callable[..., str]]:
+    """Registers a model whose builder lies in the manifest's own folder; returns the builder's module."""
+    import torch
+
+    module = f"net_{folder.name.replace('-', '_')}"
+    torch.save(torch.nn.Linear(4, 4).state_dict(), folder / "m.pt")
+
+    def put(name: str, call: str = "build") -> str:
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / f"{module}.py").write_text(NET.format(who=name))
+        artifact = {"path": str(folder / "m.pt"), "options": {"module": f"{module}:{call}"}}
+        daemon.registry.put({"name": name, "artifact": artifact}, str(folder / name))
+        return module
+
+    yield put
+    sys.modules.pop(module, None)
+
+
+def test_two_manifests_over_one_file_have_each_its_own_builder(
+    session: Session, folders: Callable[..., str], folder: Path
+) -> None:
+    import trims
+
+    for place in (None, "cpu"):
+        for name in ("a", "b"):
+            sys.modules.pop(folders(name) if place is None else _net_of(folder), None)
+            with session.open(name, place=place) as weights:
+                assert trims.torch.module(weights).who == name
+
+
+def _net_of(folder: Path) -> str:
+    return f"net_{folder.name.replace('-', '_')}"
+
+
+@pytest.mark.parametrize("place", ["file", "cpu"])
+def test_a_process_that_has_the_module_of_another_folder_is_told_of_both_files(
+    place: str, session: Session, folders: Callable[..., str], folder: Path
+) -> None:
+    import trims
+
+    folders("a")
+    module = folders("b")
+    with session.open("a", place=place) as weights:
+        assert trims.torch.module(weights).who == "a"
+    with session.open("b", place=place) as weights:
+        both = rf"{folder}/b/{module}\.py, .*{folder}/a/{module}\.py"
+        with pytest.raises(NotSupportedError, match=both):
+            trims.torch.module(weights)
+
+
+def test_a_skeleton_finds_its_classes_beside_the_manifest(
+    session: Session, folders: Callable[..., str], folder: Path
+) -> None:
+    import trims
+
+    module = folders("a")
+    with session.open("a", place="cpu") as weights:
+        program = weights.program()
+        assert program is not None
+        assert (program.kind, program.attributes["origin"]) == ("torch-skeleton", str(folder / "a"))
+        before = list(sys.path)
+        assert trims.torch.module(weights).who == "a"
+        assert sys.path == before
+        sys.modules.pop(module)
+        (folder / "a" / f"{module}.py").unlink()
+        with pytest.raises(NotSupportedError, match=rf"No module named '{module}'; it lay in .*, or use load_into"):
+            trims.torch.module(weights)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"), [("half", "'weight' is F32.*, the module has"), ("fails", "raised RuntimeError: boom")]
+)
+def test_a_builder_whose_module_does_not_fit_is_refused_alike_at_file_and_in_memory(
+    call: str, words: str, session: Session, folders: Callable[..., str]
+) -> None:
+    import trims
+
+    folders("a", call)
+    with session.open("a") as weights, pytest.raises(ArtifactError, match=words):
+        trims.torch.module(weights)
+    with pytest.raises(ArtifactError, match=words):
+        session.open("a", place="cpu")
+
+
+def test_a_conversion_that_fails_behind_its_readers_is_told_once_and_shown(
+    daemon: Daemon, session: Session, folders: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    folders("a", "half")
+
+    def shown() -> str:
+        session.open("a").close()
+        return daemon.store.read.in_memory(daemon.store.read.image_of("a"))
+
+    wait_until(lambda: "its conversion failed" in shown(), "no conversion has failed")
+    assert "no: its conversion failed: " in shown()
+    assert "the module has F16[4, 4]" in shown()
+    daemon.store.residency.promotions.not_before_s = 0.0
+    for _ in range(20):
+        session.open("a").close()
+    assert daemon.store.counters["earned_copies_failed"] == 1
+    told = [record for record in caplog.records if "cannot be brought to cpu behind its readers" in record.message]
+    assert len(told) == 1
+    daemon.store.manifest_changed("a")
+    assert daemon.store.residency.failure_of(daemon.store.key_of("a")) is None
 
 
 # -- behind the reader -------------------------------------------------------------------------------------------------
@@ -328,15 +496,27 @@ def unaligned(folder: Path) -> Path:
     return path
 
 
-def test_tensors_that_are_not_aligned_are_converted_and_that_is_remembered(
-    daemon: Daemon, session: Session, folder: Path
-) -> None:
-    for _ in range(2):
-        with session.open_file(unaligned(folder)) as weights:
-            assert weights.place == "cpu"
+def test_tensors_that_are_not_aligned_are_copied_one_by_one(daemon: Daemon, session: Session, folder: Path) -> None:
+    with session.open_file(unaligned(folder)) as weights, session.open_file(folder / "odd.safetensors") as other:
+        assert (weights.place, weights.copied_bytes) == ("file", 0)
+        for _ in range(2):
             assert weights["a"].tolist() == [1, 2]
+        assert weights["a"].flags.aligned
+        assert (weights.copied_bytes, other.copied_bytes) == (8, 0)
+        private = weights.private_raw("a")
+        private[:4] = b"\xff" * 4
+        assert weights["a"].tolist() == other["a"].tolist() == [1, 2]
+    assert places(daemon) == {"file"}
+
+
+def test_what_must_be_converted_is_remembered(daemon: Daemon, session: Session, folder: Path) -> None:
+    np.savez_compressed(folder / "m.npz", a=np.arange(2))
+    for _ in range(2):
+        with session.open_file(folder / "m.npz") as weights:
+            assert weights.place == "cpu"
+            assert weights["a"].tolist() == [0, 1]
     with pytest.raises(NotInPlaceError):
-        session.open_file(folder / "odd.safetensors", place="file")
+        session.open_file(folder / "m.npz", place="file")
     assert daemon.store.counters["fills.file"] == 0
 
 
@@ -442,16 +622,14 @@ def test_many_first_opens_of_what_must_be_converted_end(
     import threading
 
     caplog.set_level(logging.INFO, "trims.store.resolve")
-    header = {
-        f"t{number}": {"dtype": "F32", "shape": [2], "data_offsets": [8 * number, 8 * number + 8]}
-        for number in range(700)
-    }
-    text = json.dumps(header).encode()
-    text += b" " * ((1 - len(text)) % 4)  # no tensor is aligned to its element
     found: list[str] = []
     for turn in range(4):
-        path = folder / f"{turn}.safetensors"
-        path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(8 * 700))
+        (folder / str(turn)).mkdir()
+        shards = {f"t{number}": f"{number}.safetensors" for number in range(MAX_FILES + 1)}
+        for name, shard in shards.items():
+            save_file({name: np.ones(2)}, folder / str(turn) / shard)
+        path = folder / str(turn) / "m.safetensors.index.json"
+        path.write_text(json.dumps({"weight_map": shards}))
 
         def read(path: Path = path) -> None:
             with connect(daemon.config.runtime_dir) as session, session.open_file(path) as weights:

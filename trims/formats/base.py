@@ -116,8 +116,9 @@ class Converter(Protocol):
 class InPlaceFormat(Protocol):
     """A converter whose artifacts may hold tensors as they are in memory, and can then be served without a copy.
 
-    What is served so must be what a conversion would give. Both methods are called where others wait, so they parse
-    little, import no framework and run nothing that the artifact's author wrote.
+    What is served so must be what a conversion would give. Where only a framework can give that, it is the artifact as
+    published, and its program's kind says so: sessions then do what the converter would have done. Both methods are
+    called where others wait, so they parse little, import no framework and run nothing that its author wrote.
     """
 
     def may_be_in_place(self, options: Mapping[str, Any]) -> bool:

@@ -6,38 +6,72 @@ the one file of this folder that `trims_client` imports.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
-from trims.core.errors import ArtifactError
+from trims.core.errors import ArtifactError, NotSupportedError, TrimsError
+from trims.formats.beside import modules_beside, refuse_others
 from trims.formats.child import load_name
+from trims.image.descriptors import explain_descriptors, lacks_descriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["NoRandomInitialization", "build_module", "modules_beside"]
 
 
-def build_module(call: Any, arguments: Any, what: str) -> torch.nn.Module:
+def build_module(call: Any, arguments: Any, what: str, origin: str = "") -> torch.nn.Module:
     """Call the builder; parameters of the module are not filled.
 
     Args:
         call: `package.module:function`.
         arguments: Its keyword arguments.
         what: Whose module it is, for messages.
+        origin: Folder of the manifest, where the builder may lie; empty if there is none.
 
     Raises:
-        ArtifactError: It is named wrongly, or returns no module.
-        NotSupportedError: It cannot be imported here.
+        ArtifactError: It is named wrongly, raises, or returns no module.
+        NotSupportedError: It cannot be imported here, or another module of its name has been.
     """
     if not isinstance(call, str) or ":" not in call or not isinstance(arguments, dict):
         raise ArtifactError(f"{what}: option module must be 'package.module:function' and module_args a map")
-    builder = load_name(call, f"{what}: the module builder")
-    with NoRandomInitialization():
-        module = builder(**arguments)
+    with modules_beside(origin, [call.partition(":")[0]], what), _settings_kept():
+        try:
+            module = _call(call, arguments, what, origin)
+        except (TrimsError, MemoryError):
+            raise
+        except ImportError as error:
+            remedy = f"; install it there: {sys.executable} -m pip install {error.name}" if error.name else ""
+            raise NotSupportedError(f"{what}: {call} lacks a module in {sys.prefix}: {error}{remedy}") from error
+        except (Exception, SystemExit) as error:
+            if isinstance(error, OSError) and lacks_descriptors(error):
+                raise explain_descriptors(error) from error
+            raise ArtifactError(f"{what}: {call} raised {type(error).__name__}: {error}") from error
     if not isinstance(module, torch.nn.Module):
         raise ArtifactError(f"{what}: {call} returned a {type(module).__name__}, not a torch.nn.Module")
     return module
+
+
+def _call(call: str, arguments: Mapping[str, Any], what: str, origin: str) -> Any:
+    builder = load_name(call, f"{what}: the module builder")
+    refuse_others(origin, [call.partition(":")[0]], what)
+    with NoRandomInitialization():
+        return builder(**arguments)
+
+
+@contextlib.contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Undo what a builder sets for the whole process or thread, so that it does not last."""
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)
 
 
 class NoRandomInitialization(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed

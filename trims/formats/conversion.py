@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConversionError, InternalError
 from trims.formats.base import Measurable
+from trims.formats.beside import builder_facts
 from trims.formats.plugins import converter, detect
 from trims.formats.process import LimitedChild
 from trims.image.host import cpu_features
@@ -40,7 +41,7 @@ _MAX_WARNINGS = 20
 NOT_NEEDED = "no request waits for it any more"
 _CLOSED = "it was closed before its end"
 
-__all__ = ["NOT_NEEDED", "Conversion", "converter", "detect", "recipe", "start_conversion"]
+__all__ = ["NOT_NEEDED", "Conversion", "builder_of_options", "converter", "detect", "recipe", "start_conversion"]
 
 
 class Conversion(ABC):
@@ -237,6 +238,7 @@ class _ChildConversion(Conversion):
             "format": artifact.format,
             "files": [str(path) for path in artifact.files],
             "options": dict(artifact.options),
+            "origin": artifact.origin,
         }
         with self._busy:
             child = self._start()
@@ -298,19 +300,27 @@ class _ChildConversion(Conversion):
         self._bury()
 
 
+def builder_of_options(artifact: Artifact) -> dict[str, str]:
+    """What is to know of the module builder that an artifact's options name, as it is now; empty if they name none."""
+    call = artifact.options.get("module")
+    return builder_facts(artifact.origin, call.partition(":")[0]) if isinstance(call, str) else {}
+
+
 def recipe(chosen: Converter, artifact: Artifact, environment: Environment) -> dict[str, Any]:
     """What besides the artifact's bytes decides its image: the other half of the image key.
 
     Returns:
         JSON values that are equal when the images would be: format, the converter's version, versions of the
-        frameworks found in the environment, the CPU's features where the image depends on them, and the options.
-        What `module` names is trusted to stay the same under its name.
+        frameworks found in the environment, the CPU's features where the image depends on them, the options, and
+        what is to know of the file of a module builder (see `trims.formats.beside`).
     """
     found: dict[str, Any] = {
         "format": chosen.format,
         "converter": chosen.version,
         "options": json.loads(json.dumps(dict(artifact.options), sort_keys=True)),
     }
+    if builder := builder_of_options(artifact):
+        found["builder"] = builder
     names = chosen.frameworks(artifact.options)
     if names:
         found["frameworks"] = environment.versions(names)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from trims.core.errors import InternalError, NotInPlaceError
+from trims.core.units import format_bytes
 from trims.formats.base import InPlaceFormat
 from trims.formats.conversion import NOT_NEEDED, Conversion, converter, is_large
 from trims.image.in_place import InPlacePlan, plan_in_place
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from trims.formats.base import Artifact, Converter
+
+log = logging.getLogger(__name__)
 
 
 def may_be_in_place(chosen: Converter, options: Mapping[str, Any]) -> bool:
@@ -36,6 +40,9 @@ class InPlace(Conversion):
         if not isinstance(chosen, InPlaceFormat):
             raise InternalError(f"artifacts of format {chosen.format} are never served in place")
         self._plan = plan_in_place(chosen.contents(self._artifact))
+        if unaligned := self._plan.unaligned_bytes:
+            copied = f"{format_bytes(unaligned)} of it are not aligned to their elements"
+            log.info("%s: %s: each process copies those that it reads", self._artifact.files[0], copied)
         return self._plan.nbytes
 
     def planned(self) -> InPlacePlan:

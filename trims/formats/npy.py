@@ -1,4 +1,7 @@
-"""npy artifacts: one array as `numpy.save` writes it. In the image it is called `arr_0`, as `numpy.savez` would."""
+"""npy artifacts: one array as `numpy.save` writes it. In the image it is called `arr_0`, as `numpy.savez` would.
+
+One that is little endian and row-major is served in place as well, without numpy.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trims.core.errors import ArtifactError
 from trims.core.layout import element_count
 from trims.formats.base import check_options
+from trims.formats.npy_header import MAGIC, read_array
 from trims.formats.npz import OneNumpyFile, kind_of, read_header
-from trims.image.plan import ImagePlan, SourceTensor, plan_image
-from trims.image.source import FileSpan, SourceFile
+from trims.image.plan import Contents, ImagePlan, SourceTensor, plan_image
+from trims.image.source import FileSpan, SourceFile, open_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +23,6 @@ if TYPE_CHECKING:
 
     from trims.formats.base import Artifact
 
-_MAGIC = b"\x93NUMPY"
 _NAME = "arr_0"
 
 
@@ -33,7 +36,7 @@ class NpyConverter(OneNumpyFile):
     def claims(self, main: Path, first_bytes: bytes) -> bool:
         """By numpy's magic bytes."""
         del main
-        return first_bytes.startswith(_MAGIC)
+        return first_bytes.startswith(MAGIC)
 
     def plan(self, artifact: Artifact) -> ImagePlan:
         """Read the header; an array that lies as the image wants it is copied from file to file."""
@@ -55,6 +58,15 @@ class NpyConverter(OneNumpyFile):
         else:
             source = SourceTensor(_NAME, kind, shape, fill=_rearranged(main, offset, shape, fortran, dtype))
         return plan_image([source], files=(file,))
+
+    def contents(self, artifact: Artifact) -> Contents:
+        """What the header says, read without numpy."""
+        check_options(artifact.files[0], artifact.options, ())
+        file = SourceFile.look(artifact.files[0])
+        with open_source(file.path) as fd:
+            found = read_array(fd, 0, file.nbytes)
+            file.check(fd)
+        return Contents([SourceTensor(_NAME, found.dtype, found.shape, span=FileSpan(file, found.offset))])
 
 
 def _rearranged(

@@ -2,7 +2,8 @@
 
 Member headers are parsed without pickle; object arrays are refused. Big-endian and Fortran-ordered arrays are converted
 while they are written. It runs in a child: what a zip file says of its members' sizes is not to be believed by a
-process that must live.
+process that must live. An archive of `savez` whose arrays are little endian and row-major is served in place as well,
+without numpy; a checksum of the archive is checked by a conversion only.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trims.core.errors import ArtifactError
+from trims.core.errors import ArtifactError, NotInPlaceError
 from trims.core.layout import element_count
 from trims.formats.base import check_options
+from trims.formats.npy_header import DTYPES, read_array
+from trims.formats.zip_members import stored_members
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
-from trims.image.plan import ImagePlan, SourceTensor, plan_image
-from trims.image.source import SourceFile
+from trims.image.plan import Contents, ImagePlan, SourceTensor, plan_image
+from trims.image.source import FileSpan, SourceFile, open_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,16 +36,12 @@ if TYPE_CHECKING:
     from trims.formats.base import Artifact
 
 _ZIP_MAGIC = b"PK\x03\x04"
+_SUFFIX = ".npy"
 _LOCAL_HEADER = struct.Struct("<26xHH")
 _CHUNK_BYTES = 8 << 20
 #: deflate's best is about 1:1032: more is a lie.
 _MAX_RATIO = 1100
 _MAX_HEADER_BYTES = 1 << 20
-#: numpy's kind and item size -> ours. ml_dtypes' types save as raw bytes and cannot be told apart: not here.
-_DTYPES = {
-    "b1": "BOOL", "u1": "U8", "i1": "I8", "u2": "U16", "i2": "I16", "u4": "U32", "i4": "I32", "u8": "U64", "i8": "I64",
-    "f2": "F16", "f4": "F32", "f8": "F64", "c8": "C64",
-}  # fmt: skip
 
 
 class OneNumpyFile:
@@ -50,6 +49,11 @@ class OneNumpyFile:
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:
         """Always: a hostile zip file may eat time and memory, and numpy is not imported where others wait."""
+        del options
+        return True
+
+    def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
+        """Always: numbers lie in the file as they are in memory, as a rule."""
         del options
         return True
 
@@ -77,7 +81,7 @@ class NpzConverter(OneNumpyFile):
             return False
         name_bytes, _ = _LOCAL_HEADER.unpack_from(first_bytes)
         name = first_bytes[_LOCAL_HEADER.size : _LOCAL_HEADER.size + name_bytes]
-        return name.endswith(b".npy") or main.suffix == ".npz"
+        return name.endswith(_SUFFIX.encode()) or main.suffix == ".npz"
 
     def plan(self, artifact: Artifact) -> ImagePlan:
         """Read the headers of all members."""
@@ -87,6 +91,27 @@ class NpzConverter(OneNumpyFile):
         with _archive(main) as archive:
             sources = [_describe(archive, info, main) for info in archive.infolist()]
         return plan_image(sources, files=(file,))
+
+    def contents(self, artifact: Artifact) -> Contents:
+        """What the archive's directory and the headers of all members say, read without numpy."""
+        check_options(artifact.files[0], artifact.options, ())
+        file = SourceFile.look(artifact.files[0])
+        with open_source(file.path) as fd:
+            members = stored_members(fd, file.nbytes)
+            sources = [_stored(fd, name, *member, file) for name, member in members.items()]
+            file.check(fd)
+        return Contents(sources)
+
+
+def _stored(fd: int, name: str, offset: int, nbytes: int, file: SourceFile) -> SourceTensor:
+    """The array of a member that is stored. Raises NotInPlaceError."""
+    if not name.endswith(_SUFFIX):
+        raise NotInPlaceError(f"member {name!r} is no array")
+    try:
+        found = read_array(fd, offset, offset + nbytes)
+    except NotInPlaceError as error:
+        raise NotInPlaceError(f"member {name!r}: {error}") from error
+    return SourceTensor(name.removesuffix(_SUFFIX), found.dtype, found.shape, span=FileSpan(file, found.offset))
 
 
 @contextlib.contextmanager
@@ -136,7 +161,7 @@ class _Member:
 
 def _describe(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> SourceTensor:
     where = f"{path}: member {info.filename!r}"
-    if not info.filename.endswith(".npy"):
+    if not info.filename.endswith(_SUFFIX):
         raise ArtifactError(f"{where} is no array")
     if info.file_size > _MAX_RATIO * info.compress_size + _MAX_HEADER_BYTES:
         raise ArtifactError(f"{where} claims to unpack {info.compress_size} bytes into {info.file_size}")
@@ -147,12 +172,12 @@ def _describe(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> So
     if data_bytes != element_count(shape) * dtype.itemsize:
         raise ArtifactError(f"{where} has {data_bytes} bytes for an array of {kind}{list(shape)}")
     member = _Member(path, info.filename, shape, fortran, dtype)
-    return SourceTensor(info.filename.removesuffix(".npy"), kind, shape, fill=member.fill)
+    return SourceTensor(info.filename.removesuffix(_SUFFIX), kind, shape, fill=member.fill)
 
 
 def kind_of(dtype: np.dtype[Any], where: str) -> str:
     """Our name of an array's dtype. Raises ArtifactError with the way out."""
-    kind = _DTYPES.get(f"{dtype.kind}{dtype.itemsize}")
+    kind = DTYPES.get(f"{dtype.kind}{dtype.itemsize}")
     if kind is None:
         remedy = "; save it as complex64" if dtype.kind == "c" else "; save it as another one"
         raise ArtifactError(f"{where} has the dtype {dtype}, which images do not know{remedy}")

@@ -4,7 +4,9 @@ The child lets ONNX Runtime optimize the model and save the result; its initiali
 tensors, the graph that is left becomes the program. A client that feeds the initializers back has a session
 without optimizing, parsing weights or copying them. Covered: weights inside the file or in external data,
 over 2 GiB too. Not covered: custom operator libraries; initializers of types no tensor of an image has
-(strings, 4-bit numbers) stay in the program.
+(strings, 4-bit numbers) stay in the program. Before the first conversion the model is served in place: the graph as
+published, over initializers where they lie (`trims.formats.onnx_graph`); sessions then optimize it themselves, as these
+options say.
 
 Options:
     optimize: `all` (default, also `true`): for this host's processor and this ONNX Runtime alone. `extended`: for
@@ -30,10 +32,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trims.core.errors import ArtifactError, ConversionError
 from trims.core.layout import DTYPE_BYTES, element_count
 from trims.formats.base import check_options, check_relative
+from trims.formats.onnx_graph import DTYPES, FED_LOCATION, INLINE_BELOW_BYTES, read_graph
 from trims.formats.onnx_scan import external_locations
 from trims.image.host import cpu_features
-from trims.image.plan import ImagePlan, SourceTensor, plan_image
-from trims.image.program import Program
+from trims.image.plan import Contents, ImagePlan, SourceTensor, plan_image
+from trims.image.program import ONNX_ORIGINAL, Program
 from trims.image.source import SourceFile
 
 if TYPE_CHECKING:
@@ -41,17 +44,11 @@ if TYPE_CHECKING:
 
     from trims.formats.base import Artifact
 
-#: Smaller initializers stay in the program: shape inference reads them (shapes, axes, pads) before weights
-#: are fed.
-INLINE_BELOW_BYTES = 1024
 #: On a GPU, integers are mostly read on the host (shapes, positions), where they cannot be fed from the device. In
 #: programs that may run there, these stay in the program too.
 INLINE_INTEGERS_BELOW_BYTES = 64 << 10
 _INTEGERS = (6, 7, 9)
 _ON_DEVICES = ("basic", "none")
-#: The file the program names for fed initializers. With /dev as folder it is there on every host, holds
-#: nothing and cannot be mapped: an initializer that is not fed is an error, never zeros.
-FED_LOCATION = "null"
 PROGRAM_KIND = "onnxruntime"
 _SCRATCH_WEIGHTS = "weights"
 _LEVELS = {
@@ -60,12 +57,6 @@ _LEVELS = {
     "basic": "ORT_ENABLE_BASIC",
     "none": "ORT_DISABLE_ALL",
 }
-#: onnx.TensorProto.DataType -> the image's dtype.
-_DTYPES = {
-    1: "F32", 2: "U8", 3: "I8", 4: "U16", 5: "I16", 6: "I32", 7: "I64", 9: "BOOL", 10: "F16", 11: "F64",
-    12: "U32", 13: "U64", 14: "C64", 16: "BF16", 17: "F8_E4M3", 18: "F8_E4M3FNUZ", 19: "F8_E5M2",
-    20: "F8_E5M2FNUZ", 24: "F8_E8M0",
-}  # fmt: skip
 
 
 class OnnxConverter:
@@ -104,6 +95,24 @@ class OnnxConverter:
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         return plan_image(sources, program=_program(model, options), metadata=metadata)
 
+    def may_be_in_place(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Always: a session can optimize the graph that was not converted yet."""
+        return True
+
+    def contents(self, artifact: Artifact) -> Contents:
+        """The model's own graph, and its dense initializers where they lie."""
+        main = artifact.files[0]
+        options = _Options.read(artifact.options, main)
+        found = read_graph(main, lambda location: _external_file(main, location))
+        attributes = {
+            **options.for_sessions(),
+            "inputs": found.inputs,
+            "outputs": found.outputs,
+            "fed": found.fed,
+            "external": {"folder": os.fspath(main.parent), "names": found.external, "files": found.files},
+        }
+        return Contents(found.sources, Program(ONNX_ORIGINAL, attributes, found.body), found.metadata)
+
 
 @dataclass(frozen=True, slots=True)
 class _Options:
@@ -124,6 +133,10 @@ class _Options:
         if type(found.threads) is not int or not 0 <= found.threads <= 1024:
             raise ArtifactError(f"{main}: option threads is a number from 0 to 1024, not {found.threads!r}")
         return found
+
+    def for_sessions(self) -> dict[str, Any]:
+        """What a program says of them."""
+        return {"optimize": self.optimize, "prepack": self.prepack, "threads": self.threads}
 
 
 def _external_file(main: Path, location: str) -> Path:
@@ -202,11 +215,11 @@ def _take_initializers(model: Any, weights: _Saved, *, on_devices: bool) -> list
     """The graph's large initializers as tensors of an image; in the graph their declarations stay."""
     sources = []
     for tensor in model.graph.initializer:
-        if not _is_external(tensor) or tensor.data_type not in _DTYPES:
+        if not _is_external(tensor) or tensor.data_type not in DTYPES:
             continue
         if on_devices and tensor.data_type in _INTEGERS and len(weights.of(tensor)) < INLINE_INTEGERS_BELOW_BYTES:
             continue
-        data, dtype, shape = weights.of(tensor), _DTYPES[tensor.data_type], tuple(tensor.dims)
+        data, dtype, shape = weights.of(tensor), DTYPES[tensor.data_type], tuple(tensor.dims)
         if len(data) != element_count(shape) * DTYPE_BYTES[dtype]:
             raise ArtifactError(f"initializer {tensor.name!r} of {dtype}{list(shape)} has {len(data)} bytes")
         sources.append(SourceTensor(tensor.name, dtype, shape, _copier(data)))
@@ -280,9 +293,7 @@ def _program(model: Any, options: _Options) -> Program:
     attributes = {
         "onnxruntime": onnxruntime.__version__ if optimized else None,
         "cpu": list(cpu_features()) if options.optimize == "all" else None,
-        "optimize": options.optimize,
-        "prepack": options.prepack,
-        "threads": options.threads,
+        **options.for_sessions(),
         "inputs": [_describe(value) for value in model.graph.input],
         "outputs": [_describe(value) for value in model.graph.output],
     }
@@ -293,4 +304,4 @@ def _describe(value: Any) -> dict[str, Any]:
     """Name, dtype and shape of an input or output; a dimension is a number, a name, or None if unknown."""
     tensor = value.type.tensor_type
     shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim]
-    return {"name": value.name, "dtype": _DTYPES.get(tensor.elem_type), "shape": shape}
+    return {"name": value.name, "dtype": DTYPES.get(tensor.elem_type), "shape": shape}

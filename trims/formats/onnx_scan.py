@@ -1,21 +1,23 @@
 """Finding the external data files of an ONNX model without protobuf, and without reading its weights.
 
 The daemon must know every file of an artifact before it lets a converter near it. This walks the wire format
-by seeking from field to field: of a 2 GiB model it reads the descriptions only. Not covered: whether the
-model is valid beyond what the walk touches.
+by seeking from field to field: of a 2 GiB model it reads the descriptions only. What may hold a tensor but no word of
+external data is stepped over: trees of decisions are written as millions of numbers, each a field. Not covered:
+whether the model is valid beyond what the walk touches.
 """
 
 from __future__ import annotations
 
-import os
+import re
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ArtifactError
+from trims.formats.wire_format import LENGTH, VARINT, WireFile
 from trims.image.source import open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from trims.formats.wire_format import Field
 
 #: Which fields lead to tensors: message -> field number -> message inside.
 _PATHS = {
@@ -30,8 +32,11 @@ _PATHS = {
 _GRAPH_FIELD = 7
 _EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 13, 14, 1
 _KEY, _VALUE = 1, 2
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_WINDOW_BYTES = 4096
+#: Every tensor that is stored externally has an entry with the key `location`, a field 1 of eight bytes; longer forms
+#: of both numbers are allowed.
+_NAMES_A_FILE = re.compile(rb"(?:\x0a|\x8a\x80*\x00)(?:\x08|\x88\x80*\x00)location")
+#: Messages that are searched for that before they are walked, and how many bytes of a file are at most.
+_SEARCHED, _SEARCHED_BYTES = ("node", "function"), 64 << 20
 #: protobuf itself stops at 100 nested messages.
 _MAX_DEPTH = 100
 _MAX_LOCATION_BYTES = 4096
@@ -45,34 +50,64 @@ def external_locations(main: Path) -> tuple[str, ...]:
     Raises ArtifactError if the file cannot be read or is not an ONNX model.
     """
     with open_source(main) as fd:
-        return _Scan(main, fd).locations()
+        return tuple(dict.fromkeys(_Scan(WireFile(main, fd, _MAX_FIELDS)).locations()))
+
+
+def count_external(main: Path) -> int:
+    """How many tensors are stored externally, wherever in the model. Raises as `external_locations`."""
+    with open_source(main) as fd:
+        return len(_Scan(WireFile(main, fd, _MAX_FIELDS)).locations())
+
+
+def names_a_file(data: bytes) -> bool:
+    """False if no tensor in this part of a model is stored externally; true if one may be."""
+    return _NAMES_A_FILE.search(data) is not None
+
+
+def read_entry(file: WireFile, field: Field, most_bytes: int = _MAX_LOCATION_BYTES) -> tuple[bytes, bytes]:
+    """Key and value of a StringStringEntry, of which little more is read than a path may have. Raises ArtifactError."""
+    texts = {_KEY: b"", _VALUE: b""}
+    for number, wire, _, at, after in file.fields(field.begin, field.end):
+        if wire == LENGTH and number in texts:
+            texts[number] = file.read(at, min(after, at + most_bytes + 1))
+    if len(texts[_VALUE]) > most_bytes and texts[_KEY] == b"location":
+        raise file.broken(f"it names a file by more than {_MAX_LOCATION_BYTES} bytes")
+    return texts[_KEY], texts[_VALUE]
+
+
+def location_of(file: WireFile, value: bytes) -> str:
+    """The name of a file as text. Raises ArtifactError."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise file.broken("it names a file by bytes that are not UTF-8") from error
 
 
 class _Scan:
     """One walk through one file."""
 
-    def __init__(self, path: Path, fd: int) -> None:
-        self._path = path
-        self._fd = fd
-        self._nbytes = os.fstat(fd).st_size
-        self._window = b""
-        self._window_at = 0
-        self._fields = 0
-        self._found: dict[str, None] = {}
+    def __init__(self, file: WireFile) -> None:
+        self._file = file
+        self._left = _SEARCHED_BYTES
+        self._found: list[str] = []
 
-    def locations(self) -> tuple[str, ...]:
-        if not self._message("model", 0, self._nbytes, 0):
-            raise self._broken("it has no graph")
-        return tuple(self._found)
+    def locations(self) -> list[str]:
+        if not self._message("model", 0, self._file.nbytes, 0):
+            raise self._file.broken("it has no graph")
+        return self._found
 
     def _message(self, kind: str, begin: int, end: int, depth: int) -> bool:
         """Walk one message; True if it held what its kind cannot be without (a model's graph)."""
         if depth > _MAX_DEPTH:
-            raise self._broken("its graphs are nested too deeply")
+            raise self._file.broken("its graphs are nested too deeply")
+        if kind in _SEARCHED and end - begin <= self._left:
+            self._left -= end - begin
+            if not names_a_file(self._file.read(begin, end)):
+                return False
         inside, has_graph = _PATHS[kind], False
-        for number, wire, at, after in self._walk(begin, end):
+        for number, wire, _, at, after in self._file.fields(begin, end):
             child = inside.get(number)
-            if child is None or wire != _LENGTH:
+            if child is None or wire != LENGTH:
                 continue
             has_graph |= number == _GRAPH_FIELD
             if child == "tensor":
@@ -83,76 +118,13 @@ class _Scan:
 
     def _tensor(self, begin: int, end: int) -> None:
         location, external = None, False
-        for number, wire, at, after in self._walk(begin, end):
-            if number == _EXTERNAL_DATA and wire == _LENGTH:
-                found = self._location(at, after)
-                location = location if found is None else found
-            elif number == _DATA_LOCATION and wire == _VARINT:
-                external = self._varint(at, after)[0] == _EXTERNAL
+        for field in self._file.fields(begin, end):
+            if field.number == _EXTERNAL_DATA and field.wire == LENGTH:
+                key, value = read_entry(self._file, field)
+                location = location_of(self._file, value) if key == b"location" else location
+            elif field.number == _DATA_LOCATION and field.wire == VARINT:
+                external = self._file.varint(field.begin, field.end)[0] == _EXTERNAL
         if external:
             if location is None:
-                raise self._broken("a tensor is stored externally, in no named file")
-            self._found[location] = None
-
-    def _location(self, begin: int, end: int) -> str | None:
-        """The value of a StringStringEntry whose key is `location`; None for other keys."""
-        texts = {_KEY: b"", _VALUE: b""}
-        for number, wire, at, after in self._walk(begin, end):
-            if wire == _LENGTH and number in texts:
-                texts[number] = self._read(at, min(after, at + _MAX_LOCATION_BYTES + 1))
-        if texts[_KEY] != b"location":
-            return None
-        if len(texts[_VALUE]) > _MAX_LOCATION_BYTES:
-            raise self._broken(f"it names a file by more than {_MAX_LOCATION_BYTES} bytes")
-        try:
-            return texts[_VALUE].decode()
-        except UnicodeDecodeError as error:
-            raise self._broken("it names a file by bytes that are not UTF-8") from error
-
-    def _walk(self, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """Every field as (number, wire type, first byte of its payload, first byte after it)."""
-        at = begin
-        while at < end:
-            self._fields += 1
-            if self._fields > _MAX_FIELDS:
-                raise self._broken(f"it has more than {_MAX_FIELDS} parts")
-            tag, at = self._varint(at, end)
-            number, wire = tag >> 3, tag & 7
-            payload, after = self._payload(wire, at, end)
-            if number == 0 or after > end:
-                raise self._broken(f"a field at byte {at} leaves its message")
-            yield number, wire, payload, after
-            at = after
-
-    def _payload(self, wire: int, at: int, end: int) -> tuple[int, int]:
-        """First byte of the payload and first byte after it."""
-        if wire == _VARINT:
-            return at, self._varint(at, end)[1]
-        if wire == _LENGTH:
-            length, at = self._varint(at, end)
-            return at, at + length
-        if wire == _FIXED64:
-            return at, at + 8
-        if wire == _FIXED32:
-            return at, at + 4
-        raise self._broken(f"byte {at} begins no field")
-
-    def _varint(self, at: int, end: int) -> tuple[int, int]:
-        """The number and the first byte after it."""
-        value = 0
-        for count, byte in enumerate(self._read(at, min(at + 10, end))):
-            value |= (byte & 0x7F) << (7 * count)
-            if byte < 0x80:
-                return value, at + count + 1
-        raise self._broken(f"the number at byte {at} has no end")
-
-    def _read(self, begin: int, end: int) -> bytes:
-        """Bytes of the file through a small window, so that neighbouring fields cost one read."""
-        start = begin - self._window_at
-        if start < 0 or end - self._window_at > len(self._window):
-            self._window_at, start = begin, 0
-            self._window = os.pread(self._fd, max(_WINDOW_BYTES, end - begin), begin)
-        return self._window[start : start + end - begin]
-
-    def _broken(self, what: str) -> ArtifactError:
-        return ArtifactError(f"{self._path} is not an ONNX model that can be read: {what}")
+                raise self._file.broken("a tensor is stored externally, in no named file")
+            self._found.append(location)

@@ -110,7 +110,8 @@ class SafetensorsConverter:
         if "module" in artifact.options:
             from trims.formats.skeleton import add_skeleton
 
-            sources, program = add_skeleton(contents.sources, artifact.files[0], artifact.options)
+            main, options = artifact.files[0], artifact.options
+            sources, program = add_skeleton(contents.sources, main, options, origin=artifact.origin)
             contents = Contents(sources, program, contents.metadata)
         return contents.plan()
 

@@ -12,6 +12,7 @@ The program's attributes:
     frozen: parameters without requires_grad.
     tied: lists of names that are one parameter.
     class, training (always false: the module is in eval mode).
+    origin, modules: folder of the manifest, and which of the modules that the pickle names lie there; only if some do.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trims.core.errors import ArtifactError
+from trims.formats.beside import files_beside
 from trims.formats.building import build_module
 from trims.formats.torch_tensors import dtype_of, filler
 from trims.image.plan import SourceTensor
@@ -40,7 +42,11 @@ _SHOWN_NAMES = 20
 
 
 def add_skeleton(
-    sources: Sequence[SourceTensor], path: Path, options: Mapping[str, Any], module: torch.nn.Module | None = None
+    sources: Sequence[SourceTensor],
+    path: Path,
+    options: Mapping[str, Any],
+    module: torch.nn.Module | None = None,
+    origin: str = "",
 ) -> tuple[list[SourceTensor], Program]:
     """Match the artifact's tensors with the module and pickle it without them.
 
@@ -49,6 +55,7 @@ def add_skeleton(
         path: The artifact, for messages.
         options: `module`, `module_args`, `ignore`: see `trims.formats.torch`.
         module: The module, if the artifact was one; otherwise it is built.
+        origin: Folder of the manifest, where the builder may lie.
 
     Returns:
         The artifact's tensors followed by what only the module knows, and the program.
@@ -57,11 +64,12 @@ def add_skeleton(
         ArtifactError: Names, shapes or dtypes do not fit, or the module cannot be pickled.
     """
     if module is None:
-        module = build_module(options["module"], options.get("module_args", {}), str(path))
+        module = build_module(options["module"], options.get("module_args", {}), str(path), origin)
     skeleton = _Skeleton(module.eval(), sources, path, options.get("ignore", []))
     skeleton.match()
     body = skeleton.pickle()
-    return skeleton.sources, Program(KIND, skeleton.attributes(body), body)
+    # Without a builder the folder is not in the image's key, so it is not in the image.
+    return skeleton.sources, Program(KIND, skeleton.attributes(body, origin if "module" in options else ""), body)
 
 
 class _Skeleton:
@@ -175,15 +183,17 @@ class _Skeleton:
             ) from error
         return body.getvalue()
 
-    def attributes(self, body: bytes) -> dict[str, Any]:
+    def attributes(self, body: bytes, origin: str) -> dict[str, Any]:
         """What a client must know before it unpickles. Unpickles once, which also proves that it can be done."""
         reader = _Recorder(body, self._tensors())
         reader.load()
         kind = type(self.module)
+        beside = sorted(name for name in reader.modules if files_beside(origin, name))
         return {
+            **({"origin": origin, "modules": beside} if beside else {}),
             "class": f"{kind.__module__}.{kind.__qualname__}",
             "training": False,
-            "versions": _versions(reader.packages),
+            "versions": _versions({name.partition(".")[0] for name in reader.modules}),
             "buffers": sorted(self._buffers),
             "non_persistent": sorted(name for name in self._buffers if name not in self._state),
             "constants": self._constants,
@@ -218,13 +228,13 @@ class _Recorder(pickle.Unpickler):
     def __init__(self, body: bytes, tensors: Mapping[int, torch.Tensor]) -> None:
         super().__init__(io.BytesIO(body))
         self._tensors = tensors
-        self.packages: set[str] = set()
+        self.modules: set[str] = set()
 
     def persistent_load(self, pid: int) -> torch.Tensor:
         return self._tensors[pid]
 
     def find_class(self, module: str, name: str) -> Any:
-        self.packages.add(module.partition(".")[0])
+        self.modules.add(module)
         return super().find_class(module, name)
 
 

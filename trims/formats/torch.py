@@ -23,7 +23,7 @@ from trims.core.errors import ArtifactError
 from trims.formats.base import check_options
 from trims.formats.torch_state import builder_of, metadata_of, state_dict
 from trims.formats.torch_tensors import describe
-from trims.formats.torch_zip import read_checkpoint
+from trims.formats.torch_zip import is_stored, read_checkpoint
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
 from trims.image.plan import ImagePlan, plan_image
 from trims.image.source import SourceFile
@@ -86,7 +86,7 @@ class TorchConverter:
         if "module" in options or module is not None:
             from trims.formats.skeleton import add_skeleton
 
-            sources, program = add_skeleton(sources, main, options, module)
+            sources, program = add_skeleton(sources, main, options, module, artifact.origin)
         return plan_image(sources, program=program, metadata=metadata_of(ignored), files=(file,))
 
     def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
@@ -110,7 +110,8 @@ def _load(path: Path, *, allow_pickle: bool) -> Any:
     with path.open("rb") as file:
         is_zip = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
     try:
-        return torch.load(path, map_location="cpu", weights_only=not allow_pickle, mmap=is_zip)
+        # A mapping gives the bytes as they lie there: torch inflates nothing in it, and looks at no member's head.
+        return torch.load(path, map_location="cpu", weights_only=not allow_pickle, mmap=is_zip and is_stored(path))
     except pickle.UnpicklingError as error:
         reason = _TERMINAL_CODES.sub("", str(error)).partition("\n")[0]
         remedy = (

@@ -85,6 +85,8 @@ class _Machine:
         self._stack: list[Any] = []
         self._below: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
+        #: By their names; torch gives all tensors in one the type that it has when it is named first.
+        self._storages: dict[str, _Storage] = {}
 
     def run(self) -> Any:
         """The value that is left at the end."""
@@ -155,7 +157,10 @@ class _Machine:
         self._stack.append(self._memo[self._number(_UINT)])
 
     def persistent(self) -> None:
-        self._stack[-1] = _storage(*self._stack[-1])
+        found = _storage(*self._stack[-1])
+        if self._storages.setdefault(found.key, found).dtype != found.dtype:
+            raise ValueError(f"storage {found.key!r} has two dtypes")
+        self._stack[-1] = found
 
     def call(self) -> None:
         arguments = self._stack.pop()
@@ -229,13 +234,32 @@ def _storage(kind: Any, named: Any, key: Any, device: Any, count: Any) -> _Stora
     return _Storage(key, dtype, count * (DTYPE_BYTES[dtype] if dtype else 1))
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> StoredTensor:
-    """`torch._utils._rebuild_tensor_v2` and, with the dtype last, `_rebuild_tensor_v3`."""
-    if not isinstance(storage, _Storage) or len(shape) != len(stride):
-        raise TypeError("a tensor has no storage, or not as many strides as extents")
+def _tensor_v2(*given: Any) -> StoredTensor:
+    """`torch._utils._rebuild_tensor_v2`: storage, offset, shape, stride, requires_grad, hooks, metadata if any."""
+    storage, *_ = given
+    if not isinstance(storage, _Storage) or storage.dtype is None:
+        raise TypeError("a tensor has no storage with a dtype")
+    return _tensor(storage, storage.dtype, given[1:6], given[6:])
+
+
+def _tensor_v3(*given: Any) -> StoredTensor:
+    """`torch._utils._rebuild_tensor_v3`: the same with the tensor's own dtype before the metadata."""
+    storage, dtype = given[0], given[6]
+    if not isinstance(storage, _Storage) or not isinstance(dtype, _Named) or dtype.module != "torch":
+        raise TypeError("a tensor has no storage, or no dtype")
+    return _tensor(storage, DTYPES[dtype.name], given[1:6], given[7:])
+
+
+def _tensor(storage: _Storage, dtype: str, given: Sequence[Any], metadata: Sequence[Any]) -> StoredTensor:
+    if metadata not in ((), (None,), ({},)):
+        # Its elements are not what its bytes say: they are to be conjugated or negated, or something newer.
+        marks = list(metadata[0])[:3] if isinstance(metadata[0], dict) else [type(metadata[0]).__name__]
+        raise ValueError(f"a tensor is marked {marks!r:.100}")
+    offset, shape, stride, _, _ = given
+    if len(shape) != len(stride):
+        raise TypeError("a tensor has not as many strides as extents")
     if any(type(number) is not int or number < 0 for number in (offset, *shape, *stride)):
         raise ValueError("a tensor has an impossible shape")
-    dtype = storage.dtype or DTYPES[rest[2].name]
     begin, dense, nbytes = offset * DTYPE_BYTES[dtype], True, DTYPE_BYTES[dtype]
     for extent, step in zip(reversed(shape), reversed(stride), strict=True):
         dense = dense and (extent == 1 or step * DTYPE_BYTES[dtype] == nbytes)
@@ -261,8 +285,8 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "collections OrderedDict": _ordered_dict,
     "torch Size": tuple,
     "torch._utils _rebuild_parameter": _parameter,
-    "torch._utils _rebuild_tensor_v2": _tensor,
-    "torch._utils _rebuild_tensor_v3": _tensor,
+    "torch._utils _rebuild_tensor_v2": _tensor_v2,
+    "torch._utils _rebuild_tensor_v3": _tensor_v3,
 }
 
 _ACTIONS: Mapping[int, Callable[[_Machine], None]] = {

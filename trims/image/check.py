@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def check_image(image: ImageView) -> None:
     """Raises ImageError naming the first thing that disagrees."""
+    image.layout.validate(image.index_header.data_bytes)
     prefix, tied = _own_metadata(image)
     tensors = image.header.layout.tensors
     owners = {spec.offset: spec.end for spec in image.layout if spec.name not in tied and spec.nbytes}

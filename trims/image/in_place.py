@@ -5,8 +5,10 @@ Artifacts whose tensors lie in the file as they are in memory need no copy. Thei
 1. The *head*: header, binary index and program, as any image has them, in a file of their own.
 2. For each file of the artifact, its pages from the first tensor to the end of the last, mapped behind the head.
 
-A tensor keeps its distance from the next page, so it is aligned as the artifact's author aligned it: to its element,
-not to 64 bytes. Not covered: mapping the parts (`trims.memory.mapping`), and opening the files (`trims.tiers.file`).
+A tensor keeps its distance from the next page, so it is aligned as the artifact's author aligned it: to its element as
+a rule, not to 64 bytes. One that is not even aligned to its element is copied by each session that reads it
+(`trims_client.weights`). Not covered: mapping the parts (`trims.memory.mapping`), and opening the files
+(`trims.tiers.file`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from trims.core.layout import DTYPE_BYTES, TENSOR_ALIGNMENT_BYTES, Layout, Tenso
 from trims.core.units import align_up
 from trims.image.index import encode_index, index_size
 from trims.image.plan import DATA_ALIGNMENT_BYTES, OverlapError, encode_head
+from trims.image.program import TORCH_SKELETON
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -58,11 +61,13 @@ class InPlacePlan:
         head: The first bytes of the image: header, index and program.
         nbytes: Length of the image.
         pages: What follows the head, in order; between two parts lies less than a page, which has no meaning.
+        unaligned_bytes: Of tensors that are not aligned to their elements, so that each session copies what it reads.
     """
 
     head: bytes
     nbytes: int
     pages: tuple[FilePages, ...]
+    unaligned_bytes: int = 0
 
 
 def plan_in_place(contents: Contents) -> InPlacePlan:
@@ -77,9 +82,12 @@ def plan_in_place(contents: Contents) -> InPlacePlan:
     program = contents.program.encode() if contents.program else b""
     program_offset = align_up(index_size(draft), TENSOR_ALIGNMENT_BYTES)
     # Counted from the start of the data block, which is a page's: so the length of the header moves nothing.
-    pages = _place(_files(owned), align_up(program_offset + len(program), mmap.PAGESIZE))
+    data_bytes = align_up(program_offset + len(program), mmap.PAGESIZE)
+    pages = _place(_files(owned), data_bytes)
+    if not pages and contents.program is None:
+        raise NotInPlaceError("no tensor of it lies in a file")
     layout = Layout(_specs(draft, sources, owned, pages, program_offset))
-    data_bytes = pages[-1].begin + pages[-1].nbytes
+    data_bytes = pages[-1].begin + pages[-1].nbytes if pages else program_offset + len(program)
     index = encode_index(layout, program_offset=program_offset, program_bytes=len(program), data_bytes=data_bytes)
     first = [layout.tensors[source.name] for source in sources if source.tied_to is None]
     span = (program_offset, program_offset + len(program))
@@ -89,7 +97,16 @@ def plan_in_place(contents: Contents) -> InPlacePlan:
     except OverlapError as error:
         raise NotInPlaceError(str(error)) from error
     moved = tuple(FilePages(each.file, len(head) + each.begin, each.nbytes, each.offset) for each in pages)
-    return InPlacePlan(head + index.ljust(program_offset, b"\0") + program, len(head) + data_bytes, moved)
+    unaligned_bytes = _unaligned_bytes(layout)
+    if unaligned_bytes and contents.program is not None and contents.program.kind == TORCH_SKELETON:
+        raise NotInPlaceError("its skeleton refers to tensors that are not aligned to their elements")
+    whole = head + index.ljust(program_offset, b"\0") + program
+    return InPlacePlan(whole, len(head) + data_bytes, moved, unaligned_bytes)
+
+
+def _unaligned_bytes(layout: Layout) -> int:
+    found = {spec.offset: spec.nbytes for spec in layout if spec.offset % DTYPE_BYTES[spec.dtype]}
+    return sum(found.values())
 
 
 class _Owned(NamedTuple):
@@ -109,9 +126,6 @@ def _owned(sources: Iterable[SourceTensor], draft: Layout) -> Iterator[_Owned]:
         span = source.span
         if span is None:
             raise NotInPlaceError(f"tensor {source.name!r} lies in no file of it")
-        if span.offset % DTYPE_BYTES[source.dtype]:
-            where = f"at {span.offset} in {span.file.path}"
-            raise NotInPlaceError(f"tensor {source.name!r} lies {where}, unaligned for {source.dtype}")
         yield _Owned(source.name, span.file, span.offset, nbytes)
 
 
@@ -125,8 +139,6 @@ def _files(owned: Iterable[_Owned]) -> dict[SourceFile, tuple[int, int]]:
         spans = [(tensor.offset, tensor.offset + tensor.nbytes) for tensor in tensors]
         spans.append(found.get(file, spans[0]))
         found[file] = min(begin for begin, _ in spans), max(end for _, end in spans)
-    if not found:
-        raise NotInPlaceError("no tensor of it lies in a file")
     if len(found) > MAX_FILES:
         raise NotInPlaceError(f"it has {len(found)} files; more than {MAX_FILES} are not kept open")
     return found

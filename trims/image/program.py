@@ -2,7 +2,8 @@
 
 Kinds in use: `torch-skeleton` (a pickled module whose tensors are placeholders), `torch-builder` (the name of the
 function that builds the module, where no skeleton was made yet), `onnxruntime` (a model optimized for this host whose
-initializers are tensors of the image), `mxnet-symbol` (symbol JSON). The body is opaque here.
+initializers are tensors of the image), `onnx-original` (the model as published, where none was optimized yet),
+`mxnet-symbol` (symbol JSON). The body is opaque here.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from trims.core.errors import ImageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-TORCH_BUILDER = "torch-builder"
+TORCH_BUILDER, TORCH_SKELETON = "torch-builder", "torch-skeleton"
+#: The graph of an ONNX model as published, without its large weights: nothing was optimized yet.
+ONNX_ORIGINAL = "onnx-original"
 #: Kinds that run code when they are used: only to be taken from a store that one trusts like one's own files.
-EXECUTABLE_KINDS = frozenset({"torch-skeleton", TORCH_BUILDER})
+EXECUTABLE_KINDS = frozenset({TORCH_SKELETON, TORCH_BUILDER})
 _LENGTH = struct.Struct("<I")
 _MAX_HEAD_BYTES = 16 << 20
 

@@ -24,6 +24,7 @@ import numpy as np
 from mxnet.ndarray.ndarray import DLDataType
 
 from trims.core.errors import CallerError, NotSupportedError
+from trims.core.layout import DTYPE_BYTES
 from trims_client.weights import numpy_dtype
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def params(weights: Weights) -> tuple[dict[str, Any], dict[str, Any]]:
     _check_on_host(weights)
     auxiliary = _checked_program(weights).attributes["auxiliary"]
     data = weights.data(private=True)
-    arrays = {spec.name: _array(spec, data[spec.offset : spec.end]) for spec in weights.layout}
+    arrays = {spec.name: _array(spec, _bytes(weights, spec, data)) for spec in weights.layout}
     states = {name: arrays.pop(name) for name in auxiliary}
     return arrays, states
 
@@ -165,6 +166,13 @@ def _inputs(graph: Any, inputs: Sequence[str], shapes: Mapping[str, Sequence[int
         raise CallerError(f"the shapes of {', '.join(sorted(set(inputs) - set(shapes)))} do not follow; give them too")
     known = dict(zip(graph.list_arguments(), found, strict=True))
     return {name: mx.nd.zeros(known[name], ctx=device) for name in inputs}
+
+
+def _bytes(weights: Weights, spec: TensorSpec, data: memoryview) -> memoryview:
+    """The tensor's part of the data block, or a copy of it if it is not aligned to its element there."""
+    if spec.offset % DTYPE_BYTES[spec.dtype]:
+        return memoryview(bytearray(weights.raw(spec.name)))
+    return data[spec.offset : spec.end]
 
 
 def _array(spec: TensorSpec, data: memoryview) -> Any:

@@ -1,8 +1,10 @@
 """ONNX Runtime sessions over shared weights.
 
 The image has the graph already optimized, and the weights stay where they are: a session costs milliseconds and, apart
-from its activations, no private memory. Covered: the CPU execution provider, and CUDA's for weights that lie on its
-device. Not covered: other providers, which would copy every weight to memory of their own.
+from its activations, no private memory. A model that was not converted yet is served from its own files (place `file`):
+its sessions optimize the graph as published, as ONNX Runtime does alone, over the mapped weights. Covered: the CPU
+execution provider, and CUDA's for weights that lie on its device. Not covered: other providers, which would copy every
+weight to memory of their own.
 
 Example:
     with trims.connect() as session, session.open("resnet50") as weights:
@@ -17,12 +19,14 @@ shorter.
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any
 
 import onnxruntime
 
-from trims.core.errors import CallerError, NotSupportedError
+from trims.core.errors import ArtifactChangedError, CallerError, NotSupportedError
 from trims.image.host import cpu_features
+from trims.image.program import ONNX_ORIGINAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +40,7 @@ _NO_PREPACKING = "session.disable_prepacking"
 _OWNER = "trims.model"
 #: The program declares the fed weights as external data in a file called `null` (see `trims.formats.onnx`). In this
 #: folder that file exists on every machine, so no file is written, and it has no bytes that could be read by mistake.
-_EXTERNAL_FOLDER = ("session.model_external_initializers_file_folder_path", "/dev")
+_EXTERNAL_FOLDER, _NO_FOLDER = "session.model_external_initializers_file_folder_path", "/dev"
 #: dtype -> (numpy's unsigned integer of the same width, onnx.TensorProto.DataType), for dtypes that numpy lacks.
 _FOREIGN = {
     "BF16": ("uint16", 16), "F8_E4M3": ("uint8", 17), "F8_E4M3FNUZ": ("uint8", 18), "F8_E5M2": ("uint8", 19),
@@ -48,7 +52,8 @@ class SharedSession(onnxruntime.InferenceSession):  # type: ignore[misc]
     """An InferenceSession that keeps the weights it reads alive, also after `Weights.close`.
 
     Attributes:
-        program: The program of the image; `program.attributes["inputs"]` describes what to feed.
+        program: The program of the image; `program.attributes["inputs"]` describes what to feed. Its kind is
+            `onnx-original` if this session optimized the graph itself, because the model was not converted yet.
         host_copies: Names of initializers that lie on a device but that ONNX Runtime needs on the host. The session
             uses private copies of them.
     """
@@ -73,18 +78,21 @@ def session(
             `device_id`, can read device memory. The default is the provider that can read the weights, then the CPU's
             for the other operators.
         session_options: Changed in place, so they can be used for this session only. Graph optimization is switched
-            off, because the graph is optimized already. `session.disable_prepacking` in these options overrides the
-            manifest.
+            off, because the graph is optimized already; at `file` it is set to what the manifest says.
+            `session.disable_prepacking` in these options overrides the manifest.
 
     Returns:
         A session whose outputs are bit-identical to those of an ordinary `InferenceSession` with the same
         optimization level and the same choice of pre-packing.
 
     Raises:
+        ArtifactChangedError: The model was not converted yet, and a file of it changed meanwhile.
         NotSupportedError: The image is no ONNX model, or was made for another ONNX Runtime or processor; or the
             providers or options ask for something that shared weights cannot do; or this ONNX Runtime has no CUDA.
     """
     program = _checked_program(weights)
+    if program.kind == ONNX_ORIGINAL:
+        return _over_original(weights, program, _checked_providers(providers), session_options)
     _check_host(weights.name, program.attributes)
     on_device = weights.device is not None
     chosen = _providers_on_device(weights, program, providers) if on_device else _checked_providers(providers)
@@ -108,11 +116,66 @@ def _make(
     options = _complete(given, weights.name, program.attributes)
     for name, value in values.items():
         options.add_initializer(name, value)
+    return _session(weights, program, providers, options, values)
+
+
+def _session(
+    weights: Weights,
+    program: Program,
+    providers: Sequence[Any],
+    options: onnxruntime.SessionOptions,
+    values: Mapping[str, onnxruntime.OrtValue],
+) -> SharedSession:
     made = SharedSession(program.body, options, providers=list(providers))
     made.program = program
     # Keeps both alive: ONNX Runtime has only pointers to the values, which have pointers to the bytes.
     made._weights = (values, weights.view)
     return made
+
+
+def _over_original(
+    weights: Weights, program: Program, providers: Sequence[Any], given: onnxruntime.SessionOptions | None
+) -> SharedSession:
+    """A session of a model that was not converted yet: ONNX Runtime optimizes it, as it does alone.
+
+    It maps files of external data by itself where it can, and that costs nothing. What it is fed before it optimizes,
+    it copies (seen in 1.31), but that takes less time than to parse the same bytes from the model's file.
+    """
+    fed, external = program.attributes["fed"], program.attributes["external"]
+    seen = bool(external["names"]) and _are_the_same(external)
+    folder = os.path.realpath(external["folder"]) if seen else _NO_FOLDER
+    options = _complete(given, weights.name, program.attributes, folder)
+    options.graph_optimization_level = _level(program.attributes["optimize"])
+    values = {name: _ort_value(weights, name) for name in (fed if seen else [*fed, *external["names"]])}
+    if values:
+        options.add_external_initializers(list(values), list(values.values()))
+    made = _session(weights, program, providers, options, values)
+    if seen and not _are_the_same(external):
+        raise ArtifactChangedError(f"{weights.name}: its external data changed while a session was made; open it again")
+    return made
+
+
+def _are_the_same(external: Mapping[str, Any]) -> bool:
+    """True if this process sees the files of external data that the daemon has opened, inside the model's folder."""
+    folder = os.path.realpath(external["folder"])
+    for location, known in external["files"].items():
+        path = os.path.realpath(os.path.join(folder, location))
+        try:
+            found = os.stat(path)
+        except OSError:
+            return False
+        # ONNX Runtime refuses files outside the folder, where links may lead.
+        if os.path.commonpath([folder, path]) != folder or known != [
+            found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+        ]:  # fmt: skip
+            return False
+    return True
+
+
+def _level(optimize: str) -> onnxruntime.GraphOptimizationLevel:
+    levels = onnxruntime.GraphOptimizationLevel
+    known = {"extended": levels.ORT_ENABLE_EXTENDED, "basic": levels.ORT_ENABLE_BASIC, "none": levels.ORT_DISABLE_ALL}
+    return known.get(optimize, levels.ORT_ENABLE_ALL)
 
 
 def _providers_on_device(weights: Weights, program: Program, providers: Sequence[Any] | None) -> list[Any]:
@@ -124,7 +187,7 @@ def _providers_on_device(weights: Weights, program: Program, providers: Sequence
 
 def _checked_program(weights: Weights) -> Program:
     program = weights.program()
-    if program is None or program.kind != _PROGRAM_KIND:
+    if program is None or program.kind not in (_PROGRAM_KIND, ONNX_ORIGINAL):
         kind = "no program" if program is None else f"a program for {program.kind}"
         raise NotSupportedError(f"{weights.name!r} carries {kind}; a session needs a model converted from ONNX")
     return program
@@ -162,7 +225,7 @@ def _checked_providers(providers: Sequence[Any] | None) -> list[Any]:
 
 
 def _complete(
-    given: onnxruntime.SessionOptions | None, name: str, attributes: Mapping[str, Any]
+    given: onnxruntime.SessionOptions | None, name: str, attributes: Mapping[str, Any], folder: str = _NO_FOLDER
 ) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions() if given is None else _check_options(given, name)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -170,7 +233,7 @@ def _complete(
         options.intra_op_num_threads = attributes["threads"]
     if _entry(options, _NO_PREPACKING) is None:
         options.add_session_config_entry(_NO_PREPACKING, "0" if attributes["prepack"] else "1")
-    options.add_session_config_entry(*_EXTERNAL_FOLDER)
+    options.add_session_config_entry(_EXTERNAL_FOLDER, folder)
     options.add_session_config_entry(_OWNER, name)
     return options
 
@@ -186,8 +249,8 @@ def _check_options(options: onnxruntime.SessionOptions, name: str) -> onnxruntim
         )
     if options.optimized_model_filepath:
         raise NotSupportedError(f"{name!r} cannot be saved from here: its weights lie in shared memory, not in a file")
-    if _entry(options, _EXTERNAL_FOLDER[0]) is not None:
-        raise NotSupportedError(f"{name!r} has no external data; leave {_EXTERNAL_FOLDER[0]} out")
+    if _entry(options, _EXTERNAL_FOLDER) is not None:
+        raise NotSupportedError(f"{name!r} has no external data; leave {_EXTERNAL_FOLDER} out")
     return options
 
 
@@ -206,5 +269,5 @@ def _ort_value(weights: Weights, name: str) -> onnxruntime.OrtValue:
     import numpy as np
 
     width, onnx_type = _FOREIGN[dtype]
-    bits = np.frombuffer(weights.raw(name), dtype=width).reshape(weights.layout.tensors[name].shape)
+    bits = np.frombuffer(weights.aligned(name), dtype=width).reshape(weights.layout.tensors[name].shape)
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, onnx_type)

@@ -18,7 +18,8 @@ Example:
 WARNING: shared memory is read-only. Writing into a parameter in place (an optimizer's step, `weight.data.mul_`,
 `torch.nn.init`, pruning) does not raise: the kernel ends the process with SIGSEGV. Pass `writable=True` to get private
 copy-on-write memory instead, which costs memory only for the pages that are written. Buffers are always private,
-because some forward passes write them (BatchNorm in train mode).
+because some forward passes write them (BatchNorm in train mode). So are tensors that are not aligned to their elements
+in an artifact's own file (place `file`): they are copies, and a write changes the copy.
 
 Tensors keep the mapping alive: they stay valid after `weights.close()`, and the lease ends with the last of them.
 
@@ -36,7 +37,6 @@ import gc
 import importlib
 import io
 import pickle
-import sys
 import warnings
 from fnmatch import fnmatchcase
 from math import prod
@@ -44,8 +44,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from trims.core.errors import CallerError, NotSupportedError, PermissionDeniedError
+from trims.core.errors import ArtifactError, CallerError, NotSupportedError, PermissionDeniedError
+from trims.core.layout import DTYPE_BYTES
 from trims.image.program import TORCH_BUILDER
+from trims_client.frameworks._torch_built import check_fits
 from trims_client.frameworks._torch_dtypes import DTYPES as _DTYPES
 from trims_client.frameworks._torch_dtypes import dtype_of
 
@@ -74,7 +76,7 @@ def state_dict(weights: Weights, *, writable: bool = False) -> dict[str, torch.T
 
     Returns:
         Views, without a copy, whatever the size. Tied names share one storage; on a device all tensors do. The module's
-        docstring says what a write into a view that is not writable does.
+        docstring says what a write into a view that is not writable does, and which tensors are copies nevertheless.
     """
     if weights.device is not None:
         on_device: dict[str, torch.Tensor] = _device().state_dict(weights, writable=writable)
@@ -85,7 +87,7 @@ def state_dict(weights: Weights, *, writable: bool = False) -> dict[str, torch.T
     for spec in weights.layout:
         place = (spec.offset, spec.dtype, spec.shape)
         owner = owners.get(place) if spec.nbytes else None
-        found[spec.name] = _view(data, spec) if owner is None else owner.detach()
+        found[spec.name] = _tensor(weights, data, spec, private=writable) if owner is None else owner.detach()
         owners.setdefault(place, found[spec.name])
     return found
 
@@ -107,9 +109,8 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
     Raises:
         PermissionDeniedError: The image's origin is not trusted.
         NotSupportedError: The image has no skeleton, or one made with another version of torch or the model's package;
-            or its builder cannot be imported here.
-        ArtifactError: The builder returned no module.
-        CallerError: The weights do not fit what it returned.
+            or its builder or its classes cannot be imported here, or another file was under their name.
+        ArtifactError: The builder raised, or returned no module that the weights fit; its own error is the cause.
     """
     program = _program(weights)
     if not (weights.trusted if trust_program is None else trust_program):
@@ -119,8 +120,32 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
         )
     if program.kind == TORCH_BUILDER:
         return _built(weights, program.attributes, writable=writable)
+    with _importable(weights.name, program.attributes):
+        return _unpickled(weights, program, writable=writable)
+
+
+@contextlib.contextmanager
+def _importable(name: str, attributes: Mapping[str, Any]) -> Iterator[None]:
+    """For the block, modules are found in the manifest's folder if they lie there. Raises NotSupportedError."""
+    found: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if origin := attributes.get("origin"):
+        from trims.formats.building import modules_beside
+
+        found = modules_beside(origin, attributes["modules"], repr(name), alike=True)
+    try:
+        with found:
+            yield
+    except (ImportError, AttributeError) as error:  # of a module, and of a class in it
+        where = f"it lay in {origin}" if origin else "install it here"
+        raise NotSupportedError(
+            f"the skeleton of {name!r} needs a module or class that is not here: {error}; {where}, or use load_into "
+            "with a module that you build"
+        ) from error
+
+
+def _unpickled(weights: Weights, program: Program, *, writable: bool) -> torch.nn.Module:
     _check_versions(weights.name, program.attributes["versions"])
-    unpickler = pickle.Unpickler(io.BytesIO(program.body))  # noqa: S301 - trusted, see above
+    unpickler = pickle.Unpickler(io.BytesIO(program.body))  # noqa: S301 - the caller trusts it
     with _no_collection():
         if weights.device is not None:
             tensors = _device().tensors(weights, program.attributes, writable=writable)
@@ -182,9 +207,15 @@ def load_into(
 
 
 def _load(
-    module: torch.nn.Module, weights: Weights, *, strict: bool = True, ignore: Sequence[str] = (), writable: bool
+    module: torch.nn.Module,
+    weights: Weights,
+    *,
+    strict: bool = True,
+    ignore: Sequence[str] = (),
+    without: Collection[str] = (),
+    writable: bool,
 ) -> torch.nn.Module:
-    """See `load_into`. Names that match a pattern of `ignore` may be left over."""
+    """See `load_into`. Names that match a pattern of `ignore` may be left over; those in `without` are not used."""
     tied = _tied_names(module)
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
     tensors = state_dict(weights, writable=writable)
@@ -192,6 +223,8 @@ def _load(
     for spec in weights.layout:
         if spec.name in buffers:
             tensors[spec.name] = private(spec)
+    for name in without:
+        del tensors[name]
     _complete_tied(tensors, tied)
     unknown_buffers = _take_non_persistent(module, tensors, buffers)
     known = set(module.state_dict(keep_vars=True)) if ignore else set()
@@ -236,7 +269,15 @@ def _private_views(weights: Weights) -> Callable[[TensorSpec], torch.Tensor]:
         made: Callable[[TensorSpec], torch.Tensor] = _device().Block(weights).private
         return made
     private = weights.data(private=True)
-    return lambda spec: _view(private, spec)
+    return lambda spec: _tensor(weights, private, spec, private=True)
+
+
+def _tensor(weights: Weights, data: memoryview, spec: TensorSpec, *, private: bool) -> torch.Tensor:
+    """A view of the data block, or of a copy if the tensor is not aligned to its element there."""
+    if spec.offset & 7 == 0 or spec.offset % DTYPE_BYTES[spec.dtype] == 0:
+        return _view(data, spec)
+    copy = bytearray(weights.raw(spec.name)) if private else weights.aligned(spec.name)
+    return _view(memoryview(copy), spec._replace(offset=0))
 
 
 def _view(data: memoryview, spec: TensorSpec) -> torch.Tensor:
@@ -286,17 +327,17 @@ def _built(weights: Weights, named: Mapping[str, Any], *, writable: bool) -> tor
     """The module of a model that has no skeleton yet, as a converter would build it."""
     from trims.formats.building import build_module
 
-    origin = named["origin"]
-    if origin:  # as for a converter
-        sys.path.insert(0, origin)
+    ignore = named.get("ignore", ())
     try:
-        built = build_module(named["module"], named.get("module_args", {}), repr(weights.name))
+        built = build_module(named["module"], named.get("module_args", {}), repr(weights.name), named["origin"])
+        own = check_fits(built.eval(), weights, ignore)
+        return _load(built, weights, ignore=ignore, without=own, writable=writable)
     except NotSupportedError as error:
+        if error.__cause__ is None:  # nothing is missing: it says itself what to do
+            raise
         raise NotSupportedError(f"{error}; open it with place='cpu', where a converter has built the module") from error
-    finally:
-        if origin in sys.path and origin:  # the builder may have taken it out
-            sys.path.remove(origin)
-    return _load(built, weights, ignore=named.get("ignore", ()), writable=writable).eval()
+    except CallerError as error:
+        raise ArtifactError(str(error)) from error
 
 
 def _check_versions(name: str, made_with: Mapping[str, str]) -> None:
@@ -355,8 +396,8 @@ def _assign(module: torch.nn.Module, tensors: dict[str, torch.Tensor], name: str
 
 
 def _retie(module: torch.nn.Module, tied: Sequence[Sequence[str]]) -> None:
-    for first, *others in tied:
-        parameter = module.get_parameter(first)
+    for *others, last in tied:  # the names may have had different values: copying would leave that of the last one
+        parameter = module.get_parameter(last)
         for name in others:
             owner, _, leaf = name.rpartition(".")
             module.get_submodule(owner)._parameters[leaf] = parameter  # setattr would check and register again

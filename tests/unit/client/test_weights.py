@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 import pytest
+from in_place_files import weights_of
 from trims_client.weights import Weights, numpy_dtype
 
 from trims.core.errors import CallerError, ClosedError, ImageError, NotSupportedError
 from trims.core.layout import DTYPE_BYTES
-from trims.image.plan import SourceTensor, plan_image
+from trims.image.plan import Contents, SourceTensor, plan_image
 from trims.image.program import Program
+from trims.image.source import FileSpan, SourceFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 def test_the_size_of_weights_is_said_with_a_unit(segment: Callable[..., int], folder: Path) -> None:
@@ -75,6 +77,64 @@ def test_a_private_view_is_written_without_changing_the_shared_one(path: Path) -
         assert (bytes(one[:2]), bytes(whole[at : at + 2])) == (b"\x63\1", b"\0\x62")
         assert bytes(weights.data()[at : at + 2]) == bytes(weights.raw("f")[:2]) == b"\0\1"
         assert path.read_bytes() == before
+
+
+# -- tensors that are not aligned to their elements --------------------------------------------------------------------
+
+
+@pytest.fixture
+def unaligned(folder: Path) -> Iterator[Weights]:
+    """Weights in place: `odd` and its `part` begin one byte behind a multiple of 64, `even` at one."""
+    (folder / "raw").write_bytes(bytes(range(256)))
+    file = SourceFile.look(folder / "raw")
+    sources = [
+        SourceTensor("odd", "F32", (2, 3), span=FileSpan(file, 65)),
+        SourceTensor("part", "F32", (2,), tied_to="odd"),
+        SourceTensor("even", "I16", (4,), span=FileSpan(file, 128)),
+        SourceTensor("wide", "C64", (2,), span=FileSpan(file, 196)),
+        SourceTensor("brain", "BF16", (3,), span=FileSpan(file, 233)),
+        SourceTensor("bytes", "U8", (3,), span=FileSpan(file, 243)),
+    ]
+    with weights_of(Contents(sources), folder) as weights:
+        yield weights
+
+
+def test_a_tensor_that_is_not_aligned_is_copied_once_when_it_is_asked_for(unaligned: Weights) -> None:
+    assert unaligned.copied_bytes == 0
+    first, second = unaligned["odd"], unaligned["odd"]
+    assert (first.flags.aligned, first.flags.writeable, first.shape) == (True, False, (2, 3))
+    assert first.tobytes() == bytes(range(65, 89))
+    assert np.shares_memory(first, second)
+    assert unaligned.copied_bytes == 24
+    assert unaligned["part"].tobytes() == bytes(range(65, 73))
+    for name in ("even", "bytes"):
+        assert unaligned[name].flags.aligned
+    assert unaligned.copied_bytes == 32
+    assert (unaligned["wide"].tobytes(), unaligned["wide"].dtype) == (bytes(range(196, 212)), np.complex64)
+    assert unaligned["brain"].tobytes() == bytes(range(233, 239))
+    assert unaligned.copied_bytes == 54
+    with pytest.raises(ValueError, match="read-only"):
+        first[0, 0] = 1
+
+
+def test_the_bytes_of_a_tensor_are_given_as_they_lie_or_aligned(unaligned: Weights) -> None:
+    for name in unaligned:
+        assert unaligned.aligned(name) == unaligned.raw(name)
+        assert unaligned.aligned(name).readonly
+    assert np.shares_memory(np.frombuffer(unaligned.aligned("even"), "u1"), np.frombuffer(unaligned.data(), "u1"))
+    assert np.frombuffer(unaligned.aligned("odd"), "u1").ctypes.data % 4 == 0
+
+
+def test_a_copy_outlives_the_weights(unaligned: Weights) -> None:
+    array = unaligned["odd"]
+    unaligned.close()
+    assert unaligned.copied_bytes == 0
+    assert array.tobytes() == bytes(range(65, 89))
+
+
+def test_other_libraries_borrow_the_copy(unaligned: Weights) -> None:
+    found = np.from_dlpack(unaligned["odd"])
+    assert found.tobytes() == bytes(range(65, 89))
 
 
 def test_closed_weights_say_what_to_do_and_their_views_stay(path: Path) -> None:

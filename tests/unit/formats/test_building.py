@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -48,6 +49,45 @@ def test_buffers_have_the_values_that_their_module_gives_them() -> None:
     with NoRandomInitialization():
         built = convolutions()
     assert torch.equal(built.get_buffer("1.running_var"), torch.ones(4))
+
+
+def breaks(how: str) -> torch.nn.Module:
+    if how == "interrupted":
+        raise KeyboardInterrupt
+    if how == "exits":
+        sys.exit(3)
+    if how == "lacks a module":
+        import no_such_module_of_a_builder  # type: ignore[import-not-found]  # noqa: F401
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize(("how", "words"), [("fails", "raised RuntimeError: boom"), ("exits", "raised SystemExit: 3")])
+def test_what_a_builder_raises_is_the_cause_of_an_artifact_error(how: str, words: str) -> None:
+    with pytest.raises(ArtifactError, match=f"m: .*:breaks {words}") as raised:
+        build_module(f"{__name__}:breaks", {"how": how}, "m")
+    assert isinstance(raised.value.__cause__, (RuntimeError, SystemExit))
+
+
+def test_a_builder_that_lacks_a_module_says_where() -> None:
+    with pytest.raises(NotSupportedError, match=r"breaks lacks a module in .*pip install no_such_module_of_a_builder"):
+        build_module(f"{__name__}:breaks", {"how": "lacks a module"}, "m")
+
+
+def test_an_interrupt_ends_a_builder() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        build_module(f"{__name__}:breaks", {"how": "interrupted"}, "m")
+
+
+def set_and_build() -> torch.nn.Module:
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    return torch.nn.Linear(2, 2)
+
+
+def test_what_a_builder_sets_for_the_process_is_undone() -> None:
+    built = build_module(f"{__name__}:set_and_build", {}, "m")
+    assert (torch.get_default_dtype(), torch.is_grad_enabled()) == (torch.float32, True)
+    assert built.weight.dtype is torch.float64
 
 
 @pytest.mark.parametrize(

@@ -28,5 +28,24 @@ def test_a_recipe_is_json_that_says_all_but_the_bytes(plugins: Path) -> None:
 
 
 def test_a_recipe_holds_nothing_the_image_does_not_depend_on() -> None:
-    found = recipe(converter("safetensors"), Artifact("safetensors", (Path("/x"),)), Environment())
+    found = recipe(converter("safetensors"), Artifact("safetensors", (Path("/x"),), {}, "/models"), Environment())
     assert found == {"format": "safetensors", "converter": 1, "options": {}}
+
+
+def test_a_recipe_changes_with_the_folder_and_the_file_of_a_builder(tmp_path: Path) -> None:
+    def made(folder: str, code: str) -> object:
+        origin = tmp_path / folder
+        origin.mkdir(exist_ok=True)
+        (origin / "mods.py").write_text(code)
+        artifact = Artifact("torch", (Path("/x"),), {"module": "mods:build"}, str(origin))
+        return recipe(converter("torch"), artifact, Environment())["builder"]
+
+    first = made("a", "x = 1")
+    assert first == made("a", "x = 1")
+    assert first != made("a", "x = 2")
+    assert first != made("b", "x = 1")
+
+
+def test_without_a_folder_a_builder_leaves_the_recipe_as_it_was() -> None:
+    artifact = Artifact("torch", (Path("/x"),), {"module": "installed.package:build"})
+    assert "builder" not in recipe(converter("torch"), artifact, Environment())

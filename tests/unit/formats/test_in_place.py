@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,13 +19,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_only_formats_that_say_so_and_need_no_child_are_worth_a_look() -> None:
+def test_every_format_of_trims_is_worth_a_look() -> None:
     for name in ("safetensors", "torch"):
         assert isinstance(converter(name), InPlaceFormat)
         assert may_be_in_place(converter(name), {})
         assert may_be_in_place(converter(name), {"module": "a:b"})
-    assert may_be_in_place(converter("mxnet"), {})
-    assert not may_be_in_place(converter("onnx"), {})
+    for name in ("mxnet", "onnx", "npz", "npy"):
+        assert may_be_in_place(converter(name), {})
 
 
 def test_a_plan_tells_the_length_and_then_the_pages(tmp_path: Path) -> None:
@@ -50,9 +51,22 @@ def test_an_image_is_served_in_place_with_its_program(tmp_path: Path) -> None:
     assert b"mxnet-symbol" in planning.planned().head
 
 
-def test_a_format_that_is_never_in_place_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(InternalError, match="onnx are never served in place"):
-        InPlace(Artifact("onnx", (tmp_path / "m.onnx",), {})).plan()
+def test_a_format_that_is_never_in_place_is_a_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Converted:
+        format = "other"
+
+    monkeypatch.setattr("trims.formats.in_place.converter", lambda name: Converted())
+    assert not may_be_in_place(Converted(), {})  # type: ignore[arg-type]
+    with pytest.raises(InternalError, match="other are never served in place"):
+        InPlace(Artifact("other", (tmp_path / "m",), {})).plan()
+
+
+def test_what_each_process_will_copy_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "trims.formats.in_place")
+    np.savez(tmp_path / "m.npz", odd=np.ones(1 << 10, "f4"))
+    InPlace(Artifact("npz", (tmp_path / "m.npz",), {})).plan()
+    (record,) = caplog.records
+    assert "m.npz: 4.0 KiB of it are not aligned to their elements: each process copies those" in record.message
 
 
 def test_a_broken_file_is_told_as_one(tmp_path: Path) -> None:

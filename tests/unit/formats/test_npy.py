@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from trims.core.errors import ArtifactError, NotSupportedError
+from trims.core.errors import ArtifactError, NotInPlaceError, NotSupportedError
 from trims.formats.base import Artifact
 from trims.formats.conversion import detect
 from trims.formats.npy import NpyConverter
@@ -28,6 +28,22 @@ def test_an_array_of_any_shape_becomes_one_tensor(array: np.ndarray, tmp_path: P
     np.save(tmp_path / "a.npy", array)
     (spec,) = planned(tmp_path / "a.npy").layout
     assert (spec.name, spec.shape) == ("arr_0", np.shape(array))
+
+
+@pytest.mark.parametrize("array", [np.arange(12.0).reshape(3, 4), np.float32(7), np.zeros((0, 2), "i1"), np.arange(5)])
+def test_an_array_in_place_is_that_of_a_conversion(array: np.ndarray, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", array)
+    (source,) = NpyConverter().contents(Artifact("npy", (tmp_path / "a.npy",), {})).sources
+    (spec,) = planned(tmp_path / "a.npy").layout
+    assert (source.name, source.dtype, source.shape) == (spec.name, spec.dtype, spec.shape)
+    assert source.span is not None
+    assert source.span.file.read(spec.nbytes + 1, source.span.offset) == np.asarray(array).tobytes()
+
+
+def test_an_array_that_must_be_brought_into_order_is_converted(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones((2, 3), order="F"))
+    with pytest.raises(NotInPlaceError, match="column-major"):
+        NpyConverter().contents(Artifact("npy", (tmp_path / "a.npy",), {}))
 
 
 def test_what_an_image_cannot_hold_is_refused_with_the_way_out(tmp_path: Path) -> None:

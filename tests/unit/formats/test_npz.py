@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from in_place_files import weights_of
 from trims_client.weights import Weights, numpy_dtype
 
-from trims.core.errors import ArtifactError
+from trims.core.errors import ArtifactError, NotInPlaceError, TrimsError
 from trims.formats.base import Artifact
 from trims.formats.npz import NpzConverter
 from trims.image.check import check_image
+from trims.image.in_place import plan_in_place
 from trims.image.plan import plan_image
 from trims.image.reader import ImageView
 from trims.testing.converters import artifact_at, convert
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from trims.image.plan import Contents
 
 CONVERTER = NpzConverter()
 DTYPES = ["?", "u1", "i1", "<u2", ">i2", "<f2", ">f4", "<f8", "<c8", ">c8", "<i8", ">u8"]
@@ -158,6 +163,70 @@ def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
         path.write_bytes(data[:length])
         with pytest.raises(ArtifactError):
             converted(path)
+
+
+# -- in place ----------------------------------------------------------------------------------------------------------
+
+
+def contents(path: Path) -> Contents:
+    return CONVERTER.contents(Artifact("npz", CONVERTER.files(path, {})))
+
+
+def test_arrays_in_place_are_those_of_a_conversion(tmp_path: Path) -> None:
+    path, random = tmp_path / "m.npz", np.random.default_rng(0)
+    arrays = {name: random.integers(0, 2, (3, 5)).astype(name) for name in DTYPES if not name.startswith(">")}
+    np.savez(path, scalar=np.float32(7), none=np.zeros((2, 0)), **{"a/b.npy": np.arange(9)}, **arrays)
+    wanted = converted(path)
+    with weights_of(contents(path), tmp_path) as weights:
+        assert list(weights) == list(wanted)
+        for name, array in wanted.items():
+            found = weights[name]
+            assert (found.dtype, found.shape, found.flags.aligned) == (array.dtype, array.shape, True)
+            np.testing.assert_array_equal(found, array)
+        assert weights.copied_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("array", "compressed", "why"),
+    [
+        (np.arange(6.0), True, r"member 'a\.npy' is packed"),
+        (np.arange(6, dtype=">f4"), False, r"member 'a\.npy': its numbers are big endian"),
+        (np.ones((2, 3), order="F"), False, r"member 'a\.npy': its order is column-major"),
+        (np.array([{}], dtype=object), False, r"member 'a\.npy': .*dtype O|not as numpy writes it for numbers"),
+        (np.arange(3, dtype="c16"), False, r"member 'a\.npy': its dtype c16 is none of an image"),
+    ],
+    ids=["compressed", "big endian", "column-major", "objects", "complex128"],
+)
+def test_an_archive_is_left_to_a_conversion_for(array: Any, compressed: bool, why: str, tmp_path: Path) -> None:
+    (np.savez_compressed if compressed else np.savez)(tmp_path / "m.npz", a=array)
+    with pytest.raises(NotInPlaceError, match=why):
+        contents(tmp_path / "m.npz")
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_a_conversion_refuses_is_not_served_in_place(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.npz"
+    path.write_bytes(HOSTILE[name][0])
+    with pytest.raises(NotInPlaceError):
+        contents(path)
+
+
+def test_random_damage_gives_arrays_inside_the_file_or_an_error(tmp_path: Path) -> None:
+    path, chance, refused = tmp_path / "m.npz", random.Random(0), 0
+    np.savez(path, **{f"layer.{number}": np.ones((3, 4), "f4") for number in range(8)})
+    good = path.read_bytes()
+    for _ in range(400):
+        data = bytearray(good)
+        for _ in range(chance.choice([1, 2, 20])):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        path.write_bytes(data[: chance.choice([len(data), chance.randrange(len(data))])])
+        try:
+            plan = plan_in_place(contents(path))
+        except TrimsError:
+            refused += 1
+        else:
+            assert all(part.offset + part.nbytes <= path.stat().st_size for part in plan.pages)
+    assert 100 < refused < 400
 
 
 def test_an_empty_archive_is_an_empty_image(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from trims.core.errors import ArtifactError  # noqa: E402
-from trims.formats.onnx_scan import external_locations  # noqa: E402
+from trims.formats import onnx_scan  # noqa: E402
+from trims.formats.onnx_scan import count_external, external_locations, names_a_file  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,7 +83,7 @@ def test_a_hostile_file_is_an_artifact_error(tmp_path: Path, data: bytes, compla
 
 
 def test_endless_nesting_is_an_artifact_error(tmp_path: Path) -> None:
-    data = b""
+    data = b"\x2a\x0c\x6a\x0a\x0a\x08location"  # a graph's initializer that names a file
     for _ in range(200):
         for number in (6, 5, 1):
             data = bytes([number << 3 | 2, *varint(len(data))]) + data
@@ -90,6 +91,29 @@ def test_endless_nesting_is_an_artifact_error(tmp_path: Path) -> None:
     main.write_bytes(bytes([7 << 3 | 2, *varint(len(data))]) + data)
     with pytest.raises(ArtifactError, match="nested too deeply"):
         CONVERTER.files(main, {})
+
+
+def test_external_tensors_are_counted_wherever_they_are(tmp_path: Path) -> None:
+    main = tmp_path / "m.onnx"
+    main.write_bytes(located("a.bin") + located("a.bin", where="subgraph") + located("b.bin", where="function"))
+    assert count_external(main) == 3
+    assert external_locations(main) == ("a.bin", "b.bin")
+
+
+@pytest.mark.parametrize("key", [b"\x0a\x08", b"\x8a\x00\x88\x80\x00"])
+def test_a_node_that_names_a_file_in_long_numbers_is_walked_too(key: bytes, tmp_path: Path) -> None:
+    plain = located("w.bin", where="attribute")
+    assert b"\x0a\x08location" in plain
+    assert names_a_file(key + b"location")
+    assert not names_a_file(b"\x0a\x09locations" + b"/location/Add")
+
+
+def test_a_tree_of_numbers_is_stepped_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a million numbers, each a field: walking them would take a second."""
+    node = helper.make_node("TreeEnsembleRegressor", ["x"], ["y"], nodes_nodeids=list(range(500_000)))
+    main = save(tmp_path / "m.onnx", [node], [], [], [])
+    monkeypatch.setattr(onnx_scan, "_MAX_FIELDS", 1000)
+    assert external_locations(main) == ()
 
 
 @pytest.mark.parametrize("cut", range(1, 400, 7))

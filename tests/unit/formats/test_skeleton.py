@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch_files import MODULES, image_of, saved, tensors_of
+from torch_files import CONVERTER, MODULES, image_of, saved, tensors_of
 
 import trims
 
@@ -15,6 +16,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from trims.core.errors import ArtifactError, NotSupportedError, TrimsError  # noqa: E402
+from trims.formats.base import Artifact  # noqa: E402
+from trims.image.reader import ImageView  # noqa: E402
 from trims.testing import torch_modules  # noqa: E402
 
 if TYPE_CHECKING:
@@ -39,6 +42,25 @@ def test_a_skeleton_says_all_that_a_client_must_know(tmp_path: Path) -> None:
     }))  # fmt: skip
     assert torch.equal(tensors_of(view)["positions"], torch.arange(5.0).reshape(5, 1))
     assert len(program.body) < 4000
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_skeleton_names_the_folder_of_classes_that_lie_beside_its_manifest(beside: bool, tmp_path: Path) -> None:
+    (tmp_path / "skeleton_mods.py").write_text(
+        "import torch\nclass Net(torch.nn.Linear): pass\ndef build(): return Net(2, 2)\n"
+    )
+    path = saved(tmp_path, nn.Linear(2, 2).state_dict())
+    call = "skeleton_mods:build" if beside else f"{MODULES}:conv_net"
+    if not beside:
+        path = saved(tmp_path, torch_modules.conv_net().state_dict())
+    plan = CONVERTER.plan(Artifact("torch", (path,), {"module": call}, str(tmp_path)))
+    memory = bytearray(plan.nbytes)
+    plan.write_into(memoryview(memory))
+    sys.modules.pop("skeleton_mods", None)
+    program = ImageView(memoryview(memory)).program()
+    assert program is not None
+    found = {name: program.attributes.get(name) for name in ("origin", "modules")}
+    assert found == {"origin": str(tmp_path) if beside else None, "modules": ["skeleton_mods"] if beside else None}
 
 
 def test_a_file_that_keeps_one_name_of_a_tied_weight_gets_the_other(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch_files import CONVERTER, MODULES, assert_equal, image_of, saved
+from torch_files import CONVERTER, MODULES, assert_equal, image_of, saved, tensors_of
 
 torch = pytest.importorskip("torch")
 
@@ -91,6 +92,30 @@ def test_damaged_files_are_artifact_errors(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(ArtifactError, match=r"m\.pt"):
             image_of(path)
+
+
+@pytest.mark.parametrize("of_tensors_only", [True, False])
+def test_the_tensors_of_a_compressed_archive_are_those_that_were_saved(of_tensors_only: bool, tmp_path: Path) -> None:
+    state = {"w": torch.randn(300, 4), "b": torch.ones(5)}
+    path, members = saved(tmp_path, state), {}
+    with zipfile.ZipFile(path) as old:
+        members = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(path, "w") as new:
+        for name, data in members.items():
+            packed = "/data/" in name or not of_tensors_only
+            new.writestr(name, data, zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED)
+    assert_equal(tensors_of(image_of(path)), state)
+
+
+@pytest.mark.parametrize("field", [20, 24, 42], ids=["packed length", "length", "offset"])
+def test_an_archive_whose_directory_is_wrong_about_a_tensor_is_refused(field: int, tmp_path: Path) -> None:
+    path = saved(tmp_path, {"w": torch.ones(1000)})
+    data = bytearray(path.read_bytes())
+    entry = data.rindex(b"PK\x01\x02", 0, data.rindex(b"/data/0"))
+    data[entry + field] ^= 8
+    path.write_bytes(data)
+    with pytest.raises(ArtifactError, match="torch cannot read it"):
+        image_of(path)
 
 
 def test_a_file_that_changes_between_planning_and_writing_is_noticed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from trims.core.errors import ArtifactError, NotInPlaceError, TrimsError
 from trims.core.layout import TensorSpec
-from trims.formats import torch_zip
+from trims.formats import zip_members
 from trims.formats.base import Artifact
 from trims.formats.torch import TorchConverter
 from trims.formats.torch_tensors import DTYPES
@@ -121,6 +121,8 @@ NOT_HERE: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a name that is a number": (lambda: {1: torch.ones(2)}, {}, "which is no string"),
     "a key that is a tuple": (lambda: {"w": torch.ones(2), "x": {(1, 2): 3}}, {}, "neither a string nor a number"),
     "a counter": (lambda: {"w": torch.ones(2), "x": collections.Counter("ab")}, {}, "names collections.Counter"),
+    "conjugated numbers": (lambda: {"w": torch.ones(2, dtype=torch.complex64).conj()}, {}, "marked .'conj'"),
+    "negated numbers": (lambda: {"w": torch._neg_view(torch.ones(2))}, {}, "marked .'neg'"),
     "complex numbers of 128 bits": (lambda: {"w": torch.ones(2, dtype=torch.complex128)}, {}, "ComplexDoubleStorage"),
 }  # fmt: skip
 
@@ -131,6 +133,14 @@ def test_what_only_torch_can_read_is_left_to_it(name: str, tmp_path: Path) -> No
     make, how, why = NOT_HERE[name]
     with pytest.raises(NotInPlaceError, match=why):
         read_checkpoint(saved(make(), tmp_path, **how))
+
+
+def test_members_that_have_one_name_but_for_the_archives_own(tmp_path: Path) -> None:
+    path = saved({"w": torch.ones(4)}, tmp_path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("another/data/0", b"")
+    with pytest.raises(NotInPlaceError, match="two of its members have one name"):
+        read_checkpoint(path)
 
 
 def test_views_that_overlap_are_converted(tmp_path: Path) -> None:
@@ -176,16 +186,34 @@ def rewritten(path: Path, change: Any) -> Path:
     [
         (lambda name, data: (data, zipfile.ZIP_DEFLATED), "is packed"),
         (lambda name, data: None if name == "data.pkl" else (data, 0), "no member data.pkl"),
+        (lambda name, data: None if name == "version" else (data, 0), "no member version"),
         (lambda name, data: None if name == "data/0" else (data, 0), "bytes are missing"),
         (lambda name, data: (data[:-1] if name == "data/0" else data, 0), "bytes are missing"),
         (lambda name, data: (b"big" if name == "byteorder" else data, 0), "not little endian"),
         (lambda name, data: (bytes(PARSE_HERE_BYTES + 1) if name == "data.pkl" else data, 0), "too large to be parsed"),
     ],
-    ids=["compressed", "no pickle", "no bytes", "bytes missing", "big endian", "a large pickle"],
+    ids=["compressed", "no pickle", "no version", "no bytes", "bytes missing", "big endian", "a large pickle"],
 )
 def test_an_archive_that_is_not_as_torch_writes_it(change: Any, why: str, tmp_path: Path) -> None:
     path = rewritten(saved({"w": torch.ones(4)}, tmp_path), change)
     with pytest.raises(NotInPlaceError, match=why):
+        read_checkpoint(path)
+
+
+def test_an_archive_behind_other_bytes_is_left_to_a_conversion(tmp_path: Path) -> None:
+    path = saved({"w": torch.ones(4)}, tmp_path)
+    path.write_bytes(b"PK\x03\x04".ljust(64, b"\0") + path.read_bytes())
+    with pytest.raises(NotInPlaceError, match="does not begin at its first byte"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("field", [20, 24], ids=["packed length", "length"])
+def test_a_stored_member_of_two_lengths_is_left_to_a_conversion(field: int, tmp_path: Path) -> None:
+    path = saved({"w": torch.ones(4)}, tmp_path)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + field] ^= 8
+    path.write_bytes(data)
+    with pytest.raises(NotInPlaceError, match="is packed"):
         read_checkpoint(path)
 
 
@@ -208,7 +236,7 @@ def test_a_member_at_an_offset_that_cannot_be_is_left_to_a_conversion(
 
 def test_a_directory_too_large_to_be_parsed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"w": torch.ones(4)}, tmp_path)
-    monkeypatch.setattr(torch_zip, "_DIRECTORY_BYTES", 100)
+    monkeypatch.setattr(zip_members, "DIRECTORY_BYTES", 100)
     with pytest.raises(NotInPlaceError, match="too large"):
         read_checkpoint(path)
 

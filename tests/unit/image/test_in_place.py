@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from in_place_files import put_together
 from safetensors.numpy import save_file
 
 from trims.core.errors import ImageError, NotInPlaceError
@@ -31,15 +32,12 @@ def contents_of(main: Path) -> Contents:
     return converter.contents(Artifact("safetensors", converter.files(main, {}), {}))
 
 
-def put_together(plan: InPlacePlan) -> ImageView:
+def checked(plan: InPlacePlan) -> ImageView:
     """As a session maps it."""
-    memory = bytearray(plan.nbytes)
-    memory[: len(plan.head)] = plan.head
     for part in plan.pages:
         assert part.begin % mmap.PAGESIZE == part.offset % mmap.PAGESIZE == 0
         assert part.begin >= len(plan.head)
-        memory[part.begin : part.begin + part.nbytes] = part.file.read(part.nbytes, part.offset)
-    view = ImageView(memoryview(memory))
+    view = ImageView(memoryview(put_together(plan)))
     check_image(view)
     return view
 
@@ -54,7 +52,7 @@ def tensors_of(count: int) -> dict[str, np.ndarray]:
 def test_every_tensor_is_found_where_the_file_has_it(count: int, tmp_path: Path) -> None:
     tensors = tensors_of(count)
     save_file(tensors, tmp_path / "m.safetensors", metadata={"format": "np"})
-    view = put_together(plan_in_place(contents_of(tmp_path / "m.safetensors")))
+    view = checked(plan_in_place(contents_of(tmp_path / "m.safetensors")))
     assert {spec.name: (spec.shape, bytes(view.tensor(spec.name))) for spec in view.layout} == {
         name: (array.shape, array.tobytes()) for name, array in tensors.items()
     }
@@ -72,7 +70,7 @@ def test_shards_lie_one_behind_the_other(tmp_path: Path) -> None:
     main.write_text(json.dumps({"weight_map": weight_map}))
     plan = plan_in_place(contents_of(main))
     assert len(plan.pages) == 3
-    view = put_together(plan)
+    view = checked(plan)
     assert all(bytes(view.tensor(name)) == tensors[name].tobytes() for name in names)
 
 
@@ -86,13 +84,34 @@ def test_more_shards_than_may_be_open_are_converted(tmp_path: Path, monkeypatch:
         plan_in_place(contents_of(main))
 
 
-def test_a_tensor_that_is_not_aligned_to_its_element_is_named(tmp_path: Path) -> None:
+def test_a_tensor_that_is_not_aligned_to_its_element_stays_and_is_counted(tmp_path: Path) -> None:
     header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
     path = tmp_path / "m.safetensors"
-    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\1\2\3\4")
     assert (8 + len(header)) % 4, "else it is aligned"
-    with pytest.raises(NotInPlaceError, match=rf"'a' lies at {8 + len(header)} in .*m.safetensors, unaligned for F32"):
-        plan_in_place(contents_of(path))
+    plan = plan_in_place(contents_of(path))
+    assert plan.unaligned_bytes == 4
+    view = ImageView(memoryview(put_together(plan)))
+    assert view.spec("a").offset % 4 == (8 + len(header)) % 4
+    assert bytes(view.tensor("a")) == b"\1\2\3\4"
+    with pytest.raises(ImageError, match=r"'a' starts at .*, unaligned for F32"):
+        check_image(view)
+
+
+def test_a_skeleton_over_tensors_that_are_not_aligned_is_converted(tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(bytes(64))
+    sources = [SourceTensor("a", "F32", (2,), span=FileSpan(SourceFile.look(tmp_path / "raw"), 3))]
+    assert plan_in_place(Contents(sources, Program("torch-builder"))).unaligned_bytes == 8
+    with pytest.raises(NotInPlaceError, match="its skeleton refers to tensors that are not aligned"):
+        plan_in_place(Contents(sources, Program("torch-skeleton")))
+
+
+def test_a_program_alone_needs_no_pages() -> None:
+    plan = plan_in_place(Contents([SourceTensor("none", "F32", (0, 3))], Program("onnx-original", {}, b"graph")))
+    assert (plan.pages, plan.nbytes, plan.unaligned_bytes) == ((), len(plan.head), 0)
+    view = checked(plan)
+    assert view.program() == Program("onnx-original", {}, b"graph")
+    assert view.spec("none").shape == (0, 3)
 
 
 def test_tied_tensors_share_their_bytes(tmp_path: Path) -> None:
@@ -104,7 +123,7 @@ def test_tied_tensors_share_their_bytes(tmp_path: Path) -> None:
         SourceTensor("tied", "U8", (2, 2), tied_to="owner"),
         SourceTensor("other", "U8", (4,), span=FileSpan(file, 40)),
     ]
-    view = put_together(plan_in_place(Contents(sources)))
+    view = checked(plan_in_place(Contents(sources)))
     assert bytes(view.tensor("owner")) == bytes(range(16, 24))
     assert bytes(view.tensor("tied")) == bytes(range(16, 20))
     assert bytes(view.tensor("other")) == bytes(range(40, 44))
@@ -115,7 +134,7 @@ def test_a_program_lies_in_the_head(tmp_path: Path) -> None:
     sources = [SourceTensor("a", "U8", (8,), span=FileSpan(SourceFile.look(tmp_path / "raw"), 3))]
     program = Program("mxnet-symbol", {"inputs": ["x"]}, b"body" * 5000)
     plan = plan_in_place(Contents(sources, program, {"by": "a test"}))
-    view = put_together(plan)
+    view = checked(plan)
     assert view.program() == program
     assert len(plan.head) > len(program.body)
     assert bytes(view.tensor("a")) == bytes(range(3, 11))

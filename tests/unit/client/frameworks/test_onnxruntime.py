@@ -15,12 +15,13 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 onnxruntime = pytest.importorskip("onnxruntime")
 onnx = pytest.importorskip("onnx")
 
+from in_place_files import weights_of  # noqa: E402
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx_models import NO_PREPACKING, attention, convolution, feeds, own_answer, save, value, write_image  # noqa: E402
 from trims_client.frameworks import onnxruntime as shared  # noqa: E402
 from trims_client.weights import Weights  # noqa: E402
 
-from trims.core.errors import CallerError, NotSupportedError  # noqa: E402
+from trims.core.errors import ArtifactChangedError, CallerError, NotSupportedError  # noqa: E402
 from trims.formats.base import Artifact  # noqa: E402
 from trims.formats.onnx import OnnxConverter  # noqa: E402
 from trims.image.plan import SourceTensor, plan_image  # noqa: E402
@@ -78,6 +79,120 @@ def test_with_prepacking_answers_equal_the_runtimes_default(tmp_path: Path, make
     np.testing.assert_array_equal(answer, own_answer(main, prepack=True))
 
 
+# -- models that were not converted yet --------------------------------------------------------------------------------
+
+
+def in_place(main: Path, folder: Path, **options: Any) -> Weights:
+    converter = OnnxConverter()
+    return weights_of(converter.contents(Artifact("onnx", converter.files(main, options), options)), folder)
+
+
+@MODELS
+@pytest.mark.parametrize("prepack", [False, True])
+@pytest.mark.parametrize(
+    ("optimize", "level"),
+    [
+        ("all", "ORT_ENABLE_ALL"),
+        ("extended", "ORT_ENABLE_EXTENDED"),
+        ("basic", "ORT_ENABLE_BASIC"),
+        ("none", "ORT_DISABLE_ALL"),
+    ],
+)
+def test_answers_before_a_conversion_are_those_of_the_runtime(
+    tmp_path: Path, make: Callable[[Path], Path], optimize: str, level: str, prepack: bool
+) -> None:
+    main = make(tmp_path)
+    with in_place(main, tmp_path, optimize=optimize, prepack=prepack) as weights:
+        session = shared.session(weights)
+        (answer,) = session.run(None, feeds(main))
+    assert session.program.kind == "onnx-original"
+    np.testing.assert_array_equal(answer, own_answer(main, level=level, prepack=prepack))
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    """A model that adds a vector of zeros, which lies in a file of its own."""
+    weight = numpy_helper.from_array(np.zeros(1000, np.float32), "w")
+    shapes = [value(name, TensorProto.FLOAT, [1000]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", shapes[:1], shapes[1:], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "model").mkdir()
+    onnx.save(model, tmp_path / "model" / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
+    return tmp_path / "model" / "m.onnx"
+
+
+def added_by(session: shared.SharedSession) -> float:
+    (answer,) = session.run(None, {"x": np.zeros(1000, np.float32)})
+    return float(answer[0])
+
+
+def write_seven(path: Path, at: int = 0) -> None:
+    with path.open("r+b") as file:
+        os.pwrite(file.fileno(), np.float32(7).tobytes(), at)
+
+
+def test_a_file_of_external_data_is_mapped_by_the_runtime_itself(beside: Path, tmp_path: Path) -> None:
+    with in_place(beside, tmp_path) as weights:
+        session = shared.session(weights)
+        write_seven(beside.with_name("w.bin"))
+        assert added_by(session) == 7, "nothing was copied"
+        assert weights.copied_bytes == 0
+
+
+@pytest.mark.parametrize("how", ["gone", "another", "behind a link"])
+def test_external_data_that_this_process_does_not_see_is_fed(how: str, beside: Path, tmp_path: Path) -> None:
+    data = beside.with_name("w.bin")
+    with in_place(beside, tmp_path) as weights:
+        data.rename(tmp_path / "elsewhere")
+        if how == "another":
+            data.write_bytes(bytes(4000))
+        elif how == "behind a link":
+            data.symlink_to(tmp_path / "elsewhere")
+        write_seven(tmp_path / "in_place.image", weights.view.data_start + weights.layout.tensors["w"].offset)
+        assert added_by(shared.session(weights)) == 7, "the mapped bytes count"
+
+
+def test_external_data_that_changes_meanwhile_is_told(
+    beside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter((True, False))
+    monkeypatch.setattr(shared, "_are_the_same", lambda external: next(answers))
+    with in_place(beside, tmp_path) as weights, pytest.raises(ArtifactChangedError, match="open it again"):
+        shared.session(weights)
+
+
+def test_a_model_without_weights_has_a_session_before_a_conversion(tmp_path: Path) -> None:
+    shapes = [value(name, TensorProto.FLOAT, [3]) for name in ("x", "y")]
+    main = save(tmp_path / "m.onnx", [helper.make_node("Neg", ["x"], ["y"])], shapes[:1], shapes[1:], {})
+    with in_place(main, tmp_path) as weights:
+        (answer,) = shared.session(weights).run(None, {"x": np.ones(3, np.float32)})
+    assert answer.tolist() == [-1, -1, -1]
+
+
+def test_an_initializer_that_may_be_fed_as_an_input_still_may(tmp_path: Path) -> None:
+    shapes = [value(name, TensorProto.FLOAT, [1000]) for name in ("x", "w", "y")]
+    weight = np.full(1000, 2, np.float32)
+    main = save(
+        tmp_path / "m.onnx", [helper.make_node("Add", ["x", "w"], ["y"])], shapes[:2], shapes[2:], {"w": weight}
+    )
+    with in_place(main, tmp_path) as weights:
+        session = shared.session(weights)
+        x = np.ones(1000, np.float32)
+        assert session.run(None, {"x": x})[0][0] == 3
+        assert session.run(None, {"x": x, "w": x})[0][0] == 2
+
+
+def test_options_and_providers_are_checked_before_a_conversion_too(tmp_path: Path) -> None:
+    with in_place(convolution(tmp_path), tmp_path, threads=1) as weights:
+        with pytest.raises(NotSupportedError, match="CUDAExecutionProvider would copy every weight"):
+            shared.session(weights, providers=["CUDAExecutionProvider"])
+        options = onnxruntime.SessionOptions()
+        shared.session(weights, session_options=options)
+        assert options.intra_op_num_threads == 1
+        with pytest.raises(CallerError, match="carry the weights of"):
+            shared.session(weights, session_options=options)
+
+
 def test_the_session_reads_the_mapping_itself(tmp_path: Path) -> None:
     """One float changed in the file changes the answer of a session that exists: nothing was copied."""
     main = save(
@@ -128,6 +243,9 @@ def test_dtypes_numpy_lacks_are_fed_by_their_bits(tmp_path: Path, dtype: int, nu
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
     onnx.save(model, tmp_path / "m.onnx")
     with attach(tmp_path / "m.onnx", optimize="none") as weights:
+        (answer,) = shared.session(weights).run(None, {})
+    np.testing.assert_array_equal(answer, array.astype(np.float32))
+    with in_place(tmp_path / "m.onnx", tmp_path, optimize="none") as weights:
         (answer,) = shared.session(weights).run(None, {})
     np.testing.assert_array_equal(answer, array.astype(np.float32))
 

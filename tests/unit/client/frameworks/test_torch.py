@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from in_place_files import weights_of  # noqa: E402
 from torch_images import IMAGES, MODULES, WORDS, image_file, state, with_skeleton  # noqa: E402
 from trims_client.frameworks import torch as trims_torch  # noqa: E402
 from trims_client.weights import Weights  # noqa: E402
@@ -20,8 +21,9 @@ from trims_client.weights import Weights  # noqa: E402
 from trims.core.errors import CallerError, ClosedError, NotSupportedError, PermissionDeniedError  # noqa: E402
 from trims.formats.base import Artifact  # noqa: E402
 from trims.formats.conversion import converter  # noqa: E402
-from trims.image.plan import SourceTensor, plan_image  # noqa: E402
+from trims.image.plan import Contents, SourceTensor, plan_image  # noqa: E402
 from trims.image.program import Program  # noqa: E402
+from trims.image.source import FileSpan, SourceFile  # noqa: E402
 from trims.testing import torch_modules  # noqa: E402
 
 if TYPE_CHECKING:
@@ -64,6 +66,50 @@ def test_a_state_dict_has_every_dtype_scalar_and_empty_tensor_without_a_copy(tmp
             if tensor.numel():
                 assert found[name].data_ptr() == base + weights.layout.tensors[name].offset
                 assert torch.equal(found[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+
+
+@pytest.fixture
+def unaligned(tmp_path: Path) -> Iterator[Weights]:
+    """`odd` and its twin begin one byte behind a multiple of 64, `even` at one."""
+    (tmp_path / "raw").write_bytes(torch.arange(64, dtype=torch.float32).numpy().tobytes().rjust(257))
+    file = SourceFile.look(tmp_path / "raw")
+    sources = [
+        SourceTensor("odd", "F32", (2, 3), span=FileSpan(file, 1)),
+        SourceTensor("twin", "F32", (2, 3), tied_to="odd"),
+        SourceTensor("even", "U8", (4,), span=FileSpan(file, 64)),
+    ]
+    with weights_of(Contents(sources), tmp_path) as weights:
+        yield weights
+
+
+def test_tensors_that_are_not_aligned_are_copied_once(unaligned: Weights) -> None:
+    found, again = (trims_torch.state_dict(unaligned) for _ in range(2))
+    assert torch.equal(found["odd"], torch.arange(6.0).reshape(2, 3))
+    assert found["odd"].data_ptr() == found["twin"].data_ptr() == again["odd"].data_ptr()
+    assert found["odd"].data_ptr() % 4 == 0
+    assert unaligned.copied_bytes == 24
+    base = torch.frombuffer(unaligned.data(), dtype=torch.uint8).data_ptr()
+    assert found["even"].data_ptr() == base + unaligned.layout.tensors["even"].offset
+
+
+def test_writable_tensors_that_are_not_aligned_are_copies_of_their_own(unaligned: Weights) -> None:
+    written, other = (trims_torch.state_dict(unaligned, writable=True) for _ in range(2))
+    written["odd"].zero_()
+    assert torch.equal(written["twin"], torch.zeros(2, 3))
+    for untouched in (other, trims_torch.state_dict(unaligned)):
+        assert torch.equal(untouched["odd"], torch.arange(6.0).reshape(2, 3))
+
+
+def test_a_module_is_filled_with_tensors_that_are_not_aligned(unaligned: Weights) -> None:
+    module = torch.nn.Module()
+    module.odd = torch.nn.Parameter(torch.empty(2, 3, device="meta"))
+    module.register_buffer("twin", torch.empty(2, 3, device="meta"))
+    module.register_buffer("even", torch.empty(4, device="meta", dtype=torch.uint8))
+    trims_torch.load_into(module, unaligned)
+    assert torch.equal(module.odd, torch.arange(6.0).reshape(2, 3))
+    module.twin.zero_()
+    assert torch.equal(module.odd, torch.arange(6.0).reshape(2, 3)), "buffers are private"
+    assert unaligned["twin"].sum() == 15
 
 
 def test_tied_names_share_one_storage_as_the_framework_would_have_it(tmp_path: Path) -> None:
@@ -312,6 +358,18 @@ def test_shapes_that_do_not_fit_are_named(tmp_path: Path) -> None:
     path, words = image_file(tmp_path, torch_modules.conv_net(5).state_dict()), r"(?s)this ConvNet.*head\.weight"
     with Weights.map_file(path) as weights, pytest.raises(CallerError, match=words):
         trims_torch.load_into(torch_modules.conv_net(4), weights)
+
+
+def test_of_two_values_of_a_tied_weight_the_last_counts_as_with_torch(
+    tmp_path: Path,
+) -> None:
+    module = torch_modules.tied_model().eval()
+    state_of_two = {**module.state_dict(), "out.weight": torch.full((11, 6), 7.0)}
+    module.load_state_dict(state_of_two)
+    with Weights.map_file(image_file(tmp_path, state_of_two)) as weights:
+        ours = trims_torch.load_into(torch_modules.tied_model().eval(), weights, strict=False)
+        assert torch.equal(ours.embedding.weight, module.embedding.weight)
+        assert ours.embedding.weight is ours.out.weight
 
 
 def test_one_name_of_a_tied_weight_is_enough(tmp_path: Path) -> None:

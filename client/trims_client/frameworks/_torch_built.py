@@ -1,0 +1,86 @@
+"""Whether weights fit the module that their manifest's builder made: judged as a converter judges it.
+
+A converter refuses a module of other shapes or dtypes than the artifact's (`trims.formats.skeleton`). A session that
+builds the module itself must not be served something else meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import torch
+
+from trims.core.errors import ArtifactError
+from trims_client.frameworks._torch_dtypes import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trims.core.layout import TensorSpec
+    from trims_client.weights import Weights
+
+_SHOWN_NAMES = 20
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def check_fits(module: torch.nn.Module, weights: Weights, ignore: Sequence[str]) -> list[str]:
+    """Raise ArtifactError if a converter would.
+
+    Returns the names of weights that the module keeps values of its own for: buffers that are in no state dict.
+    """
+    state = module.state_dict(keep_vars=True)
+    known = dict(weights.layout.tensors)
+    missing = _complete(known, state)
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    own = [name for name in buffers if name not in state and name in weights.layout.tensors]
+    unknown = [name for name in weights.layout.tensors if name not in state and name not in own]
+    unexpected = [name for name in unknown if not _matches(name, ignore)]
+    if missing or unexpected:
+        raise ArtifactError(
+            f"{weights.name!r} does not fit its module: missing {_listed(missing)}; unexpected {_listed(unexpected)} "
+            "(option ignore: takes patterns of names that may be left over)"
+        )
+    for name, tensor in state.items():
+        _check_alike(weights.name, known[name]._replace(name=name), tensor)
+    for name in own:
+        if not _matches(name, ignore):
+            _check_alike(weights.name, known[name], buffers[name])
+    return own
+
+
+def _complete(known: dict[str, TensorSpec], state: Mapping[str, torch.Tensor]) -> list[str]:
+    """Give all names of a tied tensor what one of them has. Returns the names that are missing."""
+    groups: dict[int, list[str]] = defaultdict(list)
+    for name, tensor in state.items():
+        groups[id(tensor)].append(name)
+    missing = []
+    for names in groups.values():
+        there = [name for name in names if name in known]
+        for name in names if there else ():
+            known.setdefault(name, known[there[-1]])
+        missing += [] if there else names
+    return missing
+
+
+def _check_alike(model: str, spec: TensorSpec, tensor: object) -> None:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        kind = type(tensor).__name__
+        raise ArtifactError(f"{model!r}: the module has {kind} {spec.name!r}, which images do not carry")
+    assert isinstance(tensor, torch.Tensor)
+    if (DTYPES.get(spec.dtype), spec.shape) != (tensor.dtype, tuple(tensor.shape)):
+        dtype = _NAMES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+        raise ArtifactError(
+            f"{model!r}: tensor {spec.name!r} is {spec.dtype}{list(spec.shape)}, the module has "
+            f"{dtype}{list(tensor.shape)}; let its builder return a module of the artifact's shapes and dtypes"
+        )
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(map(repr, names[:_SHOWN_NAMES])) + more if names else "nothing"
