@@ -1,0 +1,115 @@
+"""The `trims endpoint` command. Imports nothing of the endpoint until it is run: every `trims` passes by here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+
+    from trims_predictors.endpoint.settings import EndpointSettings
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    text = "answer inference requests (Open Inference Protocol) by isolated predictors"
+    endpoint = commands.add_parser("endpoint", help=text, description=text)
+    endpoint.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    endpoint.add_argument("--port", type=int, default=8000, help="for HTTP, 0 for any free one (default: 8000)")
+    endpoint.add_argument("--grpc-port", default="8001", help="for gRPC, 0 for any free one, or none (default: 8001)")
+    endpoint.add_argument("--token-file", type=Path, help="file with the bearer token that requests must bring")
+    endpoint.add_argument("--certificate", type=Path, help="TLS certificate, with its chain")
+    endpoint.add_argument("--private-key", type=Path, help="its private key")
+    endpoint.add_argument("--predictors", type=int, default=16, help="processes that run models at once (default: 16)")
+    endpoint.add_argument("--queue", type=int, default=128, help="requests that may wait for one model (default: 128)")
+    text = "seconds an idle predictor stays, or lazy for until its slot is needed (default: 300)"
+    endpoint.add_argument("--keep-alive-s", default="300", help=text)
+    endpoint.add_argument("--max-body", default="256MiB", help="largest request (default: 256MiB)")
+    text = "frameworks to have predictors ready for at once, with commas between, such as torch,onnxruntime"
+    endpoint.add_argument("--preload", default="", help=text)
+    text = "interpreters of frameworks with an environment of their own: mxnet=/path/to/python,..."
+    endpoint.add_argument("--environments", default=os.environ.get("TRIMS_ENVIRONMENTS", ""), help=text)
+    endpoint.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from trims.core.errors import ConfigError
+
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+        import uvloop  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"the endpoint needs {error.name}: pip install 'trims[endpoint]'") from error
+    from trims_predictors.endpoint.main import serve
+
+    serve(_settings(options))
+
+
+def _settings(options: argparse.Namespace) -> EndpointSettings:
+    from trims.core.units import parse_bytes
+    from trims.wire.address import default_runtime_dir
+    from trims_predictors.endpoint.settings import EndpointSettings, read_token
+    from trims_predictors.fleet import Settings
+
+    fleet = Settings(
+        runtime_dir=options.runtime_dir or default_runtime_dir(),
+        predictors=_at_least_one(options.predictors, "--predictors"),
+        queue=_at_least_one(options.queue, "--queue"),
+        keep_alive_s=_seconds(options.keep_alive_s),
+    )
+    return EndpointSettings(
+        fleet=fleet,
+        host=options.host,
+        port=options.port,
+        grpc_port=_port(options.grpc_port),
+        token=None if options.token_file is None else read_token(options.token_file),
+        certificate=options.certificate,
+        private_key=options.private_key,
+        most_body_bytes=parse_bytes(options.max_body),
+        environments=dict(_pair(each) for each in options.environments.split(",") if each),
+        preload=tuple(each for each in options.preload.split(",") if each),
+    )
+
+
+def _at_least_one(value: int, flag: str) -> int:
+    from trims.core.errors import ConfigError
+
+    if value < 1:
+        raise ConfigError(f"{flag} is {value}; it must be 1 or more")
+    return value
+
+
+def _port(text: str) -> int | None:
+    from trims.core.errors import ConfigError
+
+    if text == "none":
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise ConfigError(f"--grpc-port is {text!r}; it must be a port, 0 for any free one, or none")
+    return int(text)
+
+
+def _seconds(text: str) -> float | None:
+    from trims.core.errors import ConfigError
+
+    if text == "lazy":
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < 1e9:
+        raise ConfigError(f"--keep-alive-s is {text!r}; it must be a number of seconds from 0 up, or lazy")
+    return seconds
+
+
+def _pair(text: str) -> tuple[str, str]:
+    from trims.core.errors import ConfigError
+
+    framework, equals, python = text.partition("=")
+    if not equals or not Path(python).is_file():
+        raise ConfigError(f"--environments has {text!r}; write framework=/path/to/python, and the file must be there")
+    return framework, python

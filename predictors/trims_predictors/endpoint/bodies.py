@@ -1,0 +1,71 @@
+"""Bodies of HTTP requests: read up to a limit, and unpacked up to the same limit."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from typing import TYPE_CHECKING
+
+from trims.core.errors import CallerError
+from trims.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+#: Content-Encoding -> what zlib needs to know.
+_WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+
+class TooLargeBodyError(Exception):
+    """A body is larger than the endpoint takes. Not of trims's tree: it never crosses a door."""
+
+
+async def read_body(request: Request, most_bytes: int) -> memoryview:
+    """The body of a request, unpacked. Raises TooLargeBodyError, CallerError for a broken or unknown encoding.
+
+    Unpacking runs in a thread: few bytes may stand for many.
+    """
+    stated = request.headers.get("content-length", "")
+    if stated.isascii() and stated.isdigit() and int(stated) > most_bytes:
+        raise _too_large(most_bytes)
+    parts, total = [], 0
+    async for part in request.stream():
+        total += len(part)
+        if total > most_bytes:
+            raise _too_large(most_bytes)
+        parts.append(part)
+    body = parts[0] if len(parts) == 1 else b"".join(parts)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        body = await asyncio.to_thread(_unpack, body, encoding, most_bytes)
+    return memoryview(body)
+
+
+def _unpack(body: bytes, encoding: str, most_bytes: int) -> bytes:
+    if encoding not in _WINDOWS:
+        raise CallerError(f"the Content-Encoding {encoding!r:.40} is not known; {', '.join(_WINDOWS)} are")
+    unpacker = zlib.decompressobj(_WINDOWS[encoding])
+    try:
+        unpacked = unpacker.decompress(body, most_bytes)
+    except zlib.error as error:
+        raise CallerError(f"the body is not {encoding}: {error}") from error
+    if unpacker.unconsumed_tail:
+        raise _too_large(most_bytes)
+    if not unpacker.eof:
+        raise CallerError(f"the {encoding} body ends in the middle")
+    return unpacked
+
+
+def _too_large(most_bytes: int) -> TooLargeBodyError:
+    return TooLargeBodyError(f"the body is larger than {format_bytes(most_bytes)}, the most this endpoint takes")
+
+
+def pack(body: bytes, accepted: str) -> tuple[bytes, str | None]:
+    """The body as the client accepts it, and its Content-Encoding; packed only if the client names a packing first."""
+    first = accepted.split(",", maxsplit=1)[0].split(";", maxsplit=1)[0].strip().lower()
+    if first == "gzip":
+        return gzip.compress(body, 1), first
+    if first == "deflate":
+        return zlib.compress(body, 1), first
+    return body, None

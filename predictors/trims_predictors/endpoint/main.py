@@ -1,0 +1,136 @@
+"""The endpoint's process: one event loop for HTTP and the fleet, from a free port to a graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import uvicorn
+import uvloop
+
+from trims.control import aadmin
+from trims.core.errors import ConfigError
+from trims_predictors.endpoint.grpc_service import start_server
+from trims_predictors.endpoint.rest import build_app
+from trims_predictors.endpoint.service import Service
+from trims_predictors.endpoint.settings import is_loopback
+from trims_predictors.fleet import Fleet
+from trims_predictors.templates import Environment
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator, Iterator
+
+    from trims_predictors.endpoint.settings import EndpointSettings
+
+#: A connection without requests is closed after so long. Clients that keep one for seconds do not all notice its end.
+_KEEP_CONNECTIONS_S = 75
+_log = logging.getLogger(__name__)
+
+
+def serve(settings: EndpointSettings) -> None:
+    """Serve until SIGTERM or SIGINT, then let running requests finish. Raises ConfigError, or OSError for the port."""
+    settings.validate()
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="trims endpoint: %(levelname)s %(message)s")
+    uvloop.run(_serve(settings))
+
+
+async def _serve(settings: EndpointSettings) -> None:
+    with _listening(settings) as sock:
+        async with aadmin(settings.fleet.runtime_dir) as daemon:
+            fleet = Fleet(settings.fleet)
+            try:
+                service = Service(daemon, fleet, settings.environments)
+                for framework in settings.preload:
+                    fleet.prepare(Environment(framework, settings.environments.get(framework, "")))
+                async with _grpc(settings, service):
+                    await _answer(settings, service, sock)
+            finally:
+                await fleet.close(settings.drain_s)
+
+
+@contextlib.contextmanager
+def _listening(settings: EndpointSettings) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((settings.host, settings.port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another --port, or end "
+                "what listens there"
+            ) from error
+        sock.listen(2048)
+        yield sock
+
+
+@contextlib.asynccontextmanager
+async def _grpc(settings: EndpointSettings, service: Service) -> AsyncGenerator[None, None]:
+    """gRPC beside HTTP, if it is wanted; calls that run may finish when it ends."""
+    if settings.grpc_port is None:
+        yield
+        return
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    try:
+        server, port = await start_server(
+            service,
+            f"{host}:{settings.grpc_port}",
+            most_body_bytes=settings.most_body_bytes,
+            token=settings.token,
+            certificate=settings.certificate,
+            private_key=settings.private_key,
+        )
+    except RuntimeError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{settings.grpc_port} for gRPC; choose another --grpc-port or none, or end what "
+            "listens there"
+        ) from error
+    _log.info("serves it over gRPC at %s:%d", host, port)
+    try:
+        yield
+    finally:
+        await server.stop(settings.drain_s)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: uvicorn's own handlers would end the process before the fleet has ended."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        yield
+
+    def _stop(self) -> None:
+        self.force_exit = self.should_exit  # asked twice
+        self.should_exit = True
+
+
+async def _answer(settings: EndpointSettings, service: Service, sock: socket.socket) -> None:
+    app = build_app(
+        service,
+        most_body_bytes=settings.most_body_bytes,
+        token=settings.token,
+        loopback=is_loopback(settings.host) and settings.token is None,
+    )
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ssl_certfile=settings.certificate,
+        ssl_keyfile=settings.private_key,
+        timeout_keep_alive=_KEEP_CONNECTIONS_S,
+        timeout_graceful_shutdown=round(settings.drain_s),
+    )
+    scheme = "https" if settings.certificate else "http"
+    host, port = sock.getsockname()[:2]
+    # Said once requests are accepted: the socket listens, and waits until the application is there.
+    _log.info("serves the Open Inference Protocol at %s://%s:%d/v2", scheme, f"[{host}]" if ":" in host else host, port)
+    await _Server(config).serve([sock])

@@ -1,0 +1,284 @@
+"""Requests and answers of the Open Inference Protocol over HTTP: JSON, and JSON with binary tensors after it.
+
+Protocol: kserve/open-inference-protocol, `inference_rest.md`; binary tensors: Triton's `extension_binary_data.md`.
+Everything in a request is checked here; a claim about sizes is held against what came before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import CallerError
+from trims_predictors.tensors import Tensor, cast, from_array, join_bytes, nbytes_of, numpy_dtype, split_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trims_predictors.fleet import Answer
+
+#: In requests and answers, the length of the JSON before the binary tensors.
+HEADER_LENGTH = "inference-header-content-length"
+#: Of numpy's kinds, those whose values each data type takes from JSON.
+_KINDS = {"BOOL": "b", "BYTES": "", "FP16": "iuf", "BF16": "iuf", "FP32": "iuf", "FP64": "iuf"}
+Parameters = dict[str, Any]
+_MOST_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """One request, checked.
+
+    Attributes:
+        inputs: Its tensors.
+        id: Comes back in the answer.
+        parameters: Of the whole request.
+        wanted: Outputs that are asked for, with their parameters; None for all.
+    """
+
+    inputs: list[Tensor]
+    id: str | None = None
+    parameters: Parameters = field(default_factory=dict)
+    wanted: dict[str, Parameters] | None = None
+
+    def number(self, name: str) -> float | None:
+        """A parameter that is a number of seconds from 0 up; None if it is not there. Raises CallerError."""
+        value = self.parameters.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+            raise CallerError(f"the parameter {name!r} is {value!r}; it must be a number of seconds from 0 up")
+        return float(value)
+
+    def chosen(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Those of an answer's outputs that are wanted. Raises CallerError for one that is not there."""
+        if self.wanted is None:
+            return outputs
+        by_name = {tensor.name: tensor for tensor in outputs}
+        for name in self.wanted:
+            if name not in by_name:
+                raise CallerError(f"the model has no output {name!r}; it has {', '.join(by_name) or 'none'}")
+        return [by_name[name] for name in self.wanted]
+
+
+def parse_request(body: memoryview, header_length: str | None) -> InferRequest:
+    """Read a request. Raises CallerError naming the field that is wrong."""
+    end = _header_end(body, header_length)
+    message = _object(_json(bytes(body[:end])), "the request")
+    rest = body[end:]
+    inputs = []
+    for each in _list(message, "inputs", "the request"):
+        tensor, rest = _input(_object(each, "an input"), rest)
+        inputs.append(tensor)
+    if len(rest):
+        raise CallerError(f"{len(rest)} bytes follow the last binary tensor; correct its binary_data_size")
+    return InferRequest(inputs, _id(message), _parameters(message, "the request"), _wanted(message))
+
+
+def _header_end(body: memoryview, header_length: str | None) -> int:
+    if header_length is None:
+        return len(body)
+    digits = header_length.isascii() and header_length.isdigit() and len(header_length) < _MOST_DIGITS
+    if not digits or not 0 < int(header_length) <= len(body):
+        raise CallerError(
+            f"the header {HEADER_LENGTH} is {header_length!r:.40}; the body has {len(body)} bytes, JSON first"
+        )
+    return int(header_length)
+
+
+def _json(text: bytes) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CallerError(f"the request is not JSON: {error}") from error
+
+
+def _object(value: object, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise CallerError(f"{what} must be an object, not {value!r:.80}")
+    return value
+
+
+def _list(message: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    value = message.get(name)
+    if not isinstance(value, list):
+        raise CallerError(f"{where} needs {name!r}, a list; it has {value!r:.80}")
+    return value
+
+
+def _text(message: Mapping[str, Any], name: str, where: str) -> str:
+    value = message.get(name)
+    if not isinstance(value, str) or not value:
+        raise CallerError(f"{where} needs {name!r}, a text; it has {value!r:.80}")
+    return value
+
+
+def _id(message: Mapping[str, Any]) -> str | None:
+    value = message.get("id")
+    if value is not None and not isinstance(value, str):
+        raise CallerError(f"'id' must be text, not {value!r:.80}")
+    return value
+
+
+def _parameters(message: Mapping[str, Any], where: str) -> Parameters:
+    value = message.get("parameters")
+    return {} if value is None else _object(value, f"'parameters' of {where}")
+
+
+def _wanted(message: Mapping[str, Any]) -> dict[str, Parameters] | None:
+    if message.get("outputs") is None:
+        return None
+    wanted = [_object(each, "a requested output") for each in _list(message, "outputs", "the request")]
+    return {_text(each, "name", "a requested output"): _parameters(each, "an output") for each in wanted} or None
+
+
+def _input(message: dict[str, Any], rest: memoryview) -> tuple[Tensor, memoryview]:
+    """One input, and what is left of the binary tensors."""
+    name = _text(message, "name", "an input")
+    dtype = _text(message, "datatype", f"the input {name!r}")
+    shape = _shape(message, name)
+    expected = nbytes_of(name, dtype, shape)
+    size = _parameters(message, f"the input {name!r}").get("binary_data_size")
+    if size is None:
+        return _from_json(name, dtype, shape, message.get("data")), rest
+    if "data" in message:
+        raise CallerError(f"the input {name!r} brings both 'data' and binary_data_size; leave one out")
+    if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(rest):
+        raise CallerError(f"the input {name!r} claims {size!r:.40} binary bytes; {len(rest)} are left in the body")
+    if expected is not None and size != expected:
+        raise CallerError(f"the input {name!r} claims {size} binary bytes; {dtype} of shape {shape} has {expected}")
+    return Tensor(name, dtype, tuple(shape), rest[:size]), rest[size:]
+
+
+def _shape(message: Mapping[str, Any], name: str) -> list[int]:
+    shape = _list(message, "shape", f"the input {name!r}")
+    for length in shape:
+        if isinstance(length, bool) or not isinstance(length, int):
+            raise CallerError(f"the input {name!r} has {length!r:.40} in its shape; lengths are whole numbers")
+    return shape
+
+
+def _from_json(name: str, dtype: str, shape: Sequence[int], data: object) -> Tensor:
+    """A tensor whose values stand in the JSON, nested or flat, in row-major order."""
+    import numpy as np
+
+    if not isinstance(data, list):
+        raise CallerError(f"the input {name!r} needs 'data', a list, or binary_data_size; it has {data!r:.80}")
+    count = 1
+    for length in shape:
+        count *= length
+    if dtype == "BYTES":
+        elements = [_bytes(name, each) for each in _flat(data)]
+        _check_count(name, len(elements), count, shape)
+        return Tensor(name, dtype, tuple(shape), join_bytes(elements))
+    try:
+        values = np.array(data or [], dtype=None if data else numpy_dtype(dtype))
+        if values.dtype.kind == "f" and dtype == "UINT64":  # numpy's guess for numbers of which some need 64 bits
+            values = np.array(_integers(_flat(data)), dtype=np.uint64)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise CallerError(f"the 'data' of the input {name!r} is not a regular array of numbers: {error}") from error
+    if values.size and values.dtype.kind not in _KINDS.get(dtype, "iu"):
+        raise CallerError(f"the 'data' of the input {name!r} holds {values.dtype}; {dtype} is expected")
+    _check_count(name, values.size, count, shape)
+    return Tensor(name, dtype, tuple(shape), from_array(name, cast(name, dtype, values)).data)
+
+
+def _integers(values: list[Any]) -> list[int]:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{value!r:.40} is no whole number")
+    return values
+
+
+def _flat(data: list[Any]) -> list[Any]:
+    """The elements of nested lists, in order; without recursion, because a client chooses the depth."""
+    found, left = [], list(reversed(data))
+    while left:
+        each = left.pop()
+        if isinstance(each, list):
+            left.extend(reversed(each))
+        else:
+            found.append(each)
+    return found
+
+
+def _bytes(name: str, value: object) -> bytes:
+    if not isinstance(value, str):
+        raise CallerError(f"the 'data' of the input {name!r} holds {value!r:.40}; BYTES are texts in JSON")
+    return value.encode(errors="surrogatepass")
+
+
+def _check_count(name: str, given: int, expected: int, shape: Sequence[int]) -> None:
+    if given != expected:
+        raise CallerError(f"the 'data' of the input {name!r} has {given} values; the shape {list(shape)} {expected}")
+
+
+def write_answer(
+    request: InferRequest, answer: Answer, model: str, version: str, *, binary: bool
+) -> tuple[bytes, int | None]:
+    """The body of an answer.
+
+    Args:
+        request: What was asked.
+        answer: What came of it.
+        model: Its name.
+        version: Its version.
+        binary: Whether outputs are binary unless the request says otherwise.
+
+    Returns:
+        The body, and the length of its JSON if binary tensors follow it.
+
+    Raises CallerError if an output was asked for that the model does not have.
+    """
+    binary = bool(request.parameters.get("binary_data_output", binary))
+    outputs, blobs = [], []
+    for tensor in request.chosen(answer.outputs):
+        parameters = (request.wanted or {}).get(tensor.name, {})
+        described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.dtype, "shape": list(tensor.shape)}
+        if parameters.get("binary_data", binary):
+            described["parameters"] = {"binary_data_size": tensor.nbytes}
+            blobs.append(tensor.data)
+        else:
+            described["data"] = to_json(tensor)
+        outputs.append(described)
+    message: dict[str, Any] = {"model_name": model, "model_version": version}
+    if request.id is not None:
+        message["id"] = request.id
+    header = json.dumps({**message, "parameters": told(answer), "outputs": outputs}, separators=(",", ":")).encode()
+    return b"".join((header, *blobs)), len(header) if blobs else None
+
+
+def told(answer: Answer) -> Parameters:
+    """What an answer tells beside its tensors: whether it was cold, from where, and the seconds of each stage."""
+    return {
+        "cold": answer.cold,
+        "predictor": answer.how,
+        "place": answer.place,
+        "resident": answer.warm,
+        "batch": answer.batch,
+        **{name: round(seconds, 6) for name, seconds in answer.stages.items()},
+    }
+
+
+def to_json(tensor: Tensor) -> list[Any]:
+    """A tensor's values, flat and row-major. Raises CallerError for bytes that are not text."""
+    import numpy as np
+
+    if tensor.dtype == "BYTES":
+        count = 1
+        for length in tensor.shape:
+            count *= length
+        try:
+            return [each.decode() for each in split_bytes(tensor.name, tensor.data, count)]
+        except UnicodeDecodeError as error:
+            raise CallerError(
+                f"the output {tensor.name!r} holds bytes that are not UTF-8; ask for it with binary_data: true"
+            ) from error
+    array = np.frombuffer(tensor.data, dtype=numpy_dtype(tensor.dtype))
+    if array.dtype.kind in "fV" and not np.isfinite(array.astype("f4") if tensor.dtype == "BF16" else array).all():
+        raise CallerError(
+            f"the output {tensor.name!r} holds NaN or infinity, which JSON lacks; ask for it with binary_data: true"
+        )
+    values: list[Any] = (array.astype("f4") if tensor.dtype == "BF16" else array).tolist()
+    return values

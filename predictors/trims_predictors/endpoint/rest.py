@@ -1,0 +1,259 @@
+"""The Open Inference Protocol over HTTP, as a FastAPI application.
+
+Routes are those of the protocol, with and without a version, and of the extensions in `service.EXTENSIONS`. Errors are
+`{"error": message}` with the status of `status`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+import trims
+from trims.core.errors import BusyError, CallerError, TrimsError
+from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, read_body
+from trims_predictors.endpoint.requests import HEADER_LENGTH, parse_request, write_answer
+from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import TypeVar
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from trims_predictors.endpoint.service import Service
+
+    _Result = TypeVar("_Result")
+
+#: Bodies of more bytes are parsed in a thread, so that the loop serves others meanwhile.
+_LARGE_BYTES = 256 << 10
+#: The status of an answer that is not awaited any more, as nginx has it; it is not sent.
+_GONE = 499
+#: Hosts that a browser reaches this machine by. Another name in a request's Host is a page that had its own name point
+#: here, to have the browser of a user of this machine send requests.
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+
+
+def build_app(service: Service, *, most_body_bytes: int, token: str | None, loopback: bool) -> FastAPI:
+    """The application.
+
+    Args:
+        service: What it offers.
+        most_body_bytes: Larger requests are refused.
+        token: Bearer token that every request but the health checks must bring; None for none.
+        loopback: Whether it listens on this machine only: then requests for other hosts' names are refused.
+    """
+    app = FastAPI(title="trims inference endpoint", version=trims.__version__, docs_url=None, redoc_url=None)
+    app.include_router(_router(service, most_body_bytes))
+    app.add_exception_handler(TrimsError, _trims_error)
+    app.add_exception_handler(TooLargeBodyError, _too_large)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(Exception, _bug)
+    app.add_middleware(Guard, token=token, loopback=loopback)
+    return app
+
+
+class Guard:
+    """Lets requests pass that may be taken, and answers the others itself.
+
+    Not a middleware of Starlette's own kind, which would put a queue and two tasks between each request and its answer.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None, *, loopback: bool) -> None:
+        self._app = app
+        self._token = token
+        self._loopback = loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        refusal = self._refusal(Request(scope)) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, request: Request) -> Response | None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if self._loopback and host.rpartition(":")[0] not in _LOOPBACK_HOSTS and host not in _LOOPBACK_HOSTS:
+            return _error(403, f"the endpoint listens on this machine only, and not as {host!r:.80}")
+        if origin is not None and origin.partition("://")[2] != host:
+            return _error(403, f"requests from pages of {origin!r:.80} are not taken")
+        if self._token is not None and not request.url.path.startswith("/v2/health/"):
+            given = request.headers.get("authorization", "").encode(errors="replace")
+            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+                refused = _error(401, "this endpoint needs `Authorization: Bearer TOKEN`")
+                refused.headers["WWW-Authenticate"] = "Bearer"
+                return refused
+        return None
+
+
+def _router(service: Service, most_body_bytes: int) -> APIRouter:
+    router = APIRouter()
+    _add_server_routes(router, service)
+    _add_model_routes(router, service, most_body_bytes)
+    _add_repository_routes(router, service, most_body_bytes)
+    return router
+
+
+def _add_server_routes(router: APIRouter, service: Service) -> None:
+    @router.get("/v2")
+    @router.get("/v2/", include_in_schema=False)
+    async def server_metadata() -> dict[str, Any]:
+        return service.metadata()
+
+    @router.get("/v2/health/live")
+    async def live() -> dict[str, bool]:
+        return {"live": True, "ready": True}
+
+    @router.get("/v2/health/ready")
+    async def ready() -> JSONResponse:
+        found = await service.is_ready()
+        return JSONResponse({"live": True, "ready": found}, 200 if found else 503)
+
+    @router.get("/v2/models")
+    async def models() -> dict[str, list[str]]:
+        return {"models": [model.name for model in await service.models()]}
+
+    @router.get("/state")
+    async def state() -> dict[str, Any]:
+        return service.fleet.report()
+
+    @router.get("/v2/models/stats")
+    async def all_statistics() -> dict[str, Any]:
+        return {"model_stats": await service.statistics()}
+
+
+def _add_model_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
+    @router.get("/v2/models/{model}")
+    @router.get("/v2/models/{model}/versions/{version}")
+    async def metadata(model: str, version: str = "") -> dict[str, Any]:
+        return await service.describe(model, version)
+
+    @router.get("/v2/models/{model}/ready")
+    @router.get("/v2/models/{model}/versions/{version}/ready")
+    async def model_ready(model: str, version: str = "") -> dict[str, Any]:
+        plan = await service.plan(model, version)
+        return {"name": plan.model, "ready": True}
+
+    @router.get("/v2/models/{model}/config")
+    @router.get("/v2/models/{model}/versions/{version}/config")
+    async def configuration(model: str, version: str = "") -> dict[str, Any]:
+        return await service.configuration(model, version)
+
+    @router.get("/v2/models/{model}/stats")
+    @router.get("/v2/models/{model}/versions/{version}/stats")
+    async def statistics(model: str, version: str = "") -> dict[str, Any]:
+        return {"model_stats": await service.statistics(model, version)}
+
+    @router.post("/v2/models/{model}/infer")
+    @router.post("/v2/models/{model}/versions/{version}/infer")
+    async def infer(request: Request, model: str, version: str = "") -> Response:
+        body = await read_body(request, most_body_bytes)
+        return await unless_gone(request, _infer(service, request, body, model, version))
+
+
+async def _infer(service: Service, request: Request, body: memoryview, model: str, version: str) -> Response:
+    header_length = request.headers.get(HEADER_LENGTH)
+    asked = await _beside(len(body) if header_length is None else 0, parse_request, body, header_length)
+    plan, answer = await service.infer(
+        model, version, asked.inputs, queue_deadline_s=asked.number("deadline"), keep_alive_s=asked.number("keep_alive")
+    )
+    binary = header_length is not None and asked.wanted is None and "binary_data_output" not in asked.parameters
+    accepted = request.headers.get("accept-encoding", "")
+
+    def write() -> Response:
+        content, json_length = write_answer(asked, answer, plan.model, plan.version, binary=binary)
+        content, encoding = pack(content, accepted)
+        headers = {} if json_length is None else {HEADER_LENGTH: str(json_length)}
+        if encoding is not None:
+            headers["Content-Encoding"] = encoding
+        media_type = "application/json" if json_length is None else "application/octet-stream"
+        return Response(content, media_type=media_type, headers=headers)
+
+    return await _beside(sum(tensor.nbytes for tensor in answer.outputs), write)
+
+
+async def _beside(nbytes: int, work: Callable[..., _Result], *given: Any) -> _Result:
+    """Do work on so many bytes: in a thread if they are many, so that the loop serves others meanwhile."""
+    return await asyncio.to_thread(work, *given) if nbytes > _LARGE_BYTES else work(*given)
+
+
+async def unless_gone(request: Request, work: Awaitable[Response]) -> Response:
+    """Await the work, and cancel it if the client hangs up. The body of the request must have been read."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_hang_up(request))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        working.cancel()
+        await asyncio.wait((working,))
+        return Response(status_code=_GONE)
+    finally:
+        gone.cancel()
+        working.cancel()
+
+
+async def _hang_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _add_repository_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
+    async def parameters(request: Request) -> dict[str, Any]:
+        body = bytes(await read_body(request, most_body_bytes))
+        try:
+            message = json.loads(body) if body.strip() else {}
+        except (ValueError, RecursionError) as error:
+            raise CallerError(f"the request is not JSON: {error}") from error
+        if not isinstance(message, dict):
+            raise CallerError(f"the request must be an object, not {message!r:.80}")
+        return message
+
+    @router.post("/v2/repository/index")
+    async def index(request: Request) -> list[dict[str, str]]:
+        return await service.index(ready=bool((await parameters(request)).get("ready")))
+
+    @router.post("/v2/repository/models/{model}/load")
+    async def load(request: Request, model: str) -> dict[str, Any]:
+        given = (await parameters(request)).get("parameters")
+        if given:
+            raise CallerError("a model is loaded as its manifest says; register it again with `trims add --replace`")
+        await service.load(model)
+        return {}
+
+    @router.post("/v2/repository/models/{model}/unload")
+    async def unload(request: Request, model: str) -> dict[str, Any]:
+        await parameters(request)
+        await service.unload(model)
+        return {}
+
+
+def _error(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": message}, status)
+
+
+async def _trims_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, TrimsError)
+    answer = _error(status_of(error), str(error))
+    if isinstance(error, BusyError) or answer.status_code == 503:
+        answer.headers["Retry-After"] = str(RETRY_AFTER_S)
+    return answer
+
+
+async def _too_large(_: Request, error: Exception) -> Response:
+    return _error(413, str(error))
+
+
+async def _bug(_: Request, error: Exception) -> Response:
+    return _error(500, f"a bug in trims: {type(error).__name__}; the endpoint's log has the story")
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    made = _error(error.status_code, str(error.detail))
+    made.headers.update(error.headers or {})
+    return made

@@ -1,0 +1,159 @@
+"""What the endpoint offers over any protocol: models, descriptions, inference, statistics, the model repository."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import trims
+from trims.core.errors import ModelNotFoundError, NotSupportedError, TrimsError
+from trims_predictors.endpoint.statistics import ModelStatistics
+from trims_predictors.plans import Plans
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trims.control import AsyncAdmin, Model
+    from trims_predictors.fleet import Answer, Fleet, Plan
+    from trims_predictors.tensors import Tensor
+
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+
+
+class Service:
+    """The endpoint without its protocols.
+
+    Args:
+        daemon: The control door of the daemon whose models it serves.
+        fleet: Answers.
+        environments: Framework -> interpreter, for those that have an environment of their own.
+    """
+
+    def __init__(self, daemon: AsyncAdmin, fleet: Fleet, environments: Mapping[str, str]) -> None:
+        self._daemon = daemon
+        self.fleet = fleet
+        self._plans = Plans(daemon, environments, fleet.retire)
+        self._statistics: dict[str, ModelStatistics] = {}
+
+    @staticmethod
+    def metadata() -> dict[str, Any]:
+        """Of the server."""
+        return {"name": "trims", "version": trims.__version__, "extensions": list(EXTENSIONS)}
+
+    async def is_ready(self) -> bool:
+        """Whether the daemon answers and takes opens."""
+        try:
+            return (await self._daemon.status()).health.status == "serving"
+        except TrimsError:
+            return False
+
+    async def models(self) -> list[Model]:
+        """All registered models."""
+        return await self._daemon.models()
+
+    async def plan(self, model: str, version: str = "") -> Plan:
+        """See `Plans.of`."""
+        return await self._plans.of(model, version)
+
+    async def infer(
+        self,
+        model: str,
+        version: str,
+        tensors: Sequence[Tensor],
+        *,
+        queue_deadline_s: float | None = None,
+        keep_alive_s: float | None = None,
+    ) -> tuple[Plan, Answer]:
+        """Answer one request, and count it; see `Fleet.infer`."""
+        began = time.perf_counter()
+        plan = await self.plan(model, version)
+        statistics = self._statistics.setdefault(model, ModelStatistics())
+        try:
+            answer = await self.fleet.infer(plan, tensors, queue_deadline_s=queue_deadline_s, keep_alive_s=keep_alive_s)
+        except (TrimsError, asyncio.CancelledError):
+            statistics.failed(time.perf_counter() - began)
+            raise
+        statistics.answered(answer, time.perf_counter() - began)
+        return plan, answer
+
+    async def describe(self, model: str, version: str = "") -> dict[str, Any]:
+        """Metadata of a model: its inputs and outputs as the manifest or a predictor has told them."""
+        plan = await self.plan(model, version)
+        inputs, outputs = self.fleet.signature(plan)
+        return {
+            "name": plan.model,
+            "versions": [plan.version],
+            "platform": PLATFORMS.get(plan.environment.framework, "trims_python"),
+            "inputs": [{"name": t.name, "datatype": t.dtype, "shape": list(t.shape)} for t in inputs],
+            "outputs": [{"name": t.name, "datatype": t.dtype, "shape": list(t.shape)} for t in outputs],
+        }
+
+    async def configuration(self, model: str, version: str = "") -> dict[str, Any]:
+        """As Triton's model configuration: load generators ask for it before they begin."""
+        plan = await self.plan(model, version)
+        inputs, outputs = self.fleet.signature(plan)
+        skipped = 1 if plan.batch else 0
+        return {
+            "name": plan.model,
+            "platform": PLATFORMS.get(plan.environment.framework, "trims_python"),
+            "backend": plan.environment.framework,
+            "max_batch_size": plan.batch,
+            "input": [_configured(each, skipped) for each in inputs],
+            "output": [_configured(each, skipped) for each in outputs],
+            "instance_group": [{"count": plan.instances, "kind": "KIND_CPU"}],
+        }
+
+    async def statistics(self, model: str = "", version: str = "") -> list[dict[str, Any]]:
+        """Of one model, or of all that were asked for."""
+        if model:
+            plan = await self.plan(model, version)
+            return [self._statistics.get(model, ModelStatistics()).told(model, plan.version)]
+        told = []
+        for name, counted in self._statistics.items():
+            try:
+                told.append(counted.told(name, (await self.plan(name)).version))
+            except ModelNotFoundError:
+                continue  # it was removed since
+        return told
+
+    async def index(self, *, ready: bool = False) -> list[dict[str, str]]:
+        """The model repository: READY are models that are resident or that a predictor runs."""
+        found = []
+        for model in await self.models():
+            state, reason = self._state(model)
+            if state == "READY" or not ready:
+                found.append({"name": model.name, "version": model.version, "state": state, "reason": reason})
+        return found
+
+    def _state(self, model: Model) -> tuple[str, str]:
+        try:
+            self._plans.make(model)
+        except (NotSupportedError, TrimsError) as error:
+            return "UNAVAILABLE", str(error)
+        places = [replica.place for replica in model.replicas if replica.state == "sealed"]
+        return ("READY", "") if places else ("UNAVAILABLE", "not loaded; the first request loads it")
+
+    async def load(self, model: str) -> None:
+        """Have a model's weights in memory and forget what was known of it. Raises what the daemon raises."""
+        self._plans.forget(model)
+        await self.plan(model)
+        await self._daemon.load(model)
+
+    async def unload(self, model: str) -> None:
+        """End a model's predictors and free its weights; those that are leased stay until the leases end."""
+        await self.plan(model)
+        self._plans.forget(model)
+        await self._daemon.evict(model, drain=True)
+
+
+#: Framework -> platform, `project_format` as the protocol says.
+PLATFORMS = {"torch": "pytorch_module", "onnxruntime": "onnx_onnxv1", "mxnet": "mxnet_mxnet", "numpy": "trims_python"}
+#: Data types as the configuration calls them, where it is not TYPE_ and the protocol's name.
+_CONFIGURED = {"BYTES": "TYPE_STRING"}
+
+
+def _configured(tensor: Any, skipped: int) -> dict[str, Any]:
+    """An input or output in a configuration, where the batch dimension is left out."""
+    dtype = _CONFIGURED.get(tensor.dtype, f"TYPE_{tensor.dtype}")
+    return {"name": tensor.name, "data_type": dtype, "dims": list(tensor.shape[skipped:])}

@@ -1,0 +1,82 @@
+"""The endpoint's settings, checked at the edge."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trims.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from trims_predictors.fleet import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSettings:
+    """Of one endpoint.
+
+    Attributes:
+        fleet: Of its predictors.
+        host: Address or name to listen on.
+        port: For HTTP; 0 for any free one.
+        grpc_port: For gRPC; 0 for any free one, None for no gRPC.
+        token: That every request must bring; None only on loopback.
+        certificate: File for TLS, with the chain.
+        private_key: Its key.
+        most_body_bytes: Larger requests are refused.
+        environments: Framework -> interpreter, for those that have an environment of their own.
+        preload: Frameworks whose templates start at once.
+        drain_s: Seconds that requests have to finish when the endpoint ends.
+    """
+
+    fleet: Settings
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grpc_port: int | None = 8001
+    token: str | None = None
+    certificate: Path | None = None
+    private_key: Path | None = None
+    most_body_bytes: int = 256 << 20
+    environments: Mapping[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
+    drain_s: float = 30.0
+
+    def validate(self) -> None:
+        """Raise ConfigError if it would listen openly, or misses a half of what belongs together."""
+        if (self.certificate is None) != (self.private_key is None):
+            raise ConfigError("TLS needs both a certificate and its private key")
+        if is_loopback(self.host):
+            return
+        if self.token is None or self.certificate is None:
+            raise ConfigError(
+                f"{self.host} can be reached from other machines: it needs a token (--token-file) and TLS "
+                "(--certificate, --private-key); without them listen on 127.0.0.1, behind a proxy that has both"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address. Of names only `localhost` is."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def read_token(path: Path) -> str:
+    """The token in a file, without space round it. Raises ConfigError if it has none, or other users may read it."""
+    try:
+        token = path.read_text(encoding="ascii").strip()
+        mode = path.stat().st_mode
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"no token can be read from {path}: {error}") from error
+    if not token:
+        raise ConfigError(f"{path} holds no token; write one, such as the output of `openssl rand -hex 32`")
+    if mode & 0o077:
+        raise ConfigError(f"other users may read the token in {path}; `chmod 600 {path}`")
+    return token

@@ -1,0 +1,196 @@
+"""The endpoint as a process: other people's clients, bad days, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from endpoints import Endpoint, is_gone
+from fleets import register
+from looking import wait_until
+from repository import ROOT, SUPPORT
+
+from trims.control import admin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trims.daemon.main import Daemon
+
+CLIENTS_PYTHON = Path(os.environ.get("TRIMS_CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
+TRITON = SUPPORT / "triton_side.py"
+CHECKS = [
+    line.removeprefix("def check_").partition("(")[0]
+    for line in TRITON.read_text().splitlines()
+    if line.startswith("def check_")
+]
+
+
+@pytest.fixture
+def start(daemon: Daemon) -> Iterator[Callable[..., Endpoint]]:
+    """Start an endpoint for the daemon; ended after the test, and nothing of it is left."""
+    running: list[Endpoint] = []
+
+    def make(*arguments: str) -> Endpoint:
+        running.append(Endpoint(daemon.config.runtime_dir, *arguments))
+        return running[-1]
+
+    yield make
+    for endpoint in running:
+        left = endpoint.descendants() if endpoint.process.poll() is None else set()
+        if endpoint.process.poll() is None:
+            endpoint.end(signal.SIGKILL)
+        for pid in left:
+            wait_until(lambda pid=pid: is_gone(pid), f"process {pid} ends with its endpoint")  # type: ignore[misc]
+
+
+@pytest.fixture
+def scaler(daemon: Daemon, checkpoint: Callable[..., Path]) -> Daemon:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"})
+    return daemon
+
+
+@pytest.mark.clients
+@pytest.mark.skipif(not CLIENTS_PYTHON.exists(), reason="no environment of clients: make clients-env")
+@pytest.mark.parametrize("check", CHECKS)
+def test_tritonclient_works_as_it_is(scaler: Daemon, start: Callable[..., Endpoint], check: str) -> None:
+    endpoint = start()
+    port = endpoint.grpc_port if check.startswith("grpc") else endpoint.port
+    done = subprocess.run([CLIENTS_PYTHON, TRITON, check, str(port)], capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("fine\n"), done.stderr
+
+
+def test_an_answer_tells_cold_from_warm_and_from_where(scaler: Daemon, start: Callable[..., Endpoint]) -> None:
+    endpoint = start()
+    status, first = endpoint.infer("m", [1.0])
+    assert (status, first["outputs"][0]["data"]) == (200, [2.0])
+    assert (first["parameters"]["cold"], first["parameters"]["predictor"]) == (True, "forked")
+    assert first["parameters"]["place"] == "cpu"
+    second = endpoint.infer("m", [1.0], keep_alive=0)[1]["parameters"]
+    assert (second["cold"], second["predictor"]) == (False, "running")
+    stats = endpoint.ask("GET", "/v2/models/m/stats")[1]["model_stats"][0]
+    assert (stats["inference_count"], stats["cold_count"]) == (2, 1)
+
+
+def test_a_model_that_is_registered_again_is_answered_from_its_new_weights(
+    scaler: Daemon, start: Callable[..., Endpoint], checkpoint: Callable[..., Path]
+) -> None:
+    endpoint = start()
+    assert endpoint.infer("m", [1.0])[1]["outputs"][0]["data"] == [2.0]
+    path = checkpoint("other", {"factor": np.array(5.0)})
+    manifest = {
+        "name": "m", "artifact": {"path": str(path)}, "framework": {"name": "numpy"},
+        "predictor": {"call": "own_predictors:Scaler"},
+    }  # fmt: skip
+    with admin(scaler.config.runtime_dir) as control:
+        control.add(manifest, replace=True, lazy=True)
+    wait_until(lambda: endpoint.infer("m", [1.0])[1]["outputs"][0]["data"] == [5.0], "the new weights answer")
+    with admin(scaler.config.runtime_dir) as control:
+        control.remove("m")
+    wait_until(lambda: endpoint.infer("m", [1.0])[0] == 404, "the model is forgotten")
+
+
+def test_load_and_unload_move_the_weights_and_end_the_predictors(
+    scaler: Daemon, start: Callable[..., Endpoint]
+) -> None:
+    endpoint = start()
+    assert endpoint.ask("POST", "/v2/repository/models/m/load", {}) == (200, {})
+    index = endpoint.ask("POST", "/v2/repository/index", {})[1]
+    assert [(each["name"], each["state"]) for each in index] == [("m", "READY")]
+    endpoint.infer("m", [1.0])
+    assert endpoint.ask("POST", "/v2/repository/models/m/unload", {}) == (200, {})
+    with admin(scaler.config.runtime_dir) as control:
+        wait_until(lambda: control.status().stats.leases == 0, "the predictor has given its lease back")
+    assert endpoint.ask("POST", "/v2/repository/models/unknown/load", {})[0] == 404
+
+
+def test_an_endpoint_without_a_daemon_says_so_and_works_once_there_is_one(
+    folder: Path, serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    endpoint = Endpoint(folder / "run")
+    try:
+        status, told = endpoint.infer("m", [1.0])
+        assert status == 503
+        assert "no daemon answers" in told["error"]
+        assert endpoint.ask("GET", "/v2/health/ready")[0] == 503
+        assert endpoint.ask("GET", "/v2/health/live")[0] == 200
+        register(serve(), checkpoint, predictor={"call": "own_predictors:Scaler"})
+        wait_until(lambda: endpoint.infer("m", [1.0])[0] == 200, "the daemon is found")
+    finally:
+        endpoint.end(signal.SIGKILL)
+
+
+def test_a_restart_of_the_daemon_is_not_seen_by_requests(
+    folder: Path, serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    first = serve()
+    register(first, checkpoint, predictor={"call": "own_predictors:Scaler"})
+    endpoint = Endpoint(folder / "run")
+    try:
+        assert endpoint.infer("m", [1.0])[0] == 200
+        first.ask_to_end(purge=False)
+        first.stop()
+        assert endpoint.infer("m", [2.0])[1]["outputs"][0]["data"] == [4.0], "the predictor needs no daemon"
+        serve()
+        assert endpoint.infer("m", [3.0])[0] == 200
+        endpoint.infer("m", [3.0], keep_alive=0)
+        wait_until(lambda: endpoint.infer("m", [4.0])[1].get("parameters", {}).get("cold") is True, "a new predictor")
+    finally:
+        endpoint.end(signal.SIGKILL)
+
+
+def test_sigterm_lets_a_running_request_finish_and_leaves_no_process(
+    daemon: Daemon, checkpoint: Callable[..., Path], start: Callable[..., Endpoint]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Slow"})
+    endpoint = start()
+    endpoint.infer("m", [0.0])
+    answers: list[tuple[int, Any]] = []
+    asking = threading.Thread(target=lambda: answers.append(endpoint.infer("m", [1.0])))
+    asking.start()
+    wait_until(lambda: _busy(endpoint), "the request runs")
+    left = endpoint.descendants()
+    assert len(left) >= 2
+    assert endpoint.end() == 0
+    asking.join()
+    assert answers[0][0] == 200
+    for pid in left:
+        wait_until(lambda pid=pid: is_gone(pid), f"process {pid} has ended")  # type: ignore[misc]
+
+
+def _busy(endpoint: Endpoint) -> bool:
+    for pid in endpoint.descendants():
+        try:
+            if "trims-slow" in Path(f"/proc/{pid}/comm").read_text():
+                return True
+        except FileNotFoundError:
+            continue
+    return False
+
+
+def test_a_killed_endpoint_leaves_no_process(scaler: Daemon, start: Callable[..., Endpoint]) -> None:
+    endpoint = start()
+    endpoint.infer("m", [1.0])
+    left = endpoint.descendants()
+    assert len(left) >= 2
+    endpoint.end(signal.SIGKILL)
+    for pid in left:
+        wait_until(lambda pid=pid: is_gone(pid), f"process {pid} ends with its endpoint")  # type: ignore[misc]
+
+
+def test_a_port_that_is_taken_is_named(scaler: Daemon, start: Callable[..., Endpoint]) -> None:
+    port = start().port
+    with pytest.raises(AssertionError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+        Endpoint(scaler.config.runtime_dir, "--port", str(port))
+
+
+def test_a_port_for_grpc_that_is_taken_is_named(scaler: Daemon, start: Callable[..., Endpoint]) -> None:
+    port = start().grpc_port
+    with pytest.raises(AssertionError, match=f"cannot listen on 127.0.0.1:{port} for gRPC"):
+        Endpoint(scaler.config.runtime_dir, "--grpc-port", str(port))

@@ -1,0 +1,64 @@
+"""Bodies up to a limit, also when they are packed."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, read_body
+
+from trims.core.errors import CallerError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+def read(*parts: bytes, most: int = 1000, **headers: str) -> bytes:
+    async def stream() -> AsyncIterator[bytes]:
+        for part in parts:
+            yield part
+
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    request: Any = SimpleNamespace(headers=given, stream=stream)
+    return bytes(asyncio.run(read_body(request, most)))
+
+
+def test_a_body_is_put_together_from_its_parts() -> None:
+    assert read(b"ab", b"", b"c") == b"abc"
+    assert read(b"x" * 1000) == b"x" * 1000
+    assert read() == b""
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read_or_once_it_is_seen() -> None:
+    for parts, headers in (((), {"content_length": "1001"}), ((b"x" * 600, b"x" * 600), {})):
+        with pytest.raises(TooLargeBodyError, match="the most this endpoint takes"):
+            read(*parts, **headers)
+
+
+@pytest.mark.parametrize(("encoding", "packer"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+def test_packed_bodies_are_unpacked_up_to_the_same_limit(encoding: str, packer: Any) -> None:
+    assert read(packer(b"abc" * 100), content_encoding=encoding) == b"abc" * 100
+    with pytest.raises(TooLargeBodyError):
+        read(packer(bytes(1001)), content_encoding=encoding)
+    with pytest.raises(CallerError, match="ends in the middle"):
+        read(packer(b"abc")[:-2], content_encoding=encoding)
+    with pytest.raises(CallerError, match=f"is not {encoding}"):
+        read(b"abc", content_encoding=encoding)
+
+
+def test_an_unknown_packing_is_refused() -> None:
+    with pytest.raises(CallerError, match="gzip, deflate are"):
+        read(b"abc", content_encoding="br")
+
+
+def test_an_answer_is_packed_if_the_client_says_so_first() -> None:
+    body, encoding = pack(b"abc" * 100, "gzip, deflate")
+    assert (gzip.decompress(body), encoding) == (b"abc" * 100, "gzip")
+    body, encoding = pack(b"abc", "deflate")
+    assert (zlib.decompress(body), encoding) == (b"abc", "deflate")
+    for accepted in ("", "identity", "*", "br, gzip"):
+        assert pack(b"abc", accepted) == (b"abc", None)

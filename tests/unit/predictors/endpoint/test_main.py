@@ -1,0 +1,49 @@
+"""The endpoint's process; its whole life is in tests/e2e/test_endpoint.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+import uvicorn
+from trims_predictors.endpoint.main import _listening, _Server, serve
+from trims_predictors.endpoint.settings import EndpointSettings
+from trims_predictors.fleet import Settings
+
+from trims.core.errors import ConfigError
+
+FLEET = Settings("/run")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_free_port_is_found_and_a_taken_one_is_named(host: str) -> None:
+    with _listening(EndpointSettings(FLEET, host=host, port=0)) as sock:
+        port = sock.getsockname()[1]
+        with pytest.raises(ConfigError, match=f":{port}: Address already in use; choose another --port"):
+            _listening(EndpointSettings(FLEET, host=host, port=port)).__enter__()
+
+
+def test_settings_are_checked_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="it needs a token"):
+        serve(EndpointSettings(FLEET, host="0.0.0.0"))
+
+
+def test_signals_ask_for_a_graceful_end_first_and_for_a_quick_one_then() -> None:
+    async def app(scope: object, receive: object, send: object) -> None:
+        raise NotImplementedError
+
+    async def run() -> None:
+        server = _Server(uvicorn.Config(app))
+        with server.capture_signals():
+            for expected in ((True, False), (True, True)):
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.sleep(0.05)
+                assert (server.should_exit, server.force_exit) == expected
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    before = signal.getsignal(signal.SIGINT)
+    asyncio.run(run())
+    signal.signal(signal.SIGINT, before)

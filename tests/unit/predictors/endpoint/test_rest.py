@@ -1,0 +1,245 @@
+"""The protocol over HTTP: routes, status, guards; the service behind is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from asgi import Reply, call
+from trims_predictors.endpoint.rest import build_app
+from trims_predictors.fleet import Answer
+from trims_predictors.tensors import from_array, to_array
+
+from trims.core.errors import BusyError, CallerError, ModelNotFoundError, PredictorError
+
+REQUEST = {"id": "7", "inputs": [{"name": "x", "datatype": "FP64", "shape": [2], "data": [1, 2]}]}
+
+
+class StandIn:
+    """A service with the model `m`."""
+
+    fleet = SimpleNamespace(report=lambda: {"models": {}})
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.asked: list[tuple[Any, ...]] = []
+        self.ready = True
+        self.hangs = False
+        self.cancelled = asyncio.Event()
+
+    def metadata(self) -> dict[str, Any]:
+        return {"name": "trims", "version": "0", "extensions": []}
+
+    async def is_ready(self) -> bool:
+        return self.ready
+
+    async def models(self) -> list[Any]:
+        return [SimpleNamespace(name="m")]
+
+    async def plan(self, model: str, version: str = "") -> Any:
+        self.asked.append(("plan", model, version))
+        if model != "m":
+            raise ModelNotFoundError(f"no model {model!r} is registered")
+        return SimpleNamespace(model="m", version="1.0.0")
+
+    async def describe(self, model: str, version: str = "") -> dict[str, Any]:
+        return {"name": (await self.plan(model, version)).model}
+
+    configuration = describe
+
+    async def statistics(self, model: str = "", version: str = "") -> list[Any]:
+        return []
+
+    async def index(self, *, ready: bool = False) -> list[dict[str, str]]:
+        return [{"name": "m", "ready": str(ready)}]
+
+    async def load(self, model: str) -> None:
+        self.asked.append(("load", model))
+
+    async def unload(self, model: str) -> None:
+        self.asked.append(("unload", model))
+
+    async def infer(self, model: str, version: str, tensors: list[Any], **given: Any) -> tuple[Any, Answer]:
+        plan = await self.plan(model, version)
+        self.asked.append(("infer", given))
+        if self.error is not None:
+            raise self.error
+        if self.hangs:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+        outputs = [from_array("y", to_array(tensors[0]) * 2)]
+        return plan, Answer(outputs, cold=False, how="running", place="cpu", warm=True, batch=1, stages={})
+
+
+def ask(
+    method: str, path: str, body: object = b"", service: StandIn | None = None, token: str | None = None, **headers: str
+) -> Reply:
+    async def run() -> Reply:
+        app = build_app(service or StandIn(), most_body_bytes=10_000, token=token, loopback=True)  # type: ignore[arg-type]
+        return await call(app, method, path, body, **headers)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/v2", "/v2/"])
+def test_the_server_says_what_it_is_with_and_without_a_slash(path: str) -> None:
+    assert ask("GET", path).json()["name"] == "trims"
+
+
+def test_health_is_told_in_both_words_that_clients_look_for() -> None:
+    service = StandIn()
+    assert ask("GET", "/v2/health/live").json() == {"live": True, "ready": True}
+    assert ask("GET", "/v2/health/ready").json() == {"live": True, "ready": True}
+    service.ready = False
+    reply = ask("GET", "/v2/health/ready", service=service)
+    assert (reply.status, reply.json()) == (503, {"live": True, "ready": False})
+
+
+@pytest.mark.parametrize("path", ["", "/ready", "/config", "/stats"])
+@pytest.mark.parametrize("version", ["", "/versions/1.0.0"])
+def test_every_question_of_a_model_is_answered_with_and_without_a_version(path: str, version: str) -> None:
+    service = StandIn()
+    assert ask("GET", f"/v2/models/m{version}{path}", service=service).status == 200
+    if path != "/stats":
+        assert service.asked == [("plan", "m", version.rpartition("/")[2])]
+
+
+def test_models_and_statistics_of_all_are_listed() -> None:
+    assert ask("GET", "/v2/models").json() == {"models": ["m"]}
+    assert ask("GET", "/v2/models/stats").json() == {"model_stats": []}
+    assert ask("GET", "/state").json() == {"models": {}}
+
+
+def test_an_inference_is_answered_in_json_if_it_was_asked_in_json() -> None:
+    service = StandIn()
+    message = {**REQUEST, "parameters": {"deadline": 2, "keep_alive": 0}}
+    reply = ask("POST", "/v2/models/m/infer", message, service)
+    assert reply.headers["content-type"] == "application/json"
+    told = reply.json()
+    assert (told["id"], told["outputs"][0]["data"]) == ("7", [2.0, 4.0])
+    assert service.asked[-1] == ("infer", {"queue_deadline_s": 2.0, "keep_alive_s": 0.0})
+
+
+def test_an_inference_is_answered_in_binary_if_it_was_asked_in_binary() -> None:
+    inputs = [{"name": "x", "datatype": "FP64", "shape": [2], "parameters": {"binary_data_size": 16}}]
+    header = json.dumps({"inputs": inputs}).encode()
+    body = header + np.array([1.0, 2.0]).tobytes()
+    reply = ask("POST", "/v2/models/m/infer", body, inference_header_content_length=str(len(header)))
+    length = int(reply.headers["inference-header-content-length"])
+    assert json.loads(reply.body[:length])["outputs"][0]["parameters"] == {"binary_data_size": 16}
+    assert np.frombuffer(reply.body[length:]).tolist() == [2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry"),
+    [(CallerError("no"), 400, False), (BusyError("later"), 503, True), (PredictorError("broken"), 500, False)],
+)
+def test_errors_are_told_with_their_status(error: Exception, status: int, retry: bool) -> None:
+    service = StandIn()
+    service.error = error
+    reply = ask("POST", "/v2/models/m/infer", REQUEST, service)
+    assert (reply.status, reply.json()) == (status, {"error": str(error)})
+    assert ("retry-after" in reply.headers) == retry
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v2/models/other", 404),
+        ("POST", "/v2/models/other/infer", 404),
+        ("GET", "/nowhere", 404),
+        ("GET", "/v2/models/..%2F..%2Fetc/ready", 404),
+        ("DELETE", "/v2", 405),
+        ("POST", "/v2/models/m/infer", 400),
+    ],
+)
+def test_what_is_not_there_or_not_right_is_an_error_object(method: str, path: str, status: int) -> None:
+    reply = ask(method, path, REQUEST if "other" in path else b"")
+    assert reply.status == status
+    assert list(reply.json()) == ["error"]
+
+
+def test_a_bug_is_an_error_object_that_tells_nothing_of_the_inside() -> None:
+    async def run() -> Reply:
+        service = StandIn()
+        service.error = ZeroDivisionError("secret")
+        app = build_app(service, most_body_bytes=10_000, token=None, loopback=True)  # type: ignore[arg-type]
+        told: list[Reply] = []
+
+        async def keep(scope: Any, receive: Any, send: Any) -> None:
+            with pytest.raises(ZeroDivisionError):  # the server logs it
+                await app(scope, receive, send)
+
+        told.append(await call(keep, "POST", "/v2/models/m/infer", REQUEST))
+        return told[0]
+
+    reply = asyncio.run(run())
+    assert reply.status == 500
+    assert reply.json() == {"error": "a bug in trims: ZeroDivisionError; the endpoint's log has the story"}
+
+
+def test_a_body_that_is_too_large_has_a_status_of_its_own() -> None:
+    reply = ask("POST", "/v2/models/m/infer", b"x" * 10_001)
+    assert reply.status == 413
+
+
+def test_a_client_that_hangs_up_cancels_its_request() -> None:
+    async def run() -> None:
+        service = StandIn()
+        service.hangs = True
+        app = build_app(service, most_body_bytes=10_000, token=None, loopback=True)  # type: ignore[arg-type]
+        gone = asyncio.Event()
+        calling = asyncio.ensure_future(call(app, "POST", "/v2/models/m/infer", REQUEST, gone))
+        while not any(asked[0] == "infer" for asked in service.asked):
+            await asyncio.sleep(0)
+        gone.set()
+        await asyncio.wait_for(service.cancelled.wait(), 30)
+        assert (await calling).status == 499
+
+    asyncio.run(run())
+
+
+def test_the_repository_lists_loads_and_unloads() -> None:
+    service = StandIn()
+    assert ask("POST", "/v2/repository/index", {"ready": True}).json() == [{"name": "m", "ready": "True"}]
+    assert ask("POST", "/v2/repository/index").json() == [{"name": "m", "ready": "False"}]
+    assert ask("POST", "/v2/repository/models/m/load", {}, service).json() == {}
+    assert (
+        ask("POST", "/v2/repository/models/m/unload", {"parameters": {"unload_dependents": True}}, service).json() == {}
+    )
+    assert service.asked == [("load", "m"), ("unload", "m")]
+    reply = ask("POST", "/v2/repository/models/m/load", {"parameters": {"config": "{}"}})
+    assert (reply.status, "trims add --replace" in reply.json()["error"]) == (400, True)
+    for wrong in (b"{", [], b"\xff"):
+        assert ask("POST", "/v2/repository/index", wrong).status == 400
+
+
+def test_only_requests_with_the_token_are_taken_and_health_needs_none() -> None:
+    assert ask("GET", "/v2", token="secret").status == 401
+    assert ask("GET", "/v2", token="secret", authorization="Bearer wrong").status == 401
+    assert ask("GET", "/v2", token="secret", authorization="secret").status == 401
+    assert ask("GET", "/v2", token="secret", authorization="Bearer secret").status == 200
+    assert ask("GET", "/v2/health/live", token="secret").status == 200
+    assert ask("GET", "/v2", token="secret").headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", ""])
+def test_a_page_that_points_its_name_at_this_machine_is_refused(host: str) -> None:
+    assert ask("GET", "/v2", host=host).status == 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000", "[::1]"])
+def test_names_of_this_machine_are_taken(host: str) -> None:
+    assert ask("GET", "/v2", host=host).status == 200
+
+
+def test_requests_from_pages_of_other_sites_are_refused() -> None:
+    assert ask("POST", "/v2/repository/models/m/unload", origin="https://evil.example").status == 403
+    assert ask("GET", "/v2", origin="http://localhost:8000").status == 200

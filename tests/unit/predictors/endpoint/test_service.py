@@ -1,0 +1,160 @@
+"""What the endpoint offers over any protocol, with a daemon and a fleet that are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from trims_predictors.endpoint.service import Service
+from trims_predictors.fleet import Answer, Plan
+
+from trims.control.answers import Model
+from trims.core.errors import DaemonAwayError, ModelNotFoundError, PredictorError
+from trims.core.serving import TensorType
+
+
+def model(name: str, *states: str, **fields: Any) -> Model:
+    manifest = {"name": name, "version": "1.0.0", "artifact": {"path": "/m.safetensors"}, **fields}
+    replicas: Any = tuple(SimpleNamespace(place="cpu", state=state) for state in states)
+    return Model(
+        name=name, version="1.0.0", description="", framework="", format="", key="", replicas=replicas,
+        manifest_json=json.dumps(manifest), image_bytes=0, license="", origin="", in_memory="",
+    )  # fmt: skip
+
+
+class Daemon:
+    def __init__(self, *models: Model) -> None:
+        self.known = {each.name: each for each in models}
+        self.health: str | None = "serving"
+        self.did: list[tuple[str, str]] = []
+
+    async def models(self) -> list[Model]:
+        return list(self.known.values())
+
+    async def show(self, name: str) -> Model:
+        if name not in self.known:
+            raise ModelNotFoundError(f"no model {name!r}")
+        return self.known[name]
+
+    async def status(self) -> Any:
+        if self.health is None:
+            raise DaemonAwayError("no daemon")
+        return SimpleNamespace(health=SimpleNamespace(status=self.health))
+
+    async def load(self, name: str) -> None:
+        self.did.append(("load", name))
+
+    async def evict(self, name: str, *, drain: bool) -> None:
+        assert drain, "leases run out"
+        self.did.append(("evict", name))
+
+
+class Fleet:
+    def __init__(self) -> None:
+        self.retired: list[str] = []
+        self.error: Exception | None = None
+
+    def retire(self, line: str) -> None:
+        self.retired.append(line)
+
+    def signature(self, plan: Plan) -> Any:
+        return plan.inputs or (TensorType("told", "BYTES", (-1, 2)),), plan.outputs
+
+    async def infer(self, plan: Plan, tensors: Any, **given: Any) -> Answer:
+        del plan, tensors, given
+        if self.error is not None:
+            raise self.error
+        return Answer([], cold=True, how="spare", place="cpu", warm=True, batch=1, stages={})
+
+
+@pytest.fixture
+def daemon() -> Daemon:
+    inputs = [{"name": "x", "dtype": "FP32", "shape": [-1, 3]}]
+    return Daemon(
+        model("m", "sealed", framework={"name": "torch"}, inputs=inputs, predictor={"max_batch_size": 4}),
+        model("plain", framework={"name": "onnxruntime"}),
+        model("odd"),
+    )
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    return Fleet()
+
+
+@pytest.fixture
+def service(daemon: Daemon, fleet: Fleet) -> Service:
+    return Service(daemon, fleet, {})  # type: ignore[arg-type]
+
+
+def test_it_is_ready_while_the_daemon_serves(service: Service, daemon: Daemon) -> None:
+    for health, ready in (("serving", True), ("draining", False), (None, False)):
+        daemon.health = health
+        assert asyncio.run(service.is_ready()) is ready
+
+
+def test_a_model_is_described_by_its_manifest_or_its_predictor(service: Service) -> None:
+    told = asyncio.run(service.describe("m", "1.0.0"))
+    assert told["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
+    assert (told["platform"], told["versions"]) == ("pytorch_module", ["1.0.0"])
+    assert asyncio.run(service.describe("plain"))["inputs"][0]["name"] == "told"
+
+
+def test_a_configuration_leaves_out_the_batch_dimension_of_models_that_have_one(service: Service) -> None:
+    told = asyncio.run(service.configuration("m"))
+    assert (told["max_batch_size"], told["input"]) == (4, [{"name": "x", "data_type": "TYPE_FP32", "dims": [3]}])
+    told = asyncio.run(service.configuration("plain"))
+    assert (told["max_batch_size"], told["input"][0]["dims"]) == (0, [-1, 2])
+    assert told["input"][0]["data_type"] == "TYPE_STRING"
+
+
+def test_requests_and_failures_are_counted(service: Service, fleet: Fleet) -> None:
+    async def run() -> None:
+        await service.infer("m", "", [])
+        fleet.error = PredictorError("broken")
+        with pytest.raises(PredictorError):
+            await service.infer("m", "", [])
+        with pytest.raises(ModelNotFoundError):
+            await service.infer("unknown", "", [])
+        (told,) = await service.statistics("m")
+        assert (told["inference_stats"]["success"]["count"], told["inference_stats"]["fail"]["count"]) == (1, 1)
+        assert [each["name"] for each in await service.statistics()] == ["m"]
+
+    asyncio.run(run())
+
+
+def test_a_model_that_was_removed_is_not_among_the_statistics(service: Service, daemon: Daemon) -> None:
+    async def run() -> None:
+        await service.infer("m", "", [])
+        del daemon.known["m"]
+        service._plans.forget("m")
+        assert await service.statistics() == []
+
+    asyncio.run(run())
+
+
+def test_the_index_says_why_a_model_is_not_ready(service: Service) -> None:
+    found = {each["name"]: (each["state"], each["reason"]) for each in asyncio.run(service.index())}
+    assert found["m"] == ("READY", "")
+    assert found["plain"] == ("UNAVAILABLE", "not loaded; the first request loads it")
+    assert found["odd"][0] == "UNAVAILABLE"
+    assert "nothing says what runs 'odd'" in found["odd"][1]
+    assert [each["name"] for each in asyncio.run(service.index(ready=True))] == ["m"]
+
+
+def test_load_and_unload_are_the_daemon_s_and_unload_ends_predictors_first(
+    service: Service, daemon: Daemon, fleet: Fleet
+) -> None:
+    async def run() -> None:
+        await service.load("m")
+        await service.unload("m")
+        assert daemon.did == [("load", "m"), ("evict", "m")]
+        assert len(fleet.retired) == 1
+        for work in (service.load, service.unload):
+            with pytest.raises(ModelNotFoundError):
+                await work("unknown")
+
+    asyncio.run(run())

@@ -1,0 +1,35 @@
+"""What is counted of each model."""
+
+from __future__ import annotations
+
+from trims_predictors.endpoint.statistics import ModelStatistics
+from trims_predictors.fleet import Answer
+
+
+def answer(batch: int, *, cold: bool) -> Answer:
+    stages = {"queue_s": 0.5, "input_s": 0.001, "predict_s": 0.25, "output_s": 0.002}
+    return Answer([], cold=cold, how="spare", place="cpu", warm=True, batch=batch, stages=stages)
+
+
+def test_requests_runs_and_stages_are_summed_in_nanoseconds() -> None:
+    counted = ModelStatistics()
+    counted.answered(answer(1, cold=True), 1.0)
+    for _ in range(2):
+        counted.answered(answer(2, cold=False), 0.5)
+    counted.failed(0.25)
+    told = counted.told("m", "1.0.0")
+    assert (told["inference_count"], told["execution_count"], told["cold_count"]) == (3, 2, 1)
+    assert told["inference_stats"] == {
+        "success": {"count": 3, "ns": 2_000_000_000},
+        "fail": {"count": 1, "ns": 250_000_000},
+        "queue": {"count": 3, "ns": 1_500_000_000},
+        "compute_input": {"count": 3, "ns": 3_000_000},
+        "compute_infer": {"count": 3, "ns": 750_000_000},
+        "compute_output": {"count": 3, "ns": 6_000_000},
+    }
+
+
+def test_a_model_that_was_never_asked_has_zeroes() -> None:
+    told = ModelStatistics().told("m", "1.0.0")
+    assert told["last_inference"] == 0
+    assert set(map(tuple, (each.items() for each in told["inference_stats"].values()))) == {(("count", 0), ("ns", 0))}

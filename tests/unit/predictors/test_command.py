@@ -1,0 +1,59 @@
+"""The command line of the endpoint."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from trims_predictors.command import _settings
+
+from trims.cli.main import build_parser, main
+from trims.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def settings(*arguments: str) -> object:
+    return _settings(build_parser().parse_args(["endpoint", "--runtime-dir", "/run/x", *arguments]))
+
+
+def test_flags_become_settings(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    token.chmod(0o600)
+    flags = ["--port", "0", "--token-file", str(token), "--predictors", "3", "--queue", "4", "--keep-alive-s", "lazy"]
+    flags += ["--max-body", "1MiB", "--preload", "torch,onnxruntime", "--environments", f"mxnet={sys.executable}"]
+    found = _settings(build_parser().parse_args(["endpoint", "--runtime-dir", "/run/x", *flags]))
+    assert (found.port, found.token, found.most_body_bytes) == (0, "secret", 1 << 20)
+    assert (found.fleet.predictors, found.fleet.queue, found.fleet.keep_alive_s) == (3, 4, None)
+    assert (found.preload, found.environments) == (("torch", "onnxruntime"), {"mxnet": sys.executable})
+    assert found.fleet.runtime_dir == "/run/x"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--predictors", "0"], "--predictors is 0; it must be 1 or more"),
+        (["--keep-alive-s", "long"], "--keep-alive-s is 'long'"),
+        (["--environments", "mxnet"], "framework=/path/to/python"),
+        (["--environments", "mxnet=/no/python"], "the file must be there"),
+        (["--token-file", "/no/token"], "no token can be read"),
+        (["--max-body", "much"], "much"),
+    ],
+)
+def test_a_wrong_flag_is_told_with_what_is_right(arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        settings(*arguments)
+
+
+def test_an_endpoint_that_would_listen_openly_does_not_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["endpoint", "--host", "0.0.0.0", "--port", "0"]) == 1
+    assert "can be reached from other machines" in capsys.readouterr().err
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert main(["endpoint"]) == 1
+    assert "pip install 'trims[endpoint]'" in capsys.readouterr().err
