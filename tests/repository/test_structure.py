@@ -84,11 +84,13 @@ UNTESTED_BY_NAME = {
     "trims/testing": "contract suites and stand-ins: the tests of what they stand for run them",
     "trims/wire/trims_pb2.py": "generated",
     "trims/wire/trims_pb2_grpc.py": "generated",
+    "predictors/trims_predictors/endpoint/inference_pb2": "generated",
 }
 
 
 def modules() -> list[Path]:
-    found = [*(ROOT / "trims").rglob("*.py"), *(ROOT / "client" / "trims_client").rglob("*.py")]
+    packages = ("trims", "client/trims_client", "predictors/trims_predictors")
+    found = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     return [path.relative_to(ROOT) for path in found if path.name != "__init__.py"]
 
 
@@ -97,7 +99,8 @@ def test_every_module_has_a_test_file_of_its_name_in_the_folder_that_mirrors_it(
     for module in modules():
         if any(str(module).startswith(known) for known in UNTESTED_BY_NAME):
             continue
-        inside = Path("client", *module.parts[2:]) if module.parts[0] == "client" else Path(*module.parts[1:])
+        outer = module.parts[0] in ("client", "predictors")
+        inside = Path(module.parts[0], *module.parts[2:]) if outer else Path(*module.parts[1:])
         if not (ROOT / "tests" / "unit" / inside.with_name(f"test_{inside.stem.lstrip('_')}.py")).exists():
             lacking.append(str(module))
     assert lacking == []

@@ -1,0 +1,81 @@
+"""The predictor of MXNet models: an executor over shared parameters, bound for the shapes of the request.
+
+MXNet hooks into fork: after one, its engine would start threads in the template, which could not be forked again. So
+templates of MXNet and their predictors use the engine that has none (`NaiveEngine`). Operators are parallel in it, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import mxnet
+from trims_client.frameworks import mxnet as over_weights
+
+from trims.core.errors import CallerError
+
+if TYPE_CHECKING:
+    from trims_client.weights import Weights
+
+    from trims_predictors.predictor import Arrays, Context
+
+_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+class MxnetPredictor:
+    """A graph, bound once for each combination of input shapes (the last one is kept)."""
+
+    _weights: Weights
+    _executor: Any
+    _bound: _Shapes | None = None
+    _names: tuple[str, ...]
+
+    def load(self, weights: Weights, context: Context) -> None:
+        """Bind the graph at once if the manifest states fixed shapes, else at the first request."""
+        set_threads(context.threads)
+        self._weights = weights
+        self._names = tuple(each.name for each in context.outputs)
+        shapes = tuple((each.name, tuple(1 if n < 0 else n for n in each.shape)) for each in context.inputs)
+        if shapes:
+            self._bind(shapes)
+
+    def _bind(self, shapes: _Shapes) -> None:
+        if shapes != self._bound:
+            self._executor = over_weights.executor(self._weights, dict(shapes))
+            self._bound = shapes
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        """One forward pass. Raises CallerError for inputs that the graph does not take."""
+        for name, array in inputs.items():
+            if array.dtype == object:
+                raise CallerError(f"the input {name!r} is text (BYTES), which MXNet has no arrays for")
+        self._bind(tuple((name, array.shape) for name, array in inputs.items()))
+        found = self._executor.forward(is_train=False, **{name: mxnet.nd.array(a) for name, a in inputs.items()})
+        names = self._names if len(self._names) == len(found) else self._executor.output_dict
+        return {name: each.asnumpy() for name, each in zip(names, found, strict=True)}
+
+    def unload(self) -> None:
+        """Let go of the graph."""
+        self._executor = None
+
+
+def set_threads(threads: int) -> None:
+    """Have MXNet's operators compute with so many threads.
+
+    MXNet has no function for it. Its operators ask OpenMP's library, which templates are started with one thread for.
+    """
+    with open("/proc/self/maps") as file:
+        libraries = {line.split(maxsplit=5)[5].strip() for line in file if "libgomp" in line or "libomp" in line}
+    for library in libraries:
+        ctypes.CDLL(library).omp_set_num_threads(threads)
+
+
+def warm_up_template() -> None:
+    """Nothing: an operation would start OpenMP's threads."""
+
+
+def warm_up(threads: int) -> None:
+    """One operation, which starts the threads of this predictor."""
+    set_threads(threads)
+    image = mxnet.nd.zeros((1, 3, 32, 32))
+    mxnet.nd.Convolution(image, mxnet.nd.zeros((8, 3, 3, 3)), no_bias=True, kernel=(3, 3), num_filter=8).wait_to_read()

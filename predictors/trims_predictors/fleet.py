@@ -1,0 +1,437 @@
+"""The fleet: predictors of all models. Carries out what `schedule` decides and tells it what came of it.
+
+One event loop, no threads of its own. A request waits in its model's line, is answered by a predictor in one run, alone
+or in a batch, and learns which stages took how long. Not covered: what a model is (`plans`), and protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import DeadlineError, DrainingError, PredictorError, TrimsError
+from trims_predictors.batches import join, rows_of, split
+from trims_predictors.schedule import Fail, Job, Limits, Run, Schedule, Start, Step, Stop
+from trims_predictors.templates import Environment, Launcher, Nursery
+from trims_predictors.tensors import check_against, check_outputs, describe, types_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trims.core.serving import TensorType
+    from trims_predictors.processes import PredictorProcess
+    from trims_predictors.tensors import Tensor
+
+_log = logging.getLogger(__name__)
+#: After an answer the same client often asks again.
+_AFTERWARDS_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of a fleet.
+
+    Attributes:
+        runtime_dir: Folder of the daemon's sockets.
+        predictors: Processes that run models at once, spares not counted.
+        queue: Requests that may wait for one model.
+        spares: Predictors that each template has ready.
+        keep_alive_s: Seconds an idle predictor stays, for models that do not say it; None: until its slot is needed.
+        load_deadline_s: Seconds a predictor may take to load its model.
+        run_deadline_s: Seconds that one run may take, for models that do not say it.
+        queue_deadline_s: Seconds that a request waits for a predictor, if it does not say it.
+    """
+
+    runtime_dir: str
+    predictors: int = 16
+    queue: int = 128
+    spares: int = 1
+    keep_alive_s: float | None = 300.0
+    load_deadline_s: float = 600.0
+    run_deadline_s: float = 60.0
+    queue_deadline_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How predictors of one model are made, and how they are used.
+
+    Attributes:
+        line: Name of its line: another one whenever the manifest has changed.
+        model: Its name.
+        version: Of its manifest.
+        call: Class of the predictor, `package.module:Class`.
+        environment: Where it runs.
+        origin: Folder of its manifest, from which the class may come; or empty.
+        options: For the class.
+        attributes: Of the manifest.
+        inputs: What requests must bring; empty if the manifest does not say it.
+        outputs: What answers have.
+        preload: Modules for the template.
+        place: Where to have the weights; None for what the manifest says.
+        instances: Predictors at once.
+        threads: Of each.
+        batch: Rows of one run; 0: no batches.
+        batch_delay_s: How long a request waits for others.
+        keep_alive_s: As in the settings; None: what they say.
+        run_deadline_s: The same.
+    """
+
+    line: str
+    model: str
+    version: str
+    call: str
+    environment: Environment
+    origin: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[TensorType, ...] = ()
+    outputs: tuple[TensorType, ...] = ()
+    preload: tuple[str, ...] = ()
+    place: str | None = None
+    instances: int = 1
+    threads: int = 1
+    batch: int = 0
+    batch_delay_s: float = 0.0
+    keep_alive_s: float | None = None
+    run_deadline_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a request.
+
+    Attributes:
+        outputs: Tensors.
+        cold: True if it was answered by a predictor that was started after the request had come.
+        how: What its predictor was before: `running`, `spare`, `forked` or `spawned`.
+        place: Where the weights lie.
+        warm: True if they were there already when the predictor opened them.
+        batch: Requests that were answered in the same run.
+        stages: Seconds of each stage: `queue_s` until a predictor had it, of these for a cold one `process_s`,
+            `connect_s`, `open_s` and `load_s`; then `input_s`, `predict_s`, `output_s`, and `run_s` for the whole run
+            as the endpoint sees it.
+    """
+
+    outputs: list[Tensor]
+    cold: bool
+    how: str
+    place: str
+    warm: bool
+    batch: int
+    stages: Mapping[str, float]
+
+
+@dataclass(eq=False, slots=True)
+class _Running:
+    """A predictor that is loading or has loaded its model."""
+
+    plan: Plan
+    process: PredictorProcess
+    how: str
+    began_s: float
+    place: str = ""
+    warm: bool = False
+    stages: dict[str, float] = field(default_factory=dict)
+    keep_alive_s: float | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    plan: Plan
+    tensors: Sequence[Tensor]
+    answer: asyncio.Future[Answer]
+    began_s: float
+    keep_alive_s: float | None
+
+
+class Fleet:
+    """See the module. Made and used in one event loop.
+
+    Args:
+        settings: Its settings.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._schedule = Schedule(settings.predictors)
+        self._launcher = Launcher(settings.runtime_dir)
+        self._nursery = Nursery(self._launcher, spares=settings.spares, threads=default_threads(), busy=self._is_busy)
+        self._running: dict[int, _Running] = {}
+        self._plans: dict[str, Plan] = {}
+        #: Model -> its line, inputs and outputs, as a predictor has told them last.
+        self._signatures: dict[str, tuple[str, tuple[TensorType, ...], tuple[TensorType, ...]]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._closing = False
+        #: Requests that wait or run, and when the last one ended.
+        self._asked = 0
+        self._answered_s = 0.0
+        #: Predictors that were started, by how, and those that ended.
+        self.counters: dict[str, int] = {}
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    async def infer(
+        self,
+        plan: Plan,
+        tensors: Sequence[Tensor],
+        *,
+        queue_deadline_s: float | None = None,
+        keep_alive_s: float | None = None,
+    ) -> Answer:
+        """Answer one request.
+
+        Args:
+            plan: Of the model.
+            tensors: The inputs, checked here.
+            queue_deadline_s: Seconds to wait for a predictor.
+            keep_alive_s: Seconds that the predictor stays after this request; None: what the model says.
+
+        Raises:
+            CallerError: The inputs do not fit the model, or the predictor refuses them.
+            BusyError: Too many requests wait for the model.
+            DeadlineError: No predictor was free in time, or the run took too long.
+            PredictorError: The predictor's code or process failed.
+            TrimsError: The model cannot be loaded: what the daemon says.
+        """
+        if self._closing:
+            raise DrainingError("the endpoint is ending and takes no new requests")
+        check_against(tensors, self.signature(plan)[0], plan.model)
+        job = self._job(plan, tensors, keep_alive_s)
+        answer: asyncio.Future[Answer] = job.payload.answer
+        self._plans[plan.line] = plan
+        self._do(self._schedule.submit(job, self._limits(plan)))
+        if not job.ripe:
+            self._loop.call_later(plan.batch_delay_s, lambda: self._do(self._schedule.ripen(job)))
+        deadline_s = self._settings.queue_deadline_s if queue_deadline_s is None else queue_deadline_s
+        timer = self._loop.call_later(deadline_s, self._give_up, job, deadline_s)
+        self._asked += 1
+        try:
+            return await answer
+        finally:
+            self._asked -= 1
+            self._answered_s = self._loop.time()
+            timer.cancel()
+            if not answer.done() or answer.cancelled():  # the client has hung up
+                self._do(self._schedule.cancel(job) or [])
+
+    def _job(self, plan: Plan, tensors: Sequence[Tensor], keep_alive_s: float | None) -> Job:
+        request = _Request(plan, tensors, self._loop.create_future(), time.perf_counter(), keep_alive_s)
+        rows, group = rows_of(tensors) if plan.batch else (1, None)
+        return Job(plan.line, rows, group, ripe=not (plan.batch and plan.batch_delay_s), payload=request)
+
+    def _limits(self, plan: Plan) -> Limits:
+        return Limits(plan.instances, self._settings.queue, plan.batch)
+
+    def _give_up(self, job: Job, deadline_s: float) -> None:
+        steps = self._schedule.cancel(job)
+        if steps is not None:
+            _fail(job, DeadlineError(f"no predictor of {job.payload.plan.model!r} was free within {deadline_s:g} s"))
+            self._do(steps)
+
+    def retire(self, line: str) -> None:
+        """Let the predictors of a line end, as soon as they are idle."""
+        self._do(self._schedule.retire(line))
+
+    def state(self, line: str) -> dict[str, int]:
+        """How many of a line's predictors are in each state, and how many requests wait."""
+        return self._schedule.line(line)
+
+    def report(self) -> dict[str, Any]:
+        """Predictors and waiting requests of each model, spares of each framework, and what was counted."""
+        lines = {plan.model: self._schedule.line(line) for line, plan in self._plans.items()}
+        return {
+            "models": {model: line for model, line in lines.items() if any(line.values())},
+            "spares": self._nursery.spares(),
+            "learning": self._nursery.learning(),
+            "counters": dict(self.counters),
+        }
+
+    def signature(self, plan: Plan) -> tuple[tuple[TensorType, ...], tuple[TensorType, ...]]:
+        """Inputs and outputs of a model: as its manifest says, else as a predictor has told since; or empty."""
+        line, inputs, outputs = self._signatures.get(plan.model, ("", (), ()))
+        known = line == plan.line
+        return plan.inputs or (inputs if known else ()), plan.outputs or (outputs if known else ())
+
+    def prepare(self, environment: Environment) -> None:
+        """Start a template and its spares before they are needed."""
+        self._nursery.tend(environment)
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def _do(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            if isinstance(step, Fail):
+                _fail(step.job, step.error)
+            elif isinstance(step, Start):
+                self._background(self._start(step.predictor, self._plans[step.line]))
+            elif isinstance(step, Run):
+                self._background(self._run(step.predictor, step.jobs))
+            elif isinstance(step, Stop):
+                self._background(self._stop(step.predictor))
+
+    async def _start(self, predictor: int, plan: Plan) -> None:
+        try:
+            began = time.perf_counter()
+            process = await self._nursery.take(plan.environment)
+            taken = time.perf_counter()
+        except (TrimsError, OSError) as error:
+            self._refuse(predictor, error)
+            self._forget(predictor, plan.line, "it was not started")
+            return
+        running = self._running[predictor] = _Running(plan, process, process.how, began)
+        process.going.add_done_callback(lambda _: self._do(self._schedule.lost(predictor)))
+        process.ended.add_done_callback(lambda ended: self._ended(predictor, ended.result()))
+        self._count(f"started_{process.how}")
+        try:
+            answer = await process.ask(self._load_message(plan), deadline_s=self._settings.load_deadline_s)
+        except TrimsError as error:
+            self._refuse(predictor, error)
+            return
+        running.place, running.warm = str(answer["place"]), bool(answer["warm"])
+        running.stages = {"process_s": taken - began, **answer["stages"]}
+        self._signatures[plan.model] = (plan.line, types_of(answer["inputs"]), types_of(answer["outputs"]))
+        self._do(self._schedule.ready(predictor))
+        self._watch_idle(predictor)
+        if running.how != "spawned":
+            self._nursery.teach(plan.environment, [*plan.preload, *answer["imported"]])
+
+    def _refuse(self, predictor: int, error: TrimsError | OSError) -> None:
+        if not isinstance(error, TrimsError):
+            error = PredictorError(f"no predictor can be started: {error}")
+        self._do(self._schedule.failed(predictor, error))
+
+    @staticmethod
+    def _load_message(plan: Plan) -> dict[str, Any]:
+        return {
+            "op": "load", "model": plan.model, "version": plan.version, "call": plan.call, "origin": plan.origin,
+            "options": dict(plan.options), "attributes": dict(plan.attributes), "threads": plan.threads,
+            "place": plan.place, "deadline_s": None, "inputs": describe(plan.inputs),
+            "outputs": describe(plan.outputs),
+        }  # fmt: skip
+
+    async def _run(self, predictor: int, jobs: Sequence[Job]) -> None:
+        running = self._running[predictor]
+        try:
+            await self._run_together(running, jobs)
+        except TrimsError as error:
+            if len(jobs) == 1 or running.process.dying:
+                for job in jobs:
+                    _fail(job, error)
+            else:  # one of them may be to blame: the others are answered
+                for job in jobs:
+                    await self._run_alone(running, job)
+        running.keep_alive_s = jobs[-1].payload.keep_alive_s
+        if not running.process.dying:  # else its end will be told
+            self._do(self._schedule.done(predictor))
+            self._watch_idle(predictor)
+        self._nursery.tend(running.plan.environment)
+
+    async def _run_together(self, running: _Running, jobs: Sequence[Job]) -> None:
+        began = time.perf_counter()
+        requests: list[_Request] = [job.payload for job in jobs]
+        stated = running.plan.run_deadline_s
+        answer = await running.process.ask(
+            {"op": "predict"},
+            deadline_s=self._settings.run_deadline_s if stated is None else stated,
+            tensors=join([request.tensors for request in requests]),
+        )
+        check_outputs(answer["outputs"], running.plan.outputs, running.plan.model)
+        outputs = split(answer["outputs"], [job.rows for job in jobs])
+        run_s = time.perf_counter() - began
+        for request, mine in zip(requests, outputs, strict=True):
+            stages = {"queue_s": began - request.began_s, **answer["stages"], "run_s": run_s}
+            self._answer(running, request, mine, len(jobs), stages)
+
+    async def _run_alone(self, running: _Running, job: Job) -> None:
+        try:
+            await self._run_together(running, [job])
+        except TrimsError as error:
+            _fail(job, error)
+
+    def _answer(
+        self, running: _Running, request: _Request, outputs: list[Tensor], batch: int, stages: Mapping[str, float]
+    ) -> None:
+        if request.answer.done():
+            return
+        cold = running.began_s >= request.began_s
+        start = running.stages if cold else {}
+        how = running.how if cold else "running"
+        request.answer.set_result(Answer(outputs, cold, how, running.place, running.warm, batch, {**start, **stages}))
+
+    async def _stop(self, predictor: int) -> None:
+        running = self._running.get(predictor)
+        if running is not None:
+            await running.process.end()
+
+    def _ended(self, predictor: int, why: str) -> None:
+        running = self._running.pop(predictor)
+        self._count("ended")
+        _log.info("a predictor of %s (process %d) ended: %s", running.plan.model, running.process.pid, why)
+        # After the task that waits for its answer has told the clients, which knows more.
+        self._loop.call_soon(self._forget, predictor, running.plan.line, why)
+
+    def _forget(self, predictor: int, line: str, why: str) -> None:
+        self._do(self._schedule.ended(predictor, why))
+        if not any(self._schedule.line(line).values()):
+            self._plans.pop(line, None)
+
+    def _watch_idle(self, predictor: int) -> None:
+        """End an idle predictor once its keep-alive is over."""
+        running, idles = self._running.get(predictor), self._schedule.idles(predictor)
+        if running is None or idles is None:
+            return
+        wishes = (running.keep_alive_s, running.plan.keep_alive_s, self._settings.keep_alive_s)
+        keep_alive_s = next((wish for wish in wishes if wish is not None), None)
+        if keep_alive_s is not None:
+            self._loop.call_later(keep_alive_s, lambda: self._do(self._schedule.expire(predictor, idles)))
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def _background(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.critical("a bug in trims: the fleet's work failed", exc_info=error)
+
+    def _count(self, name: str) -> None:
+        self.counters[name] = self.counters.get(name, 0) + 1
+
+    async def close(self, grace_s: float = 10.0) -> None:
+        """Take no more requests, let those that run finish within the time, and end all processes. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        until = self._loop.time() + grace_s
+        while self._asked and self._loop.time() < until:
+            await asyncio.sleep(0.02)
+        for each in list(self._plans):
+            self.retire(each)
+        for running in list(self._running.values()):
+            running.process.kill("the endpoint ended")
+        await self._nursery.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._launcher.close()
+
+    def _is_busy(self) -> bool:
+        """Whether a request waits or runs, or has just been answered."""
+        return bool(self._asked) or self._loop.time() < self._answered_s + _AFTERWARDS_S
+
+
+def _fail(job: Job, error: TrimsError) -> None:
+    if not job.payload.answer.done():
+        job.payload.answer.set_exception(error)
+
+
+def default_threads() -> int:
+    """As many as processors that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,147 @@
+"""From what the daemon knows of a model to how it is run: one plan for each model, looked up again every second.
+
+A model whose manifest or artifact has changed gets another line, so its next request meets a predictor that has the
+new bytes; the old line's predictors end when they are idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trims.core.errors import ModelNotFoundError, NotSupportedError
+from trims.core.manifest import parse_manifest
+from trims_predictors.builtin import PREDICTORS
+from trims_predictors.fleet import Plan, default_threads
+from trims_predictors.templates import Environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from trims.control import AsyncAdmin, Model
+    from trims.core.manifest import Manifest
+
+#: What is known is used for so long before the daemon is asked again.
+_FRESH_S = 1.0
+_FRAMEWORK_OF_FORMAT = {"onnx": "onnxruntime", "mxnet": "mxnet"}
+
+
+@dataclass(slots=True)
+class _Known:
+    plan: Plan
+    key: str
+    asked_s: float
+
+
+class Plans:
+    """Plans of all models of a daemon.
+
+    Args:
+        daemon: Its control door.
+        environments: Framework -> interpreter, for those that have an environment of their own.
+        retire: Told a line that is replaced.
+    """
+
+    def __init__(self, daemon: AsyncAdmin, environments: Mapping[str, str], retire: Callable[[str], None]) -> None:
+        self._daemon = daemon
+        self._environments = environments
+        self._retire = retire
+        self._known: dict[str, _Known] = {}
+        self._asking: dict[str, asyncio.Future[_Known]] = {}
+
+    async def of(self, name: str, version: str = "") -> Plan:
+        """The plan of a model.
+
+        Args:
+            name: As registered.
+            version: Of its manifest; empty for any.
+
+        Raises:
+            ModelNotFoundError: There is no such model, or it has another version.
+            NotSupportedError: Nothing says what runs it.
+        """
+        known = self._known.get(name)
+        if known is None or time.monotonic() - known.asked_s > _FRESH_S:
+            known = await self._fresh(name)
+        if version and version != known.plan.version:
+            raise ModelNotFoundError(f"{name!r} has the version {known.plan.version}, not {version!r}")
+        return known.plan
+
+    async def _fresh(self, name: str) -> _Known:
+        """Ask the daemon, once for all requests that need it at this moment."""
+        asking = self._asking.get(name)
+        if asking is None:
+            asking = self._asking[name] = asyncio.ensure_future(self._ask(name, self._known.get(name)))
+            asking.add_done_callback(lambda _: self._asking.pop(name, None))
+        return await asyncio.shield(asking)
+
+    async def _ask(self, name: str, before: _Known | None) -> _Known:
+        try:
+            model = await self._daemon.show(name)
+        except ModelNotFoundError:
+            self.forget(name)
+            raise
+        plan = self.make(model)
+        if before is not None and (before.plan.line != plan.line or _differ(before.key, model.key)):
+            self._retire(before.plan.line)
+        self._known[name] = _Known(plan, model.key or (before.key if before else ""), time.monotonic())
+        return self._known[name]
+
+    def forget(self, name: str) -> None:
+        """Let the predictors of a model end when they are idle, and ask the daemon again at the next request."""
+        known = self._known.pop(name, None)
+        if known is not None:
+            self._retire(known.plan.line)
+
+    def make(self, model: Model) -> Plan:
+        """The plan for a model as the daemon describes it. Raises NotSupportedError."""
+        manifest = parse_manifest(model.manifest, model.origin)
+        settings = manifest.predictor
+        framework = framework_of(manifest, model.format)
+        return Plan(
+            line=f"{model.name}@{hashlib.sha256(model.manifest_json.encode()).hexdigest()[:12]}",
+            model=model.name,
+            version=manifest.version,
+            call=settings.call or _predictor_for(model, framework),
+            environment=Environment(framework or "numpy", self._environments.get(framework, "")),
+            origin=model.origin,
+            options=settings.options,
+            attributes=manifest.attributes,
+            inputs=manifest.inputs,
+            outputs=manifest.outputs,
+            preload=settings.preload,
+            instances=settings.instances,
+            threads=settings.threads or default_threads(),
+            batch=settings.max_batch_size,
+            batch_delay_s=settings.batch_delay_s,
+            keep_alive_s=settings.keep_alive_s,
+            run_deadline_s=settings.deadline_s,
+        )
+
+
+def _differ(before: str, now: str) -> bool:
+    """Whether two image keys are of different images; an empty one is not known yet."""
+    return bool(before and now) and before != now
+
+
+def framework_of(manifest: Manifest, format_name: str) -> str:
+    """The framework that runs a model; empty if nothing says it."""
+    if manifest.framework is not None:
+        return manifest.framework.name
+    stated = manifest.artifact.format or format_name
+    if "module" in manifest.artifact.options:
+        return "torch"
+    return _FRAMEWORK_OF_FORMAT.get(stated, "")
+
+
+def _predictor_for(model: Model, framework: str) -> str:
+    call = PREDICTORS.get(framework)
+    if call is None:
+        raise NotSupportedError(
+            f"nothing says what runs {model.name!r}: its manifest needs `framework: {{name: torch}}` (or onnxruntime, "
+            "mxnet) or `predictor: {call: package.module:Class}`"
+        )
+    return call

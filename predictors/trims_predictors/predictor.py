@@ -1,0 +1,66 @@
+"""What a predictor is: load, predict, unload. A class with these methods is one; it needs no base."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from trims_client.weights import Weights
+
+    from trims.core.serving import TensorType
+
+    Arrays = Mapping[str, "np.ndarray[Any, Any]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a predictor is told beside its weights.
+
+    Attributes:
+        model: Name of the model.
+        version: Of its manifest.
+        options: `predictor.options` of its manifest.
+        attributes: `attributes` of its manifest.
+        inputs: What requests bring; empty if the manifest does not say it.
+        outputs: What answers have; empty if the manifest does not say it.
+        threads: How many threads it should compute with.
+    """
+
+    model: str
+    version: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[TensorType, ...] = ()
+    outputs: tuple[TensorType, ...] = ()
+    threads: int = 1
+
+
+@runtime_checkable
+class Predictor(Protocol):
+    """Answers requests for one model, one at a time, in a process of its own.
+
+    It may have two more methods without arguments, `inputs` and `outputs`, which return TensorTypes: what the model
+    takes and gives, for manifests that do not say it.
+    """
+
+    def load(self, weights: Weights, context: Context) -> None:
+        """Make the model ready. The weights stay attached until `unload` has returned."""
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        """Answer one request, or several put together along the first dimension.
+
+        Args:
+            inputs: Name -> array, checked against the manifest. They may be written to; they are valid until the
+                method returns.
+
+        Raises:
+            CallerError: The request is wrong; its message reaches the client. Any other exception is the predictor's
+                fault.
+        """
+
+    def unload(self) -> None:
+        """Give up what `load` made."""

@@ -1,0 +1,232 @@
+"""A predictor's process as the supervisor sees it: asked one thing at a time, ended for sure.
+
+What it answers is checked; what it does otherwise (hangs, crashes, lies, floods) costs itself alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from trims.core.errors import BadMessageError, CallerError, DeadlineError, LostPeerError, PredictorError, from_code
+from trims_predictors.arena import Receiver, Sender
+from trims_predictors.messages import close_all
+from trims_predictors.peer import Peer
+from trims_predictors.tensors import Tensor
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from trims.wire.frames import Message
+
+#: Tensors of more bytes are copied in a thread, so that the loop serves others meanwhile.
+_LARGE_BYTES = 4 << 20
+#: Between "unload" and SIGKILL.
+_GRACE_S = 5.0
+#: Between the end of its socket and that of a process.
+_LAST_BREATH_S = 1.0
+
+
+class PredictorProcess:
+    """One process, from its start to its end.
+
+    Args:
+        sock: Its socket.
+        pid: Of the process, which leads a group of its own.
+        pidfd: To that process; closed at its end.
+        how: `spare`, `forked` or `spawned`.
+        tell_status: How the process ended, for people; asked once it has.
+
+    Attributes:
+        ended: Done when the process is gone; its result says how.
+        going: Done before that, as soon as it is found to end.
+    """
+
+    def __init__(
+        self, sock: socket.socket, pid: int, pidfd: int, how: str, tell_status: Callable[[], Awaitable[str]]
+    ) -> None:
+        self.pid = pid
+        self.how = how
+        self._pidfd = pidfd
+        self._tell_status = tell_status
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self.going: asyncio.Future[None] = self._loop.create_future()
+        self._answer: asyncio.Future[Message] | None = None
+        self._outbox = Sender()
+        self._inbox = Receiver()
+        self._why_killed: str | None = None
+        self._ending = False
+        self._burial: asyncio.Future[None] | None = None
+        self._peer = Peer(sock, self._heard, self._lost)
+        self._loop.add_reader(pidfd, self._died)
+
+    async def ask(
+        self, message: Message, *, deadline_s: float | None, tensors: Sequence[Tensor] | None = None
+    ) -> Message:
+        """Have one thing done.
+
+        Args:
+            message: What; with tensors they are added to it as `inputs`.
+            deadline_s: After so many seconds the process is killed.
+            tensors: Of a request.
+
+        Returns:
+            Its answer; `outputs` in it are tensors, with bytes of their own.
+
+        Raises:
+            DeadlineError: The time is over; the process ends.
+            PredictorError: The process ended, or answered nonsense, which ends it.
+            TrimsError: What it answered instead.
+        """
+        assert self._answer is None, "one thing at a time"
+        self._answer = self._loop.create_future()
+        try:
+            await self._tell(message, tensors)
+            answer = _checked(await asyncio.wait_for(self._answer, deadline_s))
+            if answer["op"] == "answer":
+                answer["outputs"] = await self._own(self._inbox.read(answer["outputs"]))
+        except asyncio.TimeoutError:
+            self.kill(f"it took more than {deadline_s:g} s to {message['op']}")
+            raise DeadlineError(
+                f"the predictor took more than {deadline_s:g} s to {message['op']} and was ended"
+            ) from None
+        except LostPeerError as error:
+            raise PredictorError(f"the predictor's process ended: {await self._end_of(str(error))}") from error
+        except BadMessageError as error:
+            self.kill(f"it answered nonsense: {error}")
+            raise PredictorError(f"the predictor answered nonsense and was ended: {error}") from error
+        except asyncio.CancelledError:
+            self.kill("its request was cancelled")
+            raise
+        finally:
+            self._answer = None
+        if answer["op"] == "failed":
+            raise from_code(answer["code"], answer["message"])
+        return answer
+
+    async def _end_of(self, otherwise: str) -> str:
+        with contextlib.suppress(asyncio.TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(self.ended), _GRACE_S)
+        return otherwise
+
+    async def _tell(self, message: Message, tensors: Sequence[Tensor] | None) -> None:
+        if tensors is None:
+            self._peer.send(message)
+            return
+        write = self._outbox.write
+        large = sum(tensor.nbytes for tensor in tensors) > _LARGE_BYTES
+        described, fd = await asyncio.to_thread(write, tensors) if large else write(tensors)
+        try:
+            self._peer.send({**message, "inputs": described}, [] if fd is None else [fd])
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    @staticmethod
+    async def _own(tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies: the predictor could change its arena while it is read."""
+
+        def copy() -> list[Tensor]:
+            return [Tensor(each.name, each.dtype, each.shape, bytes(each.data)) for each in tensors]
+
+        copies = await asyncio.to_thread(copy) if sum(each.nbytes for each in tensors) > _LARGE_BYTES else copy()
+        try:
+            for each in copies:
+                each.check()
+        except CallerError as error:
+            raise BadMessageError(str(error)) from error
+        return copies
+
+    # -- what it does ----------------------------------------------------------------------------------------------
+
+    def _heard(self, message: Message, fds: list[int]) -> None:
+        try:
+            while fds:
+                self._inbox.take(fds.pop())
+        except BadMessageError as error:
+            close_all(fds)
+            self._break(error)
+            return
+        if self._answer is None or self._answer.done():
+            self.kill("it spoke without being asked")
+        else:
+            self._answer.set_result(message)
+
+    def _lost(self, why: str) -> None:
+        self._break(LostPeerError(why))
+        if not self._ending:  # it crashes, and the kernel tells how; or it goes on without us
+            self._loop.call_later(_LAST_BREATH_S, self.kill, why)
+
+    def _break(self, error: BadMessageError | LostPeerError) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+    def _died(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._peer.close()
+        self._outbox.close()
+        self._inbox.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # what it has started goes with it
+        self.going.set_result(None)
+        self._burial = asyncio.ensure_future(self._bury())
+
+    async def _bury(self) -> None:
+        status = await self._tell_status()
+        self.ended.set_result(self._why_killed or status)
+        self._break(LostPeerError(self.ended.result()))
+
+    @property
+    def dying(self) -> bool:
+        """True once it was killed or has ended."""
+        return self._why_killed is not None or self._burial is not None
+
+    # -- its end ---------------------------------------------------------------------------------------------------
+
+    def kill(self, why: str) -> None:
+        """End it now. Idempotent."""
+        if self._burial is not None:
+            return
+        self._why_killed = self._why_killed or why
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def end(self) -> str:
+        """Have it give everything up and end; kill it if it does not. Returns how it ended."""
+        self._ending = True
+        try:
+            self._peer.send({"op": "unload"})
+        except LostPeerError:
+            self.kill("it closed its socket")
+        try:
+            return await asyncio.wait_for(asyncio.shield(self.ended), _GRACE_S)
+        except asyncio.TimeoutError:
+            self.kill(f"it did not end within {_GRACE_S:g} s")
+            return await self.ended
+
+
+#: Operation of an answer -> the fields that it must have, and of which type.
+_FIELDS: Mapping[str, Mapping[str, type]] = {
+    "prepared": {},
+    "loaded": {"inputs": list, "outputs": list, "place": str, "warm": bool, "stages": dict, "imported": list},
+    "answer": {"outputs": list, "stages": dict},
+    "failed": {"code": str, "message": str},
+}
+
+
+def _checked(answer: Message) -> Message:
+    """An answer as far as its form goes. Raises BadMessageError: a predictor's process may say anything."""
+    fields = _FIELDS.get(str(answer.get("op")))
+    if fields is None or not all(isinstance(answer.get(name), kind) for name, kind in fields.items()):
+        raise BadMessageError(f"a message of the form {sorted(answer)}, op {answer.get('op')!r:.40}")
+    if not all(isinstance(seconds, float) for seconds in answer.get("stages", {}).values()):
+        raise BadMessageError("stages that are no seconds")
+    if not all(isinstance(each, dict) for name in ("inputs", "outputs") for each in answer.get(name, ())):
+        raise BadMessageError("tensors that are not described")
+    return answer

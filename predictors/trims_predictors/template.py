@@ -1,0 +1,147 @@
+"""The template's process: it has imported a framework, has one thread, and forks predictors in milliseconds.
+
+Standard library only until it is told what to import. It touches no device and connects nowhere: its socket to the
+supervisor is the only one. Messages:
+
+    {"op": "import", "modules": [...]}  -> {"op": "imported", "failed": {module: why}, "spoilt": why or null}
+    {"op": "fork"} and two descriptors, the predictor's socket and the lifeline
+                                        -> {"op": "forked", "pid": ...} and a pidfd, or {"op": "refused", "why": ...}
+
+When a predictor ends, {"op": "ended", "pid": ..., "status": ...} tells how; the template ends with its socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import selectors
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from trims.core.errors import LostPeerError
+from trims.wire.lifeline import depend_on
+from trims_predictors import gate, messages, worker
+
+if TYPE_CHECKING:
+    from trims.wire.frames import Message
+
+
+class Template:
+    """Imports and forks as its socket says.
+
+    Args:
+        sock: To the supervisor.
+        runtime_dir: Folder of the daemon's sockets, for its predictors.
+    """
+
+    def __init__(self, sock: socket.socket, runtime_dir: str) -> None:
+        self._sock = sock
+        self._runtime_dir = runtime_dir
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+        #: pidfd -> pid
+        self._children: dict[int, int] = {}
+
+    def serve(self) -> None:
+        """Carry out messages and bury predictors until the supervisor lets go."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is not self._sock:
+                    self._bury(key.fd)
+                elif not self._carry_out():
+                    return
+
+    def _carry_out(self) -> bool:
+        """One message; False once there are no more."""
+        received = messages.receive(self._sock)
+        if received is None:
+            return False
+        message, fds = received
+        if message["op"] == "import":
+            messages.send(self._sock, self._import(message["modules"]))
+        else:
+            self._fork(fds)
+        return True
+
+    def _import(self, modules: list[str]) -> Message:
+        failed = {}
+        for module in modules:
+            try:
+                importlib.import_module(module)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever one does, the others are wanted still
+                failed[module] = f"{type(error).__name__}: {error}"[:200]
+        warm_up(modules)
+        gc.collect()
+        gc.freeze()  # or the first collection in each predictor would copy every page that has an object
+        return {"op": "imported", "failed": failed, "spoilt": gate.why_not(self._known())}
+
+    def _known(self) -> set[int]:
+        return {self._sock.fileno()}
+
+    def _fork(self, fds: list[int]) -> None:
+        theirs, lifeline = fds
+        why = gate.why_not({*self._known(), theirs})
+        if why is not None:
+            messages.close_all(fds)
+            messages.send(self._sock, {"op": "refused", "why": why})
+            return
+        pid = os.fork()
+        if pid == 0:
+            self._be_predictor(theirs, lifeline)
+        messages.close_all(fds)
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = pid
+        self._selector.register(pidfd, selectors.EVENT_READ)
+        messages.send(self._sock, {"op": "forked", "pid": pid}, [pidfd])
+
+    def _be_predictor(self, theirs: int, lifeline: int) -> None:
+        """In the child: never returns into the template's code."""
+        status = 70
+        try:
+            os.setsid()
+            self._selector.close()
+            self._sock.close()
+            messages.close_all(list(self._children))
+            worker.run(socket.socket(fileno=theirs), lifeline, self._runtime_dir)
+            status = 0
+        except BaseException:  # noqa: BLE001 - nothing may get back into the template's code
+            sys.excepthook(*sys.exc_info())
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _bury(self, pidfd: int) -> None:
+        pid = self._children.pop(pidfd)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        messages.send(self._sock, {"op": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
+
+
+def warm_up(modules: list[str]) -> None:
+    """Run each framework once with one thread, which starts none: its predictors find the code warm."""
+    from trims_predictors.builtin import WARM_UPS
+
+    for module in modules:
+        if module in WARM_UPS and module in sys.modules:
+            importlib.import_module(WARM_UPS[module]).warm_up_template()
+
+
+def main() -> None:
+    """Entry: the descriptors and the folder of the daemon's sockets are the arguments."""
+    options = worker.begin()
+    depend_on(options.lifeline)
+    os.close(options.lifeline)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(LostPeerError):
+        Template(socket.socket(fileno=options.socket), options.runtime_dir).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""The predictor's process: it is told what to load, then answers one request after the other until its socket ends.
+
+It begins in a fork of a template, or as a program of its own where a fork is not possible. The other side is the
+supervisor (`fleet`). Messages:
+
+    {"op": "prepare", ...}  connect to the daemon and warm the framework up, before it is known for which model
+    {"op": "load", ...}     open the weights and make the predictor ready -> {"op": "loaded", ...}
+    {"op": "predict", ...}  answer one request -> {"op": "answer", ...}
+    {"op": "unload"}        give everything up and end
+
+What goes wrong in the first three is answered by {"op": "failed", "code": ..., "message": ...}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from trims.core.errors import BadMessageError, LostPeerError, NotSupportedError, PredictorError, TrimsError
+from trims.core.serving import TensorType, parse_tensors
+from trims.wire.lifeline import depend_on
+from trims_predictors import messages
+from trims_predictors.arena import Receiver, Sender
+from trims_predictors.predictor import Context, Predictor
+from trims_predictors.tensors import describe, from_array, to_array, types_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from trims_client import Session
+    from trims_client.weights import Weights
+
+    from trims.wire.frames import Message
+
+#: Characters of an error that reaches a client.
+_MOST_LETTERS = 4000
+
+
+class Worker:
+    """Carries out what its socket says.
+
+    Args:
+        sock: To the supervisor.
+        runtime_dir: Folder of the daemon's sockets.
+    """
+
+    def __init__(self, sock: socket.socket, runtime_dir: str) -> None:
+        self._sock = sock
+        self._runtime_dir = runtime_dir
+        self._session: Session | None = None
+        self._weights: Weights | None = None
+        self._predictor: Predictor | None = None
+        self._inbox = Receiver()
+        self._outbox = Sender()
+
+    def serve(self) -> None:
+        """Answer until the other side is gone or says `unload`."""
+        operations: dict[str, Callable[[Message], tuple[Message, int | None]]] = {
+            "prepare": self._prepare,
+            "load": self._load,
+            "predict": self._predict,
+        }
+        with contextlib.suppress(LostPeerError):
+            while (received := messages.receive(self._sock)) is not None:
+                message, fds = received
+                for fd in fds:
+                    self._inbox.take(fd)
+                operation = message.get("op")
+                if operation == "unload":
+                    break
+                self._carry_out(operations[str(operation)], message)
+        self._unload()
+
+    def _carry_out(self, operation: Callable[[Message], tuple[Message, int | None]], message: Message) -> None:
+        fd: int | None = None
+        try:
+            answer, fd = operation(message)
+        except TrimsError as error:
+            answer = _failed(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the supervisor is told
+            answer = _failed(_blamed(message, error))
+        try:
+            messages.send(self._sock, answer, [] if fd is None else [fd])
+        except BadMessageError as error:
+            messages.send(self._sock, _failed(PredictorError(f"the answer has too many tensors: {error}")))
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    # -- operations ------------------------------------------------------------------------------------------------
+
+    def _prepare(self, message: Message) -> tuple[Message, None]:
+        """Do what does not depend on the model: threads, warm code paths, the connection to the daemon."""
+        warm_up(message["modules"], int(message["threads"]))
+        self._connect()
+        return {"op": "prepared"}, None
+
+    def _connect(self) -> Session:
+        if self._session is None:
+            from trims_client import connect
+
+            self._session = connect(self._runtime_dir, agent="predictor")
+        return self._session
+
+    def _load(self, message: Message) -> tuple[Message, None]:
+        before, stages = set(sys.modules), _Stages()
+        context = _context(message)
+        with stages.timed("connect_s"):
+            session = self._connect()
+        with stages.timed("open_s"):
+            self._weights = session.open(context.model, place=message["place"], deadline_s=message["deadline_s"])
+        with stages.timed("load_s"):
+            self._predictor = _make(message["call"], message["origin"])
+            self._predictor.load(self._weights, context)
+        return {
+            "op": "loaded",
+            "inputs": _described(self._predictor, "inputs", context.inputs),
+            "outputs": _described(self._predictor, "outputs", context.outputs),
+            "place": self._weights.place,
+            "warm": self._weights.warm,
+            "stages": stages.seconds,
+            "imported": _listed([name for name in sys.modules if name not in before]),
+        }, None
+
+    def _predict(self, message: Message) -> tuple[Message, int | None]:
+        assert self._predictor is not None, "predict before load"
+        stages = _Stages()
+        with stages.timed("input_s"):
+            inputs = {tensor.name: to_array(tensor) for tensor in self._inbox.read(message["inputs"])}
+        with stages.timed("predict_s"):
+            outputs = self._predictor.predict(inputs)
+        with stages.timed("output_s"):
+            described, fd = self._outbox.write([from_array(str(name), each) for name, each in outputs.items()])
+        return {"op": "answer", "outputs": described, "stages": stages.seconds}, fd
+
+    def _unload(self) -> None:
+        """Give everything up, in order; what the predictor raises is its own affair, the process ends anyway."""
+        if self._predictor is not None:
+            with contextlib.suppress(Exception):
+                self._predictor.unload()
+        self._predictor = None
+        if self._weights is not None:
+            self._weights.close()
+        if self._session is not None:
+            self._session.close()
+
+
+def _listed(names: list[str]) -> list[str]:
+    """As many of them as a message surely holds; a later predictor tells of the rest."""
+    found, letters = [], 0
+    for name in names:
+        letters += len(name) + 3
+        if letters > messages.MOST_BYTES // 2:
+            break
+        found.append(name)
+    return found
+
+
+class _Stages:
+    """Seconds that the parts of one operation took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - begin
+
+
+def _failed(error: TrimsError) -> Message:
+    text = str(error)[:_MOST_LETTERS].encode(errors="replace").decode()  # halves of surrogate pairs are no text
+    return {"op": "failed", "code": error.code, "message": text}
+
+
+def _blamed(message: Message, error: BaseException) -> PredictorError:
+    what = "could not load the model" if message.get("op") == "load" else f"failed in {message.get('op')}"
+    return PredictorError(f"the predictor {what}: {type(error).__name__}: {error}")
+
+
+def _context(message: Message) -> Context:
+    return Context(
+        model=message["model"],
+        version=message["version"],
+        options=message["options"],
+        attributes=message["attributes"],
+        inputs=types_of(message["inputs"]),
+        outputs=types_of(message["outputs"]),
+        threads=int(message["threads"]),
+    )
+
+
+def _described(predictor: Predictor, which: str, stated: tuple[TensorType, ...]) -> list[Message]:
+    """What the manifest states, else what the predictor tells."""
+    tell = getattr(predictor, which, None)
+    found = stated or (tuple(tell()) if callable(tell) else ())
+    described = describe(found)
+    parse_tensors(described, f"what `{which}` of the predictor returns")
+    return described
+
+
+def _make(call: str, origin: str) -> Predictor:
+    """An instance of the class that a manifest or trims names. Raises NotSupportedError if it is no predictor."""
+    module_name, _, class_name = call.partition(":")
+    if origin and origin not in sys.path:  # a class may lie beside its manifest
+        sys.path.insert(0, origin)
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise NotSupportedError(
+            f"the predictor {call} cannot be imported: {error}; install its package in the predictor's environment"
+        ) from error
+    made = found()
+    if not isinstance(made, Predictor):
+        raise NotSupportedError(f"{call} is no predictor: it needs the methods load, predict and unload")
+    return made
+
+
+def warm_up(modules: list[str], threads: int) -> None:
+    """Set the number of threads and run each framework once, so that its threads and code are there."""
+    from trims_predictors.builtin import WARM_UPS
+
+    for module in modules:
+        if module in WARM_UPS and module in sys.modules:
+            importlib.import_module(WARM_UPS[module]).warm_up(threads)
+
+
+def run(sock: socket.socket, lifeline: int, runtime_dir: str) -> None:
+    """Be a predictor's process, until the supervisor lets go of it or ends."""
+    depend_on(lifeline)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the supervisor ends its predictors itself
+    Worker(sock, runtime_dir).serve()
+
+
+def begin() -> argparse.Namespace:
+    """Read what the supervisor starts a program with, and lead a group of one's own.
+
+    A lifeline ends the whole group, which must not be the endpoint's.
+    """
+    parser = argparse.ArgumentParser()
+    for name in ("--socket", "--lifeline"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--runtime-dir", required=True)
+    options = parser.parse_args()
+    for fd in (options.socket, options.lifeline):
+        os.set_inheritable(fd, False)
+    os.setsid()
+    return options
+
+
+def main() -> None:
+    """Entry where a fork is not possible: a program of its own."""
+    options = begin()
+    run(socket.socket(fileno=options.socket), options.lifeline, options.runtime_dir)
+
+
+if __name__ == "__main__":
+    main()

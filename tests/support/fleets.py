@@ -1,0 +1,82 @@
+"""A fleet over a daemon of the test, driven from tests that are no coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from trims_predictors.fleet import Answer, Fleet, Plan, Settings
+from trims_predictors.plans import Plans
+from trims_predictors.tensors import Tensor, from_array, to_array
+
+from trims.control import aadmin, admin
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from trims.daemon.main import Daemon
+
+SUPPORT = str(Path(__file__).parent)
+
+
+def register(daemon: Daemon, checkpoint: Callable[..., Path], name: str = "m", **fields: Any) -> None:
+    """Register a model whose only weight is `factor` = 2; `predictor`, `inputs` and so on as in a manifest."""
+    path = checkpoint(name, {"factor": np.array(2.0)})
+    manifest = {"name": name, "artifact": {"path": str(path)}, "framework": {"name": "numpy"}, **fields}
+    with admin(daemon.config.runtime_dir) as control:
+        control.add(manifest, replace=True, lazy=True)
+
+
+class Driver:
+    """A fleet and the plans of its daemon's models, inside one event loop."""
+
+    def __init__(self, fleet: Fleet, plans: Plans) -> None:
+        self.fleet = fleet
+        self.plans = plans
+
+    async def ask(self, name: str = "m", wait_s: float | None = None, **arrays: Any) -> Answer:
+        """One request."""
+        tensors = [from_array(key, np.asarray(value)) for key, value in arrays.items()]
+        return await self.fleet.infer(await self.plan(name), tensors, queue_deadline_s=wait_s)
+
+    async def plan(self, name: str = "m") -> Plan:
+        """The plan of a model; its class may lie beside the tests' helpers."""
+        import dataclasses
+
+        return dataclasses.replace(await self.plans.of(name), origin=SUPPORT)
+
+
+def drive(
+    daemon: Daemon,
+    work: Callable[[Driver], Awaitable[Any]],
+    environments: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> Any:
+    """Run `work` with a fleet of these settings, and end the fleet."""
+
+    async def run() -> Any:
+        async with aadmin(daemon.config.runtime_dir) as control:
+            fleet = Fleet(Settings(str(daemon.config.runtime_dir), **{"spares": 0, **settings}))
+            try:
+                return await asyncio.wait_for(
+                    work(Driver(fleet, Plans(control, environments or {}, fleet.retire))), 120
+                )
+            finally:
+                await fleet.close(1.0)
+
+    return asyncio.run(run())
+
+
+def arrays(answer: Answer) -> Mapping[str, Any]:
+    """The outputs as numpy arrays."""
+    return {tensor.name: to_array(tensor) for tensor in answer.outputs}
+
+
+def text(value: str) -> np.ndarray[Any, Any]:
+    """A text as a tensor of one element."""
+    return np.array([value.encode()], dtype=object)
+
+
+__all__ = ["Driver", "Tensor", "arrays", "drive", "register", "text"]

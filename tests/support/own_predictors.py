@@ -1,0 +1,164 @@
+"""Predictors of all manners, good and bad, that tests name in manifests as `own_predictors:Class`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trims.core.errors import CallerError
+from trims.core.serving import TensorType
+
+if TYPE_CHECKING:
+    from trims_client.weights import Weights
+    from trims_predictors import Context
+    from trims_predictors.predictor import Arrays
+
+
+class Scaler:
+    """Multiplies by a weight; tells what it takes."""
+
+    def load(self, weights: Weights, context: Context) -> None:
+        self.factor = weights["factor"]
+        self.bias = float(context.options.get("bias", 0.0))
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        return {"y": inputs["x"] * self.factor + self.bias}
+
+    def unload(self) -> None:
+        del self.factor
+
+    def inputs(self) -> list[TensorType]:
+        return [TensorType("x", "FP64", (-1,))]
+
+    def outputs(self) -> list[TensorType]:
+        return [TensorType("y", "FP64", (-1,))]
+
+
+class Echo:
+    """Gives back what it gets, under the same names, and its process's number."""
+
+    def load(self, weights: Weights, context: Context) -> None:
+        del weights, context
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        return {**inputs, "pid": np.array([os.getpid()])}
+
+    def unload(self) -> None:
+        pass
+
+
+class Scribbler(Echo):
+    """Writes into its inputs."""
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        inputs["x"][...] += 1
+        return {"x": inputs["x"]}
+
+
+class Rows(Echo):
+    """Answers one row for each, and says how many it saw."""
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        rows = len(inputs["x"])
+        return {"x": inputs["x"], "rows": np.full(rows, rows), "text": np.array([b"r" * i for i in range(rows)], "O")}
+
+
+class Troubled(Echo):
+    """Does what the text in `do` says."""
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        do = inputs["do"].item().decode()
+        found: Any = getattr(self, do)()
+        return {"done": np.array([0 if found is None else found])}
+
+    def nothing(self) -> int:
+        return os.getpid()
+
+    def refuse(self) -> None:
+        raise CallerError("this one cannot be answered")
+
+    def raise_(self) -> None:
+        raise ZeroDivisionError("by hand")
+
+    def exit(self) -> None:
+        raise SystemExit(3)
+
+    def crash(self) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def leave(self) -> None:
+        os._exit(9)
+
+    def hang(self) -> None:
+        time.sleep(3600)
+
+    def hang_deaf(self) -> None:
+        """Hangs, and nothing but SIGKILL ends it."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        time.sleep(3600)
+
+    def fork(self) -> int:
+        """Leaves a program behind."""
+        return subprocess.Popen(["sleep", "3600"]).pid
+
+    def close_all(self) -> None:
+        os.closerange(3, 256)
+
+
+class Unloadable(Echo):
+    """Cannot be made ready."""
+
+    def load(self, weights: Weights, context: Context) -> None:
+        raise RuntimeError("not today")
+
+
+class NotAPredictor:
+    """Has no methods."""
+
+
+def start_thread() -> threading.Thread:
+    """A thread that stays."""
+    thread = threading.Thread(target=threading.Event().wait, daemon=True)
+    thread.start()
+    return thread
+
+
+class Slow(Echo):
+    """Takes as many seconds as it is asked to, under a name that can be seen from outside."""
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        if seconds := float(inputs["x"].max()):
+            Path("/proc/self/comm").write_text("trims-slow")
+            time.sleep(seconds)
+        return super().predict(inputs)
+
+
+class Picky(Echo):
+    """Refuses negative numbers."""
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        if (inputs["x"] < 0).any():
+            raise CallerError("x is negative")
+        return dict(inputs)
+
+
+class Hanging(Echo):
+    """Is never ready."""
+
+    def load(self, weights: Weights, context: Context) -> None:
+        time.sleep(3600)
+
+
+class Liar(Echo):
+    """Gives other outputs than its manifest states."""
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        return {"y": np.zeros((2, 2), "f4")}

@@ -1,0 +1,381 @@
+"""The fleet with real daemons, templates and predictors: answers, isolation, deadlines, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from fleets import Driver, arrays, drive, register, text
+from looking import wait_until
+from trims_predictors.fleet import Answer
+
+from trims.core.errors import (
+    BusyError,
+    CallerError,
+    DeadlineError,
+    DrainingError,
+    ModelNotFoundError,
+    NotSupportedError,
+    PredictorError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trims.daemon.main import Daemon
+
+
+@pytest.fixture
+def scaler(daemon: Daemon, checkpoint: Callable[..., Path]) -> Daemon:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler", "options": {"bias": 1.0}})
+    return daemon
+
+
+@pytest.fixture
+def troubled(daemon: Daemon, checkpoint: Callable[..., Path]) -> Daemon:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Troubled"})
+    return daemon
+
+
+def gone(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_predictor_answers_over_the_weights_and_stays_for_the_next_request(scaler: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        first = await driver.ask(x=[1.0, 2.0])
+        assert arrays(first)["y"].tolist() == [3.0, 5.0]
+        assert (first.cold, first.how, first.place) == (True, "forked", "cpu")
+        assert first.stages.keys() >= {"queue_s", "process_s", "connect_s", "open_s", "load_s", "predict_s", "run_s"}
+        second = await driver.ask(x=[0.5])
+        assert arrays(second)["y"].tolist() == [2.0]
+        assert (second.cold, second.how) == (False, "running")
+        assert "load_s" not in second.stages
+        assert driver.fleet.counters == {"started_forked": 1}
+
+    drive(scaler, work)
+
+
+def test_a_spare_is_taken_before_a_fork_and_made_again_after_an_answer(scaler: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        plan = await driver.plan()
+        driver.fleet.prepare(plan.environment)
+        nursery = driver.fleet._nursery
+        while driver.fleet.report()["spares"] != {"numpy": 1}:
+            await asyncio.sleep(0.01)
+        assert (await driver.ask(x=[1.0])).how == "spare"
+        assert driver.fleet.report()["models"] == {"m": {"queued": 0, "starting": 0, "idle": 1, "busy": 0}}
+        while not nursery._spares.get(plan.environment):
+            await asyncio.sleep(0.01)
+
+    drive(scaler, work, spares=1)
+
+
+def test_the_predictor_s_own_description_is_checked_from_its_first_load_on(scaler: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        assert driver.fleet.signature(await driver.plan()) == ((), ())
+        await driver.ask(x=[1.0])
+        (taken,), (given,) = driver.fleet.signature(await driver.plan())
+        assert (taken.name, taken.dtype, taken.shape, given.name) == ("x", "FP64", (-1,), "y")
+        with pytest.raises(CallerError, match="needs the input 'x'"):
+            await driver.ask(z=[1.0])
+
+    drive(scaler, work)
+
+
+def test_inputs_that_the_manifest_does_not_name_never_reach_a_predictor(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    inputs = [{"name": "x", "dtype": "FP64", "shape": [-1, 2]}]
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"}, inputs=inputs)
+
+    async def work(driver: Driver) -> None:
+        for wrong in ({"x": [1.0]}, {"x": [[1, 2]]}, {"x": [[1.0, 2.0]], "z": [1.0]}, {}):
+            with pytest.raises(CallerError):
+                await driver.ask(**wrong)
+        assert not driver.fleet.counters
+
+    drive(daemon, work)
+
+
+@pytest.mark.parametrize(
+    ("do", "error", "message"),
+    [
+        ("refuse", CallerError, "this one cannot be answered"),
+        ("raise_", PredictorError, "failed in predict: ZeroDivisionError: by hand"),
+        ("exit", PredictorError, "failed in predict: SystemExit: 3"),
+    ],
+)
+def test_an_error_of_a_predictor_is_told_and_the_predictor_lives_on(
+    troubled: Daemon, do: str, error: type[Exception], message: str
+) -> None:
+    async def work(driver: Driver) -> None:
+        before = arrays(await driver.ask(do=text("nothing")))["done"]
+        with pytest.raises(error, match=message):
+            await driver.ask(do=text(do))
+        assert arrays(await driver.ask(do=text("nothing")))["done"] == before
+
+    drive(troubled, work)
+
+
+@pytest.mark.parametrize(
+    ("do", "message"),
+    [("crash", "ended by SIGSEGV"), ("leave", "exited with status 9"), ("close_all", "ended")],
+)
+def test_a_predictor_that_dies_fails_its_request_and_the_next_one_has_another(
+    troubled: Daemon, do: str, message: str
+) -> None:
+    async def work(driver: Driver) -> None:
+        with pytest.raises(PredictorError, match=message):
+            await driver.ask(do=text(do))
+        answer = await driver.ask(do=text("nothing"))
+        assert answer.cold
+
+    drive(troubled, work)
+
+
+def test_a_run_that_takes_too_long_is_ended_and_so_is_what_it_started(troubled: Daemon) -> None:
+    async def work(driver: Driver) -> int:
+        left = int(arrays(await driver.ask(do=text("fork")))["done"][0])
+        assert not gone(left)
+        with pytest.raises(DeadlineError, match=r"took more than 0.2 s to predict and was ended"):
+            await driver.ask(do=text("hang_deaf"))
+        assert (await driver.ask(do=text("nothing"))).cold
+        return left
+
+    left = drive(troubled, work, run_deadline_s=0.2)
+    wait_until(lambda: gone(left), "what the predictor started has ended")
+
+
+def test_a_request_that_waits_too_long_is_told_and_leaves_the_queue(troubled: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        busy = asyncio.ensure_future(driver.ask(do=text("hang")))
+        line = (await driver.plan()).line
+        while not driver.fleet.state(line)["busy"]:
+            await asyncio.sleep(0.01)
+        with pytest.raises(DeadlineError, match=r"no predictor of 'm' was free within 0.1 s"):
+            await driver.ask(wait_s=0.1, do=text("nothing"))
+        assert driver.fleet.state(line)["queued"] == 0
+        with pytest.raises(BusyError, match="wait already"):
+            await asyncio.gather(*(driver.ask(wait_s=1, do=text("nothing")) for _ in range(3)))
+        with pytest.raises(DeadlineError):
+            await busy
+
+    drive(troubled, work, queue=2, run_deadline_s=3.0)
+
+
+def test_a_client_that_hangs_up_while_it_waits_is_forgotten(troubled: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        busy = asyncio.ensure_future(driver.ask(do=text("hang")))
+        line = (await driver.plan()).line
+        while not driver.fleet.state(line)["busy"]:
+            await asyncio.sleep(0.01)
+        waiting = asyncio.ensure_future(driver.ask(do=text("nothing")))
+        while not driver.fleet.state(line)["queued"]:
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert driver.fleet.state(line)["queued"] == 0
+        busy.cancel()
+
+    drive(troubled, work)
+
+
+def test_a_model_that_cannot_be_loaded_tells_its_reason_to_all_who_ask(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    register(daemon, checkpoint, "broken", predictor={"call": "own_predictors:Unloadable"})
+    register(daemon, checkpoint, "none", predictor={"call": "own_predictors:NotAPredictor"})
+    register(daemon, checkpoint, "away", predictor={"call": "no_such_module:Class"})
+
+    async def work(driver: Driver) -> None:
+        asked = [driver.ask("broken", x=[1.0]) for _ in range(3)]
+        for error in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(error, PredictorError)
+            assert "could not load the model: RuntimeError: not today" in str(error)
+        with pytest.raises(NotSupportedError, match="it needs the methods load, predict and unload"):
+            await driver.ask("none", x=[1.0])
+        with pytest.raises(NotSupportedError, match="install its package"):
+            await driver.ask("away", x=[1.0])
+        with pytest.raises(ModelNotFoundError):
+            await driver.ask("unknown", x=[1.0])
+
+    drive(daemon, work)
+
+
+def test_more_models_than_slots_all_answer(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
+    names = [f"m{index}" for index in range(5)]
+    for name in names:
+        register(daemon, checkpoint, name, predictor={"call": "own_predictors:Scaler"})
+
+    async def work(driver: Driver) -> None:
+        asked = [driver.ask(name, x=[float(turn)]) for turn in range(3) for name in names]
+        answers = await asyncio.gather(*asked)
+        assert [arrays(answer)["y"][0] for answer in answers] == [2.0 * turn for turn in range(3) for _ in names]
+
+    drive(daemon, work, predictors=2)
+
+
+def test_several_predictors_of_a_model_are_processes_of_their_own(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Slow", "instances": 3})
+
+    async def work(driver: Driver) -> set[int]:
+        answers = await asyncio.gather(*(driver.ask(x=[0.3]) for _ in range(6)))
+        return {int(arrays(answer)["pid"][0]) for answer in answers}
+
+    pids = drive(daemon, work)
+    assert 1 < len(pids) <= 3
+    assert os.getpid() not in pids
+
+
+def test_requests_run_together_and_each_gets_its_own_rows(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
+    predictor = {"call": "own_predictors:Rows", "max_batch_size": 8, "batch_delay_s": 0.2}
+    register(daemon, checkpoint, predictor=predictor)
+
+    async def work(driver: Driver) -> list[Answer]:
+        await driver.ask(x=np.zeros((8, 2)))
+        return await asyncio.gather(*(driver.ask(x=np.full((rows, 2), rows)) for rows in (1, 2, 4)))
+
+    for rows, answer in zip((1, 2, 4), drive(daemon, work), strict=True):
+        found = arrays(answer)
+        assert found["x"].tolist() == [[rows, rows]] * rows
+        assert found["rows"].tolist() == [7] * rows
+        assert answer.batch == 3
+
+
+def test_an_idle_predictor_ends_after_its_keep_alive(scaler: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        await driver.ask(x=[1.0])
+        while driver.fleet.counters.get("ended") != 1:
+            await asyncio.sleep(0.01)
+        assert (await driver.ask(x=[1.0])).cold
+
+    drive(scaler, work, keep_alive_s=0.0)
+
+
+def test_inputs_may_be_written_to_and_the_next_request_does_not_see_it(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scribbler"})
+
+    async def work(driver: Driver) -> None:
+        for _ in range(3):
+            assert arrays(await driver.ask(x=[1.0, 2.0]))["x"].tolist() == [2.0, 3.0]
+
+    drive(daemon, work)
+
+
+def test_large_tensors_come_back_as_they_were(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Echo"})
+    large = np.random.default_rng(0).random((3, 1 << 20))
+
+    async def work(driver: Driver) -> None:
+        for size in (1, 3, 2):
+            assert np.array_equal(arrays(await driver.ask(x=large[:size]))["x"], large[:size])
+
+    drive(daemon, work)
+
+
+def test_a_closed_fleet_takes_no_requests_and_leaves_no_process(troubled: Daemon) -> None:
+    async def work(driver: Driver) -> int:
+        pid = int(arrays(await driver.ask(do=text("nothing")))["done"][0])
+        hanging = asyncio.ensure_future(driver.ask(do=text("hang")))
+        await asyncio.sleep(0.05)
+        await driver.fleet.close(0.1)
+        with pytest.raises(PredictorError, match="the endpoint ended"):
+            await hanging
+        with pytest.raises(DrainingError):
+            await driver.ask(do=text("nothing"))
+        return pid
+
+    pid = drive(troubled, work)
+    wait_until(lambda: gone(pid), "the predictor has ended")
+
+
+def test_a_predictor_outlives_its_template_and_the_next_has_another(troubled: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        before = arrays(await driver.ask(do=text("nothing")))["done"]
+        (template,) = driver.fleet._nursery._templates.values()
+        os.kill(template._process.pid, signal.SIGKILL)
+        while template.lost is None:
+            await asyncio.sleep(0.01)
+        assert arrays(await driver.ask(do=text("nothing")))["done"] == before
+        os.kill(int(before[0]), signal.SIGKILL)
+        while driver.fleet.counters.get("ended") != 1:
+            await asyncio.sleep(0.01)
+        answer = await driver.ask(do=text("nothing"))
+        assert (answer.cold, answer.how) == (True, "forked")
+
+    drive(troubled, work)
+
+
+def test_one_wrong_request_in_a_batch_does_not_fail_the_others(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
+    predictor = {"call": "own_predictors:Picky", "max_batch_size": 8, "batch_delay_s": 0.2}
+    register(daemon, checkpoint, predictor=predictor)
+
+    async def work(driver: Driver) -> None:
+        asked = [driver.ask(x=[value]) for value in (1.0, -2.0, 3.0)]
+        first, second, third = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(first, Answer)
+        assert isinstance(third, Answer)
+        assert (arrays(first)["x"], arrays(third)["x"]) == ([1.0], [3.0])
+        assert isinstance(second, CallerError)
+        assert str(second) == "x is negative"
+
+    drive(daemon, work)
+
+
+def test_models_that_hang_while_they_load_keep_no_slot_from_others(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    for name in ("h1", "h2"):
+        register(daemon, checkpoint, name, predictor={"call": "own_predictors:Hanging"})
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"})
+
+    async def work(driver: Driver) -> None:
+        hanging = [driver.ask(name, wait_s=1.0, x=[1.0]) for name in ("h1", "h2")]
+        for error in await asyncio.gather(*hanging, return_exceptions=True):
+            assert isinstance(error, DeadlineError)
+        assert arrays(await driver.ask(x=[1.0]))["y"].tolist() == [2.0]
+
+    drive(daemon, work, predictors=2)
+
+
+def test_an_answer_that_is_not_what_the_manifest_states_is_the_predictor_s_fault(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    for name, output, shape in (("shape", "y", [-1]), ("name", "z", [])):
+        outputs = [{"name": output, "dtype": "FP32", "shape": shape}]
+        register(daemon, checkpoint, name, predictor={"call": "own_predictors:Liar"}, outputs=outputs)
+
+    async def work(driver: Driver) -> None:
+        with pytest.raises(PredictorError, match=r"'y' of 'shape' is FP32 of shape \[2, 2\]; its manifest states FP32"):
+            await driver.ask("shape", x=[1.0])
+        with pytest.raises(PredictorError, match="gave no output 'z', which its manifest states; it gave y"):
+            await driver.ask("name", x=[1.0])
+
+    drive(daemon, work)
+
+
+def test_a_request_after_the_death_of_an_idle_predictor_is_answered_by_another(troubled: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        pid = int(arrays(await driver.ask(do=text("nothing")))["done"][0])
+        (template,) = driver.fleet._nursery._templates.values()
+        for victim in (template._process.pid, pid):
+            os.kill(victim, signal.SIGKILL)
+        while driver.fleet.state((await driver.plan()).line)["idle"]:
+            await asyncio.sleep(0)
+        assert (await driver.ask(do=text("nothing"))).cold
+
+    drive(troubled, work)

@@ -1,0 +1,143 @@
+"""From what the daemon says of a model to how it is run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from trims_predictors import plans
+from trims_predictors.plans import Plans
+from trims_predictors.templates import Environment
+
+from trims.control.answers import Model
+from trims.core.errors import ModelNotFoundError, NotSupportedError
+
+
+def model(key: str = "", format_name: str = "", name: str = "m", **fields: Any) -> Model:
+    manifest = {"name": name, "version": "1.2.3", "artifact": {"path": "/m.safetensors"}, **fields}
+    return Model(
+        name=name, version="1.2.3", description="", framework="", format=format_name, key=key, replicas=(),
+        manifest_json=json.dumps(manifest), image_bytes=0, license="", origin="/folder", in_memory="",
+    )  # fmt: skip
+
+
+class Daemon:
+    """Knows models, and counts how often it is asked."""
+
+    def __init__(self, *models: Model) -> None:
+        self.models = {each.name: each for each in models}
+        self.asked = 0
+
+    async def show(self, name: str) -> Model:
+        self.asked += 1
+        if name not in self.models:
+            raise ModelNotFoundError(f"no model {name!r}")
+        return self.models[name]
+
+
+@pytest.fixture
+def retired() -> list[str]:
+    return []
+
+
+def made(daemon: Daemon, retired: list[str], **environments: str) -> Plans:
+    return Plans(daemon, environments, retired.append)  # type: ignore[arg-type]
+
+
+def test_a_plan_says_what_the_manifest_says(retired: list[str]) -> None:
+    predictor = {"call": "m:Class", "instances": 2, "threads": 3, "max_batch_size": 4, "keep_alive_s": 5}
+    inputs = [{"name": "x", "dtype": "FP32", "shape": [-1]}]
+    daemon = Daemon(model(framework={"name": "numpy"}, predictor=predictor, inputs=inputs, attributes={"a": 1}))
+    plan = asyncio.run(made(daemon, retired).of("m"))
+    assert (plan.model, plan.version, plan.call, plan.origin) == ("m", "1.2.3", "m:Class", "/folder")
+    assert (plan.instances, plan.threads, plan.batch, plan.keep_alive_s) == (2, 3, 4, 5.0)
+    assert (plan.inputs[0].name, plan.attributes) == ("x", {"a": 1})
+    assert plan.environment == Environment("numpy")
+
+
+@pytest.mark.parametrize(
+    ("fields", "format_name", "framework"),
+    [
+        ({"framework": {"name": "mxnet"}}, "", "mxnet"),
+        ({}, "onnx", "onnxruntime"),
+        ({"artifact": {"path": "/m", "format": "mxnet"}}, "", "mxnet"),
+        ({"artifact": {"path": "/m", "options": {"module": "a:b"}}}, "safetensors", "torch"),
+    ],
+)
+def test_the_framework_is_stated_or_follows_from_the_artifact(
+    retired: list[str], fields: dict[str, Any], format_name: str, framework: str
+) -> None:
+    daemon = Daemon(model(format_name=format_name, **fields))
+    plan = asyncio.run(made(daemon, retired, mxnet="/envs/mxnet/python").of("m"))
+    assert plan.environment == Environment(framework, "/envs/mxnet/python" if framework == "mxnet" else "")
+    assert plan.call.startswith(f"trims_predictors.builtin.{framework}:")
+
+
+def test_a_model_that_nothing_runs_is_told_with_what_its_manifest_lacks(retired: list[str]) -> None:
+    with pytest.raises(NotSupportedError, match="its manifest needs `framework"):
+        asyncio.run(made(Daemon(model(format_name="safetensors")), retired).of("m"))
+
+
+def test_a_version_must_be_that_of_the_manifest(retired: list[str]) -> None:
+    async def run() -> None:
+        known = made(Daemon(model(framework={"name": "torch"})), retired)
+        assert (await known.of("m", "1.2.3")).version == "1.2.3"
+        with pytest.raises(ModelNotFoundError, match=r"has the version 1.2.3, not '2'"):
+            await known.of("m", "2")
+
+    asyncio.run(run())
+
+
+def test_the_daemon_is_asked_once_for_many_requests(retired: list[str]) -> None:
+    async def run() -> None:
+        daemon = Daemon(model(framework={"name": "torch"}))
+        known = made(daemon, retired)
+        await asyncio.gather(*(known.of("m") for _ in range(20)))
+        assert daemon.asked == 1
+        known.forget("m")
+        await known.of("m")
+        assert daemon.asked == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("after", "retires"),
+    [
+        ({"key": "one"}, False),
+        ({"key": "two"}, True),
+        ({"key": ""}, False),
+        ({"key": "one", "description": "changed"}, True),
+    ],
+)
+def test_another_manifest_or_artifact_retires_the_predictors_of_the_last(
+    retired: list[str], monkeypatch: pytest.MonkeyPatch, after: dict[str, Any], retires: bool
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(plans, "_FRESH_S", -1.0)
+        daemon = Daemon(model("one", framework={"name": "torch"}))
+        known = made(daemon, retired)
+        line = (await known.of("m")).line
+        daemon.models["m"] = model(framework={"name": "torch"}, **after)
+        await known.of("m")
+        assert retired == ([line] if retires else [])
+
+    asyncio.run(run())
+
+
+def test_a_model_that_was_removed_retires_its_predictors_and_is_not_found(
+    retired: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(plans, "_FRESH_S", -1.0)
+        daemon = Daemon(model(framework={"name": "torch"}))
+        known = made(daemon, retired)
+        line = (await known.of("m")).line
+        daemon.models.clear()
+        with pytest.raises(ModelNotFoundError):
+            await known.of("m")
+        assert retired == [line]
+
+    asyncio.run(run())

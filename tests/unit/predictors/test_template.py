@@ -1,0 +1,113 @@
+"""The template's process: imports what it can, forks while it may, and buries its predictors."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from trims_predictors import messages
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Supervisor:
+    """The other side of a template."""
+
+    def __init__(self, folder: Path) -> None:
+        self.sock, theirs = messages.pair()
+        self.lifeline, self._held = os.pipe()
+        command = [sys.executable, "-m", "trims_predictors.template", "--socket", str(theirs.fileno())]
+        command += ["--lifeline", str(self.lifeline), "--runtime-dir", str(folder)]
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno(), self.lifeline], cwd=folder)
+        theirs.close()
+
+    def hear(self) -> tuple[dict[str, Any], list[int]]:
+        received = messages.receive(self.sock)
+        assert received is not None
+        return received
+
+    def load(self, *modules: str) -> dict[str, Any]:
+        messages.send(self.sock, {"op": "import", "modules": list(modules)})
+        return self.hear()[0]
+
+    def fork(self) -> tuple[dict[str, Any], list[int], socket.socket]:
+        ours, theirs = messages.pair()
+        with theirs:
+            messages.send(self.sock, {"op": "fork"}, [theirs.fileno(), self.lifeline])
+            return *self.hear(), ours
+
+    def end(self) -> None:
+        self.sock.close()
+        for fd in (self.lifeline, self._held):
+            if fd >= 0:
+                os.close(fd)
+        self.process.wait()
+
+
+@pytest.fixture
+def supervisor(folder: Path) -> Iterator[Supervisor]:
+    made = Supervisor(folder)
+    yield made
+    made.end()
+
+
+def test_modules_are_imported_and_those_that_cannot_be_are_told(supervisor: Supervisor) -> None:
+    answer = supervisor.load("json", "no_such_module", "colorsys")
+    assert answer["spoilt"] is None
+    assert list(answer["failed"]) == ["no_such_module"]
+    assert answer["failed"]["no_such_module"].startswith("ModuleNotFoundError")
+
+
+def test_a_fork_is_a_predictor_with_a_socket_of_its_own_and_its_end_is_told(supervisor: Supervisor) -> None:
+    answer, (pidfd,), sock = supervisor.fork()
+    assert answer["op"] == "forked"
+    messages.send(sock, {"op": "unload"})
+    ended, _ = supervisor.hear()
+    assert ended == {"op": "ended", "pid": answer["pid"], "status": 0}
+    os.close(pidfd)
+    sock.close()
+
+
+def test_a_template_that_a_module_has_spoilt_says_so_and_refuses_to_fork(supervisor: Supervisor, folder: Path) -> None:
+    (folder / "spoils.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    assert "it has 2 threads" in supervisor.load("spoils")["spoilt"]
+    answer, fds, sock = supervisor.fork()
+    assert answer["op"] == "refused"
+    assert "it has 2 threads" in answer["why"]
+    assert fds == []
+    sock.close()
+
+
+def test_many_forks_leave_nothing_in_the_template(supervisor: Supervisor) -> None:
+    supervisor.load()
+
+    def held() -> int:
+        return len(os.listdir(f"/proc/{supervisor.process.pid}/fd"))
+
+    before = held()
+    for _ in range(30):
+        answer, (pidfd,), sock = supervisor.fork()
+        sock.close()
+        assert supervisor.hear()[0] == {"op": "ended", "pid": answer["pid"], "status": 0}
+        os.close(pidfd)
+    assert held() == before
+
+
+def test_template_and_predictors_end_with_the_supervisor_however_it_ends(supervisor: Supervisor) -> None:
+    _, (pidfd,), sock = supervisor.fork()
+    os.close(supervisor._held)  # as the kernel does when the process is killed
+    supervisor._held = -1
+    supervisor.process.wait()
+    poll = __import__("select").poll()
+    poll.register(pidfd, 1)
+    assert poll.poll(30_000)
+    os.close(pidfd)
+    sock.close()

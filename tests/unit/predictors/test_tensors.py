@@ -1,0 +1,106 @@
+"""Tensors of the inference protocol and numpy arrays, both ways; a request's claims are held against its bytes."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from trims_predictors.tensors import (
+    Tensor,
+    check_against,
+    dtype_name,
+    from_array,
+    join_bytes,
+    nbytes_of,
+    numpy_dtype,
+    split_bytes,
+    to_array,
+)
+
+from trims.core.errors import CallerError
+from trims.core.serving import ITEM_BYTES, TensorType
+
+
+@pytest.mark.parametrize("dtype", sorted(ITEM_BYTES.keys() - {"BYTES"}))
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3, 4)])
+def test_an_array_of_every_type_comes_back_as_it_was(dtype: str, shape: tuple[int, ...]) -> None:
+    array = np.random.default_rng(0).integers(0, 2, shape).astype(numpy_dtype(dtype))
+    tensor = from_array("x", array)
+    assert (tensor.dtype, tensor.shape, tensor.nbytes) == (dtype, shape, nbytes_of("x", dtype, shape))
+    tensor.check()
+    back = to_array(tensor)
+    assert back.dtype == array.dtype
+    assert np.array_equal(back, array)
+
+
+def test_texts_and_bytes_travel_with_their_lengths() -> None:
+    tensor = from_array("x", np.array([["a", "é"], ["", "long" * 9]]))
+    assert tensor.dtype == "BYTES"
+    assert to_array(tensor).tolist() == [[b"a", "é".encode()], [b"", b"long" * 9]]
+
+
+def test_what_is_not_row_major_or_little_endian_is_copied_so() -> None:
+    array = np.arange(6, dtype=">f4").reshape(2, 3).T
+    assert bytes(from_array("x", array).data) == np.array([[0, 3], [1, 4], [2, 5]], "<f4").tobytes()
+
+
+def test_a_row_major_array_is_not_copied() -> None:
+    array = np.zeros(4, "<f4")
+    tensor = from_array("x", array)
+    array[:] = 1
+    assert to_array(tensor).tolist() == [1, 1, 1, 1]
+
+
+def test_bfloat16_is_that_of_ml_dtypes() -> None:
+    assert dtype_name("x", np.dtype(ml_dtypes.bfloat16)) == "BF16"
+    with pytest.raises(CallerError, match="complex64, which the inference protocol lacks"):
+        dtype_name("x", np.dtype("c8"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "message"),
+    [
+        ("FLOAT", (1,), "data type 'FLOAT'"),
+        ("FP32", (-1,), "lengths are 0 and more"),
+        ("FP32", (1,) * 33, "33 dimensions"),
+        ("FP32", (1 << 30, 1 << 30), "more elements than memory"),
+    ],
+)
+def test_a_type_or_shape_that_cannot_be_is_refused(dtype: str, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(CallerError, match=message):
+        nbytes_of("x", dtype, shape)
+
+
+def test_a_tensor_with_too_many_or_too_few_bytes_is_refused() -> None:
+    with pytest.raises(CallerError, match=r"brings 7 bytes; FP32 of shape \[2\] has 8"):
+        Tensor("x", "FP32", (2,), b"1234567").check()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\1\0\0", "in the middle of a length"),
+        (b"\5\0\0\0ab", "an element of 5 bytes; 2 are left"),
+        (join_bytes([b"a", b"b", b"c"]), "has 3 elements; its shape says 2"),
+        (b"", "has 0 elements"),
+    ],
+)
+def test_broken_bytes_are_refused(data: bytes, message: str) -> None:
+    with pytest.raises(CallerError, match=message):
+        list(split_bytes("x", data, 2))
+
+
+def test_a_request_must_bring_what_the_model_takes_and_no_more() -> None:
+    expected = [TensorType("x", "FP32", (-1, 2)), TensorType("y", "INT64", ())]
+    x, y = from_array("x", np.zeros((3, 2), "f4")), from_array("y", np.array(1))
+    check_against([y, x], expected, "m")
+    check_against([x], [], "m")
+    for wrong, message in (
+        ([x], "needs the input 'y'"),
+        ([x, y, from_array("z", np.zeros(1))], "has no input 'z'"),
+        ([x, y, x], "one input twice"),
+        ([from_array("x", np.zeros((3, 3), "f4")), y], r"FP32 of shape \[-1, 2\] \(-1: any\); the request brings FP32"),
+        ([from_array("x", np.zeros((3, 2))), y], "brings FP64"),
+    ):
+        with pytest.raises(CallerError, match=message):
+            check_against(wrong, expected, "m")
