@@ -184,3 +184,17 @@ def _in_a_word(agreement: Agreement) -> str:
 def _factors(seconds: Callable[[str], float]) -> list[str]:
     alone = seconds(ALONE)
     return [format_seconds(alone), *(f"{alone / seconds(way):.2f}x" for way in (COLD, WARM))]
+
+
+def requests(rows: Sequence[tuple[Compared, Sequence[tuple[float, float]]]]) -> None:
+    """What an endpoint's clients wait for if no process runs the model; `rows` has seconds and seconds of compute."""
+    table = Table(
+        title="An HTTP request when no process runs the model: an isolated process answers", title_justify="left"
+    )
+    for column in ("model", "fresh process, framework alone", "request", "of it compute", "sooner"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for compared, taken in rows:
+        alone, asked = compared.total_s(ALONE), median(each for each, _ in taken)
+        cells = [format_seconds(alone), format_seconds(asked), format_seconds(median(each for _, each in taken))]
+        table.add_row(compared.model.title, *cells, f"{alone / asked:.0f}x")
+    console.print(table)

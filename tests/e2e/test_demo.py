@@ -52,6 +52,7 @@ def test_the_demo_shows_three_ways_equal_answers_and_one_copy(folder: Path) -> N
     ways = "1 framework alone, 1 trims cold, 1 trims warm, 1 trims, never seen before"
     assert f"Answers ({ways}): equal within rounding" in done.stdout
     assert re.search(r"First arrival, at a daemon that has never seen it: process start to answer .*x\)", done.stdout)
+    assert "An HTTP request when no process runs the model" in done.stdout
     assert "Left behind: no process, no shared memory, no socket." in done.stdout
     copies = re.search(r"together take ([0-9.]+) of one copy", done.stdout)
     assert copies is not None

@@ -1,0 +1,16 @@
+"""Any model of transformers, by the names of its class and its configuration's, in eval mode."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def build_module(*, model: str, config: str, shape: dict[str, Any] | None = None) -> torch.nn.Module:
+    """The module; `shape` changes entries of its configuration."""
+    library = importlib.import_module("transformers")
+    made: torch.nn.Module = getattr(library, model)(getattr(library, config)(**(shape or {}))).eval()
+    return made

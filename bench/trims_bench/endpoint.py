@@ -1,0 +1,138 @@
+"""An endpoint of one's own, in a process of its own, and requests to it in binary. Standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+_TELLS_PORT = re.compile(r"http://127\.0\.0\.1:(\d+)/v2")
+_LENGTH = "Inference-Header-Content-Length"
+_END_S = 30.0
+_POLL_S = 0.02
+
+#: Name -> data type, shape and bytes.
+Inputs = dict[str, tuple[str, tuple[int, ...], bytes]]
+
+
+def image(name: str, side: int = 224) -> Inputs:
+    """One grey picture."""
+    return {name: ("FP32", (1, 3, side, side), struct.pack("<f", 0.5) * (3 * side * side))}
+
+
+def tokens(*names: str, count: int = 16) -> Inputs:
+    """One text of so many tokens, under each of the names."""
+    data = struct.pack(f"<{count}q", *range(1000, 1000 + count))
+    return dict.fromkeys(names, ("INT64", (1, count), data))
+
+
+class EndpointError(Exception):
+    """The endpoint did not start, or refused a request; the message carries its words."""
+
+
+class EndpointProcess:
+    """`trims endpoint`, for the length of a `with` block.
+
+    Args:
+        runtime_dir: Of the daemon whose models it serves.
+        arguments: Flags of `trims endpoint`.
+    """
+
+    def __init__(self, runtime_dir: Path, *arguments: str) -> None:
+        self._command = [
+            sys.executable, "-m", "trims.cli.main", "endpoint", "--runtime-dir", str(runtime_dir), "--port", "0",
+            "--grpc-port", "none", *arguments,
+        ]  # fmt: skip
+        self._said: deque[str] = deque(maxlen=20)
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self._port = self._await_port()
+        self._reader = threading.Thread(target=self._listen)
+        self._reader.start()
+        self._connection = http.client.HTTPConnection("127.0.0.1", self._port)
+        return self
+
+    def _await_port(self) -> int:
+        assert self._process.stderr is not None, "a pipe"
+        for line in self._process.stderr:
+            self._said.append(line)
+            if found := _TELLS_PORT.search(line):
+                return int(found[1])
+        raise EndpointError(f"the endpoint did not start: {''.join(self._said)}")
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None, "a pipe"
+        with contextlib.suppress(ValueError):
+            self._said.extend(self._process.stderr)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._connection.close()
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        assert self._process.stderr is not None, "a pipe"
+        self._process.stderr.close()
+
+    def infer(self, model: str, inputs: Inputs, **parameters: object) -> tuple[dict[str, Any], bytes]:
+        """One request; returns the answer's JSON and the bytes of its outputs. Raises EndpointError."""
+        described = [
+            {"name": name, "datatype": dtype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
+            for name, (dtype, shape, data) in inputs.items()
+        ]
+        header = json.dumps({"inputs": described, "parameters": parameters}).encode()
+        body = b"".join((header, *(data for _, _, data in inputs.values())))
+        self._connection.request("POST", f"/v2/models/{model}/infer", body, {_LENGTH: str(len(header))})
+        answer = self._connection.getresponse()
+        content = answer.read()
+        if answer.status != http.HTTPStatus.OK:
+            raise EndpointError(f"{model}: {answer.status} {content[:2000].decode(errors='replace')}")
+        end = int(answer.headers[_LENGTH])
+        return json.loads(content[:end]), content[end:]
+
+    def state(self) -> dict[str, Any]:
+        """What `GET /state` tells."""
+        self._connection.request("GET", "/state")
+        found: dict[str, Any] = json.loads(self._connection.getresponse().read())
+        return found
+
+    def await_spare(self, framework: str, model: str, deadline_s: float = 120.0) -> None:
+        """Wait until no predictor of the model runs, a spare is ready and no template learns.
+
+        Raises EndpointError after the deadline.
+        """
+        until = time.monotonic() + deadline_s
+        while time.monotonic() < until:
+            state = self.state()
+            calm = framework not in state["learning"] and state["spares"].get(framework)
+            if calm and model not in state["models"]:
+                return
+            time.sleep(_POLL_S)
+        raise EndpointError(f"no spare for {framework} after {deadline_s:g} s: {self.state()}; {''.join(self._said)}")
+
+
+def environment_of(mxnet: Path | None) -> list[str]:
+    """Flags for the MXNet environment, if there is one."""
+    return ["--environments", f"mxnet={os.fspath(mxnet)}"] if mxnet is not None else []
