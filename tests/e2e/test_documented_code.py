@@ -12,13 +12,14 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import yaml
 from repository import ROOT
 from safetensors.numpy import save_file
+from trims_predictors.endpoint.rest import build_app
 
 import trims
 from trims.cli.main import build_parser
@@ -246,6 +247,8 @@ def commands(block: Block) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
+_SERVICE: Any = None
+ROUTES = build_app(_SERVICE, most_body_bytes=0, token=None, loopback=True).openapi()["paths"]
 TYPED = [(block, words) for block in blocks("console") for words in commands(block)]
 
 
@@ -256,6 +259,9 @@ def test_a_command_is_one_that_there_is(block: Block, words: list[str]) -> None:
     elif words[0] == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert words[1] in targets
+    elif words[0] == "curl":
+        path = words[1].removeprefix("localhost:8000")
+        assert any(re.fullmatch(re.sub(r"\{\w+\}", r"[^/]+", route), path) for route in ROUTES), path
     else:
         extras = re.findall(r"[\w]+", re.sub(r".*\[(.*)\].*", r"\1", words[-1]))
         assert words[:2] == ["pip", "install"], f"{block}: no test knows {words[0]}"
@@ -263,7 +269,7 @@ def test_a_command_is_one_that_there_is(block: Block, words: list[str]) -> None:
 
 
 def test_the_commands_of_the_readme_run_in_their_order(world: World) -> None:
-    (block,) = (each for each in blocks("console") if "trims add" in each.text)
+    (block,) = (each for each in blocks("console") if "trims add" in each.text and str(each).startswith("README"))
     typed = [words[1:] for words in commands(block) if words[0] == "trims" and words[1] != "serve"]
     printed = [world.command(*words) for words in typed]
     assert [words[0] for words in typed] == ["add", "ps"]
