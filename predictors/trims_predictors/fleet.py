@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import DeadlineError, DrainingError, PredictorError, TrimsError
 from trims_predictors.batches import join, rows_of, split
+from trims_predictors.launching import Environment, Launcher
+from trims_predictors.nursery import Nursery
 from trims_predictors.schedule import Fail, Job, Limits, Run, Schedule, Start, Step, Stop
-from trims_predictors.templates import Environment, Launcher, Nursery
 from trims_predictors.tensors import check_against, check_outputs, describe, types_of
 
 if TYPE_CHECKING:
@@ -419,7 +420,8 @@ class Fleet:
         for running in list(self._running.values()):
             running.process.kill("the endpoint ended")
         await self._nursery.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._tasks:  # tasks that end may start others
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         self._launcher.close()
 
     def _is_busy(self) -> bool:

@@ -16,7 +16,7 @@ from trims.core.errors import ModelNotFoundError, NotSupportedError
 from trims.core.manifest import parse_manifest
 from trims_predictors.builtin import PREDICTORS
 from trims_predictors.fleet import Plan, default_threads
-from trims_predictors.templates import Environment
+from trims_predictors.launching import Environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -167,15 +167,19 @@ class PredictorProcess:
             self._answer.set_exception(error)
 
     def _died(self) -> None:
+        self._release()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # what it has started goes with it
+        self.going.set_result(None)
+        self._burial = asyncio.ensure_future(self._bury())
+
+    def _release(self) -> None:
+        """Give back the descriptors."""
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._peer.close()
         self._outbox.close()
         self._inbox.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)  # what it has started goes with it
-        self.going.set_result(None)
-        self._burial = asyncio.ensure_future(self._bury())
 
     async def _bury(self) -> None:
         status = await self._tell_status()
@@ -196,6 +200,15 @@ class PredictorProcess:
         self._why_killed = self._why_killed or why
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def abandon(self) -> None:
+        """Give up a process that stays though it was killed, such as one that waits for a disk. Idempotent."""
+        if self._burial is None:
+            self._burial = self._loop.create_future()
+            self._release()
+            self.going.set_result(None)
+            self.ended.set_result("it stays, though it was killed")
+            self._break(LostPeerError(self.ended.result()))
 
     async def end(self) -> str:
         """Have it give everything up and end; kill it if it does not. Returns how it ended."""

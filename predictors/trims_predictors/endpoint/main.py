@@ -20,7 +20,7 @@ from trims_predictors.endpoint.rest import build_app
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.settings import is_loopback
 from trims_predictors.fleet import Fleet
-from trims_predictors.templates import Environment
+from trims_predictors.launching import Environment
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterator

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from trims_predictors import plans
+from trims_predictors.launching import Environment
 from trims_predictors.plans import Plans
-from trims_predictors.templates import Environment
 
 from trims.control.answers import Model
 from trims.core.errors import ModelNotFoundError, NotSupportedError

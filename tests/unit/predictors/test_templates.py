@@ -1,17 +1,17 @@
-"""Templates learn, are replaced when they are spoilt, and a predictor comes from somewhere in any case."""
+"""A template forks on demand, and whatever waits for it is told when it ends."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sys
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trims_predictors import templates
-from trims_predictors.templates import Environment, Launcher, Nursery, tell_status
+from trims_predictors.launching import Environment, Launcher
+from trims_predictors.templates import Template
 
-from trims.core.errors import PredictorError
+from trims.core.errors import LostPeerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -20,129 +20,62 @@ if TYPE_CHECKING:
 NUMPY = Environment("numpy")
 
 
-def nurse(folder: Path, work: Callable[[Nursery], Awaitable[Any]], spares: int = 0) -> Any:
+def drive(folder: Path, work: Callable[[Template], Awaitable[Any]], *modules: str) -> Any:
     async def run() -> Any:
         launcher = Launcher(str(folder))
-        nursery = Nursery(launcher, spares=spares, threads=1, busy=lambda: False)
+        template = Template(launcher, NUMPY, ["numpy", *modules])
         try:
-            return await asyncio.wait_for(work(nursery), 120)
+            return await asyncio.wait_for(work(template), 60)
         finally:
-            await nursery.close()
+            template.close()
             launcher.close()
 
     return asyncio.run(run())
 
 
-async def until(holds: Callable[[], object]) -> None:
-    while not holds():
-        await asyncio.sleep(0.005)
+def test_a_template_forks_and_tells_how_its_predictor_ended(folder: Path) -> None:
+    async def work(template: Template) -> None:
+        predictor = await template.fork()
+        os.kill(predictor.pid, signal.SIGKILL)
+        assert await predictor.ended == "it was ended by SIGKILL"
+
+    drive(folder, work)
 
 
-@pytest.fixture
-def modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that templates import from."""
+@pytest.mark.parametrize("end", ["closed", "killed"])
+def test_forks_that_wait_for_a_template_which_ends_are_told_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
-    (folder / "spoils.py").write_text(
-        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    )
-    (folder / "harmless.py").write_text("x = 1")
     (folder / "hangs.py").write_text("import time; time.sleep(600)")
-    (folder / "exits.py").write_text("import os; os._exit(3)")
-    return folder
+
+    async def work(template: Template) -> None:
+        forks = [asyncio.ensure_future(template.fork()) for _ in range(2)]
+        await asyncio.sleep(0.1)
+        if end == "closed":
+            template.close()
+        else:
+            os.kill(template._process.pid, signal.SIGKILL)
+        for error in await asyncio.gather(*forks, return_exceptions=True):
+            assert isinstance(error, LostPeerError)
+            assert "the template is gone" in str(error)
+
+    drive(folder, work, "hangs")
 
 
-def test_what_a_predictor_imported_is_known_to_the_next_template(modules: Path) -> None:
-    async def work(nursery: Nursery) -> None:
-        predictor = await nursery.take(NUMPY)
-        before = nursery._templates[NUMPY]
-        nursery.teach(NUMPY, ["harmless", "no_such_module", "__main__"])
-        await until(lambda: nursery._learned.get(NUMPY))
-        assert nursery._learned[NUMPY] == ["harmless"]
-        assert "harmless" in nursery._templates[NUMPY].modules
-        assert nursery._templates[NUMPY] is not before
-        nursery.teach(NUMPY, ["harmless", "no_such_module"])
-        assert nursery._lessons[NUMPY] == 1, "nothing new is no lesson"
-        assert before.lost is None, "it learns how its predictor ends"
-        assert await predictor.end() == "it exited with status 0"
-        await until(lambda: before.lost)
-
-    nurse(modules, work)
-
-
-@pytest.mark.parametrize("module", ["spoils", "hangs", "exits"])
-def test_a_lesson_that_spoils_a_template_costs_the_one_that_serves_nothing(
-    modules: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
-    monkeypatch.setattr(templates, "_IMPORT_S", 10.0)
-
-    async def work(nursery: Nursery) -> None:
-        await (await nursery.take(NUMPY)).end()
-        before = nursery._templates[NUMPY]
-        monkeypatch.setattr(templates, "_IMPORT_S", 1.0)
-        nursery.teach(NUMPY, [module])
-        predictor = await nursery.take(NUMPY)
-        assert predictor.how == "forked", "meanwhile"
-        await predictor.end()
-        await until(lambda: nursery._banned.get(NUMPY))
-        assert nursery._templates[NUMPY] is before
-        nursery.teach(NUMPY, [module])
-        assert nursery._lessons[NUMPY] == 1
-
-    nurse(modules, work)
-    assert f"cannot learn this; its predictors will import it themselves: {module}" in caplog.text
-
-
-def test_more_modules_than_a_message_holds_are_learned(modules: Path) -> None:
-    for number in range(700):
-        (modules / f"{'long' * 40}_{number}.py").touch()
-    names = [f"{'long' * 40}_{number}" for number in range(700)]
-
-    async def work(nursery: Nursery) -> None:
-        await (await nursery.take(NUMPY)).end()
-        nursery.teach(NUMPY, names)
-        await until(lambda: nursery._learned.get(NUMPY))
-        assert nursery._learned[NUMPY] == names
-        nursery._templates[NUMPY].close()
-        predictor = await nursery.take(NUMPY)
-        assert predictor.how == "forked"
-        await predictor.end()
-
-    nurse(modules, work)
-
-
-def test_a_predictor_is_spawned_where_its_template_may_not_be_forked(
-    modules: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def work(nursery: Nursery) -> None:
-        nursery._learned[NUMPY] = ["spoils"]
-        predictor = await nursery.take(NUMPY)
-        assert predictor.how == "spawned"
+def test_a_predictor_whose_fork_is_not_waited_for_any_more_ends_by_itself(folder: Path) -> None:
+    async def work(template: Template) -> None:
+        await template.ready
+        for turns in range(10):
+            fork = asyncio.ensure_future(template.fork())
+            for _ in range(turns):
+                await asyncio.sleep(0.001)
+            fork.cancel()
+            (outcome,) = await asyncio.gather(fork, return_exceptions=True)
+            if not isinstance(outcome, BaseException):  # it was quicker
+                outcome.kill("it is not needed")
+                await outcome.ended
+        predictor = await template.fork()
         assert await predictor.end() == "it exited with status 0"
 
-    nurse(modules, work)
-    assert "is spawned, not forked: the template cannot be forked: it has 2 threads" in caplog.text
-
-
-def test_an_environment_that_cannot_be_started_is_told(folder: Path) -> None:
-    async def work(nursery: Nursery) -> None:
-        with pytest.raises(PredictorError, match=r"/no/python cannot be started"):
-            await nursery.take(Environment("numpy", "/no/python"))
-        predictor = await nursery.take(Environment("numpy", "/bin/false"))
-        with pytest.raises(PredictorError, match="exited with status 1"):
-            await predictor.ask({"op": "prepare", "modules": [], "threads": 1}, deadline_s=30)
-
-    nurse(folder, work)
-
-
-def test_an_environment_of_another_interpreter_has_our_packages_and_its_own(folder: Path) -> None:
-    async def work(nursery: Nursery) -> None:
-        predictor = await nursery.take(Environment("numpy", sys.executable))
-        assert predictor.how == "forked"
-        await predictor.end()
-
-    nurse(folder, work)
-
-
-def test_how_a_process_ended_is_told_in_words() -> None:
-    assert tell_status(3) == "it exited with status 3"
-    assert tell_status(-11) == "it was ended by SIGSEGV"
+    drive(folder, work)

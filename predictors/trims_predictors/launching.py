@@ -1,0 +1,113 @@
+"""How programs of ours are started in a framework's environment, and tied to the endpoint's life."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from trims.core.errors import PredictorError
+
+#: What each predictor needs, whatever its framework.
+_ALWAYS = (
+    "numpy", "ml_dtypes", "trims_client.session", "trims_client.watch", "trims_client.weights",
+    "trims_predictors.worker",
+)  # fmt: skip
+#: Libraries start threads at import, or when they ask for a device, unless these say otherwise (`gate` finds those
+#: that do nevertheless). ONNX Runtime would also tell its maker of its use.
+ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "ORT_DISABLE_TELEMETRY": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "MXNET_ENGINE_TYPE": "NaiveEngine",
+}
+#: Our packages are loaded from their own folders, so that a process of another environment sees them and that
+#: environment's packages, and none of this one.
+_BOOTSTRAP = """
+import sys, json, runpy, importlib.util
+packages, module = json.loads(sys.argv[1]), sys.argv[2]
+sys.path[:] = [path for path in sys.path if path]
+for name, folder in packages.items():
+    spec = importlib.util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+sys.argv[:] = [module] + sys.argv[3:]
+importlib.import_module(module).main()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where predictors of a framework run.
+
+    Attributes:
+        framework: `torch`, `onnxruntime`, `mxnet` or `numpy`.
+        python: Interpreter; empty for this one.
+    """
+
+    framework: str
+    python: str = ""
+
+    def modules(self) -> list[str]:
+        """What its template imports."""
+        if self.framework == "numpy":
+            return list(_ALWAYS)
+        ours = [f"trims_client.frameworks.{self.framework}", f"trims_predictors.builtin.{self.framework}"]
+        return [*_ALWAYS, self.framework, *ours]
+
+
+class Launcher:
+    """Starts programs of ours in an environment, tied to this process by a lifeline.
+
+    Args:
+        runtime_dir: Folder of the daemon's sockets.
+    """
+
+    def __init__(self, runtime_dir: str) -> None:
+        self.runtime_dir = runtime_dir
+        self.lifeline, self._held = os.pipe()
+
+    def start(self, module: str, environment: Environment, sock: int) -> subprocess.Popen[bytes]:
+        """Start `module` with a socket. Raises PredictorError if the interpreter cannot be started."""
+        command = [
+            environment.python or sys.executable, "-c", _BOOTSTRAP, json.dumps(_packages()), module,
+            "--socket", str(sock), "--lifeline", str(self.lifeline), "--runtime-dir", self.runtime_dir,
+        ]  # fmt: skip
+        variables = {**os.environ, **ENVIRONMENT}
+        if environment.python:
+            for ours in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):
+                variables.pop(ours, None)
+        try:
+            return subprocess.Popen(command, pass_fds=[sock, self.lifeline], env=variables, stdin=subprocess.DEVNULL)
+        except OSError as error:
+            raise PredictorError(f"{command[0]} cannot be started: {error}") from error
+
+    def close(self) -> None:
+        """End everything that was started and still runs."""
+        os.close(self.lifeline)
+        os.close(self._held)
+
+
+def tell_status(status: int) -> str:
+    """How a process ended, for people."""
+    if status < 0:
+        return f"it was ended by {signal.Signals(-status).name}"
+    return f"it exited with status {status}"
+
+
+def _packages() -> dict[str, str]:
+    import trims_client
+
+    import trims
+    import trims_predictors
+
+    return {
+        module.__name__: os.path.dirname(os.path.abspath(str(module.__file__)))
+        for module in (trims, trims_client, trims_predictors)
+    }

@@ -1,0 +1,49 @@
+"""Programs of ours start in any interpreter, see our packages there, and end with the process that started them."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from trims_predictors.launching import Environment, Launcher, tell_status
+
+from trims.core.errors import PredictorError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_an_interpreter_that_is_not_there_is_named(folder: Path) -> None:
+    launcher = Launcher(str(folder))
+    with pytest.raises(PredictorError, match=r"^/no/python cannot be started: .*No such file"):
+        launcher.start("trims_predictors.worker", Environment("numpy", "/no/python"), 0)
+    launcher.close()
+
+
+@pytest.mark.parametrize("python", ["", sys.executable])
+def test_a_program_that_was_started_ends_when_its_launcher_closes(folder: Path, python: str) -> None:
+    launcher = Launcher(str(folder))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        process = launcher.start("trims_predictors.template", Environment("numpy", python), theirs.fileno())
+        theirs.close()
+        ours.send(b'{"op": "import", "modules": []}')
+        assert b"imported" in ours.recv(1 << 16)
+        launcher.close()
+        assert process.wait(10) != 0
+
+
+def test_templates_of_a_framework_import_it_and_our_parts_for_it() -> None:
+    assert Environment("numpy").modules()[0] == "numpy"
+    assert Environment("torch").modules()[-3:] == [
+        "torch",
+        "trims_client.frameworks.torch",
+        "trims_predictors.builtin.torch",
+    ]
+
+
+def test_how_a_process_ended_is_told_in_words() -> None:
+    assert tell_status(3) == "it exited with status 3"
+    assert tell_status(-11) == "it was ended by SIGSEGV"
