@@ -221,11 +221,12 @@ class Admission:
 
     def _leave_queue(self, replica: Replica) -> None:
         """Take a queued replica out of the line and drop its claim: what that held back may go on."""
-        self.lines[replica.place].remove(replica)
-        self.claims[replica.place].pop(replica.generation, None)
+        stood = self.lines[replica.place].remove(replica)
+        claimed = self.claims[replica.place].pop(replica.generation, None) is not None
         self._fresh.pop(replica.generation, None)
-        self._ledger.capacity.claim(replica, 0)
-        self._ledger.changed_places[replica.place] = None
+        if stood or claimed:
+            self._ledger.capacity.claim(replica, 0)
+            self._ledger.changed_places[replica.place] = None
 
     def _await_no_longer(self, replica: Replica, at_s: float) -> None:
         """A device's replica needs nothing of the host any more."""

@@ -30,7 +30,7 @@ def usage_of(replica: Replica) -> Usage:
     """What a policy may know of the replica."""
     return Usage(
         key=replica.key,
-        nbytes=max(replica.nbytes, 1),
+        nbytes=replica.nbytes or 1,
         cost_s=replica.cost_s,
         uses=replica.uses,
         filled_at_s=replica.filled_at_s,
@@ -207,7 +207,7 @@ class Capacity:
         """What the replica's bytes count as in its present state."""
         state = replica.state
         if state is State.SEALED:
-            if replica.leases or replica.borrowers:
+            if replica.leases or replica.borrowers or replica.waiters:  # waiters: of a fill that has just ended
                 return Share.READ
             if (replica.key, replica.place) in self.pins:
                 return Share.PINNED

@@ -18,7 +18,7 @@ from trims.core.outbox import Outbox
 from trims.core.place import TierKind
 from trims.core.promotion import Promotions
 from trims.core.refusals import why_in_use
-from trims.core.replica import LEASABLE, ReplicaId, State
+from trims.core.replica import CHARGED, LEASABLE, ReplicaId, State
 from trims.core.table import ReplicaTable
 from trims.core.waiting import Waiters
 
@@ -81,7 +81,8 @@ class Ledger:
         replica.step(to, at_s, why)
         if to not in LEASABLE and replica.leases:
             raise InternalError(f"{replica.key[:16]} at {replica.place} went to {to.value} with leases")
-        self.recount(replica)
+        if old in CHARGED or to in CHARGED:
+            self.recount(replica)
         if len(self.table.by_key[replica.key]) > 1:
             self._siblings_changed(replica, sealed=State.SEALED in (old, to))
         if State.FILLING in (old, to):

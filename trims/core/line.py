@@ -44,9 +44,9 @@ class Line:
         if len(self._smallest) > 2 * len(self.members) + _SLACK:
             self._compact()
 
-    def remove(self, replica: Replica) -> None:
-        """The replica leaves the line. Idempotent."""
-        self.members.pop(replica.generation, None)
+    def remove(self, replica: Replica) -> bool:
+        """The replica leaves the line; False if it did not stand there."""
+        return self.members.pop(replica.generation, None) is not None
 
     def first(self) -> Replica | None:
         """The oldest."""

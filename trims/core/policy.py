@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 #: Stale heap entries that are tolerated beside the live ones, so that rebuilding the heap is amortised O(1).
 _SLACK = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(NamedTuple):
     """What a policy may know of a replica.
 
     Attributes:

@@ -70,6 +70,8 @@ class ReplicaTable:
     def places_of(self, key: str) -> list[Replica]:
         """All replicas of an image, fastest place first."""
         found = self.by_key.get(key, {})
+        if len(found) < 2:
+            return list(found.values())
         return sorted(found.values(), key=lambda replica: (replica.place.tier.rank, replica.place.device))
 
     def source_of(self, replica: Replica) -> Replica | None:
