@@ -12,10 +12,13 @@ Options:
     optimize: `all` (default, also `true`): for this host's processor and this ONNX Runtime alone. `extended`: for
         this ONNX Runtime on any processor. `basic`: for this ONNX Runtime on any processor or GPU; the default where
         the manifest's `residency.place` is a GPU. `none` (`false`): the graph as published, for every host.
-    prepack: Whether sessions may copy matrix weights, re-ordered, into private memory. Default false: every weight is
-        shared and a session is ready in milliseconds. Convolutions run at full speed either way; products with few
-        rows do not: measured on a BERT-sized stack of layers, 2.8, 1.9, 1.4 and 1.2 times slower for 8, 32, 128
-        and 512 rows. With true the session takes most of the framework's own time and memory.
+    prepack: Whether sessions read matrix weights in the order that the processor likes best. Default false: every
+        weight is shared and a session is ready in milliseconds. Convolutions run at full speed either way; products
+        with few rows do not: measured on a BERT-sized stack of layers, 2.8, 1.9, 1.4 and 1.2 times slower for 8, 32,
+        128 and 512 rows. With true the session makes re-ordered copies in private memory, which takes most of the
+        framework's own time and memory. With `shared` the copies are kept in the image: it takes up to twice the
+        bytes, once for all processes; a session is ready as soon, and runs at full speed shortly after its first
+        answer.
     threads: Threads of one session's operators; 0 (default) leaves it to ONNX Runtime.
 """
 
@@ -33,6 +36,7 @@ from trims.core.errors import ArtifactError, ConversionError
 from trims.core.layout import DTYPE_BYTES, element_count
 from trims.formats.base import check_options, check_relative
 from trims.formats.onnx_graph import DTYPES, FED_LOCATION, INLINE_BELOW_BYTES, read_graph
+from trims.formats.onnx_packed import PackedWeights
 from trims.formats.onnx_scan import external_locations
 from trims.image.host import cpu_features
 from trims.image.plan import Contents, ImagePlan, SourceTensor, plan_image
@@ -50,6 +54,7 @@ INLINE_INTEGERS_BELOW_BYTES = 64 << 10
 _INTEGERS = (6, 7, 9)
 _ON_DEVICES = ("basic", "none")
 PROGRAM_KIND = "onnxruntime"
+SHARED = "shared"
 _SCRATCH_WEIGHTS = "weights"
 _LEVELS = {
     "all": "ORT_ENABLE_ALL",
@@ -90,10 +95,14 @@ class OnnxConverter:
         options = _Options.read(artifact.options, main)
         with _scratch_folder() as folder:
             model, weights = _optimize(main, options, folder)
+        packed = PackedWeights.read(model)
         sources = _take_initializers(model, weights, on_devices=options.optimize in _ON_DEVICES)
         _inline_rest(model, weights)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
-        return plan_image(sources, program=_program(model, options), metadata=metadata)
+        program = _program(model, options)
+        if packed.nbytes:
+            return packed.plan(model, program, [*sources, packed.source(weights.data)], metadata)
+        return plan_image(sources, program=program, metadata=metadata)
 
     def may_be_in_place(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Always: a session can optimize the graph that was not converted yet."""
@@ -117,7 +126,7 @@ class OnnxConverter:
 @dataclass(frozen=True, slots=True)
 class _Options:
     optimize: str = "all"
-    prepack: bool = False
+    prepack: bool | str = False
     threads: int = 0
 
     @classmethod
@@ -128,8 +137,12 @@ class _Options:
         found = cls(optimize, options.get("prepack", False), options.get("threads", 0))
         if found.optimize not in _LEVELS:
             raise ArtifactError(f"{main}: option optimize is one of {', '.join(_LEVELS)}, not {found.optimize!r}")
-        if type(found.prepack) is not bool:
-            raise ArtifactError(f"{main}: option prepack is true or false, not {found.prepack!r}")
+        if type(found.prepack) is not bool and found.prepack != SHARED:
+            raise ArtifactError(f"{main}: option prepack is true, false or {SHARED}, not {found.prepack!r}")
+        if found.prepack == SHARED and found.optimize != "all":
+            raise ArtifactError(
+                f"{main}: option prepack: {SHARED} is for one processor and needs optimize: all, not {found.optimize}"
+            )
         if type(found.threads) is not int or not 0 <= found.threads <= 1024:
             raise ArtifactError(f"{main}: option threads is a number from 0 to 1024, not {found.threads!r}")
         return found
@@ -175,7 +188,8 @@ def _save_optimized(main: Path, options: _Options, folder: Path) -> None:
     for key, value in {
         "session.optimized_model_external_initializers_file_name": _SCRATCH_WEIGHTS,
         "session.optimized_model_external_initializers_min_size_in_bytes": str(INLINE_BELOW_BYTES),
-        "session.disable_prepacking": "1",
+        "session.disable_prepacking": "0" if options.prepack == SHARED else "1",
+        "session.save_external_prepacked_constant_initializers": "1" if options.prepack == SHARED else "0",
     }.items():
         settings.add_session_config_entry(key, value)
     refusals = tuple(kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception))
@@ -189,7 +203,7 @@ class _Saved:
     """The file of external data ONNX Runtime saved, mapped."""
 
     def __init__(self, data: memoryview) -> None:
-        self._data = data
+        self.data = data
 
     @classmethod
     def map(cls, path: Path) -> _Saved:
@@ -203,12 +217,12 @@ class _Saved:
         """The bytes of one external tensor. Raises ConversionError if they were not all written."""
         entry = {pair.key: pair.value for pair in tensor.external_data}
         offset, length = int(entry.get("offset", 0)), int(entry["length"])
-        if offset + length > len(self._data):
+        if offset + length > len(self.data):
             raise ConversionError(
                 f"initializer {tensor.name!r} was not written in full: {tempfile.gettempdir()} has no room "
                 "for a copy of the weights; free some, or set TMPDIR"
             )
-        return self._data[offset : offset + length]
+        return self.data[offset : offset + length]
 
 
 def _take_initializers(model: Any, weights: _Saved, *, on_devices: bool) -> list[SourceTensor]:

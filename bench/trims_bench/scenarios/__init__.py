@@ -23,6 +23,7 @@ NAMES = (
     "attach",
     "torch",
     "onnxruntime",
+    "packed",
     "mxnet",
     "cold",
     "disk",

@@ -11,6 +11,10 @@ Example:
         runtime = trims.onnxruntime.session(weights)
         print(runtime.run(None, {"image": batch})[0].shape)
 
+A model converted with `prepack: shared` has its weights twice, as published and as ONNX Runtime packs them for its
+kernels. Its session begins with the first form, which is ready in milliseconds, and goes over to the second one shortly
+after its first answer (`SharedSession.stage`).
+
 From 1.29 on, ONNX Runtime sends telemetry to its maker, and keeps a database in the user's cache for that. This module
 does not change that setting; `ORT_DISABLE_TELEMETRY=1` in the environment stops it and makes the import some 15 ms
 shorter.
@@ -25,13 +29,16 @@ from typing import TYPE_CHECKING, Any
 import onnxruntime
 
 from trims.core.errors import ArtifactChangedError, CallerError, NotSupportedError
+from trims.image.external import exchange_name
 from trims.image.host import cpu_features
 from trims.image.program import ONNX_ORIGINAL
+from trims_client.frameworks._onnxruntime_packed import Packing, file_behind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from trims.image.program import Program
+    from trims_client.frameworks._onnxruntime_packed import Stage
     from trims_client.weights import Weights
 
 CPU_PROVIDER = "CPUExecutionProvider"
@@ -51,6 +58,8 @@ _FOREIGN = {
 class SharedSession(onnxruntime.InferenceSession):  # type: ignore[misc]
     """An InferenceSession that keeps the weights it reads alive, also after `Weights.close`.
 
+    `io_binding`, `run_async` and profiling stay with the first session, whatever the stage is.
+
     Attributes:
         program: The program of the image; `program.attributes["inputs"]` describes what to feed. Its kind is
             `onnx-original` if this session optimized the graph itself, because the model was not converted yet.
@@ -61,6 +70,49 @@ class SharedSession(onnxruntime.InferenceSession):  # type: ignore[misc]
     program: Program
     host_copies: tuple[str, ...] = ()
     _weights: tuple[Any, ...]
+    _packing: Packing | None = None
+    _why_plain: str | None = None
+
+    @property
+    def stage(self) -> Stage:
+        """How its runs read the weights.
+
+        - `plain`: as they lie in the image, for as long as the session lives.
+        - `first`: the same, until the first answer.
+        - `packing`: the same, while a thread makes the other session. That takes some tenths of a second.
+        - `packed`: as ONNX Runtime packed them for its kernels. Answers are the same within rounding.
+        """
+        return "plain" if self._packing is None else self._packing.stage
+
+    @property
+    def why_plain(self) -> str | None:
+        """Why the stage is `plain` though the image has packed weights; None if it has none, or in other stages."""
+        return self._why_plain if self._packing is None else self._packing.why_plain
+
+    def pack(self) -> Stage:
+        """Go over to the packed weights now, and wait until that is done; returns the stage. Idempotent."""
+        if self._packing is not None:
+            self._packing.begin()
+            self._packing.wait()
+        return self.stage
+
+    def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
+        """As `InferenceSession.run`. The first run has the packed session made, in a thread."""
+        if self._packing is None:
+            return super().run(output_names, input_feed, run_options)
+        packed = self._packing.session
+        if packed is not None:
+            return packed.run(output_names, input_feed, run_options)
+        answer = super().run(output_names, input_feed, run_options)
+        self._packing.begin()
+        return answer
+
+    def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
+        """As `InferenceSession.run_with_ort_values`, with the packed session if there is one."""
+        packed = None if self._packing is None else self._packing.session
+        if packed is not None:
+            return packed.run_with_ort_values(output_names, input_dict_ort_values, run_options)
+        return super().run_with_ort_values(output_names, input_dict_ort_values, run_options)
 
 
 def session(
@@ -68,6 +120,7 @@ def session(
     *,
     providers: Sequence[Any] | None = None,
     session_options: onnxruntime.SessionOptions | None = None,
+    packed_options: onnxruntime.SessionOptions | None = None,
 ) -> SharedSession:
     """An inference session that computes on the attached weights.
 
@@ -80,6 +133,8 @@ def session(
         session_options: Changed in place, so they can be used for this session only. Graph optimization is switched
             off, because the graph is optimized already; at `file` it is set to what the manifest says.
             `session.disable_prepacking` in these options overrides the manifest.
+        packed_options: The same, for the session over packed weights, where the image has them. Options cannot be
+            copied: if you give `session_options` alone, the session stays in the stage `plain`.
 
     Returns:
         A session whose outputs are bit-identical to those of an ordinary `InferenceSession` with the same
@@ -103,7 +158,51 @@ def session(
 
         found: SharedSession = _onnxruntime_device.build(weights, make, session_options)
         return found
+    if "packed" in program.attributes:
+        return _in_two_stages(weights, program, make, session_options, packed_options)
     return make(session_options, {name: _ort_value(weights, name) for name in weights})
+
+
+def _in_two_stages(
+    weights: Weights,
+    program: Program,
+    make: Callable[..., SharedSession],
+    given: onnxruntime.SessionOptions | None,
+    packed_options: onnxruntime.SessionOptions | None,
+) -> SharedSession:
+    """A session that goes over to the packed weights after its first answer, if this process can map them."""
+    block = program.attributes["packed"]["block"]
+    path = file_behind(weights)
+    why_plain = None
+    if given is not None and packed_options is None:
+        why_plain = "session_options were given without packed_options"
+    elif path is None:
+        why_plain = f"no file that this process sees has the image of {weights.name!r}: ONNX Runtime maps files"
+    else:
+        given = onnxruntime.SessionOptions() if given is None else given
+        # To plan which tensors share memory takes most of the start: 40 of 51 ms for BERT-base. The peak is the same.
+        given.enable_mem_reuse = False
+    made = make(given, {name: _ort_value(weights, name) for name in weights if name != block})
+    made._why_plain = why_plain
+    if path is not None and why_plain is None:
+        made._packing = Packing(weights.name, _packed_maker(weights, program, path, packed_options))
+    return made
+
+
+def _packed_maker(
+    weights: Weights, program: Program, path: str, given: onnxruntime.SessionOptions | None
+) -> Callable[[], onnxruntime.InferenceSession]:
+    """What makes the session for which ONNX Runtime maps the image's file by itself."""
+    folder, file = os.path.split(path)
+    wanted = onnxruntime.SessionOptions() if given is None else given
+    wanted.add_session_config_entry(_NO_PREPACKING, "0")
+    options = _complete(wanted, weights.name, program.attributes, folder)
+
+    def make(_held: object = weights.view) -> onnxruntime.InferenceSession:  # until it is made, its file must stay
+        body = exchange_name(program.body, program.attributes["packed"]["name"], file)
+        return onnxruntime.InferenceSession(body, options, providers=[CPU_PROVIDER])
+
+    return make
 
 
 def _make(
@@ -232,7 +331,7 @@ def _complete(
     if attributes["threads"] and not options.intra_op_num_threads:
         options.intra_op_num_threads = attributes["threads"]
     if _entry(options, _NO_PREPACKING) is None:
-        options.add_session_config_entry(_NO_PREPACKING, "0" if attributes["prepack"] else "1")
+        options.add_session_config_entry(_NO_PREPACKING, "0" if attributes["prepack"] is True else "1")
     options.add_session_config_entry(_EXTERNAL_FOLDER, folder)
     options.add_session_config_entry(_OWNER, name)
     return options

@@ -32,9 +32,10 @@ class OnnxPredictor:
 
     def load(self, weights: Weights, context: Context) -> None:
         """Make the session. Raises what `trims.onnxruntime.session` raises."""
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = context.threads
-        self._session = over_weights.session(weights, session_options=options)
+        both = [onnxruntime.SessionOptions(), onnxruntime.SessionOptions()]
+        for options in both:
+            options.intra_op_num_threads = context.threads
+        self._session = over_weights.session(weights, session_options=both[0], packed_options=both[1])
 
     def predict(self, inputs: Arrays) -> Arrays:
         """One run. Raises CallerError for inputs that the graph does not take."""

@@ -27,8 +27,8 @@ def predictor(
     onnx.checker.check_model(model)
     data = model.SerializeToString()
 
-    def session(weights: Any, session_options: Any) -> onnxruntime.InferenceSession:
-        assert session_options.intra_op_num_threads == 1
+    def session(weights: Any, session_options: Any, packed_options: Any) -> onnxruntime.InferenceSession:
+        assert session_options.intra_op_num_threads == packed_options.intra_op_num_threads == 1
         return onnxruntime.InferenceSession(data, session_options, providers=["CPUExecutionProvider"])
 
     monkeypatch.setattr(builtin.over_weights, "session", session)
