@@ -1,6 +1,6 @@
 """Weights as ONNX Runtime packs them for its kernels, kept in the image beside the weights themselves.
 
-Kernels of matrix products read weights in an order of their own. A session makes that order anew in private memory,
+Kernels of matrix products read weights in an order of their own. A session makes that order again in private memory,
 which takes most of its start; without it, products with few rows run at about half the speed. ONNX Runtime can save
 what it packed as external data, and map it again. So the image has one more tensor, `BLOCK`, with all packed bytes, and
 the program says where in the image each weight and its packed form lie.
