@@ -7,13 +7,14 @@ or in a batch, and learns which stages took how long. Not covered: what a model 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import DeadlineError, DrainingError, PredictorError, TrimsError
+from trims.core.errors import CallerError, DeadlineError, DrainingError, PredictorError, TrimsError
 from trims_predictors.batches import join, rows_of, split
 from trims_predictors.launching import Environment, Launcher
 from trims_predictors.nursery import Nursery
@@ -184,6 +185,7 @@ class Fleet:
         *,
         queue_deadline_s: float | None = None,
         keep_alive_s: float | None = None,
+        began_s: float | None = None,
     ) -> Answer:
         """Answer one request.
 
@@ -192,6 +194,7 @@ class Fleet:
             tensors: The inputs, checked here.
             queue_deadline_s: Seconds to wait for a predictor.
             keep_alive_s: Seconds that the predictor stays after this request; None: what the model says.
+            began_s: When the request came, on the clock of `time.perf_counter`; None: now.
 
         Raises:
             CallerError: The inputs do not fit the model, or the predictor refuses them.
@@ -203,7 +206,7 @@ class Fleet:
         if self._closing:
             raise DrainingError("the endpoint is ending and takes no new requests")
         check_against(tensors, self.signature(plan)[0], plan.model)
-        job = self._job(plan, tensors, keep_alive_s)
+        job = self._job(plan, tensors, keep_alive_s, time.perf_counter() if began_s is None else began_s)
         answer: asyncio.Future[Answer] = job.payload.answer
         self._plans[plan.line] = plan
         self._do(self._schedule.submit(job, self._limits(plan)))
@@ -221,8 +224,22 @@ class Fleet:
             if not answer.done() or answer.cancelled():  # the client has hung up
                 self._do(self._schedule.cancel(job) or [])
 
-    def _job(self, plan: Plan, tensors: Sequence[Tensor], keep_alive_s: float | None) -> Job:
-        request = _Request(plan, tensors, self._loop.create_future(), time.perf_counter(), keep_alive_s)
+    def expect(self, plan: Plan, tensors: Sequence[Tensor]) -> None:
+        """A request of these tensors is about to come, once its plan is looked up again: have a predictor load already.
+
+        If the plan has changed, its line is retired, and the predictor ends.
+        """
+        if self._closing or self._keep_alive_of(plan) == 0:
+            return
+        with contextlib.suppress(CallerError):
+            check_against(tensors, self.signature(plan)[0], plan.model)
+            steps = self._schedule.expect(plan.line, self._limits(plan))
+            if steps:
+                self._plans[plan.line] = plan
+                self._do(steps)
+
+    def _job(self, plan: Plan, tensors: Sequence[Tensor], keep_alive_s: float | None, began_s: float) -> Job:
+        request = _Request(plan, tensors, self._loop.create_future(), began_s, keep_alive_s)
         rows, group = rows_of(tensors) if plan.batch else (1, None)
         return Job(plan.line, rows, group, ripe=not (plan.batch and plan.batch_delay_s), payload=request)
 
@@ -387,10 +404,12 @@ class Fleet:
         running, idles = self._running.get(predictor), self._schedule.idles(predictor)
         if running is None or idles is None:
             return
-        wishes = (running.keep_alive_s, running.plan.keep_alive_s, self._settings.keep_alive_s)
-        keep_alive_s = next((wish for wish in wishes if wish is not None), None)
+        keep_alive_s = self._keep_alive_of(running.plan) if running.keep_alive_s is None else running.keep_alive_s
         if keep_alive_s is not None:
             self._loop.call_later(keep_alive_s, lambda: self._do(self._schedule.expire(predictor, idles)))
+
+    def _keep_alive_of(self, plan: Plan) -> float | None:
+        return self._settings.keep_alive_s if plan.keep_alive_s is None else plan.keep_alive_s
 
     # -- the rest --------------------------------------------------------------------------------------------------
 

@@ -70,6 +70,11 @@ class Plans:
             raise ModelNotFoundError(f"{name!r} has the version {known.plan.version}, not {version!r}")
         return known.plan
 
+    def guess(self, name: str, version: str = "") -> Plan | None:
+        """The plan as it was when the daemon was asked last; None if it never was, or if that has another version."""
+        known = self._known.get(name)
+        return known.plan if known is not None and version in ("", known.plan.version) else None
+
     async def _fresh(self, name: str) -> _Known:
         """Ask the daemon, once for all requests that need it at this moment."""
         asking = self._asking.get(name)

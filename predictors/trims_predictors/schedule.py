@@ -156,6 +156,19 @@ class Schedule:
         line.queue[job] = None
         return self._serve(line)
 
+    def expect(self, line_name: str, limits: Limits) -> list[Step]:
+        """A request is about to come: start a predictor for its line if that has none and no other line wants the slot.
+
+        If the request does not come, the predictor idles, or gives its slot up while it still loads.
+        """
+        line = self._lines.get(line_name) or _Line(line_name, limits)
+        if line.serving or line.queue or self._wanting or len(self._predictors) >= self._most:
+            return []
+        self._lines[line_name] = line
+        steps: list[Step] = [self._start(line)]
+        self._note_unwanted(line)
+        return steps
+
     def ripen(self, job: Job) -> list[Step]:
         """The job has waited long enough for others."""
         job.ripe = True

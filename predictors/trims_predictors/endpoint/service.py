@@ -67,10 +67,14 @@ class Service:
     ) -> tuple[Plan, Answer]:
         """Answer one request, and count it; see `Fleet.infer`."""
         began = time.perf_counter()
+        if (guess := self._plans.guess(model, version)) is not None:
+            self.fleet.expect(guess, tensors)
         plan = await self.plan(model, version)
         statistics = self._statistics.setdefault(model, ModelStatistics())
         try:
-            answer = await self.fleet.infer(plan, tensors, queue_deadline_s=queue_deadline_s, keep_alive_s=keep_alive_s)
+            answer = await self.fleet.infer(
+                plan, tensors, queue_deadline_s=queue_deadline_s, keep_alive_s=keep_alive_s, began_s=began
+            )
         except (TrimsError, asyncio.CancelledError):
             statistics.failed(time.perf_counter() - began)
             raise

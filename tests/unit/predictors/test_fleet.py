@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from fleets import Driver, arrays, drive, register, text
 from looking import wait_until
 from trims_predictors.fleet import Answer
+from trims_predictors.tensors import from_array
 
 from trims.core.errors import (
     BusyError,
@@ -379,3 +382,47 @@ def test_a_request_after_the_death_of_an_idle_predictor_is_answered_by_another(t
         assert (await driver.ask(do=text("nothing"))).cold
 
     drive(troubled, work)
+
+
+def test_a_predictor_that_was_expected_answers_the_request_that_comes(scaler: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        plan, came = await driver.plan(), time.perf_counter()
+        tensors = [from_array("x", np.array([1.0]))]
+        driver.fleet.expect(plan, tensors)
+        while not driver.fleet.state(plan.line)["idle"]:
+            await asyncio.sleep(0.001)
+        answer = await driver.fleet.infer(plan, tensors, began_s=came)
+        assert arrays(answer)["y"].tolist() == [3.0]
+        assert answer.cold, "it was started after the request had come"
+        assert answer.stages["queue_s"] > answer.stages["load_s"]
+
+    drive(scaler, work)
+
+
+def test_no_predictor_is_expected_for_what_would_be_refused_or_end_at_once(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    inputs = [{"name": "x", "dtype": "FP64", "shape": [-1]}]
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"}, inputs=inputs)
+
+    async def work(driver: Driver) -> None:
+        plan = await driver.plan()
+        driver.fleet.expect(plan, [from_array("z", np.array([1.0]))])
+        driver.fleet.expect(dataclasses.replace(plan, keep_alive_s=0.0), [from_array("x", np.array([1.0]))])
+        assert driver.fleet.state(plan.line)["starting"] == 0
+        driver.fleet.expect(plan, [from_array("x", np.array([1.0]))])
+        assert driver.fleet.state(plan.line)["starting"] == 1
+
+    drive(daemon, work)
+
+
+def test_a_predictor_that_was_expected_of_a_model_that_has_changed_ends(scaler: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        plan = await driver.plan()
+        driver.fleet.expect(plan, [from_array("x", np.array([1.0]))])
+        driver.fleet.retire(plan.line)
+        while driver.fleet.counters.get("ended") != 1:
+            await asyncio.sleep(0.01)
+        assert driver.fleet.report()["models"] == {}
+
+    drive(scaler, work)

@@ -235,6 +235,34 @@ def test_a_request_waits_for_others_until_it_is_ripe_or_the_batch_is_full() -> N
     assert schedule.ripen(second) == []
 
 
+def test_a_predictor_loads_for_a_request_that_is_about_to_come() -> None:
+    schedule = Schedule(1)
+    (start,) = schedule.expect("a", ONE)
+    assert isinstance(start, Start)
+    assert schedule.expect("a", ONE) == [], "one is enough"
+    assert schedule.ready(start.predictor) == []
+    job, steps = submitted(schedule)
+    assert steps == [Run(start.predictor, (job,))]
+    assert schedule.expect("b", ONE) == [], "there is no slot"
+    schedule.validate()
+
+
+def test_a_predictor_for_a_request_that_did_not_come_gives_its_slot_up() -> None:
+    schedule = Schedule(1)
+    (start,) = schedule.expect("a", ONE)
+    assert isinstance(start, Start)
+    _, steps = submitted(schedule, "b")
+    assert steps == [Stop(start.predictor)]
+
+
+def test_an_expected_predictor_of_a_line_that_is_retired_ends() -> None:
+    schedule = Schedule(2)
+    (start,) = schedule.expect("a", ONE)
+    assert isinstance(start, Start)
+    assert schedule.retire("a") == []
+    assert schedule.ready(start.predictor) == [Stop(start.predictor)]
+
+
 def test_a_broken_book_is_named() -> None:
     schedule = Schedule(1)
     running(schedule)
@@ -296,6 +324,10 @@ class Fleet(RuleBasedStateMachine):
             self.waiting.remove(job)
             return
         self.do(steps)
+
+    @rule(line=st.sampled_from(sorted(LINES)))
+    def expect(self, line: str) -> None:
+        self.do(self.schedule.expect(line, LINES[line]))
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), works=st.booleans())

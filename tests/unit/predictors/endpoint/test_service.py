@@ -55,10 +55,15 @@ class Daemon:
 class Fleet:
     def __init__(self) -> None:
         self.retired: list[str] = []
+        self.expected: list[str] = []
         self.error: Exception | None = None
 
     def retire(self, line: str) -> None:
         self.retired.append(line)
+
+    def expect(self, plan: Plan, tensors: Any) -> None:
+        del tensors
+        self.expected.append(plan.model)
 
     def signature(self, plan: Plan) -> Any:
         return plan.inputs or (TensorType("told", "BYTES", (-1, 2)),), plan.outputs
@@ -122,6 +127,19 @@ def test_requests_and_failures_are_counted(service: Service, fleet: Fleet) -> No
         (told,) = await service.statistics("m")
         assert (told["inference_stats"]["success"]["count"], told["inference_stats"]["fail"]["count"]) == (1, 1)
         assert [each["name"] for each in await service.statistics()] == ["m"]
+
+    asyncio.run(run())
+
+
+def test_a_predictor_is_expected_for_a_model_that_was_asked_for_before(service: Service, fleet: Fleet) -> None:
+    async def run() -> None:
+        await service.infer("m", "", [])
+        assert fleet.expected == []
+        await service.infer("m", "", [])
+        assert fleet.expected == ["m"]
+        with pytest.raises(ModelNotFoundError):
+            await service.infer("m", "9.9.9", [])
+        assert fleet.expected == ["m"], "not of another version"
 
     asyncio.run(run())
 
