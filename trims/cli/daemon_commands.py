@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trims.cli.completion import FILES, completed
 from trims.cli.output import as_json, note, say, say_devices, say_json, table
 from trims.control import admin
 from trims.core.place import FILE
@@ -48,7 +49,7 @@ _SHUTDOWN = "end the daemon; models stay in memory for the next one, unless thei
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     serve = _add(commands, "serve", "run the daemon in the foreground", _serve)
-    serve.add_argument("--config", type=Path, help="YAML file with settings")
+    completed(serve.add_argument("--config", type=Path, help="YAML file with settings"), FILES)
     for flag, text in _FLAGS.items():
         serve.add_argument(f"--{flag}", help=text)
     status = _add(commands, "status", "say whether a daemon runs, and how full it is", _status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trims.cli.completion import FILES, MODELS, PLACES, completed
 from trims.cli.output import (
     REPLICA_COLUMNS,
     as_json,
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     add = _add(commands, "add", "register a manifest, or any checkpoint by its path", _register_model, json=True)
-    add.add_argument("source", type=Path, help="a manifest (.yaml), an artifact, or the folder of a Hugging Face model")
+    text = "a manifest (.yaml), an artifact, or the folder of a Hugging Face model"
+    completed(add.add_argument("source", type=Path, help=text), FILES)
     add.add_argument("--name", help="name for an artifact (default: from its file, or folder)")
     add.add_argument("--replace", action="store_true", help="replace another manifest of the same name")
     add.add_argument("--lazy", action="store_true", help="do not convert now; the first load will")
@@ -71,9 +73,10 @@ def _add(
 def _model(
     parser: argparse.ArgumentParser, *, place: bool = False, what: str = "a registered model"
 ) -> argparse.ArgumentParser:
-    parser.add_argument("name", help=what)
+    completed(parser.add_argument("name", help=what), MODELS)
     if place:
-        parser.add_argument("--place", default="", help="cpu, disk or gpu:0 (default: what the manifest says)")
+        text = "cpu, disk or gpu:0 (default: what the manifest says)"
+        completed(parser.add_argument("--place", default="", help=text), PLACES)
     return parser
 
 

@@ -31,6 +31,11 @@ console = Console(highlight=False)
 notes = Console(stderr=True, highlight=False)
 
 
+def terminal_width() -> int | None:
+    """Columns of the terminal that lines go to; None if they go elsewhere, and may have any length."""
+    return console.width if console.is_terminal else None
+
+
 def say(text: str) -> None:
     """One line for a person."""
     console.print(text, markup=False, soft_wrap=True)
@@ -72,7 +77,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str =
     if not cells:
         say(empty)
         return
-    width = console.width if console.is_terminal else None
+    width = terminal_width()
     heading, *others = table_lines(columns, cells, width)
     heading_lines = 1 if len(others) == len(cells) else 2
     for number, line in enumerate([heading, *others]):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trims.cli.output import say, say_json
+from trims.cli.completion import FILES, HOW, SHELLS, completed, write_script
+from trims.cli.output import say, say_json, terminal_width
 from trims.core.errors import CallerError
 from trims.core.units import format_bytes
 
@@ -18,16 +18,13 @@ if TYPE_CHECKING:
     from trims.cli.finding import Finding
 
 
-_COMPLETION = 'for bash: eval "$(trims completion bash)"'
-
-
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     text = "convert a registered model or an artifact to an image file, without a daemon"
     convert = commands.add_parser("convert", help=text, description=text)
-    convert.add_argument("source", help="a registered model, a manifest, or an artifact")
+    completed(convert.add_argument("source", help="a registered model, a manifest, or an artifact"), FILES)
     target = convert.add_mutually_exclusive_group(required=True)
-    target.add_argument("-o", "--output", type=Path, help="file to write; must not exist")
+    completed(target.add_argument("-o", "--output", type=Path, help="file to write; must not exist"), FILES)
     target.add_argument("--to-fd", type=int, help="descriptor to write to, inherited from the caller")
     convert.set_defaults(run=_convert)
     text = "say what is wrong with this machine's set-up, and what to do about it"
@@ -35,15 +32,13 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.set_defaults(run=_doctor)
     text = "print a script that completes commands and options in a shell"
-    completion = commands.add_parser("completion", help=text, description=f"{text}; {_COMPLETION}")
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion = commands.add_parser("completion", help=text, description=f"{text}; {HOW}")
+    completion.add_argument("shell", choices=SHELLS)
     completion.set_defaults(run=_completion)
 
 
 def _completion(options: argparse.Namespace) -> None:
-    import shtab
-
-    sys.stdout.write(shtab.complete(options.parser, options.shell))
+    write_script(options.parser, options.shell)
 
 
 def _convert(options: argparse.Namespace) -> None:
@@ -74,9 +69,7 @@ def _doctor(options: argparse.Namespace) -> int:
         say_json([finding.as_json() for finding in findings])
     else:
         for finding in findings:
-            say(f"{finding.verdict:<5} {finding.what}")
-            if finding.advice:
-                say(f"      -> {finding.advice}")
+            say("\n".join(finding.lines(terminal_width())))
         say(f"\n{_summary(findings)}")
     return 1 if any(finding.verdict == "bad" for finding in findings) else 0
 

@@ -77,10 +77,3 @@ def test_convert_takes_a_file_or_a_descriptor_and_not_both(capsys: pytest.Captur
             main(words)
         assert ended.value.code == 2
     assert "not allowed with argument -o" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-def test_completion_is_a_script_that_knows_the_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert "evict" in script
