@@ -451,7 +451,13 @@ def test_what_no_reader_has_open_is_closed_after_a_minute(daemon: Daemon, sessio
 
 @pytest.mark.parametrize(
     ("residency", "artifact"),
-    [({"place": "cpu"}, {}), ({"pin": True}, {}), ({"persist": "always"}, {}), ({}, {"sha256": {}})],
+    [
+        ({"place": "cpu"}, {}),
+        ({"pin": True}, {}),
+        ({"persist": "always"}, {}),
+        ({}, {"sha256": {}}),
+        ({}, {"trust": "verified"}),
+    ],
 )
 def test_a_manifest_may_ask_for_more_than_a_mapped_file(
     residency: dict[str, Any], artifact: dict[str, Any], daemon: Daemon, session: Session, model: Path

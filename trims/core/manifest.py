@@ -24,6 +24,7 @@ _VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "numpy")
 PERSIST = ("auto", "always", "never")
+TRUSTS = ("identity", "verified")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class ArtifactSource:
         format: Converter to use; None detects it.
         sha256: File name -> hex digest, for files whose publisher states one.
         allow_pickle: Whether code inside the artifact may run in the converter child.
+        trust: `verified`: it is hashed before its first reader has it, whatever the daemon's setting is; `identity`: as
+            the daemon's setting says.
         options: For the converter.
     """
 
@@ -62,6 +65,7 @@ class ArtifactSource:
     format: str | None = None
     sha256: Mapping[str, str] = field(default_factory=dict)
     allow_pickle: bool = False
+    trust: str = "identity"
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -168,6 +172,7 @@ def _artifact(raw: object, name: str) -> ArtifactSource:
         format=fields.text("format", "") or None,
         sha256=_digests(fields.mapping("sha256"), name),
         allow_pickle=fields.flag("allow_pickle"),
+        trust=fields.choice("trust", TRUSTS, "identity"),
         options=fields.mapping("options"),
     )
     fields.done()

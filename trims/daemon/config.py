@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trims.core.errors import ConfigError
+from trims.core.manifest import TRUSTS
 from trims.core.units import parse_bytes
 from trims.memory.available import allowed_bytes
 from trims.memory.shm import SHM_FOLDER
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 
 CPU_MEMORIES = ("shm", "memfd")
-TRUSTS = ("identity", "verified")
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,10 +326,13 @@ class Resolver:
     ) -> str | None:
         """The key under which the artifact's own files may be served, if they may: of their identities, not bytes.
 
-        Files that another user may change are read first, and so are those of which a digest is stated. A manifest
-        that names a place, pins or persists wants an image.
+        Files that another user may change are read first, and so are those of which a digest is stated, or whose
+        manifest asks for it. A manifest that names a place, pins or persists wants an image.
         """
-        if not self._in_place or manifest.artifact.sha256 or not may_be_in_place(chosen, artifact.options):
+        source = manifest.artifact
+        if not self._in_place or source.sha256 or source.trust == "verified":
+            return None
+        if not may_be_in_place(chosen, artifact.options):
             return None
         if _wants_image(manifest) or not all(map(_is_own, artifact.files)):
             return None

@@ -61,6 +61,7 @@ def test_the_smallest_manifest_has_the_documented_defaults() -> None:
         ("artifact.path", ["a"], "path"),
         ("artifact.surprise", 1, "surprise"),
         ("artifact.allow_pickle", "yes", "true or false"),
+        ("artifact.trust", "blind", "identity, verified"),
         ("artifact.options", [1], "options"),
         ("artifact.sha256", {"m": "abc"}, "64"),
         ("artifact.sha256", {"../m": "0" * 64}, "leaves its folder"),
