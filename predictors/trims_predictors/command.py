@@ -39,6 +39,7 @@ def _run(options: argparse.Namespace) -> None:
 
     try:
         import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
         import uvloop  # noqa: F401
     except ImportError as error:

@@ -261,12 +261,13 @@ class Fleet:
         return self._schedule.line(line)
 
     def report(self) -> dict[str, Any]:
-        """Predictors and waiting requests of each model, spares of each framework, and what was counted."""
+        """Predictors and waiting requests by model, spares and templates by framework, and what was counted."""
         lines = {plan.model: self._schedule.line(line) for line, plan in self._plans.items()}
         return {
             "models": {model: line for model, line in lines.items() if any(line.values())},
             "spares": self._nursery.spares(),
             "learning": self._nursery.learning(),
+            "templates": self._nursery.templates(),
             "counters": dict(self.counters),
         }
 

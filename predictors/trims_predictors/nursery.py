@@ -63,6 +63,9 @@ class Nursery:
         self._teaching: set[Environment] = set()
         self._lessons: dict[Environment, int] = {}
         self._retired: list[Template] = []
+        #: All that have not been seen to end, and by framework how many were started.
+        self._made: list[tuple[str, Template]] = []
+        self._started: dict[str, int] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._tending: set[Environment] = set()
         #: All processes that were taken or are spares, until each has ended.
@@ -91,6 +94,14 @@ class Nursery:
     def spares(self) -> dict[str, int]:
         """How many spares each framework has."""
         return {environment.framework: len(spares) for environment, spares in self._spares.items()}
+
+    def templates(self) -> dict[str, dict[str, int]]:
+        """How many templates of each framework were started, and how many of them have ended."""
+        living = [framework for framework, template in self._made if template.lost is None]
+        return {
+            framework: {"started": started, "ended": started - living.count(framework)}
+            for framework, started in self._started.items()
+        }
 
     def learning(self) -> list[str]:
         """Frameworks for which a template learns just now."""
@@ -134,7 +145,14 @@ class Nursery:
         template = self._templates.get(environment)
         if template is None or template.lost is not None:
             modules = [*environment.modules(), *self._learned.get(environment, [])]
-            template = self._templates[environment] = Template(self._launcher, environment, modules)
+            template = self._templates[environment] = self._make(environment, modules)
+        return template
+
+    def _make(self, environment: Environment, modules: Sequence[str]) -> Template:
+        template = Template(self._launcher, environment, modules)
+        framework = environment.framework
+        self._started[framework] = self._started.get(framework, 0) + 1
+        self._made = [each for each in (*self._made, (framework, template)) if each[1].lost is None]
         return template
 
     def _discard(self, environment: Environment) -> None:
@@ -147,7 +165,7 @@ class Nursery:
         try:
             await self._calm()
             learned = [*self._learned.get(environment, []), *modules]
-            template = Template(self._launcher, environment, [*environment.modules(), *learned])
+            template = self._make(environment, [*environment.modules(), *learned])
             try:
                 await asyncio.shield(template.ready)
             except LostPeerError as error:

@@ -95,6 +95,10 @@ class Plans:
         self._known[name] = _Known(plan, model.key or (before.key if before else ""), time.monotonic())
         return self._known[name]
 
+    def knows(self, name: str) -> bool:
+        """Whether the model was registered when the daemon was asked last."""
+        return name in self._known
+
     def forget(self, name: str) -> None:
         """Let the predictors of a model end when they are idle, and ask the daemon again at the next request."""
         known = self._known.pop(name, None)

@@ -78,6 +78,22 @@ def test_an_answer_tells_cold_from_warm_and_from_where(scaler: Daemon, start: Ca
     assert (stats["inference_count"], stats["cold_count"]) == (2, 1)
 
 
+def test_metrics_tell_requests_predictors_and_the_daemon(scaler: Daemon, start: Callable[..., Endpoint]) -> None:
+    endpoint = start()
+    assert endpoint.infer("m", [1.0])[0] == 200
+    assert endpoint.infer("made-up", [1.0])[0] == 404
+    found = endpoint.metrics()
+    assert found['trims_requests_total{code="ok",model="m",protocol="http"}'] == 1
+    assert found['trims_requests_total{code="model_not_found",model="(other)",protocol="http"}'] == 1
+    assert found['trims_answers_total{model="m",start="cold"}'] == 1
+    assert found['trims_stage_seconds_count{model="m",stage="load"}'] == 1
+    assert found['trims_predictors{model="m",state="idle"}'] == 1
+    assert found['trims_predictors_started_total{how="forked"}'] == 1
+    assert found['trims_templates_started_total{framework="numpy"}'] >= 1
+    assert found['trims_daemon_resident_bytes{place="cpu"}'] > 0
+    assert found["trims_daemon_opens_total"] == 1
+
+
 def test_a_model_that_is_registered_again_is_answered_from_its_new_weights(
     scaler: Daemon, start: Callable[..., Endpoint], checkpoint: Callable[..., Path]
 ) -> None:

@@ -67,6 +67,12 @@ class Endpoint:
             with error:
                 return error.code, json.loads(error.read())
 
+    def metrics(self) -> dict[str, float]:
+        """The page of metrics: series as it is written -> value."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=120) as answer:
+            lines = answer.read().decode().splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
     def infer(self, model: str, x: list[float], **parameters: object) -> tuple[int, Any]:
         """One row of numbers."""
         inputs = [{"name": "x", "datatype": "FP64", "shape": [len(x)], "data": x}]

@@ -59,15 +59,18 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         """Answer one request."""
-        asked = parse_request(request)
-        plan, answer = await self._service.infer(
-            request.model_name,
-            request.model_version,
-            asked.inputs,
-            queue_deadline_s=asked.number("deadline"),
-            keep_alive_s=asked.number("keep_alive"),
-        )
-        return write_answer(asked, answer, plan.model, plan.version)
+        with self._service.metrics.request(request.model_name, "grpc") as counting:
+            asked = parse_request(request)
+            plan, answer = await self._service.infer(
+                request.model_name,
+                request.model_version,
+                asked.inputs,
+                queue_deadline_s=asked.number("deadline"),
+                keep_alive_s=asked.number("keep_alive"),
+            )
+            written = write_answer(asked, answer, plan.model, plan.version)
+            counting.answer = answer
+            return written
 
     async def ModelStreamInfer(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """Answer requests one after the other."""

@@ -43,14 +43,15 @@ async def _serve(settings: EndpointSettings) -> None:
     with _listening(settings) as sock:
         async with aadmin(settings.fleet.runtime_dir) as daemon:
             fleet = Fleet(settings.fleet)
+            service = Service(daemon, fleet, settings.environments)
             try:
-                service = Service(daemon, fleet, settings.environments)
                 for framework in settings.preload:
                     fleet.prepare(Environment(framework, settings.environments.get(framework, "")))
                 async with _grpc(settings, service):
                     await _answer(settings, service, sock)
             finally:
                 await fleet.close(settings.drain_s)
+                await service.close()
 
 
 @contextlib.contextmanager

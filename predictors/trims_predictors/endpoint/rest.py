@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 
 import trims
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from trims_predictors.endpoint.metrics import Counting
     from trims_predictors.endpoint.service import Service
 
     _Result = TypeVar("_Result")
@@ -121,6 +123,10 @@ def _add_server_routes(router: APIRouter, service: Service) -> None:
     async def state() -> dict[str, Any]:
         return service.fleet.report()
 
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        return Response(await service.metrics_page(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
     @router.get("/v2/models/stats")
     async def all_statistics() -> dict[str, Any]:
         return {"model_stats": await service.statistics()}
@@ -151,11 +157,14 @@ def _add_model_routes(router: APIRouter, service: Service, most_body_bytes: int)
     @router.post("/v2/models/{model}/infer")
     @router.post("/v2/models/{model}/versions/{version}/infer")
     async def infer(request: Request, model: str, version: str = "") -> Response:
-        body = await read_body(request, most_body_bytes)
-        return await unless_gone(request, _infer(service, request, body, model, version))
+        with service.metrics.request(model, "http") as counting:
+            body = await read_body(request, most_body_bytes)
+            return await unless_gone(request, _infer(service, request, body, model, version, counting=counting))
 
 
-async def _infer(service: Service, request: Request, body: memoryview, model: str, version: str) -> Response:
+async def _infer(
+    service: Service, request: Request, body: memoryview, model: str, version: str, *, counting: Counting
+) -> Response:
     header_length = request.headers.get(HEADER_LENGTH)
     asked = await _beside(len(body) if header_length is None else 0, parse_request, body, header_length)
     plan, answer = await service.infer(
@@ -173,7 +182,9 @@ async def _infer(service: Service, request: Request, body: memoryview, model: st
         media_type = "application/json" if json_length is None else "application/octet-stream"
         return Response(content, media_type=media_type, headers=headers)
 
-    return await _beside(sum(tensor.nbytes for tensor in answer.outputs), write)
+    written = await _beside(sum(tensor.nbytes for tensor in answer.outputs), write)
+    counting.answer = answer
+    return written
 
 
 async def _beside(nbytes: int, work: Callable[..., _Result], *given: Any) -> _Result:

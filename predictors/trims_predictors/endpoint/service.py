@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import trims
 from trims.core.errors import ModelNotFoundError, NotSupportedError, TrimsError
+from trims_predictors.endpoint.daemon_figures import DaemonFigures, figures
+from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.endpoint.statistics import ModelStatistics
 from trims_predictors.plans import Plans
 
@@ -35,6 +37,8 @@ class Service:
         self.fleet = fleet
         self._plans = Plans(daemon, environments, fleet.retire)
         self._statistics: dict[str, ModelStatistics] = {}
+        self._figures = DaemonFigures(daemon)
+        self.metrics = Metrics()
 
     @staticmethod
     def metadata() -> dict[str, Any]:
@@ -54,7 +58,24 @@ class Service:
 
     async def plan(self, model: str, version: str = "") -> Plan:
         """See `Plans.of`."""
-        return await self._plans.of(model, version)
+        try:
+            plan = await self._plans.of(model, version)
+        except ModelNotFoundError:
+            if not self._plans.knows(model):  # else only this version is not there
+                self.metrics.forget(model)
+            raise
+        self.metrics.register(model)
+        return plan
+
+    async def metrics_page(self) -> bytes:
+        """What is counted, for Prometheus; with the daemon's figures if it answers soon."""
+        found = list(figures(await self._figures.look()))
+        # In a thread, because many models make it long; what it reads of the fleet is a copy.
+        return await asyncio.to_thread(self.metrics.page, self.fleet.report(), found)
+
+    async def close(self) -> None:
+        """Let go of the daemon. The fleet is closed by itself."""
+        await self._figures.close()
 
     async def infer(
         self,

@@ -174,3 +174,16 @@ def test_a_predictor_that_stays_after_its_kill_keeps_no_descriptor(
 
     pid = nurse(folder, work)
     assert f"predictor process {pid} has not ended 0.05 s after SIGKILL" in caplog.text
+
+
+def test_templates_are_counted_when_they_start_and_when_they_have_ended(folder: Path) -> None:
+    async def work(nursery: Nursery) -> None:
+        assert nursery.templates() == {}
+        await (await nursery.take(NUMPY)).end()
+        assert nursery.templates() == {"numpy": {"started": 1, "ended": 0}}
+        nursery._templates[NUMPY].close("the test ends it")
+        assert nursery.templates() == {"numpy": {"started": 1, "ended": 1}}
+        await (await nursery.take(NUMPY)).end()
+        assert nursery.templates() == {"numpy": {"started": 2, "ended": 1}}
+
+    nurse(folder, work)

@@ -11,6 +11,7 @@ import pytest
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint import inference_pb2_grpc
 from trims_predictors.endpoint.grpc_service import code_of, start_server
+from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.fleet import Answer
 
 from trims.core.errors import BusyError, CallerError, ModelNotFoundError, PredictorError, TrimsError
@@ -36,6 +37,7 @@ class StandIn:
 
     def __init__(self, error: TrimsError | None = None) -> None:
         self.error = error
+        self.metrics = Metrics()
 
     def metadata(self) -> dict[str, Any]:
         return {"name": "trims", "version": "0", "extensions": ["statistics"]}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from asgi import Reply, call
+from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.endpoint.rest import build_app
 from trims_predictors.fleet import Answer
 from trims_predictors.tensors import from_array, to_array
@@ -25,6 +26,7 @@ class StandIn:
     fleet = SimpleNamespace(report=lambda: {"models": {}})
 
     def __init__(self) -> None:
+        self.metrics = Metrics()
         self.error: Exception | None = None
         self.asked: list[tuple[Any, ...]] = []
         self.ready = True
@@ -36,6 +38,9 @@ class StandIn:
 
     async def is_ready(self) -> bool:
         return self.ready
+
+    async def metrics_page(self) -> bytes:
+        return b"trims_daemon_up 1.0\n"
 
     async def models(self) -> list[Any]:
         return [SimpleNamespace(name="m")]
@@ -243,3 +248,25 @@ def test_names_of_this_machine_are_taken(host: str) -> None:
 def test_requests_from_pages_of_other_sites_are_refused() -> None:
     assert ask("POST", "/v2/repository/models/m/unload", origin="https://evil.example").status == 403
     assert ask("GET", "/v2", origin="http://localhost:8000").status == 200
+
+
+def test_metrics_are_told_as_text_and_need_the_token() -> None:
+    reply = ask("GET", "/metrics")
+    assert (reply.status, reply.headers["content-type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert ask("GET", "/metrics", token="secret").status == 401
+
+
+def test_every_inference_is_counted_also_one_that_is_wrong() -> None:
+    service = StandIn()
+    service.metrics.register("m")
+    for path, body in (("m", REQUEST), ("m", b"{"), ("m", b"x" * 10_001), ("made-up", REQUEST)):
+        ask("POST", f"/v2/models/{path}/infer", body, service)
+    counted = {
+        (sample.labels["model"], sample.labels["code"]): sample.value
+        for metric in service.metrics._requests.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total")
+    }
+    assert counted == {
+        ("m", "ok"): 1, ("m", "bad_request"): 1, ("m", "too_large_body"): 1, ("(other)", "model_not_found"): 1,
+    }  # fmt: skip

@@ -176,3 +176,22 @@ def test_load_and_unload_are_the_daemon_s_and_unload_ends_predictors_first(
                 await work("unknown")
 
     asyncio.run(run())
+
+
+def test_models_have_labels_for_as_long_as_they_are_registered(service: Service, daemon: Daemon) -> None:
+    async def run() -> None:
+        await service.plan("m")
+        with pytest.raises(ModelNotFoundError):
+            await service.plan("m", "another version")
+        assert service.metrics._registered == {"m"}
+        with pytest.raises(ModelNotFoundError):
+            await service.plan("made-up")
+        assert service.metrics._registered == {"m"}
+        del daemon.known["m"]
+        service._plans.forget("m")
+        with pytest.raises(ModelNotFoundError):
+            await service.plan("m")
+        assert service.metrics._registered == set()
+        await service.close()
+
+    asyncio.run(run())
