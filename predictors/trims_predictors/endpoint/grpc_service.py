@@ -10,6 +10,7 @@ import hmac
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from grpc_health.v1 import health_pb2_grpc
 
 from trims.core.errors import BusyError, CallerError, ModelNotFoundError, TrimsError
 from trims.wire.status import status_of
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
+    from trims_predictors.endpoint.health import Health
     from trims_predictors.endpoint.service import Service
 
+#: What needs no token.
+_OPEN_METHODS = ("/ServerLive", "/ServerReady", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
 #: Of an error: it travels in HTTP/2 headers, whose room is small.
 _MOST_LETTERS = 1000
 
@@ -145,7 +149,7 @@ class ErrorsAsStatus(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # g
         return grpc.unary_unary_rpc_method_handler(behaviour, handler.request_deserializer, handler.response_serializer)
 
     def _admits(self, details: grpc.HandlerCallDetails) -> bool:
-        if self._token is None or details.method.endswith(("/ServerLive", "/ServerReady")):
+        if self._token is None or details.method.endswith(_OPEN_METHODS):
             return True
         given = dict(details.invocation_metadata or ()).get("authorization", "")
         return hmac.compare_digest(str(given).encode(), self._token.encode())
@@ -168,6 +172,7 @@ def code_of(error: TrimsError) -> grpc.StatusCode:
 
 async def start_server(
     service: Service,
+    health: Health,
     address: str,
     *,
     most_body_bytes: int,
@@ -182,6 +187,7 @@ async def start_server(
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call] # generated
         InferenceServicer(service), server
     )
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
     if certificate is not None and private_key is not None:
         credentials = grpc.ssl_server_credentials([(private_key.read_bytes(), certificate.read_bytes())])
         port = server.add_secure_port(address, credentials)

@@ -16,6 +16,7 @@ import uvloop
 from trims.control import aadmin
 from trims.core.errors import ConfigError
 from trims_predictors.endpoint.grpc_service import start_server
+from trims_predictors.endpoint.health import Health
 from trims_predictors.endpoint.rest import build_app
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.settings import is_loopback
@@ -23,7 +24,7 @@ from trims_predictors.fleet import Fleet
 from trims_predictors.launching import Environment
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Iterator
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 
     from trims_predictors.endpoint.settings import EndpointSettings
 
@@ -47,8 +48,9 @@ async def _serve(settings: EndpointSettings) -> None:
             try:
                 for framework in settings.preload:
                     fleet.prepare(Environment(framework, settings.environments.get(framework, "")))
-                async with _grpc(settings, service):
-                    await _answer(settings, service, sock)
+                health = Health(service.is_ready)
+                async with _grpc(settings, service, health):
+                    await _answer(settings, service, sock, health.drain)
             finally:
                 await fleet.close(settings.drain_s)
                 await service.close()
@@ -71,7 +73,7 @@ def _listening(settings: EndpointSettings) -> Iterator[socket.socket]:
 
 
 @contextlib.asynccontextmanager
-async def _grpc(settings: EndpointSettings, service: Service) -> AsyncGenerator[None, None]:
+async def _grpc(settings: EndpointSettings, service: Service, health: Health) -> AsyncGenerator[None, None]:
     """gRPC beside HTTP, if it is wanted; calls that run may finish when it ends."""
     if settings.grpc_port is None:
         yield
@@ -80,6 +82,7 @@ async def _grpc(settings: EndpointSettings, service: Service) -> AsyncGenerator[
     try:
         server, port = await start_server(
             service,
+            health,
             f"{host}:{settings.grpc_port}",
             most_body_bytes=settings.most_body_bytes,
             token=settings.token,
@@ -91,15 +94,26 @@ async def _grpc(settings: EndpointSettings, service: Service) -> AsyncGenerator[
             f"cannot listen on {host}:{settings.grpc_port} for gRPC; choose another --grpc-port or none, or end what "
             "listens there"
         ) from error
+    await health.start()
     _log.info("serves it over gRPC at %s:%d", host, port)
     try:
         yield
     finally:
+        health.drain()
         await server.stop(settings.drain_s)
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn's own handlers would end the process before the fleet has ended."""
+    """Leaves signals to us: uvicorn's own handlers would end the process before the fleet has ended.
+
+    Args:
+        config: Its own.
+        ending: Called at the first signal.
+    """
+
+    def __init__(self, config: uvicorn.Config, ending: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ending = ending
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -111,9 +125,12 @@ class _Server(uvicorn.Server):
     def _stop(self) -> None:
         self.force_exit = self.should_exit  # asked twice
         self.should_exit = True
+        self._ending()
 
 
-async def _answer(settings: EndpointSettings, service: Service, sock: socket.socket) -> None:
+async def _answer(
+    settings: EndpointSettings, service: Service, sock: socket.socket, ending: Callable[[], None]
+) -> None:
     app = build_app(
         service,
         most_body_bytes=settings.most_body_bytes,
@@ -134,4 +151,4 @@ async def _answer(settings: EndpointSettings, service: Service, sock: socket.soc
     host, port = sock.getsockname()[:2]
     # Said once requests are accepted: the socket listens, and waits until the application is there.
     _log.info("serves the Open Inference Protocol at %s://%s:%d/v2", scheme, f"[{host}]" if ":" in host else host, port)
-    await _Server(config).serve([sock])
+    await _Server(config, ending).serve([sock])

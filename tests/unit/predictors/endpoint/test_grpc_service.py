@@ -11,6 +11,7 @@ import pytest
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint import inference_pb2_grpc
 from trims_predictors.endpoint.grpc_service import code_of, start_server
+from trims_predictors.endpoint.health import Health
 from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.fleet import Answer
 
@@ -64,8 +65,11 @@ class StandIn:
 
 def call(service: StandIn, work: Callable[[Any], Awaitable[Any]], token: str | None = None) -> Any:
     async def run() -> Any:
+        health = Health(service.is_ready)
+        await health.start()
         server, port = await start_server(
             service,
+            health,
             "127.0.0.1:0",
             most_body_bytes=10_000,
             token=token,
@@ -76,6 +80,7 @@ def call(service: StandIn, work: Callable[[Any], Awaitable[Any]], token: str | N
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 return await work(inference_pb2_grpc.GRPCInferenceServiceStub(channel))  # type: ignore[no-untyped-call]
         finally:
+            health.drain()
             await server.stop(0)
 
     return asyncio.run(run())

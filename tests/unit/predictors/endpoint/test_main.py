@@ -35,12 +35,14 @@ def test_signals_ask_for_a_graceful_end_first_and_for_a_quick_one_then() -> None
         raise NotImplementedError
 
     async def run() -> None:
-        server = _Server(uvicorn.Config(app))
+        told: list[str] = []
+        server = _Server(uvicorn.Config(app), lambda: told.append("ending"))
         with server.capture_signals():
             for expected in ((True, False), (True, True)):
                 os.kill(os.getpid(), signal.SIGTERM)
                 await asyncio.sleep(0.05)
                 assert (server.should_exit, server.force_exit) == expected
+                assert told, "the others are told at the first signal"
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)
 
