@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: ONNX Runtime reports usage to its maker unless told not to, and keeps a database open for it.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+#: Daemons of tests open no ports; the tests of the endpoint beside a daemon say so.
+os.environ["TRIMS_ENDPOINT"] = "no"
 #: A shell that starts the tests in the background ignores SIGINT for them. Python then installs no handler, and every
 #: program that a test starts inherits the same: interrupting it would have no effect.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

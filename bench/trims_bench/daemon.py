@@ -164,7 +164,7 @@ class DaemonProcess:
         self.state_dir.mkdir(parents=True, exist_ok=True)
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items()]
         command = [sys.executable, "-m", *self._program, "--runtime-dir", str(self.runtime_dir), "serve"]
-        command += ["--state-dir", str(self.state_dir), "--log-level=warning", *flags]
+        command += ["--state-dir", str(self.state_dir), "--log-level=warning", "--endpoint=no", *flags]
         with self._log.open("ab") as log:
             self.began_ns = time.monotonic_ns()
             self._process = subprocess.Popen(

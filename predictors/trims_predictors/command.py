@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import argparse
-
     from trims_predictors.endpoint.settings import EndpointSettings
 
 
@@ -31,10 +30,24 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     endpoint.add_argument("--preload", default="", help=text)
     text = "interpreters of frameworks with an environment of their own: mxnet=/path/to/python,..."
     endpoint.add_argument("--environments", default=os.environ.get("TRIMS_ENVIRONMENTS", ""), help=text)
+    endpoint.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)  # by the daemon that starts it
     endpoint.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> None:
+    from trims.core.errors import TrimsError
+    from trims.wire.address import default_runtime_dir
+    from trims.wire.endpoint_file import ERROR_FILE, leave_text
+
+    try:
+        _serve(options)
+    except (TrimsError, OSError) as error:
+        if options.supervised:  # the daemon tells those who ask it
+            leave_text(os.path.join(options.runtime_dir or default_runtime_dir(), ERROR_FILE), str(error))
+        raise
+
+
+def _serve(options: argparse.Namespace) -> None:
     from trims.core.errors import ConfigError
 
     try:
@@ -72,6 +85,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         most_body_bytes=parse_bytes(options.max_body),
         environments=dict(_pair(each) for each in options.environments.split(",") if each),
         preload=tuple(each for each in options.preload.split(",") if each),
+        supervised=options.supervised,
     )
 
 

@@ -34,6 +34,7 @@ class Serving:
             "TRIMS_RUNTIME_DIR": str(folder / "run"),
             "TRIMS_STATE_DIR": str(folder / "state"),
             "TRIMS_CPU_CAPACITY_BYTES": "1MiB",
+            "TRIMS_ENDPOINT": "no",
         }
         self.running: list[subprocess.Popen[str]] = []
 

@@ -189,7 +189,12 @@ def poor(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """`trims serve` that may have few files open."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TRIMS_")}
     environment |= {"TRIMS_RUNTIME_DIR": str(folder / "run"), "TRIMS_STATE_DIR": str(folder / "state")}
-    environment |= {"TRIMS_CPU_CAPACITY_BYTES": "64MiB", "TRIMS_GPUS": "none", "TRIMS_TRUST": "verified"}
+    environment |= {
+        "TRIMS_CPU_CAPACITY_BYTES": "64MiB",
+        "TRIMS_GPUS": "none",
+        "TRIMS_TRUST": "verified",
+        "TRIMS_ENDPOINT": "no",
+    }
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "trims.cli.main", "serve"],

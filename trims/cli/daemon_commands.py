@@ -40,6 +40,8 @@ _FLAGS = {
     "max-sessions": "clients that may be connected at once (default: 4096, fewer if the limit of open files is low)",
     "always-hash": "yes: read artifacts at each look, for those written through shared mappings (default: no)",
     "trust": "verified: hash each artifact before its first reader has it (default: identity, hash it behind)",
+    "endpoint": "no: do not start the inference endpoint; yes: or fail (default: auto, if its packages are installed)",
+    "endpoint-flags": "flags for it in one word, such as '--port 9000 --preload torch'; see trims endpoint --help",
     "log-level": "debug, info, warning or error (default: info)",
 }
 
@@ -113,6 +115,8 @@ def _status(options: argparse.Namespace) -> None:
     say_devices(stats.devices)
     if stats.gpu_off:
         say(f"no gpu tier: {stats.gpu_off}")
+    if stats.endpoint or stats.endpoint_off:
+        say(f"endpoint: {stats.endpoint}" if stats.endpoint else f"no endpoint: {stats.endpoint_off}")
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -181,6 +181,8 @@ class Stats:
         max_sessions: Of them for sessions.
         max_images: Of them for images.
         images: Images that are open now.
+        endpoint: URL of the inference endpoint that the daemon has started; empty if it does not answer.
+        endpoint_off: Why it does not.
     """
 
     counters: dict[str, int]
@@ -195,6 +197,8 @@ class Stats:
     max_sessions: int
     max_images: int
     images: int
+    endpoint: str = ""
+    endpoint_off: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import shutil
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -27,6 +28,14 @@ if TYPE_CHECKING:
 
 
 CPU_MEMORIES = ("shm", "memfd")
+ENDPOINTS = ("auto", "yes", "no")
+_CHOICES = {
+    "trust": TRUSTS,
+    "cpu_memory": CPU_MEMORIES,
+    "gpu_driver": ("auto", "vmm", "ipc"),
+    "endpoint": ENDPOINTS,
+    "log_level": ("debug", "info", "warning", "error"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,9 @@ class Config:
             through shared mappings, which no time tells.
         trust: `identity` serves an artifact from its own files before it was read, known by length and times until it
             is hashed; `verified` hashes it first.
+        endpoint: Whether `trims serve` also starts the inference endpoint. `auto`: if its packages are installed;
+            `yes`: or the daemon does not start.
+        endpoint_flags: Flags for it, as `trims endpoint` takes them.
         verify: Check every invariant after every event. Slow; for tests.
         log_level: debug, info, warning or error.
     """
@@ -95,6 +107,8 @@ class Config:
     max_sessions: int = 4096
     always_hash: bool = False
     trust: str = "identity"
+    endpoint: str = "auto"
+    endpoint_flags: tuple[str, ...] = ()
     verify: bool = False
     log_level: str = "info"
 
@@ -110,18 +124,13 @@ class Config:
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
-        if self.trust not in TRUSTS:
-            raise ConfigError(f"trust {self.trust!r} is none of {', '.join(TRUSTS)}")
-        if self.cpu_memory not in CPU_MEMORIES:
-            raise ConfigError(f"cpu_memory {self.cpu_memory!r} is none of {', '.join(CPU_MEMORIES)}")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
         if self.cpu_memory != "shm" and self.segment_dir != SHM_FOLDER:
             raise ConfigError(f"segment_dir {self.segment_dir} has no meaning with cpu_memory {self.cpu_memory}")
-        if self.gpu_driver not in ("auto", "vmm", "ipc"):
-            raise ConfigError(f"gpu_driver {self.gpu_driver!r} is none of auto, vmm, ipc")
         if not 0 < self.gpu_share <= 1:
             raise ConfigError(f"gpu_share must be above 0 and at most 1, not {self.gpu_share}")
-        if self.log_level not in ("debug", "info", "warning", "error"):
-            raise ConfigError(f"log_level {self.log_level!r} is none of debug, info, warning, error")
         if len(str(self.runtime_dir / "control.sock")) > 100:
             raise ConfigError(f"runtime_dir {self.runtime_dir} is too long for a socket's path; choose a shorter one")
 
@@ -227,6 +236,16 @@ def _flag(value: Any) -> bool:
     return words[str(value).lower()]
 
 
+def _endpoint(value: Any) -> str:
+    """`no` in YAML is a boolean."""
+    return {"true": "yes", "false": "no"}.get(str(value).lower(), str(value).lower())
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    """As a shell would split a line, or a list as it is."""
+    return tuple(map(str, value)) if isinstance(value, list) else tuple(shlex.split(str(value)))
+
+
 _PARSERS: dict[str, Callable[[Any], Any]] = {
     "runtime_dir": lambda value: Path(value).absolute(),
     "state_dir": lambda value: Path(value).absolute(),
@@ -253,6 +272,8 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "max_sessions": int,
     "always_hash": _flag,
     "trust": lambda value: str(value).lower(),
+    "endpoint": _endpoint,
+    "endpoint_flags": _words,
     "verify": _flag,
     "log_level": lambda value: str(value).lower(),
 }

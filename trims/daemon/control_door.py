@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from trims.daemon.attach_door import AttachDoor
     from trims.daemon.budget import Budget
     from trims.daemon.devices import Devices
+    from trims.daemon.endpoint import EndpointKeeper
     from trims.registry.base import Registry
     from trims.store.asks import Pending
     from trims.store.store import Store
@@ -88,6 +89,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         path: The Unix socket.
         devices: Told by Stats and Resident.
         budget: Of descriptors; told by Stats.
+        endpoint: Beside the daemon; told by Stats.
         boot: Identifies this life of the daemon.
         version: Of the package.
         state_dir: Told by Health.
@@ -103,6 +105,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         *,
         devices: Devices,
         budget: Budget,
+        endpoint: EndpointKeeper,
         boot: str,
         version: str,
         state_dir: Path,
@@ -116,6 +119,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         self._name = SocketName(path)
         self._devices = devices
         self._budget = budget
+        self._endpoint = endpoint
         self._about = {"boot": boot, "version": version, "state_dir": str(state_dir)}
         self._on_shutdown = on_shutdown
         self._started_at_s = time.monotonic()
@@ -236,7 +240,9 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Stats(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.StatsReply:
         """Counters, tiers and devices."""
         uptime_s = time.monotonic() - self._started_at_s
-        return views.stats(self._read, len(self._attach.connections()), uptime_s, self._devices, self._budget)
+        return views.stats(
+            self._read, len(self._attach.connections()), uptime_s, self._devices, self._budget, endpoint=self._endpoint
+        )
 
     @_guarded
     def Watch(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.Change]:

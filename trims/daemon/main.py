@@ -23,6 +23,7 @@ from trims.daemon.attach_door import AttachDoor
 from trims.daemon.budget import budget, raise_limit
 from trims.daemon.control_door import ControlDoor
 from trims.daemon.devices import Devices
+from trims.daemon.endpoint import endpoint_of
 from trims.daemon.gpus import gpu_tiers
 from trims.formats.base import Limits
 from trims.formats.plugins import load_all
@@ -142,6 +143,7 @@ class Daemon:
             DISK: load_policy(config.disk_policy),
             FILE: LeastRecentlyUsed(),
         }
+        self.endpoint = endpoint_of(config)
         self.gpus, gpu_off = gpu_tiers(config)
         for gpu in self.gpus:
             undo.callback(gpu.close)
@@ -175,6 +177,7 @@ class Daemon:
             config.runtime_dir / CONTROL_SOCKET,
             devices=Devices(self.gpus, config.cuda, gpu_off),
             budget=self.budget,
+            endpoint=self.endpoint,
             boot=self.boot,
             version=trims.__version__,
             state_dir=config.state_dir,
@@ -197,6 +200,7 @@ class Daemon:
     def stop(self) -> None:
         """Close the doors, end the store, let go of the folders."""
         self.ended = True
+        self.endpoint.stop()  # before the doors: requests that run may still need them
         self.attach.stop()
         for gpu in self.gpus:
             gpu.unwatch()
@@ -267,6 +271,7 @@ def serve(config: Config) -> None:
     gc.freeze()  # what is there now stays: no collection, and so no open that falls into one, walks it again
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.ask_to_end())
+    daemon.endpoint.start()
     daemon.wait()
     daemon.stop()
     if daemon.died is not None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from trims.daemon.budget import Budget
     from trims.daemon.clients import Connection
     from trims.daemon.devices import Devices
+    from trims.daemon.endpoint import EndpointKeeper
     from trims.store.read_model import LoadView, ReadModel, ReplicaView
 
 
@@ -56,7 +57,13 @@ def _holders(view: ReplicaView, connections: Iterable[Connection]) -> list[pb.Ho
 
 
 def stats(
-    read: ReadModel, sessions: int, uptime_s: float, devices: Devices | None = None, budget: Budget | None = None
+    read: ReadModel,
+    sessions: int,
+    uptime_s: float,
+    devices: Devices | None = None,
+    budget: Budget | None = None,
+    *,
+    endpoint: EndpointKeeper | None = None,
 ) -> pb.StatsReply:
     """Counters and tiers at one moment, and the devices, if they are asked for, at the next."""
     whole = read.whole()
@@ -83,6 +90,8 @@ def stats(
         message.gpu_off = devices.off
     if budget is not None:
         message.max_files, message.max_sessions, message.max_images = budget.limit, budget.sessions, budget.images
+    if endpoint is not None:
+        message.endpoint, message.endpoint_off = endpoint.where(), endpoint.off()
     return message
 
 

@@ -214,7 +214,7 @@ class Device(_message.Message):
     def __init__(self, place: _Optional[str] = ..., uuid: _Optional[str] = ..., name: _Optional[str] = ..., driver: _Optional[str] = ..., keeper_pid: _Optional[int] = ..., keeper_awake: bool = ..., weights_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("counters", "tiers", "sessions", "leases", "uptime_s", "devices", "gpu_off", "unverified_bytes", "max_files", "max_sessions", "max_images", "images")
+    __slots__ = ("counters", "tiers", "sessions", "leases", "uptime_s", "devices", "gpu_off", "unverified_bytes", "max_files", "max_sessions", "max_images", "images", "endpoint", "endpoint_off")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -234,6 +234,8 @@ class StatsReply(_message.Message):
     MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     MAX_IMAGES_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_OFF_FIELD_NUMBER: _ClassVar[int]
     counters: _containers.ScalarMap[str, int]
     tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
     sessions: int
@@ -246,7 +248,9 @@ class StatsReply(_message.Message):
     max_sessions: int
     max_images: int
     images: int
-    def __init__(self, counters: _Optional[_Mapping[str, int]] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., uptime_s: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., gpu_off: _Optional[str] = ..., unverified_bytes: _Optional[int] = ..., max_files: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_images: _Optional[int] = ..., images: _Optional[int] = ...) -> None: ...
+    endpoint: str
+    endpoint_off: str
+    def __init__(self, counters: _Optional[_Mapping[str, int]] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., uptime_s: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., gpu_off: _Optional[str] = ..., unverified_bytes: _Optional[int] = ..., max_files: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_images: _Optional[int] = ..., images: _Optional[int] = ..., endpoint: _Optional[str] = ..., endpoint_off: _Optional[str] = ...) -> None: ...
 
 class Change(_message.Message):
     __slots__ = ("key", "place", "old", "new", "why", "generation", "names")

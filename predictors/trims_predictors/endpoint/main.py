@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ import uvloop
 
 from trims.control import aadmin
 from trims.core.errors import ConfigError
+from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
 from trims_predictors.endpoint.grpc_service import start_server
 from trims_predictors.endpoint.health import Health
 from trims_predictors.endpoint.rest import build_app
@@ -49,8 +51,9 @@ async def _serve(settings: EndpointSettings) -> None:
                 for framework in settings.preload:
                     fleet.prepare(Environment(framework, settings.environments.get(framework, "")))
                 health = Health(service.is_ready)
-                async with _grpc(settings, service, health):
-                    await _answer(settings, service, sock, health.drain)
+                async with _grpc(settings, service, health) as grpc:
+                    with _announced(settings, sock, grpc):
+                        await _answer(settings, service, sock, health.drain)
             finally:
                 await fleet.close(settings.drain_s)
                 await service.close()
@@ -73,10 +76,10 @@ def _listening(settings: EndpointSettings) -> Iterator[socket.socket]:
 
 
 @contextlib.asynccontextmanager
-async def _grpc(settings: EndpointSettings, service: Service, health: Health) -> AsyncGenerator[None, None]:
-    """gRPC beside HTTP, if it is wanted; calls that run may finish when it ends."""
+async def _grpc(settings: EndpointSettings, service: Service, health: Health) -> AsyncGenerator[str, None]:
+    """gRPC beside HTTP, if it is wanted: its address, or nothing. Calls that run may finish when it ends."""
     if settings.grpc_port is None:
-        yield
+        yield ""
         return
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     try:
@@ -97,7 +100,7 @@ async def _grpc(settings: EndpointSettings, service: Service, health: Health) ->
     await health.start()
     _log.info("serves it over gRPC at %s:%d", host, port)
     try:
-        yield
+        yield f"{host}:{port}"
     finally:
         health.drain()
         await server.stop(settings.drain_s)
@@ -109,18 +112,28 @@ class _Server(uvicorn.Server):
     Args:
         config: Its own.
         ending: Called at the first signal.
+        lifeline: Descriptor whose end is a signal, too.
     """
 
-    def __init__(self, config: uvicorn.Config, ending: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, ending: Callable[[], None], lifeline: int | None = None) -> None:
         super().__init__(config)
         self._ending = ending
+        self._lifeline = lifeline
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
+        if self._lifeline is not None:
+            loop.add_reader(self._lifeline, self._look_at_lifeline, self._lifeline)
         yield
+
+    def _look_at_lifeline(self, lifeline: int) -> None:
+        if not os.read(lifeline, 1):
+            _log.info("ends with the daemon that has started it")
+            asyncio.get_running_loop().remove_reader(lifeline)
+            self._stop()
 
     def _stop(self) -> None:
         self.force_exit = self.should_exit  # asked twice
@@ -147,8 +160,23 @@ async def _answer(
         timeout_keep_alive=_KEEP_CONNECTIONS_S,
         timeout_graceful_shutdown=round(settings.drain_s),
     )
+    await _Server(config, ending, sys.stdin.fileno() if settings.supervised else None).serve([sock])
+
+
+@contextlib.contextmanager
+def _announced(settings: EndpointSettings, sock: socket.socket, grpc: str) -> Iterator[None]:
+    """Say where it answers, in the log and in the daemon's folder: the socket listens already."""
     scheme = "https" if settings.certificate else "http"
     host, port = sock.getsockname()[:2]
-    # Said once requests are accepted: the socket listens, and waits until the application is there.
-    _log.info("serves the Open Inference Protocol at %s://%s:%d/v2", scheme, f"[{host}]" if ":" in host else host, port)
-    await _Server(config, ending).serve([sock])
+    url, folder = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", settings.fleet.runtime_dir
+    _log.info("serves the Open Inference Protocol at %s/v2", url)
+    try:
+        leave_address(folder, EndpointAddress(os.getpid(), url, grpc))
+    except OSError as error:
+        _log.warning(
+            "`trims run` and `trims status` will not find it: %s cannot be written: %s", folder, error.strerror
+        )
+    try:
+        yield
+    finally:
+        withdraw_address(folder, os.getpid())

@@ -30,6 +30,7 @@ class EndpointSettings:
         most_body_bytes: Larger requests are refused.
         environments: Framework -> interpreter, for those that have an environment of their own.
         preload: Frameworks whose templates start at once.
+        supervised: Whether it ends when its standard input is closed: by the daemon that has started it.
         drain_s: Seconds that requests have to finish when the endpoint ends.
     """
 
@@ -43,6 +44,7 @@ class EndpointSettings:
     most_body_bytes: int = 256 << 20
     environments: Mapping[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
+    supervised: bool = False
     drain_s: float = 30.0
 
     def validate(self) -> None:

@@ -66,11 +66,27 @@ def test_status_says_only_what_is_worth_saying(
     assert "25 %" in plain
     assert "still to be read" not in plain
     assert "no gpu tier" not in plain
-    stats = replace(STATUS.stats, unverified_bytes=2048, gpu_off="no device", devices=(DEVICE,), tiers=())
+    assert "endpoint" not in plain
+    answer(status=replace(STATUS, stats=replace(STATUS.stats, endpoint="http://127.0.0.1:8000")))
+    assert main(["status"]) == 0
+    assert "\nendpoint: http://127.0.0.1:8000\n" in capsys.readouterr().out
+    stats = replace(
+        STATUS.stats,
+        endpoint_off="a port is taken",
+        unverified_bytes=2048,
+        gpu_off="no device",
+        devices=(DEVICE,),
+        tiers=(),
+    )
     answer(status=replace(STATUS, stats=stats))
     assert main(["status"]) == 0
     told = capsys.readouterr().out
-    for words in ("still to be read: 2.0 KiB", "no gpu tier: no device", "gpu:0 is H200"):
+    for words in (
+        "still to be read: 2.0 KiB",
+        "no gpu tier: no device",
+        "gpu:0 is H200",
+        "no endpoint: a port is taken",
+    ):
         assert words in told
 
 

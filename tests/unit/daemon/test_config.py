@@ -93,7 +93,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "environments": f"mxnet={sys.executable},other={sys.executable}", "converter_memory_bytes": "1MiB",
         "converter_time_s": "7", "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
         "max_sessions": "77", "always_hash": "yes", "trust": "verified",
-        "log_level": "DEBUG",
+        "endpoint": "Yes", "endpoint_flags": "--port 9000", "log_level": "DEBUG",
     }  # fmt: skip
     assert set(given) == {field.name for field in fields(Config)}
     config = build({f"TRIMS_{name.upper()}": text for name, text in given.items()})
@@ -101,8 +101,24 @@ def test_every_setting_can_come_from_the_environment() -> None:
         Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, "lfu", "fifo", 1.5, "memfd", Path("/dev/shm"), False,
         "GPU-1,GPU-2", "ipc", 0.5, 2 << 30, "gdsf", "fake:/f",
         {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, 1 << 20, 7.0, 3, 5, 0o660, 77, True, "verified",
-        True, "debug",
+        "yes", ("--port", "9000"), True, "debug",
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "expected"), [(False, "no"), (True, "yes"), ("off", None), ("AUTO", "auto")])
+def test_whether_there_is_an_endpoint_may_be_a_boolean_of_yaml(value: object, expected: str | None) -> None:
+    if expected is None:
+        with pytest.raises(ConfigError, match="endpoint 'off' is none of auto, yes, no"):
+            build(endpoint=value)
+    else:
+        assert build(endpoint=value).endpoint == expected
+
+
+def test_flags_of_the_endpoint_are_split_as_a_shell_does_or_a_list() -> None:
+    assert build(endpoint_flags="--preload 'a b'").endpoint_flags == ("--preload", "a b")
+    assert build(endpoint_flags=["--port", 9000]).endpoint_flags == ("--port", "9000")
+    with pytest.raises(ConfigError, match="endpoint_flags"):
+        build(endpoint_flags="--preload 'a")
 
 
 @pytest.mark.parametrize(("text", "expected"), [("lazy", None), ("forever", None), ("0", 0.0), (30, 30.0)])

@@ -1,0 +1,73 @@
+"""How an endpoint is found: a file in the daemon's runtime folder says where it answers.
+
+The endpoint writes it when it listens and removes it when it ends. One that was killed leaves it behind, so what it
+says is tried, and never believed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass
+
+ENDPOINT_FILE = "endpoint.json"
+#: Why an endpoint that the daemon has started could not serve.
+ERROR_FILE = "endpoint.error"
+_MOST_BYTES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointAddress:
+    """Where an endpoint answers.
+
+    Attributes:
+        pid: Its process.
+        url: For HTTP, such as `http://127.0.0.1:8000`.
+        grpc: Host and port for gRPC; empty if it has none.
+    """
+
+    pid: int
+    url: str
+    grpc: str = ""
+
+
+def leave_address(runtime_dir: str, address: EndpointAddress) -> None:
+    """Say where an endpoint answers. Raises OSError if the folder cannot be written."""
+    leave_text(os.path.join(runtime_dir, ENDPOINT_FILE), json.dumps(asdict(address)))
+
+
+def leave_text(path: str, text: str) -> None:
+    """Write a small file in one step, for this user only. Raises OSError."""
+    draft = f"{path}.{os.getpid()}"
+    with open(
+        os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w", encoding="utf-8"
+    ) as file:
+        file.write(text)
+    os.replace(draft, path)
+
+
+def read_address(runtime_dir: str) -> EndpointAddress | None:
+    """Where an endpoint answered last; None if there was none, or if the file holds something else."""
+    try:
+        found = json.loads(read_text(os.path.join(runtime_dir, ENDPOINT_FILE)))
+        return EndpointAddress(int(found["pid"]), str(found["url"]), str(found["grpc"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def read_text(path: str) -> str:
+    """What a small file says; empty if it is not there or cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(_MOST_BYTES)
+    except OSError:
+        return ""
+
+
+def withdraw_address(runtime_dir: str, pid: int) -> None:
+    """Remove what this process has said. Another endpoint's word stays."""
+    found = read_address(runtime_dir)
+    if found is not None and found.pid == pid:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(runtime_dir, ENDPOINT_FILE))
