@@ -83,7 +83,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         certificate=options.certificate,
         private_key=options.private_key,
         most_body_bytes=parse_bytes(options.max_body),
-        environments=dict(_pair(each) for each in options.environments.split(",") if each),
+        environments=environments_in(options.environments),
         preload=tuple(each for each in options.preload.split(",") if each),
         supervised=options.supervised,
     )
@@ -119,6 +119,11 @@ def _seconds(text: str) -> float | None:
     if not 0 <= seconds < 1e9:
         raise ConfigError(f"--keep-alive-s is {text!r}; it must be a number of seconds from 0 up, or lazy")
     return seconds
+
+
+def environments_in(text: str) -> dict[str, str]:
+    """`mxnet=/path/to/python,...` as a mapping. Raises ConfigError for a file that is not there."""
+    return dict(_pair(each) for each in text.split(",") if each)
 
 
 def _pair(text: str) -> tuple[str, str]:

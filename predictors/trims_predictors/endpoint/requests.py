@@ -64,16 +64,26 @@ class InferRequest:
 
 def parse_request(body: memoryview, header_length: str | None) -> InferRequest:
     """Read a request. Raises CallerError naming the field that is wrong."""
+    message, inputs = _read(body, header_length, "inputs")
+    return InferRequest(inputs, _id(message), _parameters(message, "the request"), _wanted(message))
+
+
+def parse_answer(body: memoryview, header_length: str | None) -> tuple[dict[str, Any], list[Tensor]]:
+    """Read an answer: its JSON, and its outputs. Raises CallerError naming the field that is wrong."""
+    return _read(body, header_length, "outputs")
+
+
+def _read(body: memoryview, header_length: str | None, tensors: str) -> tuple[dict[str, Any], list[Tensor]]:
+    """The JSON of a message, and the tensors that it lists under a name."""
     end = _header_end(body, header_length)
     message = _object(_json(bytes(body[:end])), "the request")
-    rest = body[end:]
-    inputs = []
-    for each in _list(message, "inputs", "the request"):
+    rest, found = body[end:], []
+    for each in _list(message, tensors, "the request"):
         tensor, rest = _input(_object(each, "an input"), rest)
-        inputs.append(tensor)
+        found.append(tensor)
     if len(rest):
         raise CallerError(f"{len(rest)} bytes follow the last binary tensor; correct its binary_data_size")
-    return InferRequest(inputs, _id(message), _parameters(message, "the request"), _wanted(message))
+    return message, found
 
 
 def _header_end(body: memoryview, header_length: str | None) -> int:
