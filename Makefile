@@ -122,7 +122,8 @@ clients-env: $(CLIENTS_READY) ## clients of others that the endpoint is tested w
 $(CLIENTS_READY): Makefile
 	@test -n "$(PYTHON)" || { echo "trims needs Python 3.10, 3.11 or 3.12 with venv; none was found" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(CLIENTS_VENV)
-	$(CLIENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'tritonclient[http,grpc]==2.73.0'
+	$(CLIENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  'tritonclient[http,grpc]==2.73.0' 'kserve==0.21.0' 'schemathesis==4.32.5'
 	@touch $@
 
 .PHONY: clean

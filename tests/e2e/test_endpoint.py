@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 CLIENTS_PYTHON = Path(os.environ.get("TRIMS_CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
-TRITON = SUPPORT / "triton_side.py"
 CHECKS = [
-    line.removeprefix("def check_").partition("(")[0]
-    for line in TRITON.read_text().splitlines()
-    if line.startswith("def check_")
+    (program, line.removeprefix("async ").removeprefix("def check_").partition("(")[0])
+    for program in ("triton_side.py", "kserve_side.py")
+    for line in (SUPPORT / program).read_text().splitlines()
+    if line.startswith(("def check_", "async def check_"))
 ]
 
 
@@ -58,11 +58,15 @@ def scaler(daemon: Daemon, checkpoint: Callable[..., Path]) -> Daemon:
 
 @pytest.mark.clients
 @pytest.mark.skipif(not CLIENTS_PYTHON.exists(), reason="no environment of clients: make clients-env")
-@pytest.mark.parametrize("check", CHECKS)
-def test_tritonclient_works_as_it_is(scaler: Daemon, start: Callable[..., Endpoint], check: str) -> None:
+@pytest.mark.parametrize(("program", "check"), CHECKS)
+def test_a_client_by_others_works_as_it_is(
+    scaler: Daemon, start: Callable[..., Endpoint], program: str, check: str
+) -> None:
     endpoint = start()
     port = endpoint.grpc_port if check.startswith("grpc") else endpoint.port
-    done = subprocess.run([CLIENTS_PYTHON, TRITON, check, str(port)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [CLIENTS_PYTHON, SUPPORT / program, check, str(port)], capture_output=True, text=True, check=False
+    )
     assert done.stdout.endswith("fine\n"), done.stderr
 
 

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 import trims
 from trims.core.errors import BusyError, CallerError, TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, read_body
+from trims_predictors.endpoint.openapi import document
 from trims_predictors.endpoint.requests import HEADER_LENGTH, parse_request, write_answer
 from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
 
@@ -52,6 +53,8 @@ def build_app(service: Service, *, most_body_bytes: int, token: str | None, loop
         loopback: Whether it listens on this machine only: then requests for other hosts' names are refused.
     """
     app = FastAPI(title="trims inference endpoint", version=trims.__version__, docs_url=None, redoc_url=None)
+    stated = document(token=token is not None)
+    app.openapi = lambda: stated  # type: ignore[method-assign]  # as FastAPI's documentation has it
     app.include_router(_router(service, most_body_bytes))
     app.add_exception_handler(TrimsError, _trims_error)
     app.add_exception_handler(TooLargeBodyError, _too_large)
@@ -222,6 +225,9 @@ def _add_repository_routes(router: APIRouter, service: Service, most_body_bytes:
             raise CallerError(f"the request is not JSON: {error}") from error
         if not isinstance(message, dict):
             raise CallerError(f"the request must be an object, not {message!r:.80}")
+        for name, kind, text in (("ready", bool, "true or false"), ("parameters", dict, "an object")):
+            if not isinstance(message.get(name, kind()), kind | None):
+                raise CallerError(f"{name!r} must be {text}, not {message[name]!r:.80}")
         return message
 
     @router.post("/v2/repository/index")

@@ -222,8 +222,16 @@ def test_the_repository_lists_loads_and_unloads() -> None:
     assert service.asked == [("load", "m"), ("unload", "m")]
     reply = ask("POST", "/v2/repository/models/m/load", {"parameters": {"config": "{}"}})
     assert (reply.status, "trims add --replace" in reply.json()["error"]) == (400, True)
-    for wrong in (b"{", [], b"\xff"):
+    for wrong in (b"{", [], b"\xff", {"ready": {}}, {"ready": 1}):
         assert ask("POST", "/v2/repository/index", wrong).status == 400
+
+
+@pytest.mark.parametrize("wrong", [[], "all", 0])
+def test_parameters_that_are_no_object_are_refused(wrong: object) -> None:
+    for verb in ("load", "unload"):
+        reply = ask("POST", f"/v2/repository/models/m/{verb}", {"parameters": wrong})
+        assert (reply.status, reply.json()["error"]) == (400, f"'parameters' must be an object, not {wrong!r}")
+        assert ask("POST", f"/v2/repository/models/m/{verb}", {"parameters": None}).status == 200
 
 
 def test_only_requests_with_the_token_are_taken_and_health_needs_none() -> None:

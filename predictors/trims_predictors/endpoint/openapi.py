@@ -1,0 +1,201 @@
+"""The endpoint's own OpenAPI document, `GET /openapi.json`.
+
+Written by hand: the handlers read bodies themselves, so FastAPI would describe neither requests nor answers, and would
+promise a status, 422, that is never sent. A test holds it against the routes, another one has requests made from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trims
+from trims.core.serving import ITEM_BYTES
+
+Json = dict[str, Any]
+
+_TEXT: Json = {"type": "string"}
+_ANY: Json = {"type": "object"}
+_PARAMETERS: Json = {
+    "type": "object",
+    "description": "strings, numbers and booleans; unknown ones are ignored",
+    "additionalProperties": {"anyOf": [_TEXT, {"type": "number"}, {"type": "boolean"}]},
+}
+_DATATYPE: Json = {"type": "string", "enum": list(ITEM_BYTES)}
+_DATA: Json = {"type": "array", "description": "values in row-major order, nested or flat", "items": {}}
+
+
+def _list(items: Json) -> Json:
+    return {"type": "array", "items": items}
+
+
+def _object(*, required: tuple[str, ...] = (), **properties: Json) -> Json:
+    made: Json = {"type": "object", "properties": properties}
+    return {**made, "required": list(required)} if required else made
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_SHAPE = _list({"type": "integer", "minimum": 0})
+_TENSOR_TYPE = _object(
+    required=("name", "datatype", "shape"),
+    name=_TEXT,
+    datatype=_DATATYPE,
+    shape=_list({"type": "integer", "minimum": -1, "description": "-1: any length"}),
+)
+_INPUT = _object(
+    required=("name", "datatype", "shape"),
+    name={"type": "string", "minLength": 1},
+    datatype=_DATATYPE,
+    shape=_SHAPE,
+    data=_DATA,
+    parameters=_PARAMETERS,
+)
+_WANTED = _object(required=("name",), name={"type": "string", "minLength": 1}, parameters=_PARAMETERS)
+_SECONDS: Json = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e9}
+
+SCHEMAS: Json = {
+    "Error": _object(required=("error",), error=_TEXT),
+    "Server": _object(
+        required=("name", "version", "extensions"), name=_TEXT, version=_TEXT, extensions=_list(_TEXT)
+    ),
+    "Health": _object(required=("live", "ready"), live={"type": "boolean"}, ready={"type": "boolean"}),
+    "Models": _object(required=("models",), models=_list(_TEXT)),
+    "Model": _object(
+        required=("name", "versions", "platform", "inputs", "outputs"),
+        name=_TEXT, versions=_list(_TEXT), platform=_TEXT, inputs=_list(_TENSOR_TYPE), outputs=_list(_TENSOR_TYPE),
+    ),
+    "ModelReady": _object(required=("name", "ready"), name=_TEXT, ready={"type": "boolean"}),
+    "Configuration": _object(
+        required=("name", "platform", "max_batch_size", "input", "output"),
+        name=_TEXT, platform=_TEXT, max_batch_size={"type": "integer"}, input=_list(_ANY), output=_list(_ANY),
+    ),
+    "Statistics": _object(required=("model_stats",), model_stats=_list(_ANY)),
+    "State": _object(required=("models", "spares", "counters"), models=_ANY, spares=_ANY, counters=_ANY),
+    "InferRequest": _object(
+        required=("inputs",),
+        id=_TEXT,
+        inputs=_list(_INPUT),
+        outputs=_list(_WANTED),
+        parameters={**_PARAMETERS, "properties": {"deadline": _SECONDS, "keep_alive": _SECONDS}},
+    ),
+    "InferAnswer": _object(
+        required=("model_name", "outputs"),
+        model_name=_TEXT, model_version=_TEXT, id=_TEXT, parameters=_PARAMETERS, outputs=_list(_INPUT),
+    ),
+    "Index": _list(_object(required=("name", "state"), name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT)),
+    "IndexRequest": _object(ready={"type": ["boolean", "null"]}),
+    "LoadRequest": _object(parameters={"type": ["object", "null"], "maxProperties": 0}),
+    "UnloadRequest": _object(parameters={"type": ["object", "null"]}),
+    "Nothing": {"type": "object", "maxProperties": 0},
+}  # fmt: skip
+
+#: What may be said of any request to a path, beside its answer.
+_ALWAYS = {
+    "403": "the request comes from a page of another site, or for a name that is not this machine's",
+    "503": "no daemon answers, or there is no room; Retry-After says when to try again",
+}
+_OF_MODEL = {
+    "404": "no such model or version", "500": "the artifact or the manifest is broken", "501": "nothing runs it"
+}  # fmt: skip
+_OF_RUN = {
+    "400": "the request is wrong", "413": "the body is too large", "500": "the predictor failed",
+    "504": "no predictor was free in time, or the run took too long",
+}  # fmt: skip
+_OF_BODY = {"400": "the request is wrong", "413": "the body is too large"}
+
+
+def document(*, token: bool) -> Json:
+    """The document.
+
+    Args:
+        token: Whether requests must bring one.
+    """
+    made: Json = {
+        "openapi": "3.1.0",
+        "info": {"title": "trims inference endpoint", "version": trims.__version__},
+        "paths": {**_server_paths(), **_model_paths(), **_repository_paths()},
+        "components": {"schemas": SCHEMAS},
+    }
+    if token:
+        made["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        made["security"] = [{"token": []}]
+        for path, methods in made["paths"].items():
+            for operation in methods.values():
+                if path.startswith("/v2/health/"):
+                    operation["security"] = []
+                else:
+                    operation["responses"]["401"] = _answer("the token is missing or wrong", _ref("Error"))
+    return made
+
+
+def _answer(text: str, schema: Json, media_type: str = "application/json") -> Json:
+    return {"description": text, "content": {media_type: {"schema": schema}}}
+
+
+def _operation(
+    summary: str, answer: str, errors: dict[str, str] | None = None, body: str = "", *, required: bool = False
+) -> Json:
+    """One operation: its answer and body are names of schemas."""
+    responses = {"200": _answer("the answer", _ref(answer))}
+    for status, text in {**_ALWAYS, **(errors or {})}.items():
+        responses[status] = _answer(text, _ref("Error"))
+    made: Json = {"summary": summary, "responses": responses}
+    if body:
+        made["requestBody"] = {"required": required, "content": {"application/json": {"schema": _ref(body)}}}
+    return made
+
+
+def _server_paths() -> Json:
+    live = _operation("Whether the endpoint runs", "Health")
+    ready = _operation("Whether the daemon serves", "Health")
+    ready["responses"]["503"] = _answer("it does not", _ref("Health"))
+    metrics = _operation("For Prometheus", "Nothing")
+    metrics["responses"]["200"] = _answer("metrics", _TEXT, "text/plain")
+    return {
+        "/v2": {"get": _operation("What the server is", "Server")},
+        "/v2/health/live": {"get": live},
+        "/v2/health/ready": {"get": ready},
+        "/v2/models": {"get": _operation("All models", "Models")},
+        "/v2/models/stats": {"get": _operation("What was counted of all models", "Statistics")},
+        "/state": {"get": _operation("Predictors, waiting requests, spares, templates", "State")},
+        "/metrics": {"get": metrics},
+    }
+
+
+def _model_paths() -> Json:
+    infer = _operation("Ask a model", "InferAnswer", {**_OF_MODEL, **_OF_RUN}, "InferRequest", required=True)
+    infer["description"] = "JSON, or JSON and then binary tensors with the header Inference-Header-Content-Length"
+    operations = {
+        "": ("get", _operation("What a model takes and gives", "Model", _OF_MODEL)),
+        "/ready": ("get", _operation("Whether a model can be asked", "ModelReady", _OF_MODEL)),
+        "/config": ("get", _operation("As Triton's configuration of a model", "Configuration", _OF_MODEL)),
+        "/stats": ("get", _operation("What was counted of a model", "Statistics", _OF_MODEL)),
+        "/infer": ("post", infer),
+    }
+    return {
+        f"/v2/models/{{model}}{version}{path}": _with_names({method: operation}, version=bool(version))
+        for version in ("", "/versions/{version}")
+        for path, (method, operation) in operations.items()
+    }
+
+
+def _with_names(path: Json, *, version: bool = False) -> Json:
+    """The path with its variables, which stand in each of its operations."""
+    names = ["model", *(["version"] if version else [])]
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names
+    ]
+    return {method: {**operation, "parameters": parameters} for method, operation in path.items()}
+
+
+def _repository_paths() -> Json:
+    errors = {**_OF_MODEL, **_OF_BODY, "409": "something holds the model that has to go first"}
+    load = _operation("Have a model's weights in memory", "Nothing", errors, "LoadRequest")
+    unload = _operation("Free a model's weights and end its predictors", "Nothing", errors, "UnloadRequest")
+    return {
+        "/v2/repository/index": {"post": _operation("All models with their state", "Index", _OF_BODY, "IndexRequest")},
+        "/v2/repository/models/{model}/load": _with_names({"post": load}),
+        "/v2/repository/models/{model}/unload": _with_names({"post": unload}),
+    }

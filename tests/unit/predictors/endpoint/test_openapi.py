@@ -1,0 +1,58 @@
+"""The endpoint's OpenAPI document: every route is in it. Requests made from it are in tests/e2e/test_endpoint.py."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+from trims_predictors.endpoint.openapi import SCHEMAS, document
+from trims_predictors.endpoint.rest import build_app
+
+
+def operations(stated: Any) -> set[tuple[str, str]]:
+    return {(path, method) for path, methods in stated["paths"].items() for method in methods}
+
+
+def routes() -> set[tuple[str, str]]:
+    service: Any = SimpleNamespace()
+    app = build_app(service, most_body_bytes=1, token=None, loopback=True)
+    assert app.openapi() == document(token=False)
+    found = [each for each in _all(app.routes) if each.include_in_schema]
+    return {(each.path, method.lower()) for each in found for method in each.methods}
+
+
+def _all(given: Any) -> list[APIRoute]:
+    """Also those of routers that were included."""
+    found: list[APIRoute] = []
+    for each in given:
+        inner = getattr(each, "original_router", None)
+        found += [each] if isinstance(each, APIRoute) else _all(inner.routes) if inner is not None else []
+    return found
+
+
+def test_every_route_is_in_the_document_and_no_other() -> None:
+    assert operations(document(token=False)) == routes()
+
+
+def test_every_schema_that_is_named_is_there_and_every_one_there_is_named() -> None:
+    named = set(re.findall(r"#/components/schemas/(\w+)", str(document(token=False))))
+    assert named == set(SCHEMAS)
+
+
+@pytest.mark.parametrize("token", [True, False])
+def test_a_token_is_stated_where_it_is_needed(token: bool) -> None:
+    stated = document(token=token)
+    assert ("security" in stated) == token
+    for path, methods in stated["paths"].items():
+        for operation in methods.values():
+            assert ("401" in operation["responses"]) == (token and not path.startswith("/v2/health/"))
+
+
+def test_a_version_in_a_path_is_a_parameter_of_it() -> None:
+    for path, methods in document(token=False)["paths"].items():
+        for operation in methods.values():
+            names = {each["name"] for each in operation.get("parameters", [])}
+            assert names == set(re.findall(r"{(\w+)}", path))
