@@ -113,8 +113,7 @@ class EndpointKeeper:
 
     def _live(self) -> str:
         """Run it once; returns why it has ended."""
-        with contextlib.suppress(OSError):
-            os.unlink(self._error_file)
+        self._take_error()  # of an endpoint whose daemon was killed
         with self._lock:
             if self._ending.is_set():
                 return ""
@@ -129,7 +128,13 @@ class EndpointKeeper:
             self._process = None
         assert process.stdin is not None
         process.stdin.close()
-        return read_text(self._error_file) or f"its process ended with status {status}; its log lines say more"
+        return self._take_error() or f"its process ended with status {status}; its log lines say more"
+
+    def _take_error(self) -> str:
+        told = read_text(self._error_file)
+        with contextlib.suppress(OSError):
+            os.unlink(self._error_file)
+        return told
 
 
 def endpoint_of(config: Config, missing: Callable[[], str] | None = None) -> EndpointKeeper:
