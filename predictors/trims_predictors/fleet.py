@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, DeadlineError, DrainingError, PredictorError, TrimsError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trims.core.serving import TensorType
+    from trims.core.steps import Step as ManifestStep
     from trims_predictors.processes import PredictorProcess
     from trims_predictors.tensors import Tensor
 
@@ -66,13 +67,16 @@ class Plan:
         line: Name of its line: another one whenever the manifest has changed.
         model: Its name.
         version: Of its manifest.
-        call: Class of the predictor, `package.module:Class`.
+        call: What the predictor is made from.
+        how: What `call` names: a class, an entry point or a function, as `making` has it.
         environment: Where it runs.
         origin: Folder of its manifest, from which the class may come; or empty.
         options: For the class.
         attributes: Of the manifest.
         inputs: What requests must bring; empty if the manifest does not say it.
         outputs: What answers have.
+        preprocess: Steps before the predictor, in its process.
+        postprocess: Steps after it.
         preload: Modules for the template.
         place: Where to have the weights; None for what the manifest says.
         instances: Predictors at once.
@@ -88,11 +92,14 @@ class Plan:
     version: str
     call: str
     environment: Environment
+    how: str = "class"
     origin: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
     inputs: tuple[TensorType, ...] = ()
     outputs: tuple[TensorType, ...] = ()
+    preprocess: tuple[ManifestStep, ...] = ()
+    postprocess: tuple[ManifestStep, ...] = ()
     preload: tuple[str, ...] = ()
     place: str | None = None
     instances: int = 1
@@ -115,8 +122,8 @@ class Answer:
         warm: True if they were there already when the predictor opened them.
         batch: Requests that were answered in the same run.
         stages: Seconds of each stage: `queue_s` until a predictor had it, of these for a cold one `process_s`,
-            `connect_s`, `open_s` and `load_s`; then `input_s`, `predict_s`, `output_s`, and `run_s` for the whole run
-            as the endpoint sees it.
+            `connect_s`, `open_s` and `load_s`; then `input_s`, `preprocess_s` and `postprocess_s` around `predict_s`
+            if the model has such steps, `output_s`, and `run_s` for the whole run as the endpoint sees it.
     """
 
     outputs: list[Tensor]
@@ -328,10 +335,11 @@ class Fleet:
     @staticmethod
     def _load_message(plan: Plan) -> dict[str, Any]:
         return {
-            "op": "load", "model": plan.model, "version": plan.version, "call": plan.call, "origin": plan.origin,
-            "options": dict(plan.options), "attributes": dict(plan.attributes), "threads": plan.threads,
-            "place": plan.place, "deadline_s": None, "inputs": describe(plan.inputs),
-            "outputs": describe(plan.outputs),
+            "op": "load", "model": plan.model, "version": plan.version, "call": plan.call, "how": plan.how,
+            "origin": plan.origin, "options": dict(plan.options), "attributes": dict(plan.attributes),
+            "threads": plan.threads, "place": plan.place, "deadline_s": None, "inputs": describe(plan.inputs),
+            "outputs": describe(plan.outputs), "preprocess": [asdict(each) for each in plan.preprocess],
+            "postprocess": [asdict(each) for each in plan.postprocess],
         }  # fmt: skip
 
     async def _run(self, predictor: int, jobs: Sequence[Job]) -> None:

@@ -14,7 +14,7 @@ from trims.core.errors import PredictorError
 #: What each predictor needs, whatever its framework.
 _ALWAYS = (
     "numpy", "ml_dtypes", "trims_client.session", "trims_client.watch", "trims_client.weights",
-    "trims_predictors.worker",
+    "trims_predictors.worker", "trims_predictors.making", "trims_predictors.steps.chain",
 )  # fmt: skip
 #: Libraries start threads at import, or when they ask for a device, unless these say otherwise (`gate` finds those
 #: that do nevertheless). ONNX Runtime would also tell its maker of its use.

@@ -114,13 +114,16 @@ class Plans:
             line=f"{model.name}@{hashlib.sha256(model.manifest_json.encode()).hexdigest()[:12]}",
             model=model.name,
             version=manifest.version,
-            call=settings.call or _predictor_for(model, framework),
+            call=settings.call or settings.name or settings.function or _predictor_for(model, framework),
+            how="plugin" if settings.name else "function" if settings.function else "class",
             environment=Environment(framework or "numpy", self._environments.get(framework, "")),
             origin=model.origin,
             options=settings.options,
             attributes=manifest.attributes,
             inputs=manifest.inputs,
             outputs=manifest.outputs,
+            preprocess=manifest.preprocess,
+            postprocess=manifest.postprocess,
             preload=settings.preload,
             instances=settings.instances,
             threads=settings.threads or default_threads(),
@@ -151,6 +154,7 @@ def _predictor_for(model: Model, framework: str) -> str:
     if call is None:
         raise NotSupportedError(
             f"nothing says what runs {model.name!r}: its manifest needs `framework: {{name: torch}}` (or onnxruntime, "
-            "mxnet) or `predictor: {call: package.module:Class}`"
+            "mxnet), or `predictor:` with `call: package.module:Class`, `function: package.module:function` or the "
+            "`name` of an installed predictor"
         )
     return call

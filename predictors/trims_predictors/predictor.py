@@ -25,8 +25,9 @@ class Context:
         version: Of its manifest.
         options: `predictor.options` of its manifest.
         attributes: `attributes` of its manifest.
-        inputs: What requests bring; empty if the manifest does not say it.
-        outputs: What answers have; empty if the manifest does not say it.
+        inputs: What the predictor is given; empty if the manifest does not say it: it states what requests bring, which
+            is something else if it has `preprocess`.
+        outputs: What the predictor gives; empty in the same way, and with `postprocess`.
         threads: How many threads it should compute with.
     """
 

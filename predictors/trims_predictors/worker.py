@@ -21,14 +21,15 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trims.core.errors import BadMessageError, LostPeerError, NotSupportedError, PredictorError, TrimsError
+from trims.core.errors import BadMessageError, LostPeerError, PredictorError, TrimsError
 from trims.core.serving import TensorType, parse_tensors
 from trims.wire.lifeline import depend_on
 from trims_predictors import messages
 from trims_predictors.arena import Receiver, Sender
-from trims_predictors.predictor import Context, Predictor
+from trims_predictors.predictor import Context
 from trims_predictors.tensors import describe, from_array, to_array, types_of
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from trims_client.weights import Weights
 
     from trims.wire.frames import Message
+    from trims_predictors.predictor import Arrays, Predictor
+    from trims_predictors.steps.chain import Chain
 
 #: Characters of an error that reaches a client.
 _MOST_LETTERS = 4000
@@ -57,6 +60,10 @@ class Worker:
         self._session: Session | None = None
         self._weights: Weights | None = None
         self._predictor: Predictor | None = None
+        self._preprocess: Chain | None = None
+        self._postprocess: Chain | None = None
+        #: What an answer has after `postprocess`; empty for all that there is.
+        self._answers: frozenset[str] = frozenset()
         self._inbox = Receiver()
         self._outbox = Sender()
 
@@ -117,28 +124,56 @@ class Worker:
         with stages.timed("open_s"):
             self._weights = session.open(context.model, place=message["place"], deadline_s=message["deadline_s"])
         with stages.timed("load_s"):
-            self._predictor = _make(message["call"], message["origin"])
-            self._predictor.load(self._weights, context)
+            self._predictor = self._made(message, context)
+            inner = replace(
+                context,
+                inputs=() if self._preprocess else context.inputs,
+                outputs=() if self._postprocess else context.outputs,
+            )
+            self._predictor.load(self._weights, inner)
         return {
             "op": "loaded",
-            "inputs": _described(self._predictor, "inputs", context.inputs),
-            "outputs": _described(self._predictor, "outputs", context.outputs),
+            "inputs": _described(self._predictor, "inputs", context.inputs, bool(self._preprocess)),
+            "outputs": _described(self._predictor, "outputs", context.outputs, bool(self._postprocess)),
             "place": self._weights.place,
             "warm": self._weights.warm,
             "stages": stages.seconds,
-            "imported": _listed([name for name in sys.modules if name not in before]),
+            "imported": _listed([name for name in sys.modules if name not in before and _is_file(name)]),
         }, None
+
+    def _made(self, message: Message, context: Context) -> Predictor:
+        """The predictor, not loaded, and the steps around it."""
+        from trims_predictors.making import make
+        from trims_predictors.steps.chain import Chain, steps_of
+
+        origin = message["origin"]
+        self._preprocess = Chain(steps_of(message["preprocess"]), "preprocess", context, origin)
+        self._postprocess = Chain(steps_of(message["postprocess"]), "postprocess", context, origin)
+        self._answers = frozenset(each.name for each in context.outputs)
+        return make(message["call"], message["how"], origin)
 
     def _predict(self, message: Message) -> tuple[Message, int | None]:
         assert self._predictor is not None, "predict before load"
         stages = _Stages()
         with stages.timed("input_s"):
             inputs = {tensor.name: to_array(tensor) for tensor in self._inbox.read(message["inputs"])}
-        with stages.timed("predict_s"):
-            outputs = self._predictor.predict(inputs)
+        outputs = self._answer(self._predictor, inputs, stages)
         with stages.timed("output_s"):
             described, fd = self._outbox.write([from_array(str(name), each) for name, each in outputs.items()])
         return {"op": "answer", "outputs": described, "stages": stages.seconds}, fd
+
+    def _answer(self, predictor: Predictor, inputs: Arrays, stages: _Stages) -> Arrays:
+        """The steps and the predictor between them."""
+        if self._preprocess:
+            with stages.timed("preprocess_s"):
+                inputs = self._preprocess.run(inputs)
+        with stages.timed("predict_s"):
+            outputs = predictor.predict(inputs)
+        if self._postprocess:
+            with stages.timed("postprocess_s"):
+                outputs = self._postprocess.run(outputs, inputs)
+            outputs = {name: each for name, each in outputs.items() if not self._answers or name in self._answers}
+        return outputs
 
     def _unload(self) -> None:
         """Give everything up, in order; what the predictor raises is its own affair, the process ends anyway."""
@@ -150,6 +185,11 @@ class Worker:
             self._weights.close()
         if self._session is not None:
             self._session.close()
+
+
+def _is_file(name: str) -> bool:
+    """Whether a template can import a module; those of steps in source text it cannot."""
+    return getattr(sys.modules[name], "__spec__", None) is not None
 
 
 def _listed(names: list[str]) -> list[str]:
@@ -198,30 +238,13 @@ def _context(message: Message) -> Context:
     )
 
 
-def _described(predictor: Predictor, which: str, stated: tuple[TensorType, ...]) -> list[Message]:
-    """What the manifest states, else what the predictor tells."""
-    tell = getattr(predictor, which, None)
+def _described(predictor: Predictor, which: str, stated: tuple[TensorType, ...], has_steps: bool) -> list[Message]:
+    """What the manifest states, else what the predictor tells, whose tensors are a request's only without steps."""
+    tell = None if has_steps else getattr(predictor, which, None)
     found = stated or (tuple(tell()) if callable(tell) else ())
     described = describe(found)
     parse_tensors(described, f"what `{which}` of the predictor returns")
     return described
-
-
-def _make(call: str, origin: str) -> Predictor:
-    """An instance of the class that a manifest or trims names. Raises NotSupportedError if it is no predictor."""
-    module_name, _, class_name = call.partition(":")
-    if origin and origin not in sys.path:  # a class may lie beside its manifest
-        sys.path.insert(0, origin)
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise NotSupportedError(
-            f"the predictor {call} cannot be imported: {error}; install its package in the predictor's environment"
-        ) from error
-    made = found()
-    if not isinstance(made, Predictor):
-        raise NotSupportedError(f"{call} is no predictor: it needs the methods load, predict and unload")
-    return made
 
 
 def warm_up(modules: list[str], threads: int) -> None:

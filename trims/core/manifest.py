@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, ManifestError
-from trims.core.manifest_fields import CALL, Fields
+from trims.core.manifest_fields import CALL, Fields, check_inside, parse_package
 from trims.core.place import ANYWHERE, Place
 from trims.core.serving import PredictorSettings, TensorType, parse_predictor, parse_tensors
+from trims.core.steps import Step, check_flow, parse_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,6 +96,8 @@ class Manifest:
     Attributes:
         predictor: How a process answers with it.
         inputs: What a request must bring; empty if the predictor tells or takes anything.
+        preprocess: Steps from a request's tensors to those that the predictor gets.
+        postprocess: Steps from the tensors that the predictor gives to those of the answer.
         outputs: What an answer has.
         origin: The folder that relative paths start from, empty if there is none.
     """
@@ -109,6 +112,8 @@ class Manifest:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     predictor: PredictorSettings = field(default_factory=PredictorSettings)
     inputs: tuple[TensorType, ...] = ()
+    preprocess: tuple[Step, ...] = ()
+    postprocess: tuple[Step, ...] = ()
     outputs: tuple[TensorType, ...] = ()
     origin: str = ""
 
@@ -117,6 +122,7 @@ class Manifest:
         given = [self.artifact.path, self.artifact.package, self.artifact.builder]
         if sum(item is not None for item in given) != 1:
             raise ManifestError(f"{self.name}: artifact needs exactly one of path, package and builder")
+        check_flow(self.preprocess, self.inputs, f"{self.name}: preprocess")
 
 
 def parse_manifest(raw: object, origin: str = "") -> Manifest:
@@ -135,20 +141,14 @@ def parse_manifest(raw: object, origin: str = "") -> Manifest:
         attributes=top.mapping("attributes"),
         predictor=parse_predictor(top.take("predictor"), name),
         inputs=parse_tensors(top.take("inputs"), f"{name}: inputs"),
+        preprocess=parse_steps(top.take("preprocess"), f"{name}: preprocess"),
+        postprocess=parse_steps(top.take("postprocess"), f"{name}: postprocess"),
         outputs=parse_tensors(top.take("outputs"), f"{name}: outputs"),
         origin=origin,
     )
     top.done()
     manifest.validate()
     return manifest
-
-
-def check_inside(path: str, what: str) -> str:
-    """A relative path that stays in its folder, or ManifestError. Lexical: symlinks are the reader's business."""
-    parts = path.replace("\\", "/").split("/")
-    if path.startswith("/") or ".." in parts or "\0" in path or not path:
-        raise ManifestError(f"{what}: {path!r} leaves its folder; write a path inside it")
-    return path
 
 
 def _framework(raw: object, name: str) -> Framework | None:
@@ -167,7 +167,7 @@ def _artifact(raw: object, name: str) -> ArtifactSource:
         check_inside(path, f"{name}: artifact.path")
     source = ArtifactSource(
         path=path,
-        package=_package(fields.take("package"), name),
+        package=parse_package(fields.take("package"), f"{name}: artifact.package"),
         builder=_builder(fields.take("builder"), name),
         format=fields.text("format", "") or None,
         sha256=_digests(fields.mapping("sha256"), name),
@@ -177,16 +177,6 @@ def _artifact(raw: object, name: str) -> ArtifactSource:
     )
     fields.done()
     return source
-
-
-def _package(raw: object, name: str) -> tuple[str, str] | None:
-    if raw is None:
-        return None
-    fields = Fields(raw, f"{name}: artifact.package")
-    package = fields.text("name", pattern=re.compile(r"[A-Za-z_]\w*(\.\w+)*\Z"), hint="an import name", required=True)
-    path = check_inside(fields.text("path", required=True), f"{name}: artifact.package.path")
-    fields.done()
-    return package, path
 
 
 def _builder(raw: object, name: str) -> Builder | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,27 @@ from trims.core.units import parse_bytes
 
 #: `package.module:function`, or a class.
 CALL = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
+_PACKAGE = re.compile(r"[A-Za-z_]\w*(\.\w+)*\Z")
+_RATIO = re.compile(r"\d+(\.\d+)?/\d+(\.\d+)?\Z")
+
+
+def check_inside(path: str, what: str) -> str:
+    """A relative path that stays in its folder, or ManifestError. Lexical: symlinks are the reader's business."""
+    parts = path.replace("\\", "/").split("/")
+    if path.startswith("/") or ".." in parts or "\0" in path or not path:
+        raise ManifestError(f"{what}: {path!r} leaves its folder; write a path inside it")
+    return path
+
+
+def parse_package(raw: object, where: str) -> tuple[str, str] | None:
+    """A Python package and a path inside it, from `{name: ..., path: ...}`; None if it is absent."""
+    if raw is None:
+        return None
+    fields = Fields(raw, where)
+    package = fields.text("name", pattern=_PACKAGE, hint="an import name", required=True)
+    path = check_inside(fields.text("path", required=True), f"{where}.path")
+    fields.done()
+    return package, path
 
 
 class Fields:
@@ -54,9 +76,9 @@ class Fields:
             raise ManifestError(f"{self.where}: {key!r} is {value!r}; it must be one of {', '.join(allowed)}")
         return value
 
-    def flag(self, key: str) -> bool:
-        """True or false; false if it is not there."""
-        value = self._left.pop(key, False)
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        """True or false."""
+        value = self._left.pop(key, default)
         if not isinstance(value, bool):
             raise ManifestError(f"{self.where}: {key!r} must be true or false, not {value!r}")
         return value
@@ -88,6 +110,29 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise ManifestError(f"{self.where}: {key!r} must be a whole number from {least} to {most}, not {value!r}")
         return value
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number; also text such as `1/255`."""
+        value = self._left.pop(key, None)
+        return default if value is None else self._number(key, value)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """A list of finite numbers, or one of them alone; empty if it is not there."""
+        value = self._left.pop(key, None)
+        if value is None:
+            return ()
+        given = value if isinstance(value, list | tuple) else [value]
+        if not given:
+            raise ManifestError(f"{self.where}: {key!r} is an empty list; write one number for each channel, or one")
+        return tuple(self._number(key, each) for each in given)
+
+    def _number(self, key: str, value: object) -> float:
+        if isinstance(value, str) and _RATIO.match(value):
+            above, _, below = value.partition("/")
+            value = float(above) / float(below) if float(below) else value
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ManifestError(f"{self.where}: {key!r} must be a finite number or one such as 1/255, not {value!r}")
+        return float(value)
 
     def texts(self, key: str, *, pattern: re.Pattern[str], hint: str) -> tuple[str, ...]:
         """A list of texts, each as the pattern says."""

@@ -22,7 +22,9 @@ ITEM_BYTES: Mapping[str, int | None] = {
     "FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8, "BYTES": None,
 }  # fmt: skip
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
-_TENSOR = re.compile(r"[^\x00-\x1f]{1,256}\Z")
+#: The name of a tensor.
+TENSOR = re.compile(r"[^\x00-\x1f]{1,256}\Z")
+_PLUGIN = re.compile(r"[\w.-]{1,128}\Z")
 #: Of one tensor; numpy can have no more.
 MOST_DIMENSIONS = 32
 ANY = -1
@@ -54,8 +56,9 @@ class PredictorSettings:
     """How processes answer with a model.
 
     Attributes:
-        call: `package.module:Class` of the predictor; empty for the one that trims has for the framework.
-        options: What the class gets in `context.options`.
+        call: `package.module:Class` of the predictor. Without it, `name` and `function`: the one that trims has for
+            the framework.
+        options: What the class gets in `context.options`, and the function as keyword arguments.
         preload: Modules that templates import before they fork predictors of this model.
         instances: How many predictors may run at once.
         threads: Threads of one predictor; 0 for as many as there are processors.
@@ -63,6 +66,8 @@ class PredictorSettings:
         batch_delay_s: How long a request waits for others to be put together with.
         keep_alive_s: Seconds that an idle predictor stays; None: until its slot is needed.
         deadline_s: Seconds that one run may take before its predictor is ended.
+        name: Of a predictor that a package has installed as an entry point of the group `trims.predictors`.
+        function: `package.module:function`, called with the weights and the inputs of each request.
     """
 
     call: str = ""
@@ -74,6 +79,8 @@ class PredictorSettings:
     batch_delay_s: float = 0.0
     keep_alive_s: float | None = None
     deadline_s: float | None = None
+    name: str = ""
+    function: str = ""
 
 
 def parse_predictor(raw: object, name: str) -> PredictorSettings:
@@ -83,6 +90,8 @@ def parse_predictor(raw: object, name: str) -> PredictorSettings:
     fields = Fields(raw, f"{name}: predictor")
     settings = PredictorSettings(
         call=fields.text("call", "", pattern=CALL, hint="package.module:Class"),
+        name=fields.text("name", "", pattern=_PLUGIN, hint="the name of an entry point of trims.predictors"),
+        function=fields.text("function", "", pattern=CALL, hint="package.module:function"),
         options=fields.mapping("options"),
         preload=fields.texts("preload", pattern=_MODULE, hint="the name of a module"),
         instances=fields.count("instances", 1, least=1, most=1024),
@@ -93,6 +102,9 @@ def parse_predictor(raw: object, name: str) -> PredictorSettings:
         deadline_s=fields.seconds("deadline_s"),
     )
     fields.done()
+    stated = [key for key in ("call", "name", "function") if getattr(settings, key)]
+    if len(stated) > 1:
+        raise ManifestError(f"{name}: predictor has {' and '.join(stated)}; state one of them")
     return settings
 
 
@@ -113,7 +125,7 @@ def parse_tensors(raw: object, where: str) -> tuple[TensorType, ...]:
 def _tensor(raw: object, where: str) -> TensorType:
     fields = Fields(raw, where)
     made = TensorType(
-        fields.text("name", pattern=_TENSOR, hint="1 to 256 printable characters", required=True),
+        fields.text("name", pattern=TENSOR, hint="1 to 256 printable characters", required=True),
         fields.choice("dtype", tuple(ITEM_BYTES)),
         _shape(fields.take("shape"), where),
     )

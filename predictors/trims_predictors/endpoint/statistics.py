@@ -46,11 +46,11 @@ class ModelStatistics:
         self.cold += answer.cold
         self.last_ms = time.time_ns() // 1_000_000
         self._add("success", seconds)
-        for name, stage in (
-            ("queue", "queue_s"), ("compute_input", "input_s"), ("compute_infer", "predict_s"),
-            ("compute_output", "output_s"),
+        for name, stages in (
+            ("queue", ("queue_s",)), ("compute_input", ("input_s", "preprocess_s")), ("compute_infer", ("predict_s",)),
+            ("compute_output", ("postprocess_s", "output_s")),
         ):  # fmt: skip
-            self._add(name, answer.stages.get(stage, 0.0))
+            self._add(name, sum(answer.stages.get(stage, 0.0) for stage in stages))
 
     def failed(self, seconds: float) -> None:
         """Count a request that ended in an error."""

@@ -61,11 +61,11 @@ def supervisor(daemon: Daemon) -> Iterator[Supervisor]:
 
 
 def load(call: str, **fields: Any) -> dict[str, Any]:
-    given = {"options": {}, "attributes": {}, "inputs": [], "outputs": [], "threads": 1, "place": None}
-    return {
-        "op": "load", "model": "m", "version": "1.0.0", "call": call, "origin": SUPPORT, "deadline_s": 30.0, **given,
-        **fields,
+    given = {
+        "options": {}, "attributes": {}, "inputs": [], "outputs": [], "preprocess": [], "postprocess": [], "threads": 1,
+        "place": None, "how": "class", "origin": SUPPORT, "deadline_s": 30.0,
     }  # fmt: skip
+    return {"op": "load", "model": "m", "version": "1.0.0", "call": call, **given, **fields}
 
 
 @pytest.fixture
@@ -138,3 +138,41 @@ def test_an_answer_of_too_many_tensors_is_told(
         "predictor",
         "the answer has too many tensors: a message is too long",
     )
+
+
+ADD_ONE = "def step(context, data):\n    return {**data, 'x': data['x'] + 1}\n"
+
+
+def source(text: str) -> dict[str, Any]:
+    return {"kind": "source", "fields": {"source": text, "function": "step", "options": {}}}
+
+
+def test_steps_run_around_the_predictor_and_are_timed(model: None, supervisor: Supervisor) -> None:
+    rename = (
+        "def step(context, data):\n    return {'z': data['y'] * 10, 'given': context.given['x'], 'more': data['y']}\n"
+    )
+    outputs = [{"name": name, "dtype": "FP64", "shape": [-1]} for name in ("z", "given")]
+    loaded = supervisor.ask(
+        load("own_predictors:Scaler", preprocess=[source(ADD_ONE)], postprocess=[source(rename)], outputs=outputs)
+    )
+    assert loaded["inputs"] == [], "what the predictor takes is not what a request brings"
+    assert not [name for name in loaded["imported"] if name.startswith("trims_step_")]
+    answer = supervisor.ask({"op": "predict"}, x=[1.5])
+    found = {each.name: to_array(each).tolist() for each in supervisor.inbox.read(answer["outputs"])}
+    assert found == {"z": [50.0], "given": [2.5]}, "outputs that the manifest does not state are left out"
+    assert list(answer["stages"]) == ["input_s", "preprocess_s", "predict_s", "postprocess_s", "output_s"]
+
+
+def test_a_predictor_is_not_told_tensors_that_steps_change(model: None, supervisor: Supervisor) -> None:
+    stated = [{"name": "x", "dtype": "FP64", "shape": [-1]}]
+    for steps in ([], [source(ADD_ONE)]):
+        supervisor.ask(load("own_predictors:Told", inputs=stated, preprocess=steps))
+        answer = supervisor.ask({"op": "predict"}, x=[1.0])
+        (found,) = supervisor.inbox.read(answer["outputs"])
+        assert to_array(found).tolist() == [0 if steps else 1]
+
+
+def test_a_function_answers_with_the_weights_and_its_options(model: None, supervisor: Supervisor) -> None:
+    supervisor.ask(load("own_functions:scale", how="function", options={"bias": 0.5}))
+    (found,) = supervisor.inbox.read(supervisor.ask({"op": "predict"}, x=[1.5])["outputs"])
+    assert to_array(found).tolist() == [3.5]

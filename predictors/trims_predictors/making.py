@@ -1,0 +1,74 @@
+"""From what a manifest names to the predictor itself: a class, an entry point of another package, or a function."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import sys
+from typing import Any
+
+from trims.core.errors import ConfigError, NotSupportedError
+from trims_predictors.builtin.function import FunctionPredictor
+from trims_predictors.predictor import Predictor
+
+#: Entry points of this group are classes of predictors.
+GROUP = "trims.predictors"
+#: How a plan names a predictor.
+CLASS, PLUGIN, FUNCTION = "class", "plugin", "function"
+
+
+def make(call: str, how: str, folder: str) -> Predictor:
+    """An instance of what a manifest or trims names.
+
+    Args:
+        call: `package.module:Class`, the name of an entry point, or `package.module:function`.
+        how: Which of the three: `CLASS`, `PLUGIN` or `FUNCTION`.
+        folder: Of the manifest, where a module may lie; or empty.
+
+    Raises:
+        NotSupportedError: It is not there, or is no predictor.
+        ConfigError: Two packages have a predictor of that name.
+    """
+    if how == FUNCTION:
+        function = imported(call, folder, "the predictor")
+        if not callable(function):
+            raise NotSupportedError(f"{call} is no function; it must be one of (weights, inputs)")
+        return FunctionPredictor(function)
+    made = (plugin(call) if how == PLUGIN else imported(call, folder, "the predictor"))()
+    if not isinstance(made, Predictor):
+        raise NotSupportedError(f"{call} is no predictor: it needs the methods load, predict and unload")
+    return made
+
+
+def imported(call: str, folder: str, what: str) -> Any:
+    """What `package.module:name` names; the module may lie in the folder. Raises NotSupportedError."""
+    module_name, _, name = call.partition(":")
+    if folder and folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise NotSupportedError(
+            f"{what} {call} cannot be imported: {error}; install its package in the predictor's environment"
+        ) from error
+
+
+def plugin(name: str) -> Any:
+    """The class of an entry point. Raises NotSupportedError naming those there are, ConfigError for two of a name."""
+    entries = importlib.metadata.entry_points(group=GROUP)
+    found = {entry.value: entry for entry in entries if entry.name == name}
+    if not found:
+        known = ", ".join(sorted({entry.name for entry in entries})) or "none"
+        raise NotSupportedError(
+            f"there is no predictor {name!r} in the predictor's environment; known are {known} (entry points of "
+            f"{GROUP}); install its package there"
+        )
+    if len(found) > 1:
+        raise ConfigError(f"two packages have a predictor {name!r}: {' and '.join(sorted(found))}; uninstall one")
+    (entry,) = found.values()
+    try:
+        return entry.load()
+    except Exception as error:  # a plugin may fail in any way; it must not look like our failure
+        raise NotSupportedError(
+            f"the {GROUP} plugin {name!r} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
