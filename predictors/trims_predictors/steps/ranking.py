@@ -66,7 +66,7 @@ def read_labels(path: str) -> Array:
             lines = [line.rstrip("\r\n").encode() for line in file]
     except (OSError, UnicodeDecodeError) as error:
         raise NotSupportedError(
-            f"the labels {path} cannot be read: {error}; it must be UTF-8, a label a line"
+            f"the labels {path} cannot be read: {error}; write them in UTF-8, one a line"
         ) from error
     made = np.empty(len(lines), dtype=object)
     made[:] = lines

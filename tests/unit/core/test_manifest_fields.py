@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from trims.core.errors import ManifestError
-from trims.core.manifest_fields import CALL, Fields
+from trims.core.manifest_fields import CALL, Fields, parse_package
 
 WORD = re.compile(r"[a-z]+\Z")
 
@@ -46,3 +46,27 @@ def test_what_was_not_taken_is_refused() -> None:
 def test_a_call_is_a_module_and_a_name(call: str) -> None:
     assert CALL.match(call)
     assert not CALL.match(call.replace(":", "."))
+
+
+def test_a_number_is_finite_and_may_be_a_ratio() -> None:
+    assert fields().number("n", 2.0) == 2.0
+    assert (fields(n=3).number("n", 0.0), fields(n="1/4").number("n", 0.0)) == (3.0, 0.25)
+    for wrong in (True, "x", "1/0", float("inf"), float("nan"), [1]):
+        with pytest.raises(ManifestError, match="here: 'n' must be a finite number"):
+            fields(n=wrong).number("n", 0.0)
+
+
+def test_a_list_of_numbers_may_be_one_number() -> None:
+    assert fields().numbers("n") == ()
+    assert (fields(n=0.5).numbers("n"), fields(n=[1, "1/2"]).numbers("n")) == ((0.5,), (1.0, 0.5))
+    for wrong in ([], [None], "x", {"a": 1}):
+        with pytest.raises(ManifestError, match="here: 'n'"):
+            fields(n=wrong).numbers("n")
+
+
+def test_a_file_in_a_package_stays_there() -> None:
+    assert parse_package(None, "here") is None
+    assert parse_package({"name": "a.b", "path": "c/d"}, "here") == ("a.b", "c/d")
+    for wrong in ({"name": "a"}, {"name": "1", "path": "c"}, {"name": "a", "path": "../c"}, "a"):
+        with pytest.raises(ManifestError, match="here"):
+            parse_package(wrong, "here")

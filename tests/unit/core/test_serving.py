@@ -50,6 +50,10 @@ def test_a_manifest_need_not_say_anything() -> None:
         {"predictor": {"max_batch_size": 1.5}},
         {"predictor": {"keep_alive_s": -1}},
         {"predictor": {"unknown": 1}},
+        {"predictor": {"function": "no_colon"}},
+        {"predictor": {"name": "two words"}},
+        {"predictor": {"call": "m:C", "name": "n"}},
+        {"predictor": {"function": "m:f", "name": "n"}},
         {"predictor": []},
         {"inputs": {"x": "FP32"}},
         {"inputs": [{**X, "dtype": "F32"}]},
@@ -66,6 +70,15 @@ def test_what_is_wrong_is_refused_by_the_parser_and_by_the_schema(fields: dict[s
         parse_manifest(manifest(**fields))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(manifest(**fields), SCHEMA)
+
+
+def test_a_predictor_is_a_class_a_function_or_an_installed_one() -> None:
+    for stated in ({"call": "m:Class"}, {"function": "m:function"}, {"name": "my-predictor"}):
+        jsonschema.validate(manifest(predictor=stated), SCHEMA)
+        ((key, value),) = stated.items()
+        assert getattr(parse_predictor(stated, "m"), key) == value
+    with pytest.raises(ManifestError, match="m: predictor has call and function; state one of them"):
+        parse_predictor({"call": "m:C", "function": "m:f"}, "m")
 
 
 def test_a_name_stands_for_one_tensor() -> None:
