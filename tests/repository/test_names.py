@@ -12,6 +12,8 @@ from repository import ROOT
 NAMED = re.compile(r"`(trims(?:_client|_bench|_predictors)?(?:\.\w+)+)(?:\([^`]*\))?`")
 #: Names of entry-point groups, not of modules.
 GROUPS = {entry.group for entry in importlib.metadata.distribution("trims").entry_points}
+#: A group for the packages of others: ours names nothing in it.
+GROUPS |= {"trims.predictors"}
 #: Written in its own environment only.
 ELSEWHERE = {"trims.mxnet", "trims.cupy"}
 
