@@ -95,6 +95,18 @@ def test_half_an_image_is_refused_with_its_place() -> None:
         apply("decode_image", elements(whole, whole[: len(whole) // 2]))
 
 
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "BMP", "WEBP"])
+def test_damaged_bytes_are_decoded_or_refused_and_nothing_else(form: str) -> None:
+    whole, random = encoded(picture(12, 12), form), np.random.default_rng(5)
+    for _ in range(150):
+        damaged = np.frombuffer(whole, np.uint8).copy()
+        damaged[random.integers(0, len(damaged), 4)] = random.integers(0, 256, 4)
+        try:
+            assert one(damaged.tobytes(), max_pixels=10_000).ndim == 3
+        except RefusedError:
+            continue
+
+
 def test_a_format_that_pillow_knows_and_requests_may_not_bring_is_refused() -> None:
     with pytest.raises(RefusedError, match="cannot be decoded"):
         one(encoded(picture(3, 4), "TIFF"))
