@@ -66,7 +66,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
     from trims.core.units import parse_bytes
     from trims.wire.address import default_runtime_dir
     from trims_predictors.endpoint.settings import EndpointSettings, read_token
-    from trims_predictors.fleet import Settings
+    from trims_predictors.records import Settings
 
     fleet = Settings(
         runtime_dir=options.runtime_dir or default_runtime_dir(),

@@ -18,6 +18,7 @@ from trims.core.errors import CallerError, DeadlineError, DrainingError, Predict
 from trims_predictors.batches import join, rows_of, split
 from trims_predictors.launching import Environment, Launcher
 from trims_predictors.nursery import Nursery
+from trims_predictors.records import Answer
 from trims_predictors.schedule import Fail, Job, Limits, Run, Schedule, Start, Step, Stop
 from trims_predictors.tensors import check_against, check_outputs, describe, types_of
 
@@ -25,114 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trims.core.serving import TensorType
-    from trims.core.steps import Step as ManifestStep
     from trims_predictors.processes import PredictorProcess
+    from trims_predictors.records import Plan, Settings
     from trims_predictors.tensors import Tensor
 
 _log = logging.getLogger(__name__)
 #: After an answer the same client often asks again.
 _AFTERWARDS_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Of a fleet.
-
-    Attributes:
-        runtime_dir: Folder of the daemon's sockets.
-        predictors: Processes that run models at once, spares not counted.
-        queue: Requests that may wait for one model.
-        spares: Predictors that each template has ready.
-        keep_alive_s: Seconds an idle predictor stays, for models that do not say it; None: until its slot is needed.
-        load_deadline_s: Seconds a predictor may take to load its model.
-        run_deadline_s: Seconds that one run may take, for models that do not say it.
-        queue_deadline_s: Seconds that a request waits for a predictor, if it does not say it.
-    """
-
-    runtime_dir: str
-    predictors: int = 16
-    queue: int = 128
-    spares: int = 1
-    keep_alive_s: float | None = 300.0
-    load_deadline_s: float = 600.0
-    run_deadline_s: float = 60.0
-    queue_deadline_s: float = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How predictors of one model are made, and how they are used.
-
-    Attributes:
-        line: Name of its line: another one whenever the manifest has changed.
-        model: Its name.
-        version: Of its manifest.
-        call: What the predictor is made from.
-        how: What `call` names: a class, an entry point or a function, as `making` has it.
-        environment: Where it runs.
-        origin: Folder of its manifest, from which the class may come; or empty.
-        options: For the class.
-        attributes: Of the manifest.
-        inputs: What requests must bring; empty if the manifest does not say it.
-        outputs: What answers have.
-        preprocess: Steps before the predictor, in its process.
-        postprocess: Steps after it.
-        preload: Modules for the template.
-        place: Where to have the weights; None for what the manifest says.
-        instances: Predictors at once.
-        threads: Of each.
-        batch: Rows of one run; 0: no batches.
-        batch_delay_s: How long a request waits for others.
-        keep_alive_s: As in the settings; None: what they say.
-        run_deadline_s: The same.
-    """
-
-    line: str
-    model: str
-    version: str
-    call: str
-    environment: Environment
-    how: str = "class"
-    origin: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    inputs: tuple[TensorType, ...] = ()
-    outputs: tuple[TensorType, ...] = ()
-    preprocess: tuple[ManifestStep, ...] = ()
-    postprocess: tuple[ManifestStep, ...] = ()
-    preload: tuple[str, ...] = ()
-    place: str | None = None
-    instances: int = 1
-    threads: int = 1
-    batch: int = 0
-    batch_delay_s: float = 0.0
-    keep_alive_s: float | None = None
-    run_deadline_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What came of a request.
-
-    Attributes:
-        outputs: Tensors.
-        cold: True if it was answered by a predictor that was started after the request had come.
-        how: What its predictor was before: `running`, `spare`, `forked` or `spawned`.
-        place: Where the weights lie.
-        warm: True if they were there already when the predictor opened them.
-        batch: Requests that were answered in the same run.
-        stages: Seconds of each stage: `queue_s` until a predictor had it, of these for a cold one `process_s`,
-            `connect_s`, `open_s` and `load_s`; then `input_s`, `preprocess_s` and `postprocess_s` around `predict_s`
-            if the model has such steps, `output_s`, and `run_s` for the whole run as the endpoint sees it.
-    """
-
-    outputs: list[Tensor]
-    cold: bool
-    how: str
-    place: str
-    warm: bool
-    batch: int
-    stages: Mapping[str, float]
 
 
 @dataclass(eq=False, slots=True)

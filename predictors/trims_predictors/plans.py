@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from trims.core.errors import ModelNotFoundError, NotSupportedError
 from trims.core.manifest import parse_manifest
 from trims_predictors.builtin import PREDICTORS
-from trims_predictors.fleet import Plan, default_threads
+from trims_predictors.fleet import default_threads
 from trims_predictors.launching import Environment
+from trims_predictors.records import Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

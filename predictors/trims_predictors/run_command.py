@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MOST_ELEMENTS = 64
 _MOST_LETTERS = 500
 _STARTS = ("process", "connect", "open", "load")
-_STAGES = ("queue", "input", "predict", "output", "run")
+_STAGES = ("queue", "input", "preprocess", "predict", "postprocess", "output", "run")
 _INPUT = (
     "a .json file or text with a request of the Open Inference Protocol; a .npy file, or a .npz file with named "
     "inputs; any other file, as bytes; numbers such as [1, 2]; text. With several inputs, name=INPUT for each"

@@ -161,8 +161,9 @@ async def _run_alone(
     runtime_dir: str, environments: Mapping[str, str], model: str, make: MakeInputs, deadline_s: float | None
 ) -> Ran:
     from trims.control import aadmin
-    from trims_predictors.fleet import Fleet, Settings
+    from trims_predictors.fleet import Fleet
     from trims_predictors.plans import Plans
+    from trims_predictors.records import Settings
 
     async with aadmin(runtime_dir) as daemon:
         fleet = Fleet(Settings(runtime_dir, predictors=1, spares=0))

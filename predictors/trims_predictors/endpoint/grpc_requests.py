@@ -14,7 +14,7 @@ from trims_predictors.tensors import Tensor, cast, join_bytes, nbytes_of, numpy_
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trims_predictors.fleet import Answer
+    from trims_predictors.records import Answer
 
 #: Data type -> the list of a tensor's contents that has its elements; FP16 and BF16 travel as raw bytes only.
 _CONTENTS = {

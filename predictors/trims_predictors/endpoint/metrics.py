@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-    from trims_predictors.fleet import Answer
+    from trims_predictors.records import Answer
 
 #: Models with labels of their own; each has about 200 series.
 MOST_MODELS = 256
@@ -31,7 +31,9 @@ OTHER = "(other)"
 #: From a warm answer to a cold start that reads gigabytes.
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 #: Of `Answer.stages`; without a fixed list, a predictor could make labels.
-STAGES = ("queue", "process", "connect", "open", "load", "input", "predict", "output", "run")
+STAGES = (
+    "queue", "process", "connect", "open", "load", "input", "preprocess", "predict", "postprocess", "output", "run",
+)  # fmt: skip
 #: Outcomes that are no errors of trims's tree.
 ANSWERED, CANCELLED, TOO_LARGE, BUG = "ok", "cancelled", "too_large_body", "internal"
 

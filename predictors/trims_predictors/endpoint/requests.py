@@ -16,7 +16,7 @@ from trims_predictors.tensors import Tensor, cast, from_array, join_bytes, nbyte
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trims_predictors.fleet import Answer
+    from trims_predictors.records import Answer
 
 #: In requests and answers, the length of the JSON before the binary tensors.
 HEADER_LENGTH = "inference-header-content-length"

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from trims.control import AsyncAdmin, Model
-    from trims_predictors.fleet import Answer, Fleet, Plan
+    from trims_predictors.fleet import Fleet
+    from trims_predictors.records import Answer, Plan
     from trims_predictors.tensors import Tensor
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")

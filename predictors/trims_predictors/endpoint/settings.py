@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from trims_predictors.fleet import Settings
+    from trims_predictors.records import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fleets import Driver, arrays, drive, register, text
 from looking import wait_until
-from trims_predictors.fleet import Answer
+from trims_predictors.records import Answer
 from trims_predictors.tensors import from_array
 
 from trims.core.errors import (

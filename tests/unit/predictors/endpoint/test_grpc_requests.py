@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint.grpc_requests import parse_request, write_answer
-from trims_predictors.fleet import Answer
+from trims_predictors.records import Answer
 from trims_predictors.tensors import from_array, to_array
 
 from trims.core.errors import CallerError

@@ -13,7 +13,7 @@ from trims_predictors.endpoint import inference_pb2_grpc
 from trims_predictors.endpoint.grpc_service import code_of, start_server
 from trims_predictors.endpoint.health import Health
 from trims_predictors.endpoint.metrics import Metrics
-from trims_predictors.fleet import Answer
+from trims_predictors.records import Answer
 
 from trims.core.errors import BusyError, CallerError, ModelNotFoundError, PredictorError, TrimsError
 

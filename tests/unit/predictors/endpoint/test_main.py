@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from trims_predictors.endpoint.main import _listening, _Server, serve
 from trims_predictors.endpoint.settings import EndpointSettings
-from trims_predictors.fleet import Settings
+from trims_predictors.records import Settings
 
 from trims.core.errors import ConfigError
 

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from trims_predictors.endpoint.requests import parse_request, to_json, write_answer
-from trims_predictors.fleet import Answer
+from trims_predictors.records import Answer
 from trims_predictors.tensors import Tensor, from_array, to_array
 
 from trims.core.errors import CallerError

@@ -12,7 +12,7 @@ import pytest
 from asgi import Reply, call
 from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.endpoint.rest import build_app
-from trims_predictors.fleet import Answer
+from trims_predictors.records import Answer
 from trims_predictors.tensors import from_array, to_array
 
 from trims.core.errors import BusyError, CallerError, ModelNotFoundError, PredictorError

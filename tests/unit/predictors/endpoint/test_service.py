@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from trims_predictors.endpoint.service import Service
-from trims_predictors.fleet import Answer, Plan
+from trims_predictors.records import Answer, Plan
 
 from trims.control.answers import Model
 from trims.core.errors import DaemonAwayError, ModelNotFoundError, PredictorError

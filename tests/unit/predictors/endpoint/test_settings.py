@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from trims_predictors.endpoint.settings import EndpointSettings, is_loopback, read_token
-from trims_predictors.fleet import Settings
+from trims_predictors.records import Settings
 
 from trims.core.errors import ConfigError
 

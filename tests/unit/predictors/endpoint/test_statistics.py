@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trims_predictors.endpoint.statistics import ModelStatistics
-from trims_predictors.fleet import Answer
+from trims_predictors.records import Answer
 
 
 def answer(batch: int, *, cold: bool) -> Answer:
