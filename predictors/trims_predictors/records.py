@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trims.core.serving import TensorType
+    from trims.core.steps import Step
     from trims_predictors.launching import Environment
     from trims_predictors.tensors import Tensor
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import subprocess
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from repository import ROOT
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.daemon_figures import figures
 from trims_predictors.endpoint.metrics import MOST_MODELS, OTHER, STAGES, Metrics
@@ -139,8 +141,12 @@ def test_two_endpoints_in_one_process_count_apart(metrics: Metrics) -> None:
     assert Page(other)("trims_requests_total", "m", "http", "ok") is None
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+#: Where `make clients-env` puts it, or where it is installed.
+PROMTOOL = shutil.which("promtool", path=f"{ROOT / '.venv-clients' / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian: prometheus)")
 def test_promtool_finds_nothing_to_object_to(metrics: Metrics) -> None:
     page = metrics.page(REPORT, figures(STATS))
-    done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, check=False)
+    done = subprocess.run([str(PROMTOOL), "check", "metrics"], input=page, capture_output=True, check=False)
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
