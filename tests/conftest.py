@@ -219,6 +219,14 @@ def daemon(serve: Callable[..., Daemon]) -> Daemon:
 
 
 @pytest.fixture
+def own_files() -> Iterator[None]:
+    """Files that only their owner may write to, as places in files need, whatever the mask of the shell is."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
 def cuda(folder: Path) -> Iterator[str]:
     """A fake device; what to call its driver."""
     from on_device import TOTAL_BYTES, UUID

@@ -44,12 +44,7 @@ if TYPE_CHECKING:
 WEIGHTS = {"weight": np.arange(100_000), "half": np.arange(7, dtype="f2")}
 
 
-@pytest.fixture(autouse=True)
-def _own_files() -> Iterator[None]:
-    """Files that only their owner may write to, whatever the mask of the shell is."""
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
+pytestmark = pytest.mark.usefixtures("own_files")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ import trims  # noqa: E402
 from trims.core.errors import ArtifactError, BrokenWeightsError  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from trims_client import Session
@@ -34,12 +34,7 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 
-@pytest.fixture(autouse=True)
-def _own_files() -> Iterator[None]:
-    """Files that only their owner may write to, whatever the mask of the shell is."""
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
+pytestmark = pytest.mark.usefixtures("own_files")
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ from onnx_models import attention, feeds, own_answer
 import trims
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from fleets import Driver
@@ -30,12 +29,7 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 
-@pytest.fixture(autouse=True)
-def _own_files() -> Iterator[None]:
-    """Files that only their owner may write to, whatever the mask of the shell is."""
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
+pytestmark = pytest.mark.usefixtures("own_files")
 
 
 @pytest.fixture

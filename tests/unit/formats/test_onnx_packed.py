@@ -33,18 +33,23 @@ def plan(main: Path, **options: Any) -> Any:
     return OnnxConverter().plan(Artifact("onnx", (main,), {"prepack": "shared", **options}))
 
 
+def mapping_session(image: Path) -> Any:
+    """A session for which ONNX Runtime maps the weights from the image by itself."""
+    program = ImageView(memoryview(image.read_bytes())).program()
+    assert program is not None
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(image.parent))
+    body = exchange_name(program.body, program.attributes["packed"]["name"], image.name)
+    return onnxruntime.InferenceSession(body, options, providers=["CPUExecutionProvider"])
+
+
 @MODELS
 def test_the_runtime_maps_the_image_and_packs_nothing_else(tmp_path: Path, make: Callable[[Path], Path]) -> None:
     main = make(tmp_path)
     path = write_image(plan(main), tmp_path / "an.image")
-    program = ImageView(path.read_bytes()).program()
-    assert program is not None
     main.rename(tmp_path / "away.onnx")
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(tmp_path))
-    body = exchange_name(program.body, program.attributes["packed"]["name"], path.name)
-    session = onnxruntime.InferenceSession(body, options, providers=["CPUExecutionProvider"])
+    session = mapping_session(path)
     (answer,) = session.run(None, feeds(main))
     (tmp_path / "away.onnx").rename(main)
     np.testing.assert_array_equal(answer, own_answer(main, prepack=True))
@@ -56,17 +61,12 @@ def test_the_block_holds_what_the_runtime_would_pack(tmp_path: Path, make: Calla
     main = make(tmp_path)
     path = write_image(plan(main), tmp_path / "an.image")
     view = ImageView(path.read_bytes())
-    spec, program = view.layout.tensors[BLOCK], view.program()
-    assert program is not None
+    spec = view.layout.tensors[BLOCK]
     assert spec.nbytes > 0
     with path.open("r+b") as file:
         file.seek(view.data_start + spec.offset)
         file.write(np.full(spec.nbytes // 4, 3.0, np.float32).tobytes())
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(tmp_path))
-    body = exchange_name(program.body, program.attributes["packed"]["name"], path.name)
-    session = onnxruntime.InferenceSession(body, options, providers=["CPUExecutionProvider"])
+    session = mapping_session(path)
     (answer,) = session.run(None, feeds(main))
     assert not np.allclose(answer, own_answer(main, prepack=True))
 
