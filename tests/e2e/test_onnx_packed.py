@@ -21,6 +21,7 @@ from onnx_models import attention, feeds, own_answer
 import trims
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from fleets import Driver
