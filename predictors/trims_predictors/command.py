@@ -16,7 +16,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "answer inference requests (Open Inference Protocol) by isolated predictors"
     endpoint = commands.add_parser("endpoint", help=text, description=text)
     endpoint.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    endpoint.add_argument("--port", type=int, default=8000, help="for HTTP, 0 for any free one (default: 8000)")
+    endpoint.add_argument("--port", default="8000", help="for HTTP, 0 for any free one (default: 8000)")
     endpoint.add_argument("--grpc-port", default="8001", help="for gRPC, 0 for any free one, or none (default: 8001)")
     endpoint.add_argument("--token-file", type=Path, help="file with the bearer token that requests must bring")
     endpoint.add_argument("--certificate", type=Path, help="TLS certificate, with its chain")
@@ -77,8 +77,8 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
     return EndpointSettings(
         fleet=fleet,
         host=options.host,
-        port=options.port,
-        grpc_port=_port(options.grpc_port),
+        port=_port(options.port, "--port"),
+        grpc_port=None if options.grpc_port == "none" else _port(options.grpc_port, "--grpc-port", " or none"),
         token=None if options.token_file is None else read_token(options.token_file),
         certificate=options.certificate,
         private_key=options.private_key,
@@ -97,13 +97,11 @@ def _at_least_one(value: int, flag: str) -> int:
     return value
 
 
-def _port(text: str) -> int | None:
+def _port(text: str, flag: str, otherwise: str = "") -> int:
     from trims.core.errors import ConfigError
 
-    if text == "none":
-        return None
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
-        raise ConfigError(f"--grpc-port is {text!r}; it must be a port, 0 for any free one, or none")
+        raise ConfigError(f"{flag} is {text!r}; it must be a port from 1 to 65535, 0 for any free one{otherwise}")
     return int(text)
 
 

@@ -77,6 +77,8 @@ class Fleet:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.get_running_loop()
         self._closing = False
+        self._grace_until_s = 0.0
+        self._killing = False
         #: Requests that wait or run, and when the last one ended.
         self._asked = 0
         self._answered_s = 0.0
@@ -156,7 +158,8 @@ class Fleet:
     def _give_up(self, job: Job, deadline_s: float) -> None:
         steps = self._schedule.cancel(job)
         if steps is not None:
-            _fail(job, DeadlineError(f"no predictor of {job.payload.plan.model!r} was free within {deadline_s:g} s"))
+            model = job.payload.plan.model
+            self._fail(job, DeadlineError(f"no predictor of {model!r} was free within {deadline_s:g} s"))
             self._do(steps)
 
     def retire(self, line: str) -> None:
@@ -193,7 +196,7 @@ class Fleet:
     def _do(self, steps: Sequence[Step]) -> None:
         for step in steps:
             if isinstance(step, Fail):
-                _fail(step.job, step.error)
+                self._fail(step.job, step.error)
             elif isinstance(step, Start):
                 self._background(self._start(step.predictor, self._plans[step.line]))
             elif isinstance(step, Run):
@@ -249,7 +252,7 @@ class Fleet:
         except TrimsError as error:
             if len(jobs) == 1 or running.process.dying:
                 for job in jobs:
-                    _fail(job, error)
+                    self._fail(job, error)
             else:  # one of them may be to blame: the others are answered
                 for job in jobs:
                     await self._run_alone(running, job)
@@ -279,7 +282,7 @@ class Fleet:
         try:
             await self._run_together(running, [job])
         except TrimsError as error:
-            _fail(job, error)
+            self._fail(job, error)
 
     def _answer(
         self, running: _Running, request: _Request, outputs: list[Tensor], batch: int, stages: Mapping[str, float]
@@ -320,6 +323,12 @@ class Fleet:
     def _keep_alive_of(self, plan: Plan) -> float | None:
         return self._settings.keep_alive_s if plan.keep_alive_s is None else plan.keep_alive_s
 
+    def _fail(self, job: Job, error: TrimsError) -> None:
+        if self._killing and isinstance(error, PredictorError):  # not its fault, nor the request's
+            error = DrainingError("the endpoint ended before the request was answered; send it again")
+        if not job.payload.answer.done():
+            job.payload.answer.set_exception(error)
+
     # -- the rest --------------------------------------------------------------------------------------------------
 
     def _background(self, work: Any) -> None:
@@ -336,13 +345,18 @@ class Fleet:
         self.counters[name] = self.counters.get(name, 0) + 1
 
     async def close(self, grace_s: float = 10.0) -> None:
-        """Take no more requests, let those that run finish within the time, and end all processes. Idempotent."""
+        """Take no more requests, let those that run finish within the time, and end all processes.
+
+        Called once more, it returns at once; a shorter grace counts.
+        """
+        until_s = self._loop.time() + grace_s
         if self._closing:
+            self._grace_until_s = min(self._grace_until_s, until_s)
             return
-        self._closing = True
-        until = self._loop.time() + grace_s
-        while self._asked and self._loop.time() < until:
+        self._closing, self._grace_until_s = True, until_s
+        while self._asked and self._loop.time() < self._grace_until_s:
             await asyncio.sleep(0.02)
+        self._killing = True
         for each in list(self._plans):
             self.retire(each)
         for running in list(self._running.values()):
@@ -355,11 +369,6 @@ class Fleet:
     def _is_busy(self) -> bool:
         """Whether a request waits or runs, or has just been answered."""
         return bool(self._asked) or self._loop.time() < self._answered_s + _AFTERWARDS_S
-
-
-def _fail(job: Job, error: TrimsError) -> None:
-    if not job.payload.answer.done():
-        job.payload.answer.set_exception(error)
 
 
 def default_threads() -> int:

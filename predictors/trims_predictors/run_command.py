@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,13 +54,15 @@ def _run(options: argparse.Namespace) -> None:
 
 def _ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
     from trims.cli.output import note
-    from trims.core.errors import DaemonAwayError
+    from trims.core.errors import ConfigError, DaemonAwayError
     from trims.wire.address import default_runtime_dir
     from trims.wire.endpoint_file import read_address
     from trims_predictors.command import environments_in
     from trims_predictors.endpoint.settings import read_token
     from trims_predictors.running import Away, HttpEndpoint, run_alone
 
+    if not 0 < options.deadline_s < math.inf:
+        raise ConfigError(f"--deadline-s is {options.deadline_s:g}; it must be more than 0 seconds")
     runtime_dir = options.runtime_dir or default_runtime_dir()
     found = read_address(runtime_dir) if options.endpoint is None else None
     url = options.endpoint or (found.url if found is not None else "none")

@@ -71,6 +71,9 @@ def _is_file(value: str) -> bool:
     """Whether a value is a file. Raises CallerError for one that must be meant as a file, and is not there."""
     if os.path.isfile(value):
         return True
+    if os.path.exists(value) and ("/" in value or value.startswith(".") or value.lower().endswith(_SUFFIXES)):
+        what = "a folder" if os.path.isdir(value) else "no regular file"
+        raise CallerError(f"{value!r:.200} is {what}; name a file")
     if value.lower().endswith(_SUFFIXES) and not re.search(r"\s", value):
         raise CallerError(f"there is no file {value!r:.200}")
     return False

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import (
     BusyError,
     CallerError,
-    DaemonAwayError,
     DeadlineError,
     ModelNotFoundError,
     NotSupportedError,
@@ -121,6 +120,13 @@ class HttpEndpoint:
                 raise PermissionDeniedError(
                     f"the endpoint at {self._url} is not trusted: {error.reason}; name its certificate (--certificate)"
                 ) from error
+            if isinstance(error.reason, (BrokenPipeError, ConnectionResetError)) and body is not None:
+                raise CallerError(
+                    f"the endpoint at {self._url} hung up while {len(body):,} bytes were sent; if that is more than "
+                    "its --max-body, send less or start it with more"
+                ) from error
+            if isinstance(error.reason, TimeoutError):
+                raise DeadlineError(f"{self._url} could not be reached within {self._deadline_s:g} s") from error
             raise Away(f"no endpoint answers at {self._url}: {error.reason}") from error
         except (http.client.HTTPException, OSError) as error:
             raise PredictorError(f"the endpoint at {self._url} broke off: {error}") from error
@@ -172,7 +178,5 @@ async def _run_alone(
             tensors = make(fleet.signature(plan)[0])
             answer = await fleet.infer(plan, tensors, queue_deadline_s=deadline_s)
             return Ran(plan.model, plan.version, told(answer), answer.outputs)
-        except DaemonAwayError as error:
-            raise DaemonAwayError(f"{error}; start one with `trims serve`") from error
         finally:
             await fleet.close()

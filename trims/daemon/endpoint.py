@@ -34,7 +34,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 #: An endpoint that has served for so long did not die of its settings.
 _SOUND_S = 60.0
 #: Requests that run may finish (`drain_s` of the endpoint), and its processes must end.
-_GRACE_S = 40.0
+_GRACE_S = 45.0
 _NOT_HERE = "only `trims serve` starts one"
 
 

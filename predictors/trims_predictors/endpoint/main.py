@@ -26,12 +26,14 @@ from trims_predictors.fleet import Fleet
 from trims_predictors.launching import Environment
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+    from collections.abc import Awaitable, Callable, Generator, Iterator
 
     from trims_predictors.endpoint.settings import EndpointSettings
 
 #: A connection without requests is closed after so long. Clients that keep one for seconds do not all notice its end.
 _KEEP_CONNECTIONS_S = 75
+#: Between the end of the fleet, which fails what runs, and that of connections: the clients are told.
+_LAST_WORDS_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -47,16 +49,49 @@ async def _serve(settings: EndpointSettings) -> None:
         async with aadmin(settings.fleet.runtime_dir) as daemon:
             fleet = Fleet(settings.fleet)
             service = Service(daemon, fleet, settings.environments)
+            ending = _Ending(fleet, settings.drain_s)
             try:
                 for framework in settings.preload:
                     fleet.prepare(Environment(framework, settings.environments.get(framework, "")))
-                health = Health(service.is_ready)
-                async with _grpc(settings, service, health) as grpc:
-                    with _announced(settings, sock, grpc):
-                        await _answer(settings, service, sock, health.drain)
+                grpc = await _start_grpc(settings, service, Health(service.is_ready), ending)
+                with _announced(settings, sock, grpc):
+                    await _answer(settings, service, sock, ending.begin)
             finally:
-                await fleet.close(settings.drain_s)
+                await ending.wait()
                 await service.close()
+
+
+class _Ending:
+    """The end of all parts, which begins at once: none takes requests any more, and those that run may finish.
+
+    Args:
+        fleet: When the time is over it fails what still runs, so that each client is told.
+        drain_s: That time.
+    """
+
+    def __init__(self, fleet: Fleet, drain_s: float) -> None:
+        self._fleet = fleet
+        self._drain_s = drain_s
+        self._grpc: Callable[[], Awaitable[None]] | None = None
+        self._tasks: list[asyncio.Future[None]] = []
+
+    def add_grpc(self, stop: Callable[[], Awaitable[None]]) -> None:
+        """The gRPC server ends with the others."""
+        self._grpc = stop
+
+    def begin(self) -> None:
+        """Begin; called again, what still runs is failed now."""
+        if self._tasks:
+            self._tasks.append(asyncio.ensure_future(self._fleet.close(0.0)))
+            return
+        parts = [self._fleet.close(self._drain_s), *([] if self._grpc is None else [self._grpc()])]
+        self._tasks = [asyncio.ensure_future(part) for part in parts]
+
+    async def wait(self) -> None:
+        """Until all have ended. Begins, if that has not been done."""
+        if not self._tasks:
+            self.begin()
+        await asyncio.gather(*self._tasks)
 
 
 @contextlib.contextmanager
@@ -75,12 +110,10 @@ def _listening(settings: EndpointSettings) -> Iterator[socket.socket]:
         yield sock
 
 
-@contextlib.asynccontextmanager
-async def _grpc(settings: EndpointSettings, service: Service, health: Health) -> AsyncGenerator[str, None]:
-    """gRPC beside HTTP, if it is wanted: its address, or nothing. Calls that run may finish when it ends."""
+async def _start_grpc(settings: EndpointSettings, service: Service, health: Health, ending: _Ending) -> str:
+    """gRPC beside HTTP, if it is wanted: its address, or nothing."""
     if settings.grpc_port is None:
-        yield ""
-        return
+        return ""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     try:
         server, port = await start_server(
@@ -98,12 +131,14 @@ async def _grpc(settings: EndpointSettings, service: Service, health: Health) ->
             "listens there"
         ) from error
     await health.start()
-    _log.info("serves it over gRPC at %s:%d", host, port)
-    try:
-        yield f"{host}:{port}"
-    finally:
+
+    async def stop() -> None:
         health.drain()
-        await server.stop(settings.drain_s)
+        await server.stop(settings.drain_s + _LAST_WORDS_S)
+
+    ending.add_grpc(stop)
+    _log.info("serves it over gRPC at %s:%d", host, port)
+    return f"{host}:{port}"
 
 
 class _Server(uvicorn.Server):
@@ -111,7 +146,7 @@ class _Server(uvicorn.Server):
 
     Args:
         config: Its own.
-        ending: Called at the first signal.
+        ending: Called at each signal.
         lifeline: Descriptor whose end is a signal, too.
     """
 
@@ -158,7 +193,7 @@ async def _answer(
         ssl_certfile=settings.certificate,
         ssl_keyfile=settings.private_key,
         timeout_keep_alive=_KEEP_CONNECTIONS_S,
-        timeout_graceful_shutdown=round(settings.drain_s),
+        timeout_graceful_shutdown=round(settings.drain_s + _LAST_WORDS_S),
     )
     await _Server(config, ending, sys.stdin.fileno() if settings.supervised else None).serve([sock])
 

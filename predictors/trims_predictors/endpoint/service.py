@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from trims_predictors.records import Answer, Plan
     from trims_predictors.tensors import Tensor
 
+#: Of an order to load a model, for its conversion and for readers of the last image to end.
+_LOAD_S = 600.0
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 
 
@@ -161,10 +163,13 @@ class Service:
         return ("READY", "") if places else ("UNAVAILABLE", "not loaded; the first request loads it")
 
     async def load(self, model: str) -> None:
-        """Have a model's weights in memory and forget what was known of it. Raises what the daemon raises."""
+        """Have a model's weights in memory and forget what was known of it. Raises what the daemon raises.
+
+        A model that was just unloaded may still be read by predictors that end: that is waited for.
+        """
         self._plans.forget(model)
         await self.plan(model)
-        await self._daemon.load(model)
+        await self._daemon.load(model, deadline_s=_LOAD_S)
 
     async def unload(self, model: str) -> None:
         """End a model's predictors and free its weights; those that are leased stay until the leases end."""

@@ -41,6 +41,9 @@ def test_flags_become_settings(tmp_path: Path) -> None:
         (["--environments", "mxnet=/no/python"], "the file must be there"),
         (["--token-file", "/no/token"], "no token can be read"),
         (["--max-body", "much"], "much"),
+        (["--port", "99999"], "--port is '99999'; it must be a port from 1 to 65535"),
+        (["--port", "none"], "--port is 'none'"),
+        (["--grpc-port", "-1"], "--grpc-port is '-1'; .* 0 for any free one or none"),
     ],
 )
 def test_a_wrong_flag_is_told_with_what_is_right(arguments: list[str], message: str) -> None:

@@ -323,7 +323,7 @@ def test_a_closed_fleet_takes_no_requests_and_leaves_no_process(troubled: Daemon
         hanging = asyncio.ensure_future(driver.ask(do=text("hang")))
         await asyncio.sleep(0.05)
         await driver.fleet.close(0.1)
-        with pytest.raises(PredictorError, match="the endpoint ended"):
+        with pytest.raises(DrainingError, match="the endpoint ended before the request was answered; send it again"):
             await hanging
         with pytest.raises(DrainingError):
             await driver.ask(do=text("nothing"))
@@ -453,3 +453,20 @@ def test_a_predictor_that_was_expected_of_a_model_that_has_changed_ends(scaler: 
         assert driver.fleet.report()["models"] == {}
 
     drive(scaler, work)
+
+
+def test_a_closing_fleet_that_is_closed_again_ends_what_runs_now(troubled: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        await driver.ask(do=text("nothing"))
+        hanging = asyncio.ensure_future(driver.ask(do=text("hang")))
+        while not driver.fleet.state((await driver.plan()).line)["busy"]:
+            await asyncio.sleep(0.01)
+        closing = asyncio.ensure_future(driver.fleet.close(3600.0))
+        await asyncio.sleep(0.05)
+        assert not hanging.done()
+        await driver.fleet.close(0.0)
+        with pytest.raises(DrainingError, match="send it again"):
+            await hanging
+        await closing
+
+    drive(troubled, work)

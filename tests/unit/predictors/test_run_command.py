@@ -8,6 +8,7 @@ from trims_predictors.run_command import _as_json, _tell, told_stages, told_star
 from trims_predictors.running import Ran
 from trims_predictors.tensors import Tensor, from_array
 
+from trims.cli.main import main
 from trims.core.errors import CallerError
 
 COLD = {
@@ -60,3 +61,9 @@ def test_the_whole_answer_is_json_unless_json_lacks_its_values() -> None:
     assert found["parameters"] == COLD
     with pytest.raises(CallerError, match="holds NaN or infinity, which JSON lacks; leave --json out to see it"):
         _as_json(ran(from_array("y", np.array([np.nan]))))
+
+
+@pytest.mark.parametrize("deadline", ["0", "-1", "nan", "inf"])
+def test_a_deadline_that_is_no_time_is_refused(deadline: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "m", "[1]", "--deadline-s", deadline]) == 1
+    assert f"--deadline-s is {deadline}; it must be more than 0 seconds" in capsys.readouterr().err

@@ -77,6 +77,8 @@ def test_text_and_other_files_are_one_element_of_bytes(tmp_path: Path) -> None:
         (("x=1", "2"), (X, IDS), "'2' is one of 2 inputs and has no name"),
         (("text=a",), (TensorType("text", "BYTES", (3,)),), "has 3 elements; write them in JSON"),
         (("a\0.npy",), (X,), "there is no file"),
+        (("/dev",), (TEXT,), "'/dev' is a folder; name a file"),
+        (("t=/dev/null",), (), "'/dev/null' is no regular file; name a file"),
     ],
 )
 def test_what_cannot_be_an_input_is_named_with_what_to_write(

@@ -140,3 +140,25 @@ def test_nothing_that_listens_is_told_apart_from_trouble() -> None:
 def test_a_url_without_a_scheme_is_refused() -> None:
     with pytest.raises(CallerError, match="is no URL such as http"):
         ask("localhost:8000")
+
+
+def test_an_endpoint_that_hangs_up_while_it_is_sent_much_is_no_reason_to_go_on_without_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def refuse() -> None:
+            for answer in (_response(json.dumps(METADATA).encode()), b""):
+                with server.accept()[0] as connection:
+                    connection.recv(1000)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        large = from_array("x", np.zeros(1 << 21))
+        endpoint = HttpEndpoint(f"http://127.0.0.1:{server.getsockname()[1]}", None, None, 60.0)
+        with pytest.raises(CallerError, match=r"hung up while 16,777,\d+ bytes were sent.*--max-body"):
+            endpoint.run("m", lambda _: [large], None)
+        thread.join()
+
+
+def _response(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 import uvicorn
-from trims_predictors.endpoint.main import _listening, _Server, serve
+from trims_predictors.endpoint.main import _Ending, _listening, _Server, serve
 from trims_predictors.endpoint.settings import EndpointSettings
 from trims_predictors.records import Settings
 
@@ -49,3 +49,40 @@ def test_signals_ask_for_a_graceful_end_first_and_for_a_quick_one_then() -> None
     before = signal.getsignal(signal.SIGINT)
     asyncio.run(run())
     signal.signal(signal.SIGINT, before)
+
+
+def test_all_parts_begin_to_end_at_once_and_a_second_signal_hurries_them() -> None:
+    told: list[object] = []
+
+    class Closing:
+        async def close(self, grace_s: float) -> None:
+            told.append(grace_s)
+
+    async def stop() -> None:
+        told.append("grpc")
+
+    async def run() -> None:
+        ending = _Ending(Closing(), 7.0)
+        ending.add_grpc(stop)
+        ending.begin()
+        await asyncio.sleep(0)
+        assert told == [7.0, "grpc"], "gRPC takes no calls while HTTP drains"
+        ending.begin()
+        await ending.wait()
+        assert told == [7.0, "grpc", 0.0]
+
+    asyncio.run(run())
+
+
+def test_parts_end_without_a_signal_too() -> None:
+    told: list[float] = []
+
+    class Closing:
+        async def close(self, grace_s: float) -> None:
+            told.append(grace_s)
+
+    async def run() -> None:
+        await _Ending(Closing(), 7.0).wait()
+
+    asyncio.run(run())
+    assert told == [7.0]

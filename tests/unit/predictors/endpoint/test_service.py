@@ -44,7 +44,8 @@ class Daemon:
             raise DaemonAwayError("no daemon")
         return SimpleNamespace(health=SimpleNamespace(status=self.health))
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str, *, deadline_s: float) -> None:
+        assert deadline_s > 0, "readers of the last image may have to end first"
         self.did.append(("load", name))
 
     async def evict(self, name: str, *, drain: bool) -> None:
