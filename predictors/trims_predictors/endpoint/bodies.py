@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import zlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
 from trims.core.units import format_bytes
@@ -40,6 +41,18 @@ async def read_body(request: Request, most_bytes: int) -> memoryview:
     if encoding not in ("", "identity"):
         body = await asyncio.to_thread(_unpack, body, encoding, most_bytes)
     return memoryview(body)
+
+
+async def read_object(request: Request, most_bytes: int) -> dict[str, Any]:
+    """The body of a request as a JSON object; nothing is an empty one. Raises as `read_body`, and CallerError."""
+    body = bytes(await read_body(request, most_bytes))
+    try:
+        message = json.loads(body) if body.strip() else {}
+    except (ValueError, RecursionError) as error:
+        raise CallerError(f"the request is not JSON: {error}") from error
+    if not isinstance(message, dict):
+        raise CallerError(f"the request must be an object, not {message!r:.80}")
+    return message
 
 
 def _unpack(body: bytes, encoding: str, most_bytes: int) -> bytes:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from trims.core.errors import TrimsError
+from trims_predictors.endpoint.looks import SharedLook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,19 +33,13 @@ class DaemonFigures:
 
     def __init__(self, daemon: AsyncAdmin) -> None:
         self._daemon = daemon
-        self._looking: asyncio.Future[Stats | None] | None = None
-        self._looked_s = 0.0
+        self._look = SharedLook(self._ask, fresh_s=_FRESH_S, patience_s=_PATIENCE_S)
 
     async def look(self) -> Stats | None:
         """The daemon's counters, at most some seconds old; None if it does not answer soon."""
-        looking = self._looking
-        if looking is None or (looking.done() and time.monotonic() - self._looked_s > _FRESH_S):
-            looking = self._looking = asyncio.ensure_future(self._look())
-            self._looked_s = time.monotonic()
-        await asyncio.wait((looking,), timeout=_PATIENCE_S)
-        return looking.result() if looking.done() and not looking.cancelled() else None
+        return await self._look.look()
 
-    async def _look(self) -> Stats | None:
+    async def _ask(self) -> Stats | None:
         try:
             return (await self._daemon.status()).stats
         except TrimsError:
@@ -54,9 +47,7 @@ class DaemonFigures:
 
     async def close(self) -> None:
         """Give up a look that is under way."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait((self._looking,))
+        await self._look.close()
 
 
 def figures(stats: Stats | None) -> Iterator[Metric]:

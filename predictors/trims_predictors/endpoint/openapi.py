@@ -89,6 +89,13 @@ SCHEMAS: Json = {
     "LoadRequest": _object(parameters={"type": ["object", "null"], "maxProperties": 0}),
     "UnloadRequest": _object(parameters={"type": ["object", "null"]}),
     "Nothing": {"type": "object", "maxProperties": 0},
+    "Overview": _object(
+        required=("version", "daemon", "places", "models", "spares"),
+        version=_TEXT, daemon=_ANY, places=_list(_ANY), models=_list(_ANY), spares=_ANY,
+    ),
+    "PlaceRequest": _object(place={"type": ["string", "null"], "description": "cpu, disk or gpu:N"}),
+    "Brought": _object(required=("place", "bytes"), place=_TEXT, bytes={"type": "integer"}),
+    "Evicted": _object(required=("freed", "draining"), freed=_list(_TEXT), draining=_list(_TEXT)),
 }  # fmt: skip
 
 #: What may be said of any request to a path, beside its answer.
@@ -106,6 +113,11 @@ _OF_RUN = {
 _OF_BODY = {"400": "the request is wrong", "413": "the body is too large"}
 
 
+def is_open(path: str) -> bool:
+    """Whether a path needs no token: probes and browsers cannot send one with their first request."""
+    return path == "/" or path.startswith(("/v2/health/", "/ui/files/"))
+
+
 def document(*, token: bool) -> Json:
     """The document.
 
@@ -115,7 +127,7 @@ def document(*, token: bool) -> Json:
     made: Json = {
         "openapi": "3.1.0",
         "info": {"title": "trims inference endpoint", "version": trims.__version__},
-        "paths": {**_server_paths(), **_model_paths(), **_repository_paths()},
+        "paths": {**_server_paths(), **_model_paths(), **_repository_paths(), **_page_paths()},
         "components": {"schemas": SCHEMAS},
     }
     if token:
@@ -123,7 +135,7 @@ def document(*, token: bool) -> Json:
         made["security"] = [{"token": []}]
         for path, methods in made["paths"].items():
             for operation in methods.values():
-                if path.startswith("/v2/health/"):
+                if is_open(path):
                     operation["security"] = []
                 else:
                     operation["responses"]["401"] = _answer("the token is missing or wrong", _ref("Error"))
@@ -181,12 +193,14 @@ def _model_paths() -> Json:
     }
 
 
+def _variable(name: str) -> Json:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
 def _with_names(path: Json, *, version: bool = False) -> Json:
     """The path with its variables, which stand in each of its operations."""
     names = ["model", *(["version"] if version else [])]
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}} for name in names
-    ]
+    parameters = [_variable(name) for name in names]
     return {method: {**operation, "parameters": parameters} for method, operation in path.items()}
 
 
@@ -199,3 +213,34 @@ def _repository_paths() -> Json:
         "/v2/repository/models/{model}/load": _with_names({"post": load}),
         "/v2/repository/models/{model}/unload": _with_names({"post": unload}),
     }
+
+
+def _page_paths() -> Json:
+    page, file = _operation("The web page", "Nothing"), _operation("A file of the web page", "Nothing")
+    page["responses"]["200"] = _answer("the page", _TEXT, "text/html")
+    media_types = ("text/html", "text/css", "text/javascript", "image/svg+xml")
+    content = {media_type: {"schema": _TEXT} for media_type in media_types}
+    file["responses"]["200"] = {"description": "the file", "content": content}
+    file["responses"]["404"] = _answer("the page has no such file", _ref("Error"))
+    file["parameters"] = [
+        {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    ]
+    paths: Json = {
+        "/": {"get": page},
+        "/ui/files/{name}": {"get": file},
+        "/ui/state": {"get": _operation("What the web page shows", "Overview")},
+    }
+    errors = {
+        **_OF_MODEL,
+        **_OF_BODY,
+        "409": "something holds the model that has to go first",
+        "504": "it took too long",
+    }
+    for name, text, answer in (
+        ("load", "Have a model's weights at a place; its predictors stay", "Brought"),
+        ("pin", "Never evict a model from a place", "Nothing"),
+        ("unpin", "Allow a place to evict a model again", "Nothing"),
+        ("evict", "Free a model's memory at a place; its idle predictors end", "Evicted"),
+    ):
+        paths[f"/ui/models/{{model}}/{name}"] = _with_names({"post": _operation(text, answer, errors, "PlaceRequest")})
+    return paths

@@ -1,14 +1,13 @@
 """The Open Inference Protocol over HTTP, as a FastAPI application.
 
 Routes are those of the protocol, with and without a version, and of the extensions in `service.EXTENSIONS`. Errors are
-`{"error": message}` with the status of `status`.
+`{"error": message}` with the status of `status`. The web page has its routes in `page_routes`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -18,8 +17,9 @@ from starlette.exceptions import HTTPException
 
 import trims
 from trims.core.errors import BusyError, CallerError, TrimsError
-from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, read_body
-from trims_predictors.endpoint.openapi import document
+from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, read_body, read_object
+from trims_predictors.endpoint.openapi import document, is_open
+from trims_predictors.endpoint.page_routes import add_page_routes
 from trims_predictors.endpoint.requests import HEADER_LENGTH, parse_request, write_answer
 from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
 
@@ -41,6 +41,10 @@ _GONE = 499
 #: Hosts that a browser reaches this machine by. Another name in a request's Host is a page that had its own name point
 #: here, to have the browser of a user of this machine send requests.
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+#: Methods that change nothing. Only these are taken from a browser that says another site's page is behind them.
+_ONLY_READS = ("GET", "HEAD", "OPTIONS")
+#: What a browser says (Sec-Fetch-Site) of requests of the endpoint's own page, and of those that no page has made.
+_OWN_PAGE = ("same-origin", "none")
 
 
 def build_app(service: Service, *, most_body_bytes: int, token: str | None, loopback: bool) -> FastAPI:
@@ -49,7 +53,7 @@ def build_app(service: Service, *, most_body_bytes: int, token: str | None, loop
     Args:
         service: What it offers.
         most_body_bytes: Larger requests are refused.
-        token: Bearer token that every request but the health checks must bring; None for none.
+        token: Bearer token that every request must bring but those for what `is_open`; None for none.
         loopback: Whether it listens on this machine only: then requests for other hosts' names are refused.
     """
     app = FastAPI(title="trims inference endpoint", version=trims.__version__, docs_url=None, redoc_url=None)
@@ -86,7 +90,10 @@ class Guard:
             return _error(403, f"the endpoint listens on this machine only, and not as {host!r:.80}")
         if origin is not None and origin.partition("://")[2] != host:
             return _error(403, f"requests from pages of {origin!r:.80} are not taken")
-        if self._token is not None and not request.url.path.startswith("/v2/health/"):
+        if request.method not in _ONLY_READS and request.headers.get("sec-fetch-site", "none") not in _OWN_PAGE:
+            return _error(403, "requests from pages of other sites are not taken")
+        # Not `request.url.path`: older versions of Starlette make that from the header Host, too.
+        if self._token is not None and not is_open(request.scope["path"]):
             given = request.headers.get("authorization", "").encode(errors="replace")
             if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
                 refused = _error(401, "this endpoint needs `Authorization: Bearer TOKEN`")
@@ -100,6 +107,7 @@ def _router(service: Service, most_body_bytes: int) -> APIRouter:
     _add_server_routes(router, service)
     _add_model_routes(router, service, most_body_bytes)
     _add_repository_routes(router, service, most_body_bytes)
+    add_page_routes(router, service, most_body_bytes)
     return router
 
 
@@ -218,13 +226,7 @@ async def _hang_up(request: Request) -> None:
 
 def _add_repository_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
     async def parameters(request: Request) -> dict[str, Any]:
-        body = bytes(await read_body(request, most_body_bytes))
-        try:
-            message = json.loads(body) if body.strip() else {}
-        except (ValueError, RecursionError) as error:
-            raise CallerError(f"the request is not JSON: {error}") from error
-        if not isinstance(message, dict):
-            raise CallerError(f"the request must be an object, not {message!r:.80}")
+        message = await read_object(request, most_body_bytes)
         for name, kind, text in (("ready", bool, "true or false"), ("parameters", dict, "an object")):
             if not isinstance(message.get(name, kind()), kind | None):
                 raise CallerError(f"{name!r} must be {text}, not {message[name]!r:.80}")

@@ -7,16 +7,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import trims
-from trims.core.errors import ModelNotFoundError, NotSupportedError, TrimsError
+from trims.core.errors import ModelNotFoundError, TrimsError
 from trims_predictors.endpoint.daemon_figures import DaemonFigures, figures
 from trims_predictors.endpoint.metrics import Metrics
+from trims_predictors.endpoint.overview import Overview
 from trims_predictors.endpoint.statistics import ModelStatistics
 from trims_predictors.plans import Plans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from trims.control import AsyncAdmin, Model
+    from trims.control import AsyncAdmin, Evicted, Model, Replica
     from trims_predictors.fleet import Fleet
     from trims_predictors.records import Answer, Plan
     from trims_predictors.tensors import Tensor
@@ -42,6 +43,8 @@ class Service:
         self._statistics: dict[str, ModelStatistics] = {}
         self._figures = DaemonFigures(daemon)
         self.metrics = Metrics()
+        #: What the web page shows.
+        self.overview = Overview(daemon, self._trouble)
 
     @staticmethod
     def metadata() -> dict[str, Any]:
@@ -79,6 +82,7 @@ class Service:
     async def close(self) -> None:
         """Let go of the daemon. The fleet is closed by itself."""
         await self._figures.close()
+        await self.overview.close()
 
     async def infer(
         self,
@@ -155,12 +159,18 @@ class Service:
         return found
 
     def _state(self, model: Model) -> tuple[str, str]:
-        try:
-            self._plans.make(model)
-        except (NotSupportedError, TrimsError) as error:
-            return "UNAVAILABLE", str(error)
+        if trouble := self._trouble(model):
+            return "UNAVAILABLE", trouble
         places = [replica.place for replica in model.replicas if replica.state == "sealed"]
         return ("READY", "") if places else ("UNAVAILABLE", "not loaded; the first request loads it")
+
+    def _trouble(self, model: Model) -> str:
+        """Why nothing can run a model; empty if something can."""
+        try:
+            self._plans.make(model)
+        except TrimsError as error:
+            return str(error)
+        return ""
 
     async def load(self, model: str) -> None:
         """Have a model's weights in memory and forget what was known of it. Raises what the daemon raises.
@@ -176,6 +186,27 @@ class Service:
         await self.plan(model)
         self._plans.forget(model)
         await self._daemon.evict(model, drain=True)
+
+    async def bring(self, model: str, place: str | None) -> Replica:
+        """Have a model's weights at a place, None for what its manifest says. Its predictors stay."""
+        try:
+            return await self._daemon.load(model, place, deadline_s=_LOAD_S)
+        finally:
+            self.overview.expire()
+
+    async def pin(self, model: str, place: str, *, pinned: bool) -> None:
+        """Never evict a model from a place, or allow that again."""
+        await (self._daemon.pin if pinned else self._daemon.unpin)(model, place)
+        self.overview.expire()
+
+    async def evict(self, model: str, place: str) -> Evicted:
+        """Free a model's memory at one place, once leases have run out. Idle predictors would hold theirs: they end."""
+        await self._daemon.show(model)  # only a registered name: the daemon would also take the beginning of a key
+        self._plans.forget(model)
+        try:
+            return await self._daemon.evict(model, place, drain=True)
+        finally:
+            self.overview.expire()
 
 
 #: Framework -> platform, `project_format` as the protocol says.

@@ -1,0 +1,139 @@
+"""What the web page shows: the daemon, its places, its models and their predictors, in one JSON object.
+
+The daemon is looked at once for all open pages. Not covered: the page itself (`page_routes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import trims
+from trims.core.errors import TrimsError
+from trims_predictors.endpoint.looks import SharedLook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from trims.control import AsyncAdmin, Model, Replica, Stats, Status
+
+#: The page asks every second.
+_FRESH_S = 0.9
+#: A daemon that does not answer within this is told as away.
+_PATIENCE_S = 1.0
+_NO_PREDICTORS = {"starting": 0, "idle": 0, "busy": 0, "queued": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one look at the daemon has found."""
+
+    daemon: Mapping[str, Any]
+    places: list[dict[str, Any]]
+    models: list[dict[str, Any]]
+
+
+class Overview:
+    """The state that the page polls.
+
+    Args:
+        daemon: The control door of the daemon.
+        trouble: Why nothing can run a model; empty if something can.
+    """
+
+    def __init__(self, daemon: AsyncAdmin, trouble: Callable[[Model], str]) -> None:
+        self._daemon = daemon
+        self._trouble = trouble
+        self._look = SharedLook(self._ask, fresh_s=_FRESH_S, patience_s=_PATIENCE_S)
+
+    async def page(self, report: Callable[[], Mapping[str, Any]]) -> bytes:
+        """The state as JSON, with the report of the fleet."""
+        found = await self._look.look() or _away(f"the daemon has not answered within {_PATIENCE_S:g} s")
+        # In a thread, because many models make it long; what it reads of the fleet is a copy.
+        return await asyncio.to_thread(_write, found, report())
+
+    def expire(self) -> None:
+        """Have the next page look at the daemon again: an order was carried out."""
+        self._look.expire()
+
+    async def close(self) -> None:
+        """Give up a look that is under way."""
+        await self._look.close()
+
+    async def _ask(self) -> _Found:
+        try:
+            models, status = await self._daemon.models(), await self._daemon.status()
+        except TrimsError as error:
+            return _away(str(error))
+        return await asyncio.to_thread(self._found, models, status)
+
+    def _found(self, models: list[Model], status: Status) -> _Found:
+        daemon = {
+            "status": status.health.status,
+            "trouble": "",
+            "uptime_s": round(status.stats.uptime_s, 1),
+            "sessions": status.stats.sessions,
+            "leases": status.stats.leases,
+        }
+        told = [_told(model, self._trouble(model)) for model in sorted(models, key=lambda each: each.name)]
+        return _Found(daemon, _places(status.stats), told)
+
+
+def _away(why: str) -> _Found:
+    return _Found({"status": "away", "trouble": why, "uptime_s": 0, "sessions": 0, "leases": 0}, [], [])
+
+
+def _places(stats: Stats) -> list[dict[str, Any]]:
+    devices = {device.place: device for device in stats.devices}
+    return [
+        {
+            "place": tier.place,
+            "used_bytes": tier.charged_bytes,
+            # Artifacts that are served in place have no limit of ours.
+            "capacity_bytes": None if tier.place == "file" else tier.capacity_bytes,
+            "replicas": tier.replicas,
+            "policy": tier.policy,
+            "device": devices[tier.place].name if tier.place in devices else "",
+            "trouble": devices[tier.place].trouble if tier.place in devices else "",
+        }
+        for tier in stats.tiers
+    ]
+
+
+def _told(model: Model, trouble: str) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "version": model.version,
+        "description": model.description,
+        "framework": model.framework,
+        "format": model.format,
+        "image_bytes": model.image_bytes,
+        "trouble": trouble,
+        "replicas": [_replica(each) for each in model.replicas],
+    }
+
+
+def _replica(replica: Replica) -> dict[str, Any]:
+    return {
+        "place": replica.place,
+        "state": replica.state,
+        "bytes": replica.nbytes,
+        "leases": replica.leases,
+        "waiters": replica.waiters,
+        "pinned": replica.pinned,
+        "keep_left_s": replica.keep_left_s,
+    }
+
+
+def _write(found: _Found, report: Mapping[str, Any]) -> bytes:
+    running = report["models"]
+    message = {
+        "version": trims.__version__,
+        "daemon": found.daemon,
+        "places": found.places,
+        "models": [{**each, "predictors": running.get(each["name"], _NO_PREDICTORS)} for each in found.models],
+        "spares": report["spares"],
+    }
+    return json.dumps(message, separators=(",", ":")).encode()
