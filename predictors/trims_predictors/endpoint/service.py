@@ -201,8 +201,9 @@ class Service:
 
     async def evict(self, model: str, place: str) -> Evicted:
         """Free a model's memory at one place, once leases have run out. Idle predictors would hold theirs: they end."""
-        await self._daemon.show(model)  # only a registered name: the daemon would also take the beginning of a key
-        self._plans.forget(model)
+        shown = await self._daemon.show(model)  # only a registered name: the daemon also takes beginnings of keys
+        if not any(replica.pinned for replica in shown.replicas if replica.place == place):  # else it will refuse
+            self._plans.forget(model)
         try:
             return await self._daemon.evict(model, place, drain=True)
         finally:

@@ -16,6 +16,11 @@ const STAGES = [
   ["between", "between the processes", "run"],
 ];
 
+const HOW = {
+  running: "a predictor was running", spare: "a spare predictor took it", forked: "a predictor was forked for it",
+  spawned: "a new process was started for it",
+};
+
 export function showAnswer(parent, answer, total) {
   const told = answer.parameters ?? {};
   const bars = stages(told);
@@ -30,7 +35,7 @@ export function showAnswer(parent, answer, total) {
 
 function headline(told, spent, total) {
   const cold = make("strong", { className: told.cold ? "badge cold" : "badge warm", textContent: told.cold ? "Cold" : "Warm" });
-  const how = told.cold ? `a ${told.predictor === "spare" ? "spare" : `${told.predictor} predictor`} was taken` : "a predictor was running";
+  const how = HOW[told.predictor] ?? "a predictor answered";
   const where = `weights at ${told.place}${told.cold ? (told.resident ? ", resident before" : ", loaded for it") : ""}`;
   const text = `${milliseconds(spent)} in the endpoint, ${milliseconds(total)} as this page sees it · ${how} · ${where}`;
   const shared = told.batch > 1 ? ` · in one run with ${count(told.batch - 1, "other request")}` : "";
@@ -55,7 +60,7 @@ function stages(told) {
 function chart(bars, whole) {
   const rows = bars.map(({ text, kind, from, seconds }) => {
     const bar = make("span", { className: `bar ${kind}` });
-    bar.style.marginInlineStart = `${whole ? (100 * from) / whole : 0}%`;
+    bar.style.marginInlineStart = `min(${whole ? (100 * from) / whole : 0}%, 100% - 2px)`;
     bar.style.width = `${whole ? (100 * seconds) / whole : 0}%`;
     const track = make("td", { className: "track", "aria-hidden": "true" }, make("div", {}, bar));
     const name = make("th", { scope: "row", textContent: text });

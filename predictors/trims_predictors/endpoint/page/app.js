@@ -25,7 +25,7 @@ async function refresh() {
 function showState(found) {
   const away = found.daemon.status === "away";
   setStale(away);
-  if (away) banner(`${sentence(found.daemon.trouble)} Start it with trims serve; this page goes on by itself.`);
+  if (away) banner(`${sentence(found.daemon.trouble)} This page goes on by itself once it answers.`);
   else if (found.daemon.status === "draining") banner("The daemon is ending: it takes no new opens.");
   else banner("");
   showDaemon(found.daemon);

@@ -32,7 +32,9 @@ export function confirm({ title, text, verb, places = [], danger = false }) {
   select.replaceChildren(...places.map(([value, name]) => make("option", { value, textContent: name })));
   show(byId("confirm-place-label"), places.length > 0);
   byId("confirm-no").onclick = () => dialog.close();
-  return open(dialog, () => ({ place: select.value }));
+  const wanted = open(dialog, () => ({ place: select.value }));
+  if (!danger) (places.length ? select : yes).focus();
+  return wanted;
 }
 
 /** Ask for the token; null if the dialog was left without one. */

@@ -22,7 +22,7 @@ function createPlace(place) {
   const about = make("span", { className: "quiet" });
   const trouble = make("p", { className: "error", hidden: true });
   const meter = make("div", { className: "meter", "aria-hidden": "true" }, used);
-  const head = make("div", { className: "place-head" }, make("b", { textContent: place.place }), about, text);
+  const head = make("div", { className: "place-head" }, make("b", { textContent: place.place }), text);
   const update = (now) => {
     const limit = now.capacity_bytes;
     setText(about, [now.device || PLACES[now.place] || "", count(now.replicas, "image")].filter(Boolean).join(" · "));
@@ -34,7 +34,7 @@ function createPlace(place) {
     setText(trouble, now.trouble);
     show(trouble, now.trouble !== "");
   };
-  return { element: make("li", { className: "place" }, head, meter, trouble), update };
+  return { element: make("li", { className: "place" }, head, meter, about, trouble), update };
 }
 
 /** `page` has what models need of the rest: tryModel, refresh, banner; empty: whether no models means none are there. */
@@ -75,7 +75,8 @@ function createModel(first, page) {
     show(trouble, now.trouble !== "");
     tryIt.disabled = now.trouble !== "";
     keep(replicas, now.replicas, (each) => each.place, (each) => createReplica(each, page, () => model));
-    show(nowhere, now.replicas.length === 0);
+    show(nowhere, now.replicas.length === 0 && now.trouble === "");
+    show(predictors, now.trouble === "");
     setText(predictors, aboutPredictors(now.predictors));
   };
   return { element: make("li", { className: "model" }, head, trouble, replicas, nowhere, predictors), update };
@@ -105,7 +106,8 @@ function createReplica(first, page, modelOf) {
     stay.classList.toggle("pinned", now.pinned);
     setText(pin, now.pinned ? "Unpin…" : "Pin…");
     pin.setAttribute("aria-label", `${now.pinned ? "Unpin" : "Pin"} ${modelOf().name} at ${now.place}`);
-    evict.disabled = now.state !== "sealed";
+    evict.disabled = now.state !== "sealed" || now.pinned;
+    evict.title = now.pinned ? "Unpin it first" : "";
     for (const button of [pin, evict]) show(button, now.place !== "file");
   };
   const buttons = make("span", { className: "buttons" }, pin, evict);

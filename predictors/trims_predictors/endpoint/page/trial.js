@@ -41,7 +41,7 @@ async function describe() {
 export function showTrialState(models) {
   if (model === null) return;
   const there = models.some((each) => each.name === model);
-  byId("send").disabled = !there || sending !== null;
+  byId("send").disabled = !there;
 }
 
 function field(input, index) {
@@ -72,10 +72,10 @@ function numberField(input, id) {
 
 function textField(input, id) {
   const many = textsOf(input);
-  const [text, hint] = area(id, 3, many === 1 ? "One text." : many === null ? "One text; its lines stay together." : `${many} lines, one text each.`);
-  const file = make("input", { type: "file", id: `${id}-file` });
-  if (IMAGE.test(input.name)) file.accept = "image/*";
-  const name = make("span", { textContent: IMAGE.test(input.name) ? "or an image file" : "or a file" });
+  const image = IMAGE.test(input.name);
+  const [text, hint] = area(id, image ? 1 : 3, many > 1 ? `${many} lines, one text each.` : "One text; its lines stay together.");
+  const file = make("input", { type: "file", id: `${id}-file`, accept: image ? "image/*" : "" });
+  const name = make("span", { textContent: image ? "An image file" : "or a file" });
   const preview = make("img", { className: "preview", alt: "", hidden: true });
   file.onchange = () => showPreview(preview, file.files[0]);
   const read = async () => {
@@ -86,8 +86,9 @@ function textField(input, id) {
     return { json: `${described(input, shapeOfTexts(input, parts.length))},${size}}`, blob };
   };
   const chooser = make("label", { className: "file", htmlFor: file.id }, name, file);
-  const parts = [text, make("div", { className: "under" }, hint, chooser), preview];
-  return { elements: parts, read };
+  if (!image) return { elements: [text, make("div", { className: "under" }, hint, chooser), preview], read };
+  setText(hint, "An image file is sent as its bytes; a text is sent if no file is chosen.");
+  return { elements: [make("div", { className: "over" }, chooser), preview, text, hint], read };
 }
 
 function showPreview(preview, file) {
@@ -171,7 +172,7 @@ async function hasInputs(name) {
 function begin(mine) {
   sending = mine;
   fail("");
-  byId("send").disabled = true;
+  byId("send").setAttribute("aria-disabled", "true"); // a button that is disabled would lose the focus
   show(byId("stop"), true);
   const seconds = make("span", { id: "seconds", "aria-hidden": "true" });
   byId("progress").replaceChildren("Waiting for the answer", seconds);
@@ -179,7 +180,7 @@ function begin(mine) {
 
 function end() {
   sending = null;
-  byId("send").disabled = false;
+  byId("send").removeAttribute("aria-disabled");
   if (document.activeElement === byId("stop")) byId("send").focus();
   show(byId("stop"), false);
   byId("progress").replaceChildren();
