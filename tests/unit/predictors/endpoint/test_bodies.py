@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, read_body
+from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, read_body, read_object
 
 from trims.core.errors import CallerError
 
@@ -25,6 +25,25 @@ def read(*parts: bytes, most: int = 1000, **headers: str) -> bytes:
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     request: Any = SimpleNamespace(headers=given, stream=stream)
     return bytes(asyncio.run(read_body(request, most)))
+
+
+def read_json(body: bytes) -> object:
+    async def stream() -> AsyncIterator[bytes]:
+        yield body
+
+    request: Any = SimpleNamespace(headers={}, stream=stream)
+    return asyncio.run(read_object(request, 1000))
+
+
+def test_an_object_is_read_and_nothing_is_an_empty_one() -> None:
+    assert read_json(b'{"place": "cpu"}') == {"place": "cpu"}
+    assert read_json(b" ") == {}
+
+
+@pytest.mark.parametrize("wrong", [b"{", b"[]", b"1", b"\xff"])
+def test_a_body_that_is_no_object_is_refused(wrong: bytes) -> None:
+    with pytest.raises(CallerError, match="the request"):
+        read_json(wrong)
 
 
 def test_a_body_is_put_together_from_its_parts() -> None:

@@ -1,19 +1,15 @@
-"""The daemon's figures on the endpoint's page: one look, kept for a moment, that the page never waits long for."""
+"""The daemon's figures on the endpoint's page: one look, kept for a moment (`looks`)."""
 
 from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from trims_predictors.endpoint import daemon_figures
 from trims_predictors.endpoint.daemon_figures import DaemonFigures, figures
 
 from trims.control import Stats, Tier
 from trims.core.errors import DaemonAwayError
-
-if TYPE_CHECKING:
-    import pytest
 
 STATS = Stats(
     counters={"opens": 7, "fills.cpu": 2, "fills.gpu:0": 1, "evictions.cpu": 3, "refused.capacity": 1},
@@ -27,12 +23,9 @@ class Daemon:
     def __init__(self) -> None:
         self.asked = 0
         self.away = False
-        self.answers = asyncio.Event()
-        self.answers.set()
 
     async def status(self) -> Any:
         self.asked += 1
-        await self.answers.wait()
         if self.away:
             raise DaemonAwayError("no daemon")
         return SimpleNamespace(stats=STATS)
@@ -65,40 +58,16 @@ def test_a_daemon_that_is_away_has_one_figure() -> None:
     assert told(None) == {("trims_daemon_up", ()): 0.0}
 
 
-def test_many_pages_in_a_moment_are_one_look() -> None:
+def test_the_look_has_the_counters_or_nothing_if_the_daemon_is_away() -> None:
     async def run() -> None:
         daemon = Daemon()
         figures = DaemonFigures(daemon)  # type: ignore[arg-type]
         assert await asyncio.gather(*(figures.look() for _ in range(5))) == [STATS] * 5
         assert daemon.asked == 1
-        figures._looked_s -= daemon_figures._FRESH_S
+        figures._look.expire()
         daemon.away = True
         assert await figures.look() is None
         assert daemon.asked == 2
         await figures.close()
-
-    asyncio.run(run())
-
-
-def test_a_daemon_that_hangs_costs_a_page_its_figures_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(daemon_figures, "_PATIENCE_S", 0.01)
-
-    async def run() -> None:
-        daemon = Daemon()
-        daemon.answers.clear()
-        figures = DaemonFigures(daemon)  # type: ignore[arg-type]
-        assert await figures.look() is None
-        assert await figures.look() is None
-        assert daemon.asked == 1, "the first look is still under way"
-        daemon.answers.set()
-        monkeypatch.setattr(daemon_figures, "_PATIENCE_S", 30.0)
-        assert await figures.look() == STATS
-        await figures.close()
-        daemon.answers.clear()
-        late = DaemonFigures(daemon)  # type: ignore[arg-type]
-        looking = asyncio.ensure_future(late.look())
-        await asyncio.sleep(0)
-        await late.close()
-        assert await looking is None
 
     asyncio.run(run())

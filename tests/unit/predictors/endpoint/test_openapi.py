@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
-from trims_predictors.endpoint.openapi import SCHEMAS, document
+from trims_predictors.endpoint.openapi import SCHEMAS, document, is_open
 from trims_predictors.endpoint.rest import build_app
 
 
@@ -48,7 +48,7 @@ def test_a_token_is_stated_where_it_is_needed(token: bool) -> None:
     assert ("security" in stated) == token
     for path, methods in stated["paths"].items():
         for operation in methods.values():
-            assert ("401" in operation["responses"]) == (token and not path.startswith("/v2/health/"))
+            assert ("401" in operation["responses"]) == (token and not is_open(path))
 
 
 def test_a_version_in_a_path_is_a_parameter_of_it() -> None:
@@ -56,3 +56,18 @@ def test_a_version_in_a_path_is_a_parameter_of_it() -> None:
         for operation in methods.values():
             names = {each["name"] for each in operation.get("parameters", [])}
             assert names == set(re.findall(r"{(\w+)}", path))
+
+
+@pytest.mark.parametrize(
+    ("path", "without_token"),
+    [
+        ("/", True),
+        ("/v2/health/live", True),
+        ("/ui/files/app.js", True),
+        ("/ui/state", False),
+        ("//", False),
+        ("", False),
+    ],
+)
+def test_only_probes_and_the_files_of_the_page_need_no_token(path: str, without_token: bool) -> None:
+    assert is_open(path) == without_token

@@ -243,6 +243,20 @@ def test_only_requests_with_the_token_are_taken_and_health_needs_none() -> None:
     assert ask("GET", "/v2", token="secret").headers["www-authenticate"] == "Bearer"
 
 
+def test_a_host_that_looks_like_an_open_path_does_not_save_the_token() -> None:
+    async def run() -> Reply:
+        app = build_app(StandIn(), most_body_bytes=1, token="secret", loopback=False)  # type: ignore[arg-type]
+        return await call(app, "GET", "/v2", host="machine/v2/health/?")
+
+    assert asyncio.run(run()).status == 401
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_changes_that_a_browser_says_come_from_another_site_are_refused(site: str) -> None:
+    assert ask("POST", "/v2/repository/models/m/unload", sec_fetch_site=site).status == 403
+    assert ask("GET", "/v2", sec_fetch_site=site).status == 200
+
+
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "localhost.evil.example", ""])
 def test_a_page_that_points_its_name_at_this_machine_is_refused(host: str) -> None:
     assert ask("GET", "/v2", host=host).status == 403

@@ -18,7 +18,7 @@ from trims.core.serving import TensorType
 
 def model(name: str, *states: str, **fields: Any) -> Model:
     manifest = {"name": name, "version": "1.0.0", "artifact": {"path": "/m.safetensors"}, **fields}
-    replicas: Any = tuple(SimpleNamespace(place="cpu", state=state) for state in states)
+    replicas: Any = tuple(SimpleNamespace(place="cpu", state=state, pinned=state == "pinned") for state in states)
     return Model(
         name=name, version="1.0.0", description="", framework="", format="", key="", replicas=replicas,
         manifest_json=json.dumps(manifest), image_bytes=0, license="", origin="", in_memory="",
@@ -29,7 +29,7 @@ class Daemon:
     def __init__(self, *models: Model) -> None:
         self.known = {each.name: each for each in models}
         self.health: str | None = "serving"
-        self.did: list[tuple[str, str]] = []
+        self.did: list[tuple[str, ...]] = []
 
     async def models(self) -> list[Model]:
         return list(self.known.values())
@@ -44,13 +44,19 @@ class Daemon:
             raise DaemonAwayError("no daemon")
         return SimpleNamespace(health=SimpleNamespace(status=self.health))
 
-    async def load(self, name: str, *, deadline_s: float) -> None:
+    async def load(self, name: str, *place: str | None, deadline_s: float) -> None:
         assert deadline_s > 0, "readers of the last image may have to end first"
-        self.did.append(("load", name))
+        self.did.append(("load", name, *filter(None, place)))
 
-    async def evict(self, name: str, *, drain: bool) -> None:
+    async def evict(self, name: str, *place: str, drain: bool) -> None:
         assert drain, "leases run out"
-        self.did.append(("evict", name))
+        self.did.append(("evict", name, *place))
+
+    async def pin(self, name: str, place: str) -> None:
+        self.did.append(("pin", name, place))
+
+    async def unpin(self, name: str, place: str) -> None:
+        self.did.append(("unpin", name, place))
 
 
 class Fleet:
@@ -196,3 +202,35 @@ def test_models_have_labels_for_as_long_as_they_are_registered(service: Service,
         await service.close()
 
     asyncio.run(run())
+
+
+def test_a_model_is_brought_and_pinned_without_an_end_of_its_predictors(
+    service: Service, daemon: Daemon, fleet: Fleet
+) -> None:
+    async def run() -> None:
+        await service.plan("m")
+        await service.bring("m", "gpu:0")
+        await service.bring("m", None)
+        await service.pin("m", "cpu", pinned=True)
+        await service.pin("m", "cpu", pinned=False)
+
+    asyncio.run(run())
+    assert daemon.did == [("load", "m", "gpu:0"), ("load", "m"), ("pin", "m", "cpu"), ("unpin", "m", "cpu")]
+    assert fleet.retired == []
+
+
+def test_an_eviction_ends_the_predictors_but_not_if_a_pin_will_refuse_it(
+    service: Service, daemon: Daemon, fleet: Fleet
+) -> None:
+    async def run() -> None:
+        await service.plan("m")
+        daemon.known["m"] = model("m", "pinned")
+        await service.evict("m", "cpu")
+        assert fleet.retired == []
+        await service.evict("m", "disk")
+        assert len(fleet.retired) == 1
+        with pytest.raises(ModelNotFoundError):
+            await service.evict("abcdef", "cpu")
+
+    asyncio.run(run())
+    assert daemon.did == [("evict", "m", "cpu"), ("evict", "m", "disk")]

@@ -1,0 +1,214 @@
+"""The web page in a headless browser: what it shows, tries and orders, with keys only, and on bad days."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from browser import PROGRAM, Browser
+from endpoints import Endpoint
+from fleets import register
+
+from trims.control import admin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from trims.daemon.main import Daemon
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(PROGRAM is None, reason="no browser: apt-get install chromium, or set TRIMS_BROWSER"),
+]
+X = [{"name": "x", "dtype": "FP64", "shape": [-1]}]
+TEXT = [{"name": "text", "dtype": "BYTES", "shape": [1]}]
+ANSWERED = "!document.getElementById('answer').hidden"
+SHOWN = "document.querySelectorAll('.model').length === 1"
+
+
+@pytest.fixture
+def endpoint(daemon: Daemon) -> Iterator[Endpoint]:
+    """An endpoint of the daemon."""
+    made = Endpoint(daemon.config.runtime_dir)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def visit(folder: Path) -> Iterator[Callable[..., Browser]]:
+    """Open a browser at an endpoint's page. Afterwards it has told no error: no exception, and nothing blocked."""
+    opened: list[Browser] = []
+
+    def make(endpoint: Endpoint, width: int = 1400) -> Browser:
+        opened.append(Browser(folder / f"profile-{len(opened)}", width))
+        opened[-1].open(f"http://127.0.0.1:{endpoint.port}/")
+        return opened[-1]
+
+    yield make
+    for browser in opened:
+        with browser:
+            assert browser.errors == []
+
+
+def choose(browser: Browser, label: str) -> None:
+    """Press Tab until the control with that label has the focus, and then Enter."""
+    browser.wait(f"document.querySelector('[aria-label={json.dumps(label)}]')")
+    browser.tab_to(f"[aria-label={json.dumps(label)}]")
+    browser.press("Enter")
+
+
+def test_the_page_says_how_to_add_the_first_model_and_shows_it_then(
+    daemon: Daemon, endpoint: Endpoint, visit: Callable[..., Browser], checkpoint: Callable[..., Path]
+) -> None:
+    browser = visit(endpoint)
+    browser.wait("!document.getElementById('no-models').hidden")
+    assert "trims add" in browser.text()
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"}, inputs=X, description="<img src=x>")
+    browser.wait(SHOWN)
+    assert "<img src=x>" in browser.text(), "data is text, not markup"
+    assert browser.evaluate("document.querySelectorAll('.model img').length") == 0
+
+
+def test_a_model_is_tried_with_the_keyboard_and_its_answer_tells_its_stages(
+    daemon: Daemon, endpoint: Endpoint, visit: Callable[..., Browser], checkpoint: Callable[..., Path]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"}, inputs=X)
+    browser = visit(endpoint)
+    choose(browser, "Try m")
+    browser.wait("document.activeElement.id === 'input-0'")
+    choose(browser, "Fill a sample for x")
+    assert browser.evaluate("document.getElementById('input-0').value") == "[0]"
+    browser.evaluate("document.getElementById('input-0').value = '[1, 2.5]'")
+    browser.tab_to("#send")
+    browser.press("Enter")
+    browser.wait(ANSWERED)
+    text = browser.text()
+    assert "Cold" in text
+    assert "start its process" in text
+    assert "[2, 5]" in text
+    assert browser.evaluate("document.querySelectorAll('.bar').length") == 9
+    browser.press("Enter")
+    browser.wait("document.querySelector('.badge').textContent === 'Warm'")
+    assert browser.evaluate("document.querySelectorAll('.bar').length") == 5
+
+
+def test_a_text_and_a_model_without_stated_inputs_can_be_tried(
+    daemon: Daemon, endpoint: Endpoint, visit: Callable[..., Browser], checkpoint: Callable[..., Path]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Echo"}, inputs=TEXT)
+    browser = visit(endpoint)
+    choose(browser, "Try m")
+    browser.wait("document.activeElement.id === 'input-0'")
+    browser.write("zwölf <b>")
+    browser.evaluate("document.getElementById('trial-form').requestSubmit()")
+    browser.wait(ANSWERED)
+    assert '["zwölf <b>"]' in browser.text()
+    register(daemon, checkpoint, "free", predictor={"call": "own_predictors:Scaler"})
+    choose(browser, "Try free")
+    browser.wait("document.activeElement.id === 'input-all'")
+    browser.write('[{"name": "x", "datatype": "FP64", "shape": [1], "data": [4]}]')
+    browser.evaluate("document.getElementById('trial-form').requestSubmit()")
+    browser.wait("document.querySelector('#answer pre')?.textContent === '[8]'")
+    browser.wait("document.getElementById('input-0')")  # a predictor has told its inputs by now
+
+
+def test_a_request_that_is_wrong_says_why(
+    daemon: Daemon, endpoint: Endpoint, visit: Callable[..., Browser], checkpoint: Callable[..., Path]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Picky"}, inputs=X)
+    browser = visit(endpoint)
+    choose(browser, "Try m")
+    browser.wait("document.activeElement.id === 'input-0'")
+    for given, said in (("", "press Sample"), ("[1", "this is not JSON"), ("[-1]", "x is negative")):
+        browser.evaluate(f"document.getElementById('input-0').value = {json.dumps(given)}")
+        browser.evaluate("document.getElementById('trial-form').requestSubmit()")
+        browser.wait(f"document.getElementById('trial-error').textContent.includes({json.dumps(said)})")
+
+
+def test_a_model_is_loaded_pinned_and_evicted_after_a_confirmation(
+    daemon: Daemon, endpoint: Endpoint, visit: Callable[..., Browser], checkpoint: Callable[..., Path]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"}, inputs=X)
+    browser = visit(endpoint)
+    with admin(daemon.config.runtime_dir) as control:
+        choose(browser, "Load m")
+        browser.wait("document.getElementById('confirm').open")
+        browser.press("Escape")
+        browser.wait("!document.getElementById('confirm').open")
+        assert "cpu" not in {replica.place for replica in control.show("m").replicas}
+        for label in ("Load m", "Pin m at cpu"):
+            choose(browser, label)
+            browser.wait("document.getElementById('confirm').open")
+            browser.tab_to("#confirm-yes")
+            browser.press("Enter")
+        browser.wait("document.querySelector('.stay.pinned')")
+        assert browser.evaluate("document.querySelector('[aria-label=\"Evict m from cpu\"]').disabled")
+        for label in ("Unpin m at cpu", "Evict m from cpu"):
+            browser.wait(f"document.querySelector('[aria-label={json.dumps(label)}]:enabled')")
+            choose(browser, label)
+            browser.wait("document.getElementById('confirm').open")
+            browser.tab_to("#confirm-yes")
+            browser.press("Enter")
+        browser.wait("!document.querySelector('[aria-label=\"Evict m from cpu\"]')")
+        assert "cpu" not in {replica.place for replica in control.show("m").replicas}
+
+
+def test_the_page_asks_for_the_token_and_says_when_it_is_wrong(
+    daemon: Daemon, folder: Path, visit: Callable[..., Browser], checkpoint: Callable[..., Path]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"}, inputs=X)
+    token = folder / "token"
+    token.touch(0o600)
+    token.write_text("secret")
+    endpoint = Endpoint(daemon.config.runtime_dir, "--token-file", os.fspath(token))
+    try:
+        browser = visit(endpoint)
+        browser.wait("document.getElementById('token-dialog').open")
+        browser.write("wrong")
+        browser.press("Enter")
+        browser.wait("document.getElementById('token-error').textContent.includes('does not accept')")
+        browser.write("secret")
+        browser.press("Enter")
+        browser.wait(SHOWN)
+        assert browser.evaluate("localStorage.length + document.cookie.length") == 0
+        browser.call("Page.reload")
+        browser.wait(SHOWN)
+    finally:
+        endpoint.end()
+
+
+def test_the_page_says_that_the_daemon_is_away_and_goes_on_once_it_is_back(
+    serve: Callable[..., Daemon], visit: Callable[..., Browser], checkpoint: Callable[..., Path]
+) -> None:
+    first = serve()
+    register(first, checkpoint, predictor={"call": "own_predictors:Scaler"}, inputs=X)
+    endpoint = Endpoint(first.config.runtime_dir)
+    try:
+        browser = visit(endpoint)
+        browser.wait(SHOWN)
+        first.ask_to_end()
+        first.stop()
+        browser.wait("document.getElementById('banner-text').textContent.includes('No daemon answers')")
+        serve()
+        browser.wait("document.getElementById('banner').hidden && document.querySelectorAll('.model').length === 1")
+    finally:
+        endpoint.end()
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_nothing_is_wider_than_the_window(
+    daemon: Daemon, endpoint: Endpoint, visit: Callable[..., Browser], checkpoint: Callable[..., Path], width: int
+) -> None:
+    name = "a-model-with-a-name-that-is-longer-than-a-narrow-window-has-room-for"
+    register(daemon, checkpoint, name, predictor={"call": "own_predictors:Scaler"}, inputs=X)
+    browser = visit(endpoint, width)
+    choose(browser, f"Try {name}")
+    browser.wait("document.activeElement.id === 'input-0'")
+    browser.write(f"[{', '.join(['123456.789'] * 200)}]")
+    browser.evaluate("document.getElementById('trial-form').requestSubmit()")
+    browser.wait(ANSWERED)
+    assert "200 elements, shown by their ends" in browser.text()
+    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
