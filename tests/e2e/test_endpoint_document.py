@@ -63,6 +63,9 @@ def test_answers_have_the_shape_that_the_document_states(daemon: Daemon, checkpo
             "Configuration": endpoint.ask("GET", "/v2/models/m/config")[1],
             "Index": endpoint.ask("POST", "/v2/repository/index", {})[1],
             "State": endpoint.ask("GET", "/state")[1],
+            "Overview": endpoint.ask("GET", "/ui/state")[1],
+            "Brought": endpoint.ask("POST", "/ui/models/m/load", {"place": "cpu"})[1],
+            "Evicted": endpoint.ask("POST", "/ui/models/m/evict", {"place": "cpu"})[1],
         }
     finally:
         endpoint.end()

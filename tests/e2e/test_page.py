@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from typing import TYPE_CHECKING
 
+import ml_dtypes
+import numpy as np
 import pytest
 from browser import PROGRAM, Browser
 from endpoints import Endpoint
 from fleets import register
+from trims_predictors.tensors import from_array
 
 from trims.control import admin
 
@@ -212,3 +216,53 @@ def test_nothing_is_wider_than_the_window(
     browser.wait(ANSWERED)
     assert "200 elements, shown by their ends" in browser.text()
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_tensors_of_every_type_are_read_as_the_model_gave_them(
+    endpoint: Endpoint, visit: Callable[..., Browser]
+) -> None:
+    given = {
+        "FP16": (np.array([0.5, -2.0, np.inf, 6e-8], "f2"), "[0.5, -2, Infinity, 5.96e-8]"),
+        "BF16": (np.array([1.5, -3.0], ml_dtypes.bfloat16), "[1.5, -3]"),
+        "FP32": (np.array([[0.1, np.nan]], "f4"), "[[0.1, NaN]]"),
+        "INT64": (np.array([2**63 - 1, -1]), "[9223372036854775807, -1]"),
+        "UINT64": (np.array([2**64 - 1], "u8"), "[18446744073709551615]"),
+        "BOOL": (np.array([True, False]), "[true, false]"),
+        "BYTES": (np.array([b"\xc3\xbc", b"\xff\xfe", b""], "O"), '["\u00fc", <2 bytes>, ""]'),
+        "INT8": (np.arange(-100, 100, dtype="i1"), "[-100, -99, -98, -97, -96, -95, \u2026, 94, 95, 96, 97, 98, 99]"),
+    }
+    tensors = [from_array(dtype, array) for dtype, (array, _) in given.items()]
+    header = {
+        "outputs": [
+            {
+                "name": each.name,
+                "datatype": each.name,
+                "shape": each.shape,
+                "parameters": {"binary_data_size": each.nbytes},
+            }
+            for each in tensors
+        ]
+    }
+    raw = base64.b64encode(b"".join(bytes(each.data) for each in tensors)).decode()
+    script = f"""import("/ui/files/tensors.js").then((tensors) => {{
+        const raw = Uint8Array.from(atob("{raw}"), (each) => each.charCodeAt(0)).buffer;
+        return tensors.outputs({json.dumps(header)}, raw).map(tensors.tensorText);
+    }})"""
+    assert visit(endpoint).evaluate(script) == [text for _, text in given.values()]
+
+
+def test_numbers_are_sent_as_they_are_written_in_the_shape_that_the_model_states(
+    endpoint: Endpoint, visit: Callable[..., Browser]
+) -> None:
+    cases = [
+        ("[9007199254740993]", [-1], [1], "[9007199254740993]"),
+        ("[[1, 2], [3, 4]]", [-1, 2], [2, 2], "[[1, 2], [3, 4]]"),
+        ("[1, 2, 3, 4]", [-1, 2], [2, 2], "[1, 2, 3, 4]"),
+        ("7", [], [], "[7]"),
+        ("zeros(1, 3)", [-1, 3], [1, 3], "[0,0,0]"),
+    ]
+    browser = visit(endpoint)
+    for text, stated, shape, data in cases:
+        given = {"name": "x", "datatype": "INT64", "shape": stated}
+        script = f'import("/ui/files/tensors.js").then((t) => t.numbers({json.dumps(text)}, {json.dumps(given)}))'
+        assert browser.evaluate(script) == {"shape": shape, "data": data}

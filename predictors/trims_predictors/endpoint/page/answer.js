@@ -39,7 +39,7 @@ function headline(told, spent, total) {
   const where = `weights at ${told.place}${told.cold ? (told.resident ? ", resident before" : ", loaded for it") : ""}`;
   const text = `${milliseconds(spent)} in the endpoint, ${milliseconds(total)} as this page sees it · ${how} · ${where}`;
   const shared = told.batch > 1 ? ` · in one run with ${count(told.batch - 1, "other request")}` : "";
-  return make("p", { className: "headline", role: "status" }, cold, ` ${text}${shared}`);
+  return make("p", { className: "headline" }, cold, ` ${text}${shared}`);
 }
 
 /** Seconds of each stage. For a cold answer `queue_s` holds the stages of its predictor's start. */

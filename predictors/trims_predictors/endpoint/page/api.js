@@ -24,7 +24,8 @@ export async function send(path, options = {}) {
   for (;;) {
     const token = sessionStorage.getItem(KEY);
     const headers = { ...options.headers, ...(token === null ? {} : { Authorization: `Bearer ${token}` }) };
-    const response = await reach(path, { cache: "no-store", ...options, headers });
+    const signal = options.signal ?? (options.patience ? AbortSignal.timeout(options.patience) : null);
+    const response = await reach(path, { cache: "no-store", ...options, headers, signal });
     if (response.ok) return response;
     if (response.status !== 401) throw new RefusedError(response.status, await reason(response));
     await renew(token);
@@ -60,8 +61,9 @@ async function renew(refused) {
   sessionStorage.setItem(KEY, given);
 }
 
-export async function get(path) {
-  return (await send(path)).json();
+/** `patience`: milliseconds until an endpoint that is silent counts as away. */
+export async function get(path, patience = 30000) {
+  return (await send(path, { patience })).json();
 }
 
 export async function post(path, body) {

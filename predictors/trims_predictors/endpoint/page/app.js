@@ -6,6 +6,7 @@ import { showModels, showPlaces } from "./models.js";
 import { openTrial, showTrialState } from "./trial.js";
 
 const EVERY_MS = 1000;
+const PATIENCE_MS = 5000;
 let stopped = false;
 let state = null;
 let running = false;
@@ -14,7 +15,7 @@ async function refresh() {
   if (running) return;
   running = true;
   try {
-    showState(await get("ui/state"));
+    showState(await get("ui/state", PATIENCE_MS));
   } catch (error) {
     showTrouble(error);
   } finally {

@@ -150,18 +150,20 @@ async function submit(event) {
   const mine = new AbortController();
   const asked = model;
   begin(mine);
+  let said = "";
   const began = performance.now();
   const clock = setInterval(() => setText(byId("seconds"), ` ${((performance.now() - began) / 1000).toFixed(1)} s`), 100);
   try {
     const answer = await infer(`${modelPath(asked)}/infer`, await body(), mine.signal);
     if (asked !== model) return;
     showAnswer(byId("answer"), answer, (performance.now() - began) / 1000);
+    said = answer.parameters?.cold ? "Answered, cold." : "Answered, warm.";
     if (fields.length === 1 && byId("input-all") && (await hasInputs(asked))) await describe();
   } catch (error) {
     if (asked === model) fail(error.name === "AbortError" ? "Stopped." : error.message);
   } finally {
     clearInterval(clock);
-    end();
+    end(said);
   }
 }
 
@@ -178,12 +180,13 @@ function begin(mine) {
   byId("progress").replaceChildren("Waiting for the answer", seconds);
 }
 
-function end() {
+/** `said` is for screen readers: the line was there before, so its change is read. */
+function end(said) {
   sending = null;
   byId("send").removeAttribute("aria-disabled");
   if (document.activeElement === byId("stop")) byId("send").focus();
   show(byId("stop"), false);
-  byId("progress").replaceChildren();
+  setText(byId("progress"), said);
 }
 
 function fail(message) {
