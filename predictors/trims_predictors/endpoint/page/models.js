@@ -5,7 +5,7 @@ import { confirm } from "./dialogs.js";
 import { byId, bytes, count, keep, make, setText, show, span } from "./dom.js";
 
 const FILTER_FROM = 9; // models
-const PLACES = { cpu: "shared memory", disk: "on disk", file: "artifacts, mapped in place" };
+const PLACES = { cpu: "shared memory", disk: "on disk", file: "read in place" };
 const STATES = {
   queued: "waits for room", filling: "is being loaded", sealed: "", draining: "goes when its leases end",
   freeing: "is being freed",
@@ -125,7 +125,7 @@ function aboutStay(replica) {
 const ORDERS = {
   load: (model, _, places) => ({
     title: `Load ${model.name}?`, verb: "Load",
-    text: "Its weights come to this place and stay until their room is needed. This can take a while for a large model.",
+    text: "Its weights come to the place and stay until their room is needed. This can take a while for a large model.",
     places: [["", "as its manifest says"], ...places.map((place) => [place, place])],
   }),
   pin: (model, replica) => ({
