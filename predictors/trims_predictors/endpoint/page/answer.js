@@ -11,10 +11,15 @@ const STAGES = [
   ["open", "open the weights", "start"],
   ["load", "make the model ready", "start"],
   ["input", "take the inputs", "run"],
+  ["preprocess", "steps before", "run"],
   ["predict", "compute", "compute"],
+  ["postprocess", "steps after", "run"],
   ["output", "give the outputs", "run"],
   ["between", "between the processes", "run"],
 ];
+
+/** What a predictor does with one request. */
+const RUN = ["input", "preprocess", "predict", "postprocess", "output"];
 
 const HOW = {
   running: "a predictor was running", spare: "a spare predictor took it", forked: "a predictor was forked for it",
@@ -46,11 +51,12 @@ function headline(told, spent, total) {
 function stages(told) {
   const starts = ["process", "connect", "open", "load"];
   const known = (name) => Math.max(0, told[`${name}_s`] ?? 0);
-  const found = Object.fromEntries([...starts, "input", "predict", "output"].map((name) => [name, known(name)]));
+  const found = Object.fromEntries([...starts, ...RUN].map((name) => [name, known(name)]));
   found.wait = Math.max(0, known("queue") - starts.reduce((all, name) => all + found[name], 0));
-  found.between = Math.max(0, known("run") - found.input - found.predict - found.output);
+  found.between = Math.max(0, known("run") - RUN.reduce((all, name) => all + found[name], 0));
   let from = 0;
-  return STAGES.filter(([name]) => !starts.includes(name) || told[`${name}_s`] !== undefined).map(([name, text, kind]) => {
+  const always = ["wait", "input", "predict", "output", "between"];
+  return STAGES.filter(([name]) => always.includes(name) || told[`${name}_s`] !== undefined).map(([name, text, kind]) => {
     const made = { text, kind, from, seconds: found[name] };
     from += found[name];
     return made;
