@@ -142,7 +142,7 @@ def test_a_url_without_a_scheme_is_refused() -> None:
         ask("localhost:8000")
 
 
-def test_an_endpoint_that_hangs_up_while_it_is_sent_much_is_no_reason_to_go_on_without_one() -> None:
+def test_an_endpoint_that_hangs_up_while_it_is_sent_much_is_not_taken_for_none() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def refuse() -> None:
