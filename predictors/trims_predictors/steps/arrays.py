@@ -63,19 +63,36 @@ def layout(fields: Mapping[str, Any], folder: str) -> Operation:
 
 
 def cast(fields: Mapping[str, Any], folder: str) -> Operation:
-    """Another data type; values that it cannot hold are refused."""
+    """Another data type; values that it cannot hold are refused, and fractions are cut towards zero."""
     del folder
     name, wanted = fields["dtype"], np.dtype(numpy_dtype(fields["dtype"]))
 
     def work(array: Array) -> Array:
         if wanted.kind in "iu" and array.dtype.kind != "b" and array.size:
-            limits = np.iinfo(wanted)
-            least, most = array.min(), array.max()
-            if not (least >= limits.min and most <= limits.max):  # not-a-number compares with nothing
-                raise RefusedError(f"it has values from {least} to {most}, which {name} cannot hold")
-        return array.astype(wanted)
+            _check_range(array, name, wanted)
+        with np.errstate(over="ignore"):  # what becomes infinite is refused, so numpy need not warn of it
+            made = array.astype(wanted)
+        if wanted.kind not in "biu":
+            _check_finite(array, made, name)
+        return made
 
     return on_one(lambda array: for_each(array, work))
+
+
+def _check_range(array: Array, name: str, wanted: np.dtype[Any]) -> None:
+    limits = np.iinfo(wanted)
+    # As Python's numbers, which compare exactly: numpy would round 2**63 - 1 up to a float that is outside.
+    least, most = array.min().item(), array.max().item()
+    if not (limits.min <= least and most <= limits.max):  # not-a-number compares with nothing
+        raise RefusedError(f"it has values from {least} to {most}, which {name} cannot hold")
+
+
+def _check_finite(array: Array, made: Array, name: str) -> None:
+    lost = ~np.isfinite(made)
+    if lost.any() and (lost := lost & np.isfinite(array)).any():
+        raise RefusedError(
+            f"it has the value {array[lost][0]}, which {name} cannot hold; scale it, or take a wider type"
+        )
 
 
 def softmax(fields: Mapping[str, Any], folder: str) -> Operation:

@@ -144,3 +144,37 @@ def test_vectors_get_the_length_one() -> None:
     np.testing.assert_allclose(found, values / np.linalg.norm(values, axis=-1, keepdims=True), rtol=1e-12)
     assert apply("l2_normalize", np.array([[3.0], [4.0]]), axis=0).ravel().tolist() == [0.6, 0.8]
     assert apply("l2_normalize", np.zeros(3, "f4")).tolist() == [0.0, 0.0, 0.0], "a vector without length stays"
+
+
+@pytest.mark.parametrize(
+    ("value", "given", "dtype"),
+    [
+        (2.0**63, "f8", "INT64"),
+        (2.0**64, "f8", "UINT64"),
+        (2.0**31, "f4", "INT32"),
+        (2.0**32, "f4", "UINT32"),
+        (2**63, "u8", "INT64"),
+        (np.inf, "f8", "INT64"),
+        (-np.inf, "f4", "UINT8"),
+        (np.nan, "f2", "INT32"),
+        (70_000, "f8", "FP16"),
+        (-1e300, "f8", "FP32"),
+        (1e300, "f8", "BF16"),
+        (2**40, "i8", "FP16"),
+    ],
+)
+def test_the_first_value_beyond_a_type_is_refused(value: float, given: str, dtype: str) -> None:
+    for array in (np.array([0, value], given), np.array(value, given)):
+        with pytest.raises(RefusedError, match=rf"which {dtype} cannot hold"):
+            apply("cast", array, dtype=dtype)
+
+
+def test_values_at_the_limits_of_a_type_are_cast() -> None:
+    assert apply("cast", np.array([-(2.0**63), 2.0**62]), dtype="INT64").tolist() == [-(2**63), 2**62]
+    assert apply("cast", np.array([2**64 - 1], "u8"), dtype="UINT64").tolist() == [2**64 - 1]
+    assert apply("cast", np.array([65504.0, np.inf, -np.inf]), dtype="FP16").tolist() == [65504, np.inf, -np.inf]
+    assert np.isnan(apply("cast", np.array([np.nan]), dtype="BF16").astype("f4")).all()
+
+
+def test_integers_cut_fractions_towards_zero() -> None:
+    assert apply("cast", np.array([-1.9, -0.5, 0.5, 1.9]), dtype="INT8").tolist() == [-1, 0, 0, 1]
