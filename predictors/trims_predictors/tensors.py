@@ -117,16 +117,62 @@ def to_array(tensor: Tensor) -> np.ndarray[Any, Any]:
 def from_array(name: str, array: np.ndarray[Any, Any]) -> Tensor:
     """A tensor over an array's bytes, which are copied only if they are not row-major and little-endian.
 
-    Raises CallerError for a data type that the protocol lacks.
+    Raises CallerError for a mask, for a data type that the protocol lacks, and for objects that are no text.
     """
     import numpy as np
 
+    check_array(name, array)
     dtype = dtype_name(name, array.dtype)
     if dtype == "BYTES":
-        elements = (each if isinstance(each, bytes) else str(each).encode() for each in array.ravel())
+        elements = (_element(name, each) for each in array.ravel())
         return Tensor(name, dtype, array.shape, join_bytes(elements))
     plain = np.ascontiguousarray(array, dtype=numpy_dtype(dtype))
     return Tensor(name, dtype, array.shape, plain.reshape(-1).view(np.uint8).data)
+
+
+def check_name(name: object) -> None:
+    """Raise CallerError unless a tensor may have this name: text that can be encoded."""
+    if not isinstance(name, str):
+        raise CallerError(f"a tensor has a name of the type {type(name).__name__}; names are texts")
+    if not name or not _is_unicode(name):
+        raise CallerError(f"a tensor has the name {name!r}; names are texts that are not empty, without surrogates")
+
+
+def check_array(name: str, array: np.ndarray[Any, Any]) -> None:
+    """Raise CallerError unless the array can be a tensor: no mask, and a data type that the protocol has.
+
+    Elements of objects are not looked at.
+    """
+    check_mask(name, array)
+    dtype_name(name, array.dtype)
+
+
+def check_mask(name: str, array: object) -> None:
+    """Raise CallerError for a masked array: its mask would be lost on the way."""
+    import numpy as np
+
+    if isinstance(array, np.ma.MaskedArray):
+        raise CallerError(f"the tensor {name!r} is a masked array, whose mask no tensor has; call its `.filled()`")
+
+
+def check_texts(name: str, array: np.ndarray[Any, Any]) -> None:
+    """Raise CallerError unless the elements of an array of objects are text or bytes."""
+    for each in array.ravel():
+        _element(name, each)
+
+
+def _element(name: str, value: object) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise CallerError(f"the tensor {name!r} has an element of the type {type(value).__name__}; give bytes or text")
+    if not _is_unicode(value):
+        raise CallerError(f"the tensor {name!r} has the text {value!r:.80}, which has surrogates; give text or bytes")
+    return value.encode()
+
+
+def _is_unicode(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def numpy_dtype(dtype: str) -> Any:

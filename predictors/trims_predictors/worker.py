@@ -24,13 +24,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trims.core.errors import BadMessageError, LostPeerError, PredictorError, TrimsError
+from trims.core.errors import BadMessageError, CallerError, LostPeerError, PredictorError, TrimsError
 from trims.core.serving import TensorType, parse_tensors
 from trims.wire.lifeline import depend_on
 from trims_predictors import messages
 from trims_predictors.arena import Receiver, Sender
 from trims_predictors.predictor import Context
-from trims_predictors.tensors import describe, from_array, to_array, types_of
+from trims_predictors.telling import told
+from trims_predictors.tensors import check_mask, check_name, describe, from_array, to_array, types_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims_predictors.predictor import Arrays, Predictor
     from trims_predictors.steps.chain import Chain
+    from trims_predictors.tensors import Tensor
 
 #: Characters of an error that reaches a client.
 _MOST_LETTERS = 4000
@@ -159,7 +161,7 @@ class Worker:
             inputs = {tensor.name: to_array(tensor) for tensor in self._inbox.read(message["inputs"])}
         outputs = self._answer(self._predictor, inputs, stages)
         with stages.timed("output_s"):
-            described, fd = self._outbox.write([from_array(str(name), each) for name, each in outputs.items()])
+            described, fd = self._outbox.write(self._tensors(outputs))
         return {"op": "answer", "outputs": described, "stages": stages.seconds}, fd
 
     def _answer(self, predictor: Predictor, inputs: Arrays, stages: _Stages) -> Arrays:
@@ -168,12 +170,24 @@ class Worker:
             with stages.timed("preprocess_s"):
                 inputs = self._preprocess.run(inputs)
         with stages.timed("predict_s"):
-            outputs = predictor.predict(inputs)
+            outputs = _checked(predictor.predict(inputs))
         if self._postprocess:
             with stages.timed("postprocess_s"):
                 outputs = self._postprocess.run(outputs, inputs)
+            for name in self._answers - outputs.keys():
+                raise PredictorError(
+                    f"the answer lacks the output {name!r}, which the manifest states; after `postprocess` there are "
+                    f"{', '.join(outputs) or 'none'}"
+                )
             outputs = {name: each for name, each in outputs.items() if not self._answers or name in self._answers}
         return outputs
+
+    def _tensors(self, outputs: Arrays) -> list[Tensor]:
+        try:
+            return [from_array(name, each) for name, each in outputs.items()]
+        except CallerError as error:
+            origin = "what `postprocess` left" if self._postprocess else "what the predictor returned"
+            raise PredictorError(f"{origin} is no answer: {error}") from error
 
     def _unload(self) -> None:
         """Give everything up, in order; what the predictor raises is its own affair, the process ends anyway."""
@@ -216,6 +230,17 @@ class _Stages:
         self.seconds[name] = time.perf_counter() - begin
 
 
+def _checked(outputs: Arrays) -> Arrays:
+    """What a predictor returned. Raises PredictorError for names and arrays that no step and no answer may have."""
+    try:
+        for name, array in outputs.items():
+            check_name(name)
+            check_mask(name, array)
+    except CallerError as error:
+        raise PredictorError(f"what the predictor returned is no answer: {error}") from error
+    return outputs
+
+
 def _failed(error: TrimsError) -> Message:
     text = str(error)[:_MOST_LETTERS].encode(errors="replace").decode()  # halves of surrogate pairs are no text
     return {"op": "failed", "code": error.code, "message": text}
@@ -223,7 +248,7 @@ def _failed(error: TrimsError) -> Message:
 
 def _blamed(message: Message, error: BaseException) -> PredictorError:
     what = "could not load the model" if message.get("op") == "load" else f"failed in {message.get('op')}"
-    return PredictorError(f"the predictor {what}: {type(error).__name__}: {error}")
+    return PredictorError(f"the predictor {what}: {told(error)}")
 
 
 def _context(message: Message) -> Context:

@@ -172,3 +172,17 @@ class Told(Echo):
 
     def predict(self, inputs: Arrays) -> Arrays:
         return {"count": np.array([self.count])}
+
+
+class Unsendable(Echo):
+    """Gives what no answer can have."""
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        found: dict[str, dict[Any, Any]] = {
+            "complex": {"y": np.zeros(1, complex)},
+            "objects": {"y": np.array([object()], object)},
+            "masked": {"y": np.ma.masked_array([1.0], [True])},
+            "surrogate": {"\ud800": np.zeros(1)},
+            "number": {1: np.zeros(1)},
+        }
+        return {**found[inputs["do"].item().decode()], "x": inputs["x"]}

@@ -35,6 +35,8 @@ def numbers(array: Array) -> Array:
     array = together(array)
     if array.dtype == object or array.dtype.kind in "SU":
         raise RefusedError("it is text (BYTES) and no numbers; `decode_image` and `tokenize` make numbers of it")
+    if array.dtype.kind in "cmM" or array.dtype.names:
+        raise RefusedError(f"it has numpy's type {array.dtype}, which the protocol lacks; give real numbers")
     return array
 
 

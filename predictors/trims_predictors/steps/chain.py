@@ -12,6 +12,7 @@ from trims.core.steps import Step
 from trims_predictors.steps import arrays, images, ranking, text
 from trims_predictors.steps.base import RefusedError, together
 from trims_predictors.steps.functions import StepContext, call, function_of
+from trims_predictors.telling import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,8 +88,8 @@ class Chain:
     def _made(self, step: Step, label: str, context: Context, folder: str) -> _Work:
         if step.is_function:
             function = function_of(step, f"{label} of {context.model}", folder)
-            told = partial(StepContext, context.model, step.fields["options"], context.attributes, folder)
-            return lambda data, given: call(function, label, told(given), data)
+            context_of = partial(StepContext, context.model, step.fields["options"], context.attributes, folder)
+            return lambda data, given: call(function, label, context_of(given), data)
         operation = BUILDERS[step.kind](step.fields, folder)
 
         def work(data: Data, given: Data) -> dict[str, Array]:
@@ -97,6 +98,10 @@ class Chain:
                 made = operation(*taken)
             except RefusedError as error:
                 raise self._error(f"{label} cannot take the tensor {step.reads[0]!r}: {error}") from error
+            except (TrimsError, MemoryError):
+                raise
+            except Exception as error:
+                raise PredictorError(f"{label} failed: {told(error)}") from error
             kept = {name: array for name, array in data.items() if step.fields["keep"] or name != step.fields["input"]}
             return {**kept, **dict(zip(step.writes, made, strict=True))}
 

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trims.core.errors import NotSupportedError, PredictorError, TrimsError
+from trims.core.errors import CallerError, NotSupportedError, PredictorError, TrimsError
 from trims.core.steps import SOURCE_STEP
 from trims_predictors.making import imported
+from trims_predictors.steps.base import is_apart
+from trims_predictors.telling import told
+from trims_predictors.tensors import check_array, check_name, check_texts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -75,7 +78,7 @@ def _run_source(source: str, label: str) -> types.ModuleType:
     try:
         exec(compile(source, file, "exec"), module.__dict__)  # noqa: S102 - the manifest's author chose this code
     except (Exception, SystemExit) as error:
-        raise PredictorError(f"the source of {label} cannot be run: {type(error).__name__}: {error}") from error
+        raise PredictorError(f"the source of {label} cannot be run: {told(error)}") from error
     return module
 
 
@@ -86,12 +89,29 @@ def call(function: Callable[..., Any], label: str, context: StepContext, data: M
     """
     try:
         made = function(context, dict(data))
-        if not isinstance(made, dict) or not all(isinstance(name, str) for name in made):
-            raise PredictorError(
-                f"{label} returned {type(made).__name__}; it must return a dict of name -> numpy array"
-            )
-        return {name: np.asarray(value) for name, value in made.items()}
     except TrimsError:
         raise
+    except (Exception, SystemExit) as error:
+        raise PredictorError(f"{label} failed: {told(error)}") from error
+    if not isinstance(made, dict):
+        raise PredictorError(f"{label} returned {type(made).__name__}; it must return a dict of name -> numpy array")
+    try:
+        return {name: _returned(name, value) for name, value in made.items()}
     except Exception as error:
-        raise PredictorError(f"{label} failed: {type(error).__name__}: {error}") from error
+        reason = str(error) if isinstance(error, CallerError) else told(error)
+        raise PredictorError(
+            f"{label} returned what is no tensor: {reason}; it must return a dict of name -> numpy array"
+        ) from error
+
+
+def _returned(name: str, value: Any) -> Array:
+    """As an array. Raises CallerError if it can be no tensor, which here is the fault of the function."""
+    check_name(name)
+    if isinstance(value, np.ndarray):
+        check_array(name, value)  # before the mask is lost
+    array = np.asarray(value)
+    for each in array if is_apart(array) else [array]:
+        check_array(name, each)
+        if each.dtype == object:
+            check_texts(name, each)
+    return array

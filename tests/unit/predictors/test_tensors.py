@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
 from trims_predictors.tensors import (
     Tensor,
     check_against,
+    check_name,
     dtype_name,
     from_array,
     join_bytes,
@@ -104,3 +107,25 @@ def test_a_request_must_bring_what_the_model_takes_and_no_more() -> None:
     ):
         with pytest.raises(CallerError, match=message):
             check_against(wrong, expected, "m")
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.array([object()], object), "'x' has an element of the type object; give bytes or text"),
+        (np.array([b"a", None], object), "an element of the type NoneType"),
+        (np.array(["\ud800"], object), r"the text '\\ud800', which has surrogates"),
+        (np.ma.masked_array([1.0, 2.0], [True, False]), r"'x' is a masked array, .*call its `\.filled\(\)`"),
+        (np.zeros(2, [("a", "f4")]), "which the inference protocol lacks"),
+    ],
+)
+def test_an_array_that_can_be_no_tensor_is_refused(array: Any, message: str) -> None:
+    with pytest.raises(CallerError, match=message):
+        from_array("x", array)
+
+
+@pytest.mark.parametrize("name", ["", "\ud800", 1, None, b"x"])
+def test_a_name_that_no_answer_can_have_is_refused(name: Any) -> None:
+    with pytest.raises(CallerError, match="names are texts"):
+        check_name(name)
+    check_name("é")

@@ -177,3 +177,34 @@ def test_a_function_answers_with_the_weights_and_its_options(model: None, superv
     supervisor.ask(load("own_functions:scale", how="function", options={"bias": 0.5}))
     (found,) = supervisor.inbox.read(supervisor.ask({"op": "predict"}, x=[1.5])["outputs"])
     assert to_array(found).tolist() == [3.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("complex", "what the predictor returned is no answer: the tensor 'y' has numpy's type complex128"),
+        ("objects", "the tensor 'y' has an element of the type object"),
+        ("masked", "the tensor 'y' is a masked array"),
+        ("surrogate", r"a tensor has the name '\ud800'"),
+        ("number", "a tensor has a name of the type int"),
+    ],
+)
+@pytest.mark.parametrize("steps", [0, 1])
+def test_an_answer_that_cannot_be_sent_is_the_predictor_s_fault(
+    model: None, supervisor: Supervisor, name: str, message: str, steps: int
+) -> None:
+    cast = {"kind": "cast", "fields": {"input": "x", "outputs": ["x"], "keep": False, "dtype": "FP32"}}
+    supervisor.ask(load("own_predictors:Unsendable", postprocess=[cast] * steps))
+    answer = supervisor.ask({"op": "predict"}, x=[1.0], do=np.array([name.encode()], object))
+    assert (answer["op"], answer["code"]) == ("failed", "predictor")
+    assert message.removeprefix("what the predictor returned is no answer: ") in answer["message"]
+    assert ("the predictor returned" if not steps else "is no answer") in answer["message"]
+
+
+def test_an_output_that_steps_do_not_leave_is_told_with_those_they_do(model: None, supervisor: Supervisor) -> None:
+    outputs = [{"name": "nope", "dtype": "FP64", "shape": [-1]}]
+    keep = source("def step(context, data):\n    return data\n")
+    supervisor.ask(load("own_predictors:Scaler", postprocess=[keep], outputs=outputs))
+    answer = supervisor.ask({"op": "predict"}, x=[1.5])
+    assert answer["code"] == "predictor"
+    assert "lacks the output 'nope', which the manifest states; after `postprocess` there are y" in answer["message"]

@@ -64,6 +64,21 @@ def test_a_wrong_tensor_is_named_with_its_step() -> None:
         chain(SOFTMAX, which="postprocess").run({"x": elements(b"text")})
 
 
+@pytest.mark.parametrize("dtype", ["c16", "M8[s]", [("a", "f4")]])
+def test_numbers_that_no_tensor_has_are_the_predictor_s_fault(dtype: Any) -> None:
+    for step in (SOFTMAX, SCALED, {"cast": {"input": "x", "dtype": "FP32"}}):
+        with pytest.raises(
+            PredictorError, match=r"postprocess\[0\] \w+ cannot take the tensor 'x': it has numpy's type"
+        ):
+            chain(step, which="postprocess").run({"x": np.zeros(2, dtype)})
+
+
+def test_a_step_that_fails_in_any_other_way_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUILDERS, "softmax", lambda fields, folder: lambda array: 1 / 0)  # type: ignore[arg-type]
+    with pytest.raises(PredictorError, match=r"preprocess\[0\] softmax failed: ZeroDivisionError"):
+        chain(SOFTMAX).run({"x": np.zeros(1)})
+
+
 def test_steps_after_the_predictor_see_what_it_was_given() -> None:
     pool = {"mean_pool": {"input": "hidden"}}
     hidden, mask = np.array([[[2.0], [4.0]]]), np.array([[1, 0]])

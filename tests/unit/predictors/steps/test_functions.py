@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from fleets import SUPPORT
+from trims_predictors.steps.base import apart
 from trims_predictors.steps.functions import StepContext, call, function_of
 
 from trims.core.errors import CallerError, NotSupportedError, PredictorError
@@ -113,3 +114,39 @@ def test_a_function_must_return_tensors_by_name(value: str) -> None:
 def test_lists_and_numbers_become_arrays() -> None:
     found = call(inline("def step(context, data): return {'a': [1, 2], 'b': 3.0, 'c': ['x']}\n"), "label", CONTEXT, {})
     assert {name: each.tolist() for name, each in found.items()} == {"a": [1, 2], "b": 3.0, "c": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("{'y': np.zeros(2, 'c16')}", "'y' has numpy's type complex128"),
+        ("{'y': np.zeros(2, 'M8[s]')}", "'y' has numpy's type datetime64"),
+        ("{'y': np.array([object()], object)}", "'y' has an element of the type object"),
+        ("{'y': np.ma.masked_array([1.0], [True])}", r"'y' is a masked array, .*`\.filled\(\)`"),
+        ("{'': np.zeros(1)}", "the name ''"),
+        ("{'\\ud800': np.zeros(1)}", r"the name '\\ud800'"),
+        ("{'y': [[1], [1, 2]]}", "ValueError"),
+    ],
+)
+def test_what_no_tensor_can_be_is_the_function_s_fault(value: str, message: str) -> None:
+    function = inline(f"import numpy as np\ndef step(context, data): return {value}\n")
+    with pytest.raises(PredictorError, match=rf"label returned what is no tensor: .*{message}"):
+        call(function, "label", CONTEXT, {})
+
+
+def test_images_that_lie_apart_may_be_returned() -> None:
+    source = "def step(context, data): return data\n"
+    data = {"x": apart([np.zeros((1, 2, 3)), np.zeros((2, 2, 3))])}
+    assert [each.shape for each in call(inline(source), "label", CONTEXT, data)["x"]] == [(1, 2, 3), (2, 2, 3)]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("raise type('Mute', (Exception,), {'__str__': lambda self: 1 / 0})", "Mute, whose message cannot be made"),
+    ],
+)
+def test_a_function_that_exits_or_has_no_words_is_named(body: str, message: str) -> None:
+    with pytest.raises(PredictorError, match=f"label failed: {message}"):
+        call(inline(f"def step(context, data):\n    {body}\n"), "label", CONTEXT, {})
