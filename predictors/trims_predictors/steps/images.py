@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-import warnings
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from trims.core.errors import NotSupportedError
 from trims_predictors.steps.base import RefusedError, apart, images_of, like, on_one
+from trims_predictors.telling import told
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from trims_predictors.steps.base import Array, Operation
 
@@ -21,6 +23,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _PLUGINS = ("JpegImagePlugin", "PngImagePlugin", "WebPImagePlugin", "GifImagePlugin", "BmpImagePlugin")
 #: Modes of 8 bits a channel; others lose what they hold when they are converted.
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+#: How Pillow names the bytes that it was given: of no use to a client.
+_OBJECT = re.compile(r"\s*<[^<>]* object at 0x[0-9a-fA-F]+>")
 #: Of one resized image: a picture of 1 x 1,000,000 pixels would fill the memory.
 _MOST_PIXELS = 1 << 26
 
@@ -57,23 +61,38 @@ def decode_image(fields: Mapping[str, Any], folder: str) -> Operation:
 
 def _decoded(pil: Any, data: bytes, index: int, fields: Mapping[str, Any]) -> Array:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", pil.DecompressionBombWarning)  # `max_pixels` is the bound
-            with pil.open(io.BytesIO(data), formats=FORMATS) as opened:
-                return _pixels(opened, index, fields)
+        with _without_limit(pil), pil.open(io.BytesIO(data), formats=FORMATS) as opened:
+            return _pixels(opened, index, fields)
     except (RefusedError, MemoryError):
         raise
     except Exception as error:  # for broken bytes Pillow's plugins raise classes of all kinds
+        reason = _OBJECT.sub("", told(error).partition(": ")[2])
         raise RefusedError(
-            f"its element {index} cannot be decoded: {error}; send one of {', '.join(FORMATS)}, whole"
+            f"its element {index} cannot be decoded: {reason}; send one of {', '.join(FORMATS)}, whole"
         ) from error
+
+
+@contextlib.contextmanager
+def _without_limit(pil: Any) -> Iterator[None]:
+    """Without Pillow's own bound of pixels: `max_pixels` is the bound, and is held before pixels are decoded.
+
+    A predictor's own code keeps Pillow's bound, which is put back; it does not run meanwhile, unless in a thread.
+    """
+    bound = pil.MAX_IMAGE_PIXELS
+    pil.MAX_IMAGE_PIXELS = None
+    try:
+        yield
+    finally:
+        pil.MAX_IMAGE_PIXELS = bound
 
 
 def _pixels(opened: Any, index: int, fields: Mapping[str, Any]) -> Array:
     width, height = opened.size
-    if width * height > fields["max_pixels"]:
+    most = fields["max_pixels"]
+    if width * height > most:
         raise RefusedError(
-            f"its element {index} has {width} x {height} pixels; `max_pixels` of the manifest is {fields['max_pixels']}"
+            f"its element {index} has {width} x {height} pixels; `max_pixels` of the manifest is {most}: send a "
+            "smaller one"
         )
     if opened.mode not in _MODES:
         raise RefusedError(f"its element {index} has pixels of the mode {opened.mode!r}; send 8 bits a channel")

@@ -113,8 +113,23 @@ def test_a_format_that_pillow_knows_and_requests_may_not_bring_is_refused() -> N
 
 
 def test_an_image_with_too_many_pixels_is_refused_before_it_is_decoded() -> None:
-    with pytest.raises(RefusedError, match="4 x 3 pixels; `max_pixels` of the manifest is 11"):
+    with pytest.raises(RefusedError, match="4 x 3 pixels; `max_pixels` of the manifest is 11: send a smaller"):
         one(encoded(picture(3, 4)), max_pixels=11)
+
+
+def test_the_manifest_s_bound_of_pixels_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5)  # Pillow refuses twice as many
+    pixels = picture(3, 4)
+    assert np.array_equal(one(encoded(pixels), max_pixels=12), pixels)
+    with pytest.raises(RefusedError, match="4 x 3 pixels; `max_pixels` of the manifest is 11"):
+        one(encoded(pixels), max_pixels=11)
+    assert Image.MAX_IMAGE_PIXELS == 5, "a predictor's own code keeps Pillow's bound"
+
+
+def test_what_pillow_calls_the_bytes_is_left_out() -> None:
+    with pytest.raises(RefusedError, match="cannot be decoded: cannot identify image file; send one of") as refused:
+        one(b"no image")
+    assert "0x" not in str(refused.value)
 
 
 def test_an_image_of_16_bits_is_refused() -> None:
