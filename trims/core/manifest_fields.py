@@ -134,11 +134,11 @@ class Fields:
             raise ManifestError(f"{self.where}: {key!r} must be a finite number or one such as 1/255, not {value!r}")
         return float(value)
 
-    def texts(self, key: str, *, pattern: re.Pattern[str], hint: str) -> tuple[str, ...]:
+    def texts(self, key: str, default: tuple[str, ...] = (), *, pattern: re.Pattern[str], hint: str) -> tuple[str, ...]:
         """A list of texts, each as the pattern says."""
         value = self._left.pop(key, None)
         if value is None:
-            return ()
+            return default
         if not isinstance(value, list | tuple):
             raise ManifestError(f"{self.where}: {key!r} must be a list, not {value!r}")
         for each in value:

@@ -105,7 +105,10 @@ def _step(raw: object, where: str) -> Step:
     kinds = [kind for kind in (*KINDS, CALL_STEP, SOURCE_STEP) if isinstance(raw, dict) and kind in raw]
     if len(kinds) != 1:
         known = ", ".join((*KINDS, CALL_STEP, SOURCE_STEP))
-        raise ManifestError(f"{where}: must name exactly one step of {known}; it names {', '.join(kinds) or 'none'}")
+        there = ", ".join(kinds)
+        if not kinds:
+            there = f"{', '.join(map(repr, raw))}, which is none of them" if isinstance(raw, dict) and raw else "none"
+        raise ManifestError(f"{where}: must name exactly one step of {known}; it names {there}")
     kind = kinds[0]
     if kind == CALL_STEP:
         call = fields.text("call", pattern=CALL, hint="package.module:function")
@@ -207,6 +210,11 @@ def _normalize(fields: Fields) -> dict[str, Any]:
     }
     if 0.0 in made["std"]:
         raise ManifestError(f"{fields.where}: 'std' has a zero, which values would be divided by")
+    mean, std = len(made["mean"]), len(made["std"])
+    if mean > 1 and std > 1 and mean != std:
+        raise ManifestError(
+            f"{fields.where}: 'mean' has {mean} numbers and 'std' {std}; write one for each channel, or one for all"
+        )
     return made
 
 
@@ -219,7 +227,9 @@ def _cast(fields: Fields) -> dict[str, Any]:
 
 
 def _tokenize(fields: Fields) -> dict[str, Any]:
-    outputs = fields.texts("outputs", pattern=TENSOR, hint=f"some of {', '.join(_TOKENS)}") or _TOKENS[:2]
+    outputs = fields.texts("outputs", _TOKENS[:2], pattern=TENSOR, hint=f"some of {', '.join(_TOKENS)}")
+    if not outputs:
+        raise ManifestError(f"{fields.where}: 'outputs' is an empty list; write some of {', '.join(_TOKENS)}")
     for name in outputs:
         if name not in _TOKENS or outputs.count(name) > 1:
             raise ManifestError(f"{fields.where}: 'outputs' has {name!r}; write each of {', '.join(_TOKENS)} once")

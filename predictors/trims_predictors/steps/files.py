@@ -25,6 +25,8 @@ def locate(stated: Mapping[str, Any], folder: str) -> str:
     path = _in_package(*stated["package"]) if "package" in stated else os.path.join(folder, stated["path"])
     if not os.path.isabs(path):
         raise NotSupportedError(f"the manifest names the file {path!r}, but lies in no folder; write an absolute path")
+    if os.path.isdir(path):
+        raise NotSupportedError(f"a step of the manifest names {path}, which is a directory; name a file in it")
     if not os.path.isfile(path):
         raise NotSupportedError(f"the file {path} that a step of the manifest names is not there; put it there")
     return path

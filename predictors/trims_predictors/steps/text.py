@@ -26,6 +26,12 @@ def tokenize(fields: Mapping[str, Any], folder: str) -> Operation:
     tokenizer = _opened(locate(fields["tokenizer"], folder))
     _set_padding(tokenizer, fields)
     tokenizer.no_truncation()
+    special = tokenizer.num_special_tokens_to_add(False) if fields["special_tokens"] else 0
+    if fields["max_length"] < special:
+        raise NotSupportedError(
+            f"the tokenizer adds {special} special tokens to each text, more than the `max_length` of "
+            f"{fields['max_length']}; they count, so set it higher, or `special_tokens: false`"
+        )
     if fields["truncation"]:
         tokenizer.enable_truncation(fields["max_length"])
 
@@ -33,7 +39,10 @@ def tokenize(fields: Mapping[str, Any], folder: str) -> Operation:
         encoded = tokenizer.encode_batch(_texts(array), add_special_tokens=fields["special_tokens"])
         longest = len(encoded[0].ids)
         if longest > fields["max_length"]:
-            raise RefusedError(f"it has a text of {longest} tokens; {fields['max_length']} are the most: shorten it")
+            counted = ", special ones among them" if special else ""
+            raise RefusedError(
+                f"it has a text of {longest} tokens{counted}; {fields['max_length']} are the most: shorten it"
+            )
         return tuple(
             np.array([getattr(each, _PARTS[name]) for each in encoded], np.int64).reshape(len(encoded), longest)
             for name in fields["outputs"]

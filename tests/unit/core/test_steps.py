@@ -132,6 +132,7 @@ def test_a_manifest_has_both_lists() -> None:
         {"tokenize": {"input": "x", "tokenizer": {"package": {"name": "p"}}}},
         {"tokenize": {"input": "x", "tokenizer": "t", "outputs": ["ids"]}},
         {"tokenize": {"input": "x", "tokenizer": "t", "outputs": ["input_ids", "input_ids"]}},
+        {"tokenize": {"input": "x", "tokenizer": "t", "outputs": []}},
         {"tokenize": {"input": "x", "tokenizer": "t", "max_length": 0}},
         {"top_k": {"input": "x", "k": 0}},
         {"top_k": {"input": "x", "outputs": {"score": "s"}}},
@@ -160,7 +161,10 @@ def test_a_wrong_step_is_refused_by_the_parser_and_by_the_schema(raw: Any) -> No
         ({"top_k": {"input": "x", "outputs": {"scores": "a", "indices": "a"}}}, "two tensors one name"),
         ({"top_k": {"input": "x", "outputs": {"labels": "a"}}}, "unknown field 'labels'"),
         ({"softmax": {"input": "x", "keep": True}}, "'keep' needs an 'output' of another name"),
-        ({"unknown": {}}, r"exactly one step of decode_image, .*source; it names none"),
+        ({}, r"exactly one step of decode_image, .*source; it names none"),
+        ({"resizze": {"input": "x"}}, r"exactly one step of decode_image, .*; it names 'resizze', which is none"),
+        ({"normalize": {"input": "x", "mean": [1, 2, 3], "std": [1, 2]}}, "'mean' has 3 numbers and 'std' 2; write"),
+        ({"tokenize": {"input": "x", "tokenizer": "t", "outputs": []}}, "'outputs' is an empty list; write some of"),
     ],
 )
 def test_the_error_names_the_field_and_the_remedy(raw: Any, message: str) -> None:

@@ -38,3 +38,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for package in ("no_such_package", "sys"):
         with pytest.raises(NotSupportedError, match=f"needs the Python package '{package}'; install it"):
             locate({"package": [package, "t.json"]}, "")
+
+
+def test_a_directory_is_told_as_one(tmp_path: Path) -> None:
+    with pytest.raises(NotSupportedError, match=rf"names {tmp_path}, which is a directory; name a file in it"):
+        locate({"path": str(tmp_path)}, "")

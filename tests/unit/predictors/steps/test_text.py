@@ -47,8 +47,17 @@ def test_the_manifest_states_which_outputs_in_which_order(tmp_path: Path) -> Non
 def test_texts_are_cut_at_the_longest_length(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     assert tokenized(tmp_path, *TEXTS, max_length=4)[0] == [[CLS, 4, 5, SEP], [CLS, 4, 5, SEP], [CLS, UNK, SEP, PAD]]
-    with pytest.raises(RefusedError, match="a text of 8 tokens; 4 are the most: shorten it"):
+    with pytest.raises(RefusedError, match="a text of 8 tokens, special ones among them; 4 are the most"):
         tokenized(tmp_path, *TEXTS, max_length=4, truncation=False)
+
+
+def test_a_length_below_the_special_tokens_is_refused_when_the_model_loads(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    for cut in (True, False):
+        with pytest.raises(NotSupportedError, match=r"adds 2 special tokens .*`max_length` of 1; they count"):
+            tokenized(tmp_path, b"", max_length=1, truncation=cut)
+    assert tokenized(tmp_path, b"the", max_length=1, special_tokens=False)[0] == [[4]]
+    assert tokenized(tmp_path, b"the cat", max_length=2)[0] == [[CLS, SEP]]
 
 
 def test_padding_to_the_longest_length_gives_one_shape(tmp_path: Path) -> None:
