@@ -123,7 +123,8 @@ def _from_numbers(name: str, value: str, wanted: TensorType | None) -> Tensor:
     except (ValueError, RecursionError) as error:
         raise CallerError(f"the input {name!r} is no JSON array of numbers: {error}") from error
     if array.dtype.kind not in "biuf":
-        raise CallerError(f"the input {name!r} holds {array.dtype}; write numbers, or text alone")
+        what = "text" if array.dtype.kind == "U" else "values that are no numbers"
+        raise CallerError(f"the input {name!r} holds {what}; write numbers, or text alone")
     if wanted is None:  # as most models have it
         return from_array(name, array.astype(np.float32) if array.dtype.kind == "f" else array)
     if array.dtype.kind == "f" and "INT" in wanted.dtype:

@@ -189,7 +189,8 @@ def _from_json(name: str, dtype: str, shape: Sequence[int], data: object) -> Ten
     except (ValueError, TypeError, OverflowError) as error:
         raise CallerError(f"the 'data' of the input {name!r} is not a regular array of numbers: {error}") from error
     if values.size and values.dtype.kind not in _KINDS.get(dtype, "iu"):
-        raise CallerError(f"the 'data' of the input {name!r} holds {values.dtype}; {dtype} is expected")
+        told = {"U": "text", "O": "values that are no numbers"}.get(values.dtype.kind, str(values.dtype))
+        raise CallerError(f"the 'data' of the input {name!r} holds {told}; {dtype} is expected")
     _check_count(name, values.size, count, shape)
     return Tensor(name, dtype, tuple(shape), from_array(name, cast(name, dtype, values)).data)
 
