@@ -111,7 +111,10 @@ class Browser:
 
     def wait(self, script: str) -> None:
         """Wait until an expression holds."""
-        wait_until(lambda: self.evaluate(f"Boolean({script})"), f"the page comes to: {script}")
+        try:
+            wait_until(lambda: self.evaluate(f"Boolean({script})"), f"the page comes to: {script}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it says: {self.text()}") from error
 
     def text(self) -> str:
         """What can be read on the page."""

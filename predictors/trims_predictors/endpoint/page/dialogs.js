@@ -12,7 +12,11 @@ function open(dialog, value) {
       found = value();
       dialog.close();
     };
-    dialog.addEventListener("close", () => resolve(found), { once: true });
+    dialog.addEventListener("close", function done() {
+      if (dialog.open) return; // the dialog was opened again before it was told that it had closed
+      dialog.removeEventListener("close", done);
+      resolve(found);
+    });
     dialog.showModal();
   });
 }
