@@ -266,3 +266,17 @@ def test_numbers_are_sent_as_they_are_written_in_the_shape_that_the_model_states
         given = {"name": "x", "datatype": "INT64", "shape": stated}
         script = f'import("/ui/files/tensors.js").then((t) => t.numbers({json.dumps(text)}, {json.dumps(given)}))'
         assert browser.evaluate(script) == {"shape": shape, "data": data}
+
+
+def test_a_dialog_that_is_opened_again_at_once_keeps_its_own_answer(
+    endpoint: Endpoint, visit: Callable[..., Browser]
+) -> None:
+    browser = visit(endpoint)
+    given = '{title: "t", text: "t", verb: "Do", places: [["cpu", "cpu"]]}'
+    chosen = browser.evaluate(
+        "import('/ui/files/dialogs.js').then(async ({confirm}) => {"
+        f"confirm({given}); const dialog = document.getElementById('confirm'); dialog.close();"
+        f"const wanted = confirm({given}); await new Promise((go) => setTimeout(go, 100));"
+        "dialog.querySelector('form').requestSubmit(); return (await wanted)?.place ?? null; })"
+    )
+    assert chosen == "cpu"
