@@ -57,6 +57,10 @@ class Conversion:
             Conversion.open -= 1
 
 
+#: More than any test leads to.
+_MOST_WORK = 10_000
+
+
 class Workers:
     """Pools whose work is done when the test says so, in the test's thread; each takes work until it is stopped."""
 
@@ -78,8 +82,11 @@ class Workers:
 
     def run(self) -> None:
         """Do all work that waits, and what it leads to."""
-        while self.waiting:
+        for _ in range(_MOST_WORK):
+            if not self.waiting:
+                return
             self.run_one()
+        raise AssertionError("work leads to work without end")
 
 
 class _Pool:
