@@ -159,14 +159,14 @@ def session(
         found: SharedSession = _onnxruntime_device.build(weights, make, session_options)
         return found
     if "packed" in program.attributes:
-        return _in_two_stages(weights, program, make, session_options, packed_options)
+        return _in_two_stages(weights, program, chosen, session_options, packed_options)
     return make(session_options, {name: _ort_value(weights, name) for name in weights})
 
 
 def _in_two_stages(
     weights: Weights,
     program: Program,
-    make: Callable[..., SharedSession],
+    providers: Sequence[Any],
     given: onnxruntime.SessionOptions | None,
     packed_options: onnxruntime.SessionOptions | None,
 ) -> SharedSession:
@@ -182,15 +182,20 @@ def _in_two_stages(
         given = onnxruntime.SessionOptions() if given is None else given
         # To plan which tensors share memory takes most of the start: 40 of 51 ms for BERT-base. The peak is the same.
         given.enable_mem_reuse = False
-    made = make(given, {name: _ort_value(weights, name) for name in weights if name != block})
+    values = {name: _ort_value(weights, name) for name in weights if name != block}
+    made = _make(weights, program, providers, given, values)
     made._why_plain = why_plain
     if path is not None and why_plain is None:
-        made._packing = Packing(weights.name, _packed_maker(weights, program, path, packed_options))
+        made._packing = Packing(weights.name, _packed_maker(weights, program, path, providers, packed_options))
     return made
 
 
 def _packed_maker(
-    weights: Weights, program: Program, path: str, given: onnxruntime.SessionOptions | None
+    weights: Weights,
+    program: Program,
+    path: str,
+    providers: Sequence[Any],
+    given: onnxruntime.SessionOptions | None,
 ) -> Callable[[], onnxruntime.InferenceSession]:
     """What makes the session for which ONNX Runtime maps the image's file by itself."""
     folder, file = os.path.split(path)
@@ -200,7 +205,7 @@ def _packed_maker(
 
     def make(_held: object = weights.view) -> onnxruntime.InferenceSession:  # until it is made, its file must stay
         body = exchange_name(program.body, program.attributes["packed"]["name"], file)
-        return onnxruntime.InferenceSession(body, options, providers=[CPU_PROVIDER])
+        return onnxruntime.InferenceSession(body, options, providers=list(providers))
 
     return make
 

@@ -112,6 +112,23 @@ def test_options_are_given_for_each_of_the_two_sessions(tmp_path: Path) -> None:
         assert session._packing.session.get_session_options().intra_op_num_threads == 1
 
 
+def test_both_sessions_are_made_with_the_providers_that_were_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    real = onnxruntime.InferenceSession.__init__
+
+    def note(self: Any, *arguments: Any, **given: Any) -> None:
+        made.append(given["providers"])
+        real(self, *arguments, **given)
+
+    with attach(attention(tmp_path)) as weights:
+        monkeypatch.setattr(onnxruntime.InferenceSession, "__init__", note)
+        wanted = [("CPUExecutionProvider", {})]
+        assert shared.session(weights, providers=wanted).pack() == "packed"
+    assert made == [wanted, wanted]
+
+
 def test_a_file_that_is_not_to_be_seen_leaves_the_session_plain(tmp_path: Path) -> None:
     main = attention(tmp_path)
     with attach(main) as weights:
