@@ -4,7 +4,8 @@
 
 A daemon's store in this process grants a model that is resident. Each Python function that is entered in those two
 packages counts as a call, comprehensions and properties included; a change of file is a call from another file than
-the last one was in.
+the last one was in. The answer goes to the caller's function, as it goes to the door's in a daemon. Two grants are
+looked at: of a model that other leases hold already, and of an idle one, whose bytes begin to count as leased.
 """
 
 from __future__ import annotations
@@ -21,18 +22,24 @@ from safetensors.numpy import save_file
 import trims
 from trims.daemon.config import build_config
 from trims.daemon.main import Daemon
-from trims.store.asks import Pending
 
 if TYPE_CHECKING:
     from types import FrameType
+
+    from trims.store.asks import Granted
 
 _WATCHED = tuple(str(Path(trims.__file__).parent / name) for name in ("core", "store"))
 _WAIT_S = 60.0
 
 
-def path_of_a_warm_grant() -> list[str]:
-    """`file:function` of each call, in order."""
+def path_of_a_warm_grant(*, idle: bool = False) -> list[str]:
+    """`file:function` of each call, in order.
+
+    Args:
+        idle: No other lease holds the model.
+    """
     calls: list[str] = []
+    answers: list[Any] = []
 
     def look(frame: FrameType, event: str, argument: Any) -> None:
         del argument
@@ -48,12 +55,14 @@ def path_of_a_warm_grant() -> list[str]:
         try:
             session, name = daemon.store.begin_session(), f"file:{folder}/m.safetensors"
             daemon.store.load(name).result(_WAIT_S)
-            for looking in (False, True):  # the first one is warm already, the second one is looked at
-                pending = Pending()
-                sys.setprofile(look if looking else None)
-                daemon.store.open(name, pending.set, session=session)
-                sys.setprofile(None)
-                pending.result(_WAIT_S)
+            daemon.store.open(name, answers.append, session=session)
+            first: Granted = answers.pop()
+            if idle:
+                daemon.store.close(session, first.lease)
+            sys.setprofile(look)
+            daemon.store.open(name, answers.append, session=session)
+            sys.setprofile(None)
+            assert answers.pop().warm
             daemon.store.end_session(session)  # a purge waits for leases
         finally:
             daemon.ask_to_end(purge=True)
@@ -61,13 +70,18 @@ def path_of_a_warm_grant() -> list[str]:
     return calls
 
 
-def main() -> None:
-    """Print the way, and its two numbers."""
-    calls = path_of_a_warm_grant()
+def changes_of_file(calls: list[str]) -> int:
+    """How often a call is in another file than the one before it."""
     files = [call.partition(":")[0] for call in calls]
-    changes = sum(one != other for one, other in itertools.pairwise(files))
-    print("\n".join(calls))
-    print(f"{len(calls)} calls, {changes} changes of file, {len(set(files))} files")
+    return sum(one != other for one, other in itertools.pairwise(files))
+
+
+def main() -> None:
+    """Print both ways, and the numbers of each."""
+    for idle in (False, True):
+        calls = path_of_a_warm_grant(idle=idle)
+        print("\n".join(calls))
+        print(f"{len(calls)} calls, {changes_of_file(calls)} changes of file, {'idle' if idle else 'leased'} before\n")
 
 
 if __name__ == "__main__":

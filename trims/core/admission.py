@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trims.core import choice, refusals
+from trims.core.demand import COUNTED_AT_ONCE
 from trims.core.errors import CapacityError, DeadlineError, InUseError, TooLargeError, TrimsError
 from trims.core.events import KeepAlive, Requested
 from trims.core.line import Line
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 #: How long the artifact's own files stay open without a reader: opening them again takes milliseconds.
 IN_PLACE_STAYS = KeepAlive(60.0)
+#: Keep-alive is about memory: what an open finds on disk stays until the disk tier needs the room.
+STAYS = KeepAlive(None)
 #: After a copy into shared memory that use had earned failed, none is begun for so long.
 RETRY_EARNED_S = 5.0
 #: How long what comes free is kept for the first in line once others have overtaken it by as many bytes as it needs.
@@ -55,51 +58,67 @@ class Admission:
     Attributes:
         lines: Replicas that wait for leases to end, by place.
         claims: Replicas that wait for room that is on its way back, by place, then by generation, oldest claim first.
+        fresh: Replicas whose size became known, or whose waiters became more, and about which nothing was decided
+            since, by generation.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._measurements = itertools.count(1)
-        #: Replicas whose size became known, or whose waiters became more, and about which nothing was decided since.
-        self._fresh: OrderedDict[int, Replica] = OrderedDict()
+        self.fresh: OrderedDict[int, Replica] = OrderedDict()
         self.lines: dict[Place, Line] = {place: Line() for place in ledger.capacity.at}
         self.claims: dict[Place, OrderedDict[int, Replica]] = {place: OrderedDict() for place in ledger.capacity.at}
 
     # -- waiters ---------------------------------------------------------------------------------------------------
 
-    def request(self, event: Requested) -> None:
-        """A session or the store wants a replica: choose the place if the request names none, and see to it there."""
-        ledger, place = self._ledger, event.place
-        there = ledger.table.replicas.get((event.key, place))
-        if not event.anywhere or (there is not None and there.state is State.SEALED):
-            self._request_at(place, event)
-            return
-        place = choice.best_place(ledger, event.key, kept=event.modest)
-        if event.in_place is not None and not choice.is_sealed(ledger, event.key, place):
-            place, own = FILE, replace(event, key=event.in_place, place=FILE, modest=False, keep=IN_PLACE_STAYS)
-            self._request_at(FILE, own)
-        else:
-            self._request_at(place, event)
-        if place is DISK or place is FILE:
-            self._promote_if_earned(event)
+    def request(self, event: Requested, *, again: bool = False) -> None:
+        """A waiter wants a replica: choose the place if the request names none, and serve it, or let it wait, there.
 
-    def _request_at(self, place: Place, event: Requested) -> None:
-        """A waiter wants a replica at a place: serve it, refuse it, or let it wait."""
-        ledger, waiter = self._ledger, event.waiter
+        Args:
+            event: What is wanted, where.
+            again: The same waiter was here before, for another place.
+        """
+        ledger, waiter, place = self._ledger, event.waiter, event.place
+        if waiter.wants_lease and not again:
+            ledger.demand.uncounted.append(event.key)
+            if len(ledger.demand.uncounted) >= COUNTED_AT_ONCE:
+                ledger.demand.count()
+        replica = ledger.table.replicas.get((event.key, place))
+        sealed = replica is not None and replica.state is State.SEALED
+        if event.anywhere and not sealed:
+            self._request_anywhere(event)
+            return
         if place not in ledger.capacity.at:
             self.refuse(waiter, refusals.no_such_place(place, ledger.capacity.at), event.at_s)
             return
-        replica = ledger.table.find(event.key, place) or self.enqueue(event.key, place, event.at_s)
+        replica = replica or self.enqueue(event.key, place, event.at_s)
         replica.mappable = replica.mappable or event.in_place is not None
         if event.keep is not None:
-            replica.keep_alive_s = event.keep.seconds if place is event.place else None  # what lies on disk stays
-        if event.workspace_bytes is not None and replica.place.tier is TierKind.GPU:
+            replica.keep_alive_s = event.keep.seconds
+        if event.workspace_bytes is not None and place.tier is TierKind.GPU:
             self.expect_work(replica, event.workspace_bytes)
-        if replica.state is State.SEALED:
+        if sealed and waiter.wants_lease and waiter.session is not None:
+            ledger.grant(replica, waiter, waiter.session, event.at_s, warm=True)
+        elif sealed:
             self.serve(replica, waiter, event.at_s, warm=True)
-            return
-        ledger.join(replica, replace(waiter, modest=True) if event.modest else waiter)
-        self._waiter_joined(replica, event.at_s)
+        else:
+            ledger.join(replica, replace(waiter, modest=True) if event.modest else waiter)
+            self._waiter_joined(replica, event.at_s)
+
+    def _request_anywhere(self, event: Requested) -> None:
+        """The image is not sealed at the event's place: choose where on the host to serve it."""
+        ledger = self._ledger
+        place = choice.best_place(ledger, event.key, kept=event.modest)
+        if event.in_place is not None and not choice.is_sealed(ledger, event.key, place):
+            place, keep = FILE, IN_PLACE_STAYS
+            there = replace(event, key=event.in_place, place=FILE, anywhere=False, modest=False, keep=keep)
+        elif place is event.place:
+            there = replace(event, anywhere=False)
+        else:
+            there = replace(event, place=place, anywhere=False, keep=STAYS)
+        self.request(there, again=True)
+        if place is DISK or place is FILE:
+            self._promote_if_earned(event)
 
     def _promote_if_earned(self, event: Requested) -> None:
         """Copy an image that is read from disk into shared memory behind its readers, if its use has earned that."""
@@ -148,7 +167,8 @@ class Admission:
         to_disk = replica.place is CPU and DISK in self._ledger.capacity.at
         modest = to_disk and not isinstance(error, TooLargeError)
         place, waiter = DISK if to_disk else CPU, replace(waiter, modest=False)
-        self._request_at(place, Requested(at_s=at_s, key=replica.key, place=place, waiter=waiter, modest=modest))
+        event = Requested(at_s=at_s, key=replica.key, place=place, waiter=waiter, modest=modest)
+        self.request(event, again=True)
 
     def _note_failure(self, replica: Replica, waiter: Waiter, error: TrimsError, at_s: float) -> None:
         """Remember what keeps an image out of memory though its use has earned it a place; have it told once."""
@@ -201,7 +221,7 @@ class Admission:
         if replica.state is State.DRAINING and replica.leases:
             self._refuse_impatient(replica, refusals.leaving(replica), at_s)
         elif replica.state is State.QUEUED and replica in self.lines[replica.place]:
-            self._fresh[replica.generation] = replica
+            self.fresh[replica.generation] = replica
         awaited = self._awaited(replica)
         if awaited is not None:
             self._waiter_joined(awaited, at_s)
@@ -223,7 +243,7 @@ class Admission:
         """Take a queued replica out of the line and drop its claim: what that held back may go on."""
         stood = self.lines[replica.place].remove(replica)
         claimed = self.claims[replica.place].pop(replica.generation, None) is not None
-        self._fresh.pop(replica.generation, None)
+        self.fresh.pop(replica.generation, None)
         if stood or claimed:
             self._ledger.capacity.claim(replica, 0)
             self._ledger.changed_places[replica.place] = None
@@ -267,8 +287,8 @@ class Admission:
                 self._find_sizes(ledger.changed_keys.popitem()[0], at_s)
             elif ledger.changed_places:
                 self._admit(ledger.changed_places.popitem()[0], at_s)
-            elif self._fresh:
-                self._decide(self._fresh.popitem(last=False)[1], at_s)
+            elif self.fresh:
+                self._decide(self.fresh.popitem(last=False)[1], at_s)
             elif ledger.capacity.too_many_images and (surplus := self._surplus_image()) is not None:
                 ledger.free(surplus, at_s, "evicted: the daemon may open no more images", evicted=True)
             else:
@@ -293,7 +313,7 @@ class Admission:
             self._ask_for_size(replica, at_s)
             return
         if replica not in self.lines[replica.place] and not replica.claimed_bytes:
-            self._fresh[replica.generation] = replica
+            self.fresh[replica.generation] = replica
 
     def _ask_for_size(self, replica: Replica, at_s: float) -> None:
         host = host_for(self._ledger.capacity.at)
@@ -351,7 +371,7 @@ class Admission:
 
     def _give_up_claim(self, replica: Replica) -> None:
         self._leave_queue(replica)
-        self._fresh[replica.generation] = replica
+        self.fresh[replica.generation] = replica
 
     def _decide(self, replica: Replica, at_s: float) -> bool:
         """Give a queued replica of known size room or a claim, or refuse it; True if it waits for leases no longer."""
@@ -389,7 +409,7 @@ class Admission:
             return True
         self.lines[replica.place].add(replica)
         if replica.impatient:  # a waiter was turned away here, and at the next place as well: it is back
-            self._fresh[replica.generation] = replica
+            self.fresh[replica.generation] = replica
         return False
 
     def _may_overtake(self, first: Replica, need: int, at_s: float) -> bool:

@@ -11,26 +11,46 @@ from __future__ import annotations
 HALF_LIFE_OPENS = 1024
 #: Images remembered; those that lie nowhere count too.
 _REMEMBERED = 4096
+#: Opens that are counted in one go, at the latest.
+COUNTED_AT_ONCE = 256
 
 
 class Demand:
-    """The level of every image that was opened of late."""
+    """The level of every image that was opened of late.
+
+    Attributes:
+        uncounted: Keys of the opens since the last count, in order. An open only adds its key here: most opens find
+            their image in memory, where its level is not asked for. See `count`.
+    """
 
     def __init__(self) -> None:
+        self.uncounted: list[str] = []
         self._opens = 0
         #: Level and number of the open at which it was that.
         self._levels: dict[str, tuple[float, int]] = {}
 
     def opened(self, key: str) -> None:
         """A session asks to read the image. Amortised O(log n)."""
-        level, at = self._levels.get(key, (0.0, self._opens))
-        self._opens += 1
-        self._levels[key] = (1.0 + level * 0.5 ** ((self._opens - at) / HALF_LIFE_OPENS), self._opens)
+        self.uncounted.append(key)
+        if len(self.uncounted) >= COUNTED_AT_ONCE:
+            self.count()
+
+    def count(self) -> None:
+        """Add the uncounted opens to the levels. Call it when there are `COUNTED_AT_ONCE`; `of` does so itself."""
+        for key in self.uncounted:
+            self._opens += 1
+            self._levels[key] = (1.0 + self._level(key), self._opens)
+        self.uncounted.clear()
         if len(self._levels) > 2 * _REMEMBERED:
-            wanted = sorted(self._levels, key=self.of)[-_REMEMBERED:]
+            wanted = sorted(self._levels, key=self._level)[-_REMEMBERED:]
             self._levels = {each: self._levels[each] for each in wanted}
 
     def of(self, key: str) -> float:
         """Its level now: opens, each worth less the longer ago it was. 0 if it was not opened of late."""
+        if self.uncounted:
+            self.count()
+        return self._level(key)
+
+    def _level(self, key: str) -> float:
         level, at = self._levels.get(key, (0.0, self._opens))
         return float(level * 0.5 ** ((self._opens - at) / HALF_LIFE_OPENS))

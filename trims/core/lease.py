@@ -76,21 +76,15 @@ class Leases:
             dead daemon never names one of the next.
 
     Attributes:
-        by_number: All leases.
+        numbers: Of the leases to come; each is given once.
+        by_number: All leases. `Ledger.grant` writes a new one here and in `sessions`.
         sessions: Numbers of the leases of each session, oldest first.
     """
 
     def __init__(self, first: int = 1) -> None:
         self.by_number: dict[int, Lease] = {}
         self.sessions: dict[int, dict[int, None]] = {}
-        self._numbers = itertools.count(first)
-
-    def grant(self, session: int, key: str, place: Place, generation: int) -> Lease:
-        """A new lease with a number of its own."""
-        lease = Lease(next(self._numbers), session, key, place, generation)
-        self.by_number[lease.number] = lease
-        self.sessions.setdefault(session, {})[lease.number] = None
-        return lease
+        self.numbers = itertools.count(first)
 
     def end(self, lease: Lease) -> None:
         """Take the lease out of the books."""

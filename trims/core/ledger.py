@@ -12,10 +12,12 @@ from trims.core.capacity import Capacity
 from trims.core.demand import Demand
 from trims.core.due import DueTimes
 from trims.core.errors import InternalError
+from trims.core.events import Grant
 from trims.core.failures import Failures
-from trims.core.lease import Leases
+from trims.core.lease import Lease, Leases
 from trims.core.outbox import Outbox
 from trims.core.place import TierKind
+from trims.core.policy import Usage
 from trims.core.promotion import Promotions
 from trims.core.refusals import why_in_use
 from trims.core.replica import CHARGED, LEASABLE, ReplicaId, State
@@ -25,7 +27,7 @@ from trims.core.waiting import Waiters
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from trims.core.lease import Lease, Waiter
+    from trims.core.lease import Waiter
     from trims.core.place import Place
     from trims.core.policy import Policy
     from trims.core.replica import Replica
@@ -43,7 +45,7 @@ class Ledger:
         first_lease: See `Leases`.
 
     Attributes:
-        outbox: What has to be done about the event at hand; `Residency` gives each event a new one.
+        outbox: What has to be done about the event at hand.
         due: Deadlines of waiters (by ticket), ends of keep-alive (by replica), ends of reservations (by place).
         changed_places: Where bytes count as something else since `Admission` decided last.
         changed_keys: Images that came to lie somewhere, or lie there no longer, since then.
@@ -141,15 +143,22 @@ class Ledger:
     # -- leases ----------------------------------------------------------------------------------------------------
 
     def grant(self, replica: Replica, waiter: Waiter, session: int, at_s: float, *, warm: bool) -> None:
-        """The waiter's session may read it from now on."""
-        lease = self.leases.grant(session, replica.key, replica.place, replica.generation)
-        others = bool(replica.leases)
-        replica.leases[lease.number] = None
-        self._count_reader(replica, session, 1)
+        """The waiter's session may read it from now on. This is what a warm open waits for: few calls, on purpose."""
+        key, place, number = replica.key, replica.place, next(self.leases.numbers)
+        lease = self.leases.by_number[number] = Lease(number, session, key, place, replica.generation)
+        self.leases.sessions.setdefault(session, {})[number] = None
         replica.uses += 1
-        self._lease_changed(replica, at_s, others=others)
-        self.capacity.used(replica)
-        self.outbox.grant(waiter, replica, lease, warm=warm)
+        replica.last_used_s = at_s
+        replica.leases[number] = None
+        if session in replica.readers:
+            replica.readers[session] += 1
+        else:
+            self._count_reader(replica, session, 1)
+        if len(replica.leases) == 1:  # with leases before, neither its bytes nor its keep-alive changes
+            self.touch(replica, at_s)
+        usage = Usage(key, replica.nbytes or 1, replica.cost_s, replica.uses, replica.filled_at_s, at_s)
+        self.capacity.at[place].policy.used(usage)
+        self.outbox.instructions.append(Grant(ticket=waiter.ticket, lease=lease, nbytes=replica.nbytes, warm=warm))
 
     def end_lease(self, lease: Lease, at_s: float) -> Replica:
         """The session reads it no longer; returns what it read."""

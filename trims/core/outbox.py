@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trims.core.events import Abandon, Changed, Failed, Fill, Free, Grant, Instruction, Lost, Measure, Ready, Refuse
+from trims.core.events import Abandon, Changed, Failed, Fill, Free, Instruction, Lost, Measure, Ready, Refuse
 
 if TYPE_CHECKING:
     from trims.core.errors import TrimsError
@@ -16,15 +16,11 @@ class Outbox:
     """Instructions of one event.
 
     Attributes:
-        instructions: For the store, which carries them out in this order.
+        instructions: For the store, which carries them out in this order. `Residency` gives each event a new list.
     """
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
-
-    def grant(self, waiter: Waiter, replica: Replica, lease: Lease, *, warm: bool) -> None:
-        """The waiter has a lease; `warm` if the replica was there when the request came."""
-        self.instructions.append(Grant(ticket=waiter.ticket, lease=lease, nbytes=replica.nbytes, warm=warm))
 
     def ready(self, waiter: Waiter, replica: Replica) -> None:
         """The waiter wanted the replica there, and it is."""

@@ -41,7 +41,6 @@ from trims.core.events import (
     WorkspaceKnown,
 )
 from trims.core.ledger import Ledger
-from trims.core.outbox import Outbox
 from trims.core.place import TierKind
 from trims.core.replica import LEASABLE, ReplicaId, State
 
@@ -95,7 +94,7 @@ class Residency:
         self.demand = self._ledger.demand
         self.draining = False
         self._handlers: dict[type[Event], Callable[..., None]] = {
-            Requested: self._requested,
+            Requested: self._admission.request,
             Closed: self._lease_closed,
             SessionEnded: self._session_ended,
             WaiterLeft: lambda event: self._admission.leave(event.ticket, event.at_s),
@@ -124,10 +123,12 @@ class Residency:
             InUseError: An eviction without `drain` met a lease, a copy or a fill; nothing changed.
             InvalidTransitionError: A bug; the message tells the replica's story.
         """
-        self._ledger.outbox = Outbox()
+        ledger, admission = self._ledger, self._admission
+        instructions = ledger.outbox.instructions = []
         self._handlers[type(event)](event)
-        self._admission.settle(event.at_s)
-        return self._ledger.outbox.instructions
+        if ledger.changed_keys or ledger.changed_places or admission.fresh:  # a grant of what is read leaves nothing
+            admission.settle(event.at_s)
+        return instructions
 
     @property
     def replicas(self) -> Mapping[tuple[str, Place], Replica]:
@@ -161,19 +162,6 @@ class Residency:
     def checks(self) -> Iterator[Callable[[], None]]:
         """The same in short pieces, for books that others wait for meanwhile. Each raises InvariantError."""
         return invariants.pieces(self._ledger, self._admission)
-
-    # -- requests --------------------------------------------------------------------------------------------------
-
-    def _requested(self, event: Requested) -> None:
-        if self.draining and not event.waiter.internal:
-            self._admission.refuse(event.waiter, refusals.draining(), event.at_s)
-        else:
-            if event.waiter.wants_lease:
-                self._ledger.demand.opened(event.key)
-            self._admission.request(event)
-
-    def _drain_requested(self, event: DrainRequested) -> None:  # noqa: ARG002 - all handlers take their event
-        self.draining = True
 
     # -- fills -----------------------------------------------------------------------------------------------------
 
@@ -279,6 +267,17 @@ class Residency:
                 self._ledger.join(again, waiter)
 
     # -- the rest --------------------------------------------------------------------------------------------------
+
+    def _drain_requested(self, event: DrainRequested) -> None:  # noqa: ARG002 - all handlers take their event
+        self.draining = True
+        self._handlers[Requested] = self._requested_while_draining
+
+    def _requested_while_draining(self, event: Requested) -> None:
+        """Only what the store asks for itself is still taken."""
+        if event.waiter.internal:
+            self._admission.request(event)
+        else:
+            self._admission.refuse(event.waiter, refusals.draining(), event.at_s)
 
     def _pin_changed(self, event: PinChanged) -> None:
         if event.place not in self.capacity:

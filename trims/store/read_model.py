@@ -191,7 +191,7 @@ class ReadModel:
     def _view(self, found: Replica, *, story: bool = False) -> ReplicaView:
         """Under the lock."""
         now = self._clock()
-        extent = self._runner.extent(found.id)
+        extent = self._runner.sealed.get(found.id)
         sessions = (self._residency.leases.by_number[number].session for number in found.leases)
         return ReplicaView(
             id=found.id,
@@ -310,7 +310,7 @@ class ReadModel:
 
     def extent(self, replica: ReplicaId) -> Extent | None:
         """The memory of a sealed replica. Read it through `Extent.reader`: it may be given back at any moment."""
-        return self._runner.extent(replica)
+        return self._runner.sealed.get(replica)
 
 
 def _location(extent: Extent) -> str:

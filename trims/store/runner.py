@@ -88,6 +88,9 @@ class Runner:
         host: Bytes of the host.
         clock: Monotonic seconds.
         max_images: Images that may be open at once: each takes a descriptor.
+
+    Attributes:
+        sealed: The memory of every sealed replica. Only the runner writes here; one look needs no lock.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class Runner:
             if isinstance(tier, DeviceTier)
         }
         self._lock = threading.Lock()
-        self._extents: dict[ReplicaId, Extent] = {}
+        self.sealed: dict[ReplicaId, Extent] = {}
         #: How many files all of them have open.
         self._descriptors = 0
         self._progress: dict[tuple[str, Place], Progress] = {}
@@ -143,18 +146,14 @@ class Runner:
 
     # -- extents ---------------------------------------------------------------------------------------------------
 
-    def extent(self, replica: ReplicaId) -> Extent | None:
-        """The memory of a sealed replica. Never blocks."""
-        return self._extents.get(replica)
-
     def extents(self) -> dict[ReplicaId, Extent]:
         """All of them, now."""
         with self._lock:
-            return dict(self._extents)
+            return dict(self.sealed)
 
     def was_touched(self, extent: Extent) -> bool:
         """True if a file of the disk tier is not as it was sealed. Looks at an open descriptor only: never blocks."""
-        if extent.place != DISK or extent.identity is None:
+        if extent.place is not DISK or extent.identity is None:
             return False
         try:
             return self._host.identity(extent.fd) != extent.identity
@@ -164,8 +163,8 @@ class Runner:
     def adopt(self, replica: ReplicaId, extent: Extent) -> None:
         """A replica found by a tier's scan, whose bytes may be lent."""
         with self._lock:
-            before = self._extents.get(replica)
-            self._extents[replica] = extent
+            before = self.sealed.get(replica)
+            self.sealed[replica] = extent
             self._descriptors += _descriptors_of(extent) - _descriptors_of(before)
 
     def progress(self, key: str, place: Place) -> Progress | None:
@@ -289,7 +288,7 @@ class Runner:
 
         def work() -> None:
             try:
-                if self.extent(replica) is extent:
+                if self.sealed.get(replica) is extent:
                     self._verify(replica, extent)
             except ImageError as error:
                 self._report(ReplicaBroken(at_s=self._clock(), **_about(replica), reason=str(error)))
@@ -402,7 +401,7 @@ class Runner:
     def _freed_one(self, replica: ReplicaId) -> None:
         """A free is over, whether it was done or given up: fills that waited for a descriptor look again."""
         with self._lock:
-            self._descriptors -= _descriptors_of(self._extents.pop(replica, None))
+            self._descriptors -= _descriptors_of(self.sealed.pop(replica, None))
             self._freeing.discard(replica)
         self._look_again()
 
@@ -469,7 +468,7 @@ class Runner:
         return self._host.digest(draft.fd, draft.nbytes)
 
     def _copy(self, replica: ReplicaId, draft: Draft, source: ReplicaId) -> str:
-        extent = self.extent(source)
+        extent = self.sealed.get(source)
         if extent is None:
             raise InternalError(f"{source.key[:16]} at {source.place} is borrowed but has no memory")
         target, origin = self._tiers[replica.place], self._tiers[source.place]
@@ -486,7 +485,7 @@ class Runner:
 
     def _free(self, replica: ReplicaId, tries: int) -> None:
         with self._lock:
-            extent = self._extents.get(replica)
+            extent = self.sealed.get(replica)
         try:
             if extent is not None:
                 with self._tracer.span(f"free.{replica.place}", key=replica.key[:16], image_bytes=extent.nbytes):

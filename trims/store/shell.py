@@ -42,6 +42,7 @@ from trims.core.events import (
     Requested,
     SessionEnded,
 )
+from trims.core.place import DISK
 from trims.core.replica import ReplicaId
 from trims.store.asks import Ask, Granted, Loaded, session_ended
 
@@ -105,8 +106,8 @@ class Shell:
         self.lost: Callable[[Lease, str], None] = _log_loss
         self._session_numbers = itertools.count(1)
         self._sessions: set[int] = set()
+        #: By ticket. Each has a waiter of that ticket in the books until it is taken to be answered.
         self._asks: dict[int, Ask] = {}
-        self._tickets_of: dict[int, set[int]] = {}
         self._images: dict[str, Resolved] = {}
         self._most_images = _REMEMBERED_IMAGES
         self._bindings: dict[type[Instruction], Callable[..., Callable[[], None] | None]] = {
@@ -148,8 +149,6 @@ class Shell:
             gone = ask.waiter.session is not None and ask.waiter.session not in self._sessions
             if not gone:
                 self._asks[ask.waiter.ticket] = ask
-                if ask.waiter.session is not None:
-                    self._tickets_of.setdefault(ask.waiter.session, set()).add(ask.waiter.ticket)
                 if ask.resolved is not None and self._images.get(ask.resolved.key) is not ask.resolved:
                     self._remember(ask.resolved)
                 work = self._handle(event)
@@ -177,15 +176,6 @@ class Shell:
             # Prune again only after the table doubles, so pruning is amortised O(1).
             self._most_images = max(_REMEMBERED_IMAGES, 2 * len(self._images))
 
-    def _take_ask(self, ticket: int) -> Ask | None:
-        ask = self._asks.pop(ticket, None)
-        if ask is not None and ask.waiter.session is not None:
-            tickets = self._tickets_of[ask.waiter.session]
-            tickets.discard(ticket)
-            if not tickets:
-                del self._tickets_of[ask.waiter.session]
-        return ask
-
     def begin_session(self) -> int:
         """A client connected; returns its number."""
         with self.lock:
@@ -197,10 +187,11 @@ class Shell:
         """The client went away: its leases close, its requests are refused. Idempotent."""
         with self.lock:
             self._sessions.discard(session)
-        self.feed(SessionEnded(at_s=self._clock(), session=session))
-        with self.lock:
-            tickets = list(self._tickets_of.get(session, ()))
-            refused = [ask for ticket in tickets if (ask := self._take_ask(ticket)) is not None]
+            tickets = self._residency.waiters.of_session(session)
+            refused = [self._asks.pop(ticket) for ticket in tickets if ticket in self._asks]
+            work = self._handle(SessionEnded(at_s=self._clock(), session=session))
+        for do in work:
+            do()
         for ask in refused:
             ask.answer(session_ended(ask))
 
@@ -212,7 +203,8 @@ class Shell:
     def take_asks(self) -> list[Ask]:
         """All requests that were not answered yet; the caller answers them."""
         with self.lock:
-            return [ask for ticket in list(self._asks) if (ask := self._take_ask(ticket)) is not None]
+            asks, self._asks = self._asks, {}
+            return list(asks.values())
 
     # -- questions -------------------------------------------------------------------------------------------------
 
@@ -238,13 +230,13 @@ class Shell:
             found = self._residency.leases.by_number.get(lease)
             if found is None or found.session != session:
                 return None
-            return self._runner.extent(ReplicaId(found.key, found.place, found.generation))
+            return self._runner.sealed.get(ReplicaId(found.key, found.place, found.generation))
 
     def is_resident(self, key: str, place: Place) -> bool:
         """True if the image is sealed there now."""
         with self.lock:
             replica = self._residency.find(key, place)
-            return replica is not None and self._runner.extent(replica.id) is not None
+            return replica is not None and replica.id in self._runner.sealed
 
     def wait_for(self, holds: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until something holds, looked at under the lock after each change; False if the time was too short."""
@@ -272,12 +264,10 @@ class Shell:
         return work
 
     def _bind_grant(self, it: Grant) -> Callable[[], None]:
-        ask = self._take_ask(it.ticket)
-        assert ask is not None, "a grant answers a request that waits"
-        lease = it.lease
-        extent = self._runner.extent(ReplicaId(lease.key, lease.place, lease.generation))
+        ask, lease = self._asks.pop(it.ticket), it.lease
+        extent = self._runner.sealed.get(ReplicaId(lease.key, lease.place, lease.generation))
         self._counters["warm" if it.warm else "cold"] += 1
-        if extent is not None and self._runner.was_touched(extent):
+        if extent is not None and extent.place is DISK and self._runner.was_touched(extent):
             return lambda: self._take_back(ask, lease)
         if extent is None:
             return lambda: ask.answer(InternalError(f"{lease.key[:16]} at {lease.place} is sealed but has no memory"))
@@ -311,11 +301,11 @@ class Shell:
         self._again(ask, error)
 
     def _bind_ready(self, it: Ready) -> Callable[[], None] | None:
-        ask = self._take_ask(it.ticket)
+        ask = self._asks.pop(it.ticket, None)
         return None if ask is None else lambda: ask.answer(Loaded(it.key, it.place, it.nbytes))
 
     def _bind_refuse(self, it: Refuse) -> Callable[[], None] | None:
-        ask = self._take_ask(it.ticket)
+        ask = self._asks.pop(it.ticket, None)
         if ask is None:
             return None
         again = (ImageError, DigestMismatchError, ArtifactChangedError)

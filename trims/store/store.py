@@ -18,7 +18,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from trims.core import refusals
-from trims.core.admission import IN_PLACE_STAYS
+from trims.core.admission import IN_PLACE_STAYS, STAYS
 from trims.core.errors import (
     ArtifactChangedError,
     CallerError,
@@ -55,6 +55,7 @@ from trims.store.pins import Pins
 from trims.store.read_model import ReadModel
 from trims.store.runner import Runner, converter_of
 from trims.store.shell import Shell
+from trims.store.terms import Terms, is_kept
 from trims.store.ticker import Ticker
 from trims.store.watchers import Watchers
 from trims.store.work import thread_pool
@@ -81,6 +82,8 @@ _LEASES_OF_A_LIFE = 1 << 32
 _LIVES = 1 << 20
 #: Images are evicted before their descriptors run out: those that leave keep theirs until they are freed.
 _SPARE_IMAGES = 8
+#: Names whose terms are kept; the next one begins from nothing.
+_TERMS_KEPT = 4096
 #: What may be the beginning of an image key.
 _KEY_BEGINS = re.compile(r"[0-9a-f]{8,64}")
 
@@ -201,6 +204,8 @@ class Store:
         self._tickets = itertools.count(1)
         #: Names that are being hashed behind their readers.
         self._learning: set[str] = set()
+        #: By name, of those that were opened of late.
+        self._terms: dict[str, Terms] = {}
         self._lookups = Lookups(resolver, self._found, pools)
         self._ticker = Ticker(self.next_due_s, self.tick)
 
@@ -354,34 +359,40 @@ class Store:
             self._request(ask, ask.resolved)
 
     def _request(self, ask: Ask, resolved: Resolved) -> None:
-        ask.resolved = resolved
-        keep = resolved.manifest.residency
-        stated = ask.place or keep.place
+        """Ask residency for what a name stands for, on the terms of the request and of its manifest."""
+        ask.resolved, stated = resolved, ask.place or resolved.manifest.residency.place
         if stated is FILE:
             self._request_file(ask, resolved)
             return
-        self.pins.stated(resolved, resolved.epoch)
-        if keep.workspace_bytes is not None:
-            self._workspace.stated(resolved)
-        place = stated or CPU
-        keep_alive = KeepAlive(self._keep_alive_for(place, keep.keep_alive_s))
-        anywhere = stated is None and ask.waiter.wants_lease
+        terms = self._terms.get(resolved.name)
+        if terms is None or terms.resolved is not resolved:
+            terms = self._terms_of(resolved)
+        place, anywhere = stated or CPU, stated is None and ask.waiter.wants_lease
         if not resolved.hashed and self.residency.demand.of(resolved.key):
             self._learn(resolved.name)  # it is opened again
-        self._shell_ask(
-            ask,
-            Requested(
-                at_s=self._clock(),
-                key=resolved.key,
-                place=place,
-                waiter=ask.waiter,
-                anywhere=anywhere,
-                modest=anywhere and _is_kept(resolved),
-                in_place=resolved.in_place if anywhere else None,
-                keep=keep_alive,
-                workspace_bytes=self._workspace.of(resolved.key) if place.tier is TierKind.GPU else None,
-            ),
+        event = Requested(
+            at_s=self._clock(),
+            key=resolved.key,
+            place=place,
+            waiter=ask.waiter,
+            anywhere=anywhere,
+            modest=anywhere and terms.kept,
+            in_place=resolved.in_place if anywhere else None,
+            keep=STAYS if place is DISK else terms.keep,
+            workspace_bytes=self._workspace.of(resolved.key) if place.tier is TierKind.GPU else None,
         )
+        if self._shell.ask(ask, event) and ask.waiter.deadline_at_s is not None:
+            self._ticker.look_again(ask.waiter.deadline_at_s)
+
+    def _terms_of(self, resolved: Resolved) -> Terms:
+        """A name is opened for the first time since it was looked into: take note of all its manifest states."""
+        self.pins.stated(resolved, resolved.epoch)
+        self._workspace.stated(resolved)
+        terms = Terms.of(resolved, self._keep_alive_s)
+        if len(self._terms) >= _TERMS_KEPT:
+            self._terms.clear()
+        self._terms[resolved.name] = terms
+        return terms
 
     def _request_file(self, ask: Ask, resolved: Resolved) -> None:
         """The artifact's own files are asked for."""
@@ -391,28 +402,20 @@ class Store:
         else:
             self._ask(ask, resolved.in_place, FILE, IN_PLACE_STAYS)
 
-    def _keep_alive_for(self, place: Place, stated_s: float | None) -> float | None:
-        """Keep-alive is about memory: what lies on disk stays until the disk tier needs the room."""
-        if place == DISK:
-            return None
-        return stated_s if stated_s is not None else self._keep_alive_s
-
     def _keep_alive_of(self, key: str, place: Place) -> float | None:
         """What the manifests of an image's names said when they were last opened: the longest counts."""
+        if place is DISK:
+            return STAYS.seconds
         stated = [json.loads(text)["residency"]["keep_alive_s"] for text in self.catalog.manifests_of(key)]
         longest = None if None in stated else max(stated, default=None)
-        return self._keep_alive_for(place, longest)
+        return longest if longest is not None else self._keep_alive_s
 
     def _ask(self, ask: Ask, key: str, place: Place, keep: KeepAlive | None) -> None:
         workspace_bytes = self._workspace.of(key) if place.tier is TierKind.GPU else None
         event = Requested(
             at_s=self._clock(), key=key, place=place, waiter=ask.waiter, keep=keep, workspace_bytes=workspace_bytes
         )
-        self._shell_ask(ask, event)
-
-    def _shell_ask(self, ask: Ask, event: Requested) -> None:
-        waits = self._shell.ask(ask, event)
-        if waits and ask.waiter.deadline_at_s is not None:
+        if self._shell.ask(ask, event) and ask.waiter.deadline_at_s is not None:
             self._ticker.look_again(ask.waiter.deadline_at_s)
 
     def _remember(self, event: Filled) -> None:
@@ -426,7 +429,7 @@ class Store:
             log.exception("%s is not remembered: the next daemon reads it again", event.key[:16])
 
     def _note(self, event: Filled) -> None:
-        extent = self.runner.extent(ReplicaId(event.key, event.place, event.generation))
+        extent = self.runner.sealed.get(ReplicaId(event.key, event.place, event.generation))
         if extent is not None and (self.tiers[event.place].hash_on_adoption or event.place == DISK):
             self.catalog.remember_seal(extent.label, seal_identity(extent))
         resolved = self._shell.image(event.key)
@@ -445,7 +448,7 @@ class Store:
             return
         self.counters[f"filled_bytes.{event.place}"] += replica.nbytes
         on_disk = self.residency.find(event.key, DISK)
-        wanted = _is_kept(resolved) and event.place != DISK and DISK in self.tiers
+        wanted = is_kept(resolved) and event.place != DISK and DISK in self.tiers
         if wanted and (on_disk is None or on_disk.state in (State.DRAINING, State.FREEING)):
             self._have(event.key, DISK, None, log_failure(f"{resolved.name} is not kept on disk"))
 
@@ -574,9 +577,3 @@ class Store:
         self.device_leases.expire(now_s)
         self.runner.try_again(now_s)
         self._feed(Tick(at_s=now_s))
-
-
-def _is_kept(resolved: Resolved) -> bool:
-    """True if a disk image is kept of it in any case."""
-    persist = resolved.manifest.residency.persist
-    return persist == "always" or (persist == "auto" and resolved.converted)

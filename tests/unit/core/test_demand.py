@@ -25,6 +25,17 @@ def test_opens_close_to_each_other_add_up() -> None:
     assert levels.of("never opened") == 0.0
 
 
+def test_opens_are_counted_in_their_order_however_many_come_between_two_questions() -> None:
+    asked, unasked = Demand(), Demand()
+    for number in range(3 * demand.COUNTED_AT_ONCE + 5):
+        for levels in (asked, unasked):
+            levels.opened(f"image {number % 7}")
+        asked.of("image 0")
+        assert len(unasked.uncounted) < demand.COUNTED_AT_ONCE
+    for number in range(7):
+        assert asked.of(f"image {number}") == unasked.of(f"image {number}") > 0
+
+
 def test_the_images_in_least_demand_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demand, "_REMEMBERED", 2)
     levels = Demand()

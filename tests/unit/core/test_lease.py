@@ -7,10 +7,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trims.core.events import Adopted, Grant, Requested
-from trims.core.lease import Lease, Leases, Waiter
+from trims.core.lease import Lease, Waiter
+from trims.core.ledger import Ledger
 from trims.core.place import CPU
 from trims.core.policy import LeastRecentlyUsed
 from trims.core.residency import Residency
+
+
+def _ledger(first_lease: int = 1) -> Ledger:
+    return Ledger({CPU: 100}, {CPU: LeastRecentlyUsed()}, {}, {}, (), first_lease=first_lease, max_images=10)
+
+
+def _grant(ledger: Ledger, session: int) -> Lease:
+    """A lease of the image `a`, which is sealed."""
+    replica = ledger.table.find("a", CPU)
+    if replica is None:
+        replica = ledger.table.add("a", CPU)
+        replica.nbytes = 10
+        ledger.seal(replica, 0.0, "adopted after a restart")
+    ledger.outbox.instructions.clear()
+    ledger.grant(replica, Waiter(1, session, True, None), session, 1.0, warm=True)
+    (grant,) = ledger.outbox.instructions
+    assert isinstance(grant, Grant)
+    return grant.lease
 
 
 def test_lease_numbers_begin_where_the_daemon_says() -> None:
@@ -23,9 +42,10 @@ def test_lease_numbers_begin_where_the_daemon_says() -> None:
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), max_size=40))
 def test_leases_are_found_by_session_in_the_order_of_their_grants(steps: list[tuple[int, int]]) -> None:
     """Each step grants one lease to a session, and ends one of the leases that are held, if there are so many."""
-    leases, held = Leases(), list[Lease]()
+    ledger, held = _ledger(), list[Lease]()
+    leases = ledger.leases
     for session, ends in steps:
-        held.append(leases.grant(session, "a", CPU, 1))
+        held.append(_grant(ledger, session))
         if ends < len(held):
             leases.end(held.pop(ends))
         for each in (1, 2, 3):
@@ -35,18 +55,18 @@ def test_leases_are_found_by_session_in_the_order_of_their_grants(steps: list[tu
 
 
 def test_no_two_leases_have_the_same_number_though_the_first_has_ended() -> None:
-    leases = Leases(first=10)
-    first = leases.grant(1, "a", CPU, 1)
-    leases.end(first)
-    assert [first.number, leases.grant(1, "a", CPU, 1).number] == [10, 11]
+    ledger = _ledger(first_lease=10)
+    first = _grant(ledger, 1)
+    ledger.leases.end(first)
+    assert [first.number, _grant(ledger, 1).number] == [10, 11]
 
 
 def test_a_lease_ends_once() -> None:
-    leases = Leases()
-    lease = leases.grant(1, "a", CPU, 1)
-    leases.end(lease)
+    ledger = _ledger()
+    lease = _grant(ledger, 1)
+    ledger.leases.end(lease)
     with pytest.raises(KeyError):
-        leases.end(lease)
+        ledger.leases.end(lease)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trims.core.errors import CapacityError
-from trims.core.events import Abandon, Changed, Fill, Free, Grant, Lost, Measure, Ready, Refuse
+from trims.core.events import Abandon, Changed, Fill, Free, Lost, Measure, Ready, Refuse
 from trims.core.lease import Lease, Waiter
 from trims.core.outbox import Outbox
 from trims.core.place import CPU, GPU
@@ -22,7 +22,6 @@ def test_instructions_are_kept_in_the_order_in_which_they_were_given() -> None:
     error = CapacityError("full")
     outbox.measure(replica)
     outbox.fill(replica)
-    outbox.grant(waiter, replica, lease, warm=True)
     outbox.ready(waiter, replica)
     outbox.refuse(waiter, error)
     outbox.free(replica, evicted=True)
@@ -32,7 +31,6 @@ def test_instructions_are_kept_in_the_order_in_which_they_were_given() -> None:
     assert outbox.instructions == [
         Measure(**about, measurement=9),
         Fill(**about, source=CPU, nbytes=40),
-        Grant(ticket=1, lease=lease, nbytes=40, warm=True),
         Ready(ticket=1, key=replica.key, place=GPU, nbytes=40),
         Refuse(ticket=1, error=error),
         Free(**about, evicted=True),

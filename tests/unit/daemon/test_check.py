@@ -96,7 +96,7 @@ def test_a_replica_that_leaves_during_the_check_is_not_accused(
 ) -> None:
     path = checkpoint("m")
     session.open_file(path).close()
-    real = daemon.store.runner.extent
+    real = daemon.store.read.extent
 
     def leaves_now(job: ReplicaId) -> Extent | None:
         found = real(job)
@@ -104,7 +104,7 @@ def test_a_replica_that_leaves_during_the_check_is_not_accused(
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(daemon.store.runner, "extent", leaves_now)
+        patched.setattr(daemon.store.read, "extent", leaves_now)
         report = check_store(daemon.store, verify=True)
     assert report.findings == []
     assert daemon.store.counters["broken"] == 0

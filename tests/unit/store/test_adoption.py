@@ -114,7 +114,7 @@ def test_an_image_on_disk_that_the_catalog_vouches_for_is_lent_at_once(
     made.adoption.take_over(made.tiers[DISK])
     (replica,) = made.residency.replicas.values()
     assert (replica.state, replica.cost_s, replica.keep_alive_s) == (State.SEALED, 2.5, None)
-    extent = made.runner.extent(replica.id)
+    extent = made.runner.sealed.get(replica.id)
     assert extent is not None
     assert extent.label == label
     assert (made.counters["adopted"], made.counters["adopted_unverified"], made.workers.names) == (1, 0, [])
@@ -146,7 +146,7 @@ def test_an_image_in_memory_is_lent_if_it_is_vouched_for_and_read_again_behind(
     made.adoption.take_over(made.tiers[CPU])
     (replica,) = made.residency.replicas.values()
     assert (replica.state, replica.keep_alive_s) == (State.SEALED, 5.0)
-    extent = made.runner.extent(replica.id)
+    extent = made.runner.sealed.get(replica.id)
     assert extent is not None
     assert (extent.fresh, made.workers.names) == (False, ["verify"])
     made.workers.run()

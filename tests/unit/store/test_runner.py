@@ -79,7 +79,7 @@ class Bench:
         return cast("Event", self.event())
 
     def extent(self, replica: ReplicaId = AT_CPU) -> Extent:
-        found = self.runner.extent(replica)
+        found = self.runner.sealed.get(replica)
         assert found is not None
         return found
 
@@ -170,7 +170,7 @@ def test_a_copy_of_a_changed_source_reports_the_source_and_fails(bench: Bench) -
     assert isinstance(broken, ReplicaBroken)
     assert (broken.place, broken.generation) == (DISK, 2)
     assert isinstance(failed, FillFailed)
-    assert (failed.place, bench.runner.extent(AT_CPU)) == (CPU, None)
+    assert (failed.place, bench.runner.sealed.get(AT_CPU)) == (CPU, None)
 
 
 def test_a_copy_has_the_bytes_of_its_source(bench: Bench) -> None:
@@ -251,9 +251,9 @@ def test_memory_that_is_given_back_at_the_second_try_is_gone(bench: Bench) -> No
 def test_what_an_earlier_daemon_left_is_filled_once_it_is_verified(bench: Bench) -> None:
     extent = bench.left()
     bench.runner.verify(AT_DISK, extent)
-    assert (bench.runner.unverified_bytes, bench.runner.extent(AT_DISK)) == (len(DATA), None)
+    assert (bench.runner.unverified_bytes, bench.runner.sealed.get(AT_DISK)) == (len(DATA), None)
     assert isinstance(bench.event(), Filled)
-    assert (bench.runner.unverified_bytes, bench.runner.extent(AT_DISK)) == (0, extent)
+    assert (bench.runner.unverified_bytes, bench.runner.sealed.get(AT_DISK)) == (0, extent)
     assert extent.fresh
 
 
