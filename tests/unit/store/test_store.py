@@ -178,6 +178,20 @@ def test_a_manifest_that_is_replaced_counts_for_the_next_open(
     assert asker.open("m").key != before
 
 
+def test_a_keep_alive_that_is_changed_counts_for_the_next_open(
+    daemon: Daemon, asker: Asker, model: Callable[..., str], checkpoint: Callable[..., Path]
+) -> None:
+    path = str(checkpoint("a"))
+    for keep_alive_s in (100.0, 500.0):
+        stated = {"name": "m", "artifact": {"path": path}, "residency": {"keep_alive_s": keep_alive_s}}
+        daemon.registry.put(stated, "", replace=True)
+        daemon.store.manifest_changed("m")
+        daemon.store.close(asker.session, asker.open("m", place=CPU).lease)
+        (view,) = daemon.store.read.replicas()
+        assert view.keep_left_s is not None
+        assert keep_alive_s / 2 < view.keep_left_s <= keep_alive_s
+
+
 def test_a_replica_that_is_reported_broken_is_retired_and_loaded_again(
     daemon: Daemon, asker: Asker, model: Callable[..., str]
 ) -> None:
