@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trims.control import AsyncAdmin, Model
     from trims.core.manifest import Manifest
 
-#: What is known is used for so long before the daemon is asked again.
+#: Seconds for which a plan is used before the daemon is asked again.
 _FRESH_S = 1.0
 _FRAMEWORK_OF_FORMAT = {"onnx": "onnxruntime", "mxnet": "mxnet"}
 

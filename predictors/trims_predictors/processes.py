@@ -72,7 +72,7 @@ class PredictorProcess:
 
         Args:
             message: What; with tensors they are added to it as `inputs`.
-            deadline_s: After so many seconds the process is killed.
+            deadline_s: Seconds after which the process is killed.
             tensors: Of a request.
 
         Returns:

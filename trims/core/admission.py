@@ -7,12 +7,12 @@ As soon as the size of a queued replica is known, one of four things happens to 
 3. It stands in line: only the end of leases makes room. Its waiters without a deadline are refused at once.
 4. It is refused for good: it exceeds the place.
 
-A later arrival may overtake the first in line, or one patient waiter would hold up a whole place. It may do so for as
-many bytes as the first needs; after that what comes free is kept for the first for `RESERVATION_S`, and then the same
-begins again. So neither can the first starve the others, nor the others the first.
+A later arrival may overtake the first in line; otherwise one patient waiter would hold up a whole place. Later arrivals
+may take as many bytes as the first needs. After that, room that comes free is kept for the first for `RESERVATION_S`
+seconds; then later arrivals may overtake it again. So the first cannot starve the others, nor the others the first.
 
-What an event changes is only noted by the ledger; which replica gets room because of it is decided once the event is
-over (`settle`), so that no decision is made in the middle of another. Every decision costs O(log n). Not covered: what
+While an event is handled, the ledger only notes what changes. Which replica gets room is decided at the end of the
+event (`settle`), so that no decision is made in the middle of another. Every decision costs O(log n). Not covered: what
 happens once a fill runs (`Residency`).
 """
 
@@ -43,9 +43,10 @@ if TYPE_CHECKING:
 IN_PLACE_STAYS = KeepAlive(60.0)
 #: Keep-alive is about memory: what an open finds on disk stays until the disk tier needs the room.
 STAYS = KeepAlive(None)
-#: After a copy into shared memory that use had earned failed, none is begun for so long.
+#: Pause, in seconds, after a copy into shared memory failed that an image had earned by its use.
 RETRY_EARNED_S = 5.0
-#: How long what comes free is kept for the first in line once others have overtaken it by as many bytes as it needs.
+#: Seconds for which room that comes free is kept for the first in line, once later arrivals have taken as many bytes as
+#: the first needs.
 RESERVATION_S = 5.0
 
 
@@ -140,12 +141,12 @@ class Admission:
         return replica
 
     def expect_work(self, replica: Replica, nbytes: int) -> None:
-        """Each session that reads it needs so much on the device beside it."""
+        """Each session that reads the replica needs `nbytes` on the device beside it: activations, libraries' own."""
         if nbytes != replica.workspace_bytes:
             self._ledger.expect_work(replica, nbytes)
 
     def serve(self, replica: Replica, waiter: Waiter, at_s: float, *, warm: bool) -> None:
-        """Give a waiter what it waited for."""
+        """Grant the waiter its lease, or tell it that the replica is there."""
         ledger = self._ledger
         if waiter.wants_lease and waiter.session is not None:
             ledger.grant(replica, waiter, waiter.session, at_s, warm=warm)
@@ -171,7 +172,7 @@ class Admission:
         self.request(event, again=True)
 
     def _note_failure(self, replica: Replica, waiter: Waiter, error: TrimsError, at_s: float) -> None:
-        """Remember what keeps an image out of memory though its use has earned it a place; have it told once."""
+        """An image that has earned a place in memory cannot be brought there: remember why, and have it logged once."""
         ledger = self._ledger
         if waiter.ticket not in ledger.promotions.earned:
             return
@@ -227,12 +228,12 @@ class Admission:
             self._waiter_joined(awaited, at_s)
 
     def _awaited(self, replica: Replica) -> Replica | None:
-        """The host's replica that a device's waits for."""
+        """The replica on the host that a device's replica waits for; None if it waits for none."""
         ticket = self._ledger.promotions.ticket_of(replica)
         return None if ticket is None else self._ledger.waiters.by_ticket.get(ticket)
 
     def _drop_if_unwanted(self, replica: Replica, at_s: float) -> None:
-        """A queued replica without a waiter leaves the queue; a running fill is finished: the cache is persistent."""
+        """A queued replica without a waiter leaves the queue. A fill that runs is finished, for later opens."""
         if replica.state is State.QUEUED and not replica.waiters:
             self._await_no_longer(replica, at_s)
             self._leave_queue(replica)
@@ -240,7 +241,7 @@ class Admission:
             self._ledger.outbox.abandon(replica)
 
     def _leave_queue(self, replica: Replica) -> None:
-        """Take a queued replica out of the line and drop its claim: what that held back may go on."""
+        """Take a queued replica out of the line and drop its claim, so that replicas it held back may go on."""
         stood = self.lines[replica.place].remove(replica)
         claimed = self.claims[replica.place].pop(replica.generation, None) is not None
         self.fresh.pop(replica.generation, None)
@@ -249,7 +250,7 @@ class Admission:
             self._ledger.changed_places[replica.place] = None
 
     def _await_no_longer(self, replica: Replica, at_s: float) -> None:
-        """A device's replica needs nothing of the host any more."""
+        """A device's replica no longer waits for its image on the host."""
         ticket = self._ledger.promotions.ticket_of(replica)
         if ticket is not None:
             self._ledger.promotions.end(ticket)
@@ -302,7 +303,7 @@ class Admission:
                 self._find_size(replica, at_s)
 
     def _find_size(self, replica: Replica, at_s: float) -> None:
-        """A replica whose size is known is decided upon; for another, the size is found out."""
+        """Have a queued replica decided on if its size is known; else begin to find out its size."""
         ledger = self._ledger
         source = ledger.table.source_of(replica)
         if source is not None:
@@ -351,7 +352,7 @@ class Admission:
 
     @staticmethod
     def _may_fit(books: PlaceBooks, replica: Replica) -> bool:
-        """A cheap look that spares most decisions."""
+        """False if the replica cannot start now; a cheap test that spares most of the full decisions."""
         return books.need_of(replica) <= books.coming_bytes + books.evictable_bytes(spare_promised=False)
 
     def _serve_claims(self, place: Place, at_s: float) -> None:
@@ -436,7 +437,7 @@ class Admission:
     # -- eviction --------------------------------------------------------------------------------------------------
 
     def _evict_for(self, replica: Replica, need: int, at_s: float) -> None:
-        """Evict as few as will do, in the policy's order. If even all idle replicas would not do, none is evicted."""
+        """Evict idle replicas in the policy's order until there is room; none if all of them were not enough."""
         # What is promised to a device goes for a request for this place itself. If it went for another image that a
         # device waits for, each of the two would have the other loaded again for as long as both wait.
         spare = replica.promotions == len(replica.waiters)

@@ -27,7 +27,7 @@ _OF_STATE = {State.FILLING: Share.FILLING, State.FREEING: Share.LEAVING}
 
 
 def usage_of(replica: Replica) -> Usage:
-    """What a policy may know of the replica."""
+    """The record of a replica that policies see."""
     return Usage(
         key=replica.key,
         nbytes=replica.nbytes or 1,
@@ -77,11 +77,11 @@ class PlaceBooks:
         return self.free_bytes + self.shares[Share.LEAVING] - self.claimed_bytes
 
     def takes(self, nbytes: int) -> int:
-        """What an image of that length takes here."""
+        """Bytes that an image of `nbytes` is charged here: rounded up to whole units."""
         return nbytes if self.unit_bytes == 1 else align_up(nbytes, self.unit_bytes)
 
     def workspace_over(self, more_bytes: int = 0) -> int:
-        """By how much the work of sessions that read exceeds the reserve, if it were so much more."""
+        """Bytes by which the readers' work exceeds the reserve, if it grew by `more_bytes`."""
         return max(0, self.workspace_bytes + more_bytes - self.reserve_bytes)
 
     def need_of(self, replica: Replica) -> int:
@@ -200,7 +200,7 @@ class Capacity:
         return changed
 
     def count_images(self, replicas: Iterable[Replica]) -> int:
-        """How many these count as, of the images that may be held."""
+        """How many images these replicas count as, against `max_images`."""
         return sum(replica.descriptors for replica in replicas if replica.share not in _NOT_HELD)
 
     def share_of(self, replica: Replica, *, promised: bool) -> Share:

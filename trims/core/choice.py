@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.replica import Replica
 
-#: Seconds an open costs more if it maps the file on disk than if it maps shared memory: pages that are faulted in.
+#: Seconds that an open of a file on disk costs more than one of shared memory: its pages have to be faulted in.
 DISK_MISS_S = 0.01
-#: What comes must be worth so many times what goes: images in equal demand do not push each other out in turn.
+#: An image must be worth this many times what it displaces, so that images in equal demand do not displace each other
+#: in turn.
 MARGIN = 1.25
 #: Demand from which an image is copied from disk into shared memory: the second of two opens close to each other.
 EARNED = 1.5
@@ -137,6 +138,6 @@ def is_worth_room(ledger: Ledger, key: str, missing: int) -> bool:
 
 
 def _worth(ledger: Ledger, replica: Replica) -> float:
-    """Seconds of opens to come that its place in memory saves."""
+    """Seconds that its place in memory saves the opens to come, as far as demand foretells them."""
     mapped = replica.mappable or is_sealed(ledger, replica.key, DISK)
     return ledger.demand.of(replica.key) * (DISK_MISS_S if mapped else max(replica.cost_s, DISK_MISS_S))

@@ -1,6 +1,6 @@
-"""Demand: how often each image was opened of late.
+"""Demand: how often each image was opened recently.
 
-Each open adds one to the image's level, and every level halves every `HALF_LIFE_OPENS` opens of whatever image: LRFU's
+Each open adds one to the image's level, and every level halves every `HALF_LIFE_OPENS` opens of any image: LRFU's
 combined recency and frequency (Lee et al., IEEE Transactions on Computers 50(12), 2001), with opens as its clock. So
 what was in demand long ago ages out, and a machine that is idle for a night forgets nothing.
 """
@@ -11,12 +11,12 @@ from __future__ import annotations
 HALF_LIFE_OPENS = 1024
 #: Images remembered; those that lie nowhere count too.
 _REMEMBERED = 4096
-#: Opens that are counted in one go, at the latest.
+#: Uncounted opens that are kept at most.
 COUNTED_AT_ONCE = 256
 
 
 class Demand:
-    """The level of every image that was opened of late.
+    """The level of every image that was opened recently.
 
     Attributes:
         uncounted: Keys of the opens since the last count, in order. An open only adds its key here: most opens find
@@ -46,7 +46,7 @@ class Demand:
             self._levels = {each: self._levels[each] for each in wanted}
 
     def of(self, key: str) -> float:
-        """Its level now: opens, each worth less the longer ago it was. 0 if it was not opened of late."""
+        """Its level now: opens, each worth less the longer ago it was. 0 if it was not opened recently."""
         if self.uncounted:
             self.count()
         return self._level(key)

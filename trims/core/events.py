@@ -146,7 +146,7 @@ class EvictRequested(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaBroken(Event):
-    """The replica's bytes are gone or wrong: no new lease, and away with it after the last one."""
+    """The replica's bytes are gone or wrong: it gets no new lease, and is freed after the last one."""
 
     key: str
     place: Place
@@ -164,7 +164,7 @@ class PlaceLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkspaceKnown(Event):
-    """It became known how much of a device each reader of an image needs beside its bytes."""
+    """The bytes that each reader of an image needs on a device, beside the image, became known."""
 
     key: str
     nbytes: int
@@ -282,7 +282,7 @@ class Lost(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Log that an image could not be made behind its readers; the next attempt comes after so long at the earliest."""
+    """Log that an image could not be made behind its readers; `again_in_s` seconds pass before the next attempt."""
 
     key: str
     place: Place

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_S = 30.0
 LONGEST_PAUSE_S = 3600.0
-#: Images remembered; those that failed last count.
+#: Images remembered; beyond that, the one that failed longest ago is forgotten.
 _REMEMBERED = 4096
 
 
@@ -35,13 +35,13 @@ class Failure(NamedTuple):
 
 
 class Failures:
-    """Those of one daemon's life, by image key."""
+    """All failures since the daemon started, by image key."""
 
     def __init__(self) -> None:
         self._by_key: OrderedDict[str, Failure] = OrderedDict()
 
     def note(self, key: str, error: TrimsError, at_s: float) -> Failure | None:
-        """An attempt has failed. Returns what is remembered of it, None if the error may pass by itself."""
+        """An attempt has failed. Returns the record of it; None if the error may pass by itself."""
         if error.retryable:
             return None
         before = self._by_key.pop(key, None)

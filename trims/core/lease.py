@@ -95,5 +95,5 @@ class Leases:
             del self.sessions[lease.session]
 
     def of_session(self, session: int) -> list[Lease]:
-        """What a session holds, oldest first."""
+        """Leases of a session, oldest first."""
         return [self.by_number[number] for number in self.sessions.get(session, ())]

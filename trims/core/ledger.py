@@ -99,7 +99,7 @@ class Ledger:
             self.changed_places[replica.place] = None
 
     def _siblings_changed(self, replica: Replica, *, sealed: bool) -> None:
-        """What one replica of an image does changes from which of the others the rest is going to be filled."""
+        """A replica of an image changed: the other replicas may have to be filled from another source now."""
         if sealed:
             self.changed_keys[replica.key] = None
         for sibling in self.table.by_key[replica.key].values() if self._has_devices else ():
@@ -107,7 +107,7 @@ class Ledger:
                 self.recount(sibling)
 
     def touch(self, replica: Replica, at_s: float) -> None:
-        """It was used just now: keep-alive begins again when nothing holds it."""
+        """The replica was used just now: its keep-alive begins again."""
         self._begin_keep_alive(replica, at_s)
         self.recount(replica)
 
@@ -161,7 +161,7 @@ class Ledger:
         self.outbox.instructions.append(Grant(ticket=waiter.ticket, lease=lease, nbytes=replica.nbytes, warm=warm))
 
     def end_lease(self, lease: Lease, at_s: float) -> Replica:
-        """The session reads it no longer; returns what it read."""
+        """The session has given the lease back; returns the replica it was for."""
         replica = self.table.replicas[lease.key, lease.place]
         self._strike(lease, replica)
         self._lease_changed(replica, at_s, others=bool(replica.leases))
@@ -176,7 +176,7 @@ class Ledger:
             self.touch(replica, at_s)
 
     def lose(self, replica: Replica, at_s: float, why: str) -> None:
-        """Its memory is gone: its leases are for nothing, and each session that holds one is told."""
+        """The replica's memory is gone: end its leases, and tell each session that held one."""
         for number in list(replica.leases):
             lease = self.leases.by_number[number]
             self._strike(lease, replica)
@@ -220,14 +220,14 @@ class Ledger:
         return taken
 
     def expect_work(self, replica: Replica, nbytes: int) -> None:
-        """Each session that reads it needs so much on the device beside it."""
+        """Each session that reads the replica needs `nbytes` on the device beside it."""
         books = self.capacity.at[replica.place]
         books.workspace_bytes += (nbytes - replica.workspace_bytes) * len(replica.readers)
         replica.workspace_bytes = nbytes
         self.changed_places[replica.place] = None
 
     def _count_reader(self, replica: Replica, session: int | None, leases: int) -> None:
-        """A session has, or waits for, so many leases more. Its work is counted once, however many they are."""
+        """A session has, or waits for, `leases` more. Its workspace is counted once, however many leases it has."""
         if session is None:
             return
         books, before = self.capacity.at[replica.place], replica.readers.get(session, 0)
@@ -260,7 +260,7 @@ class Ledger:
     # -- leaving ---------------------------------------------------------------------------------------------------
 
     def release(self, replica: Replica, at_s: float) -> None:
-        """A lease or a copy let go of it: if nothing holds it now, what waited for that happens."""
+        """A lease or a copy of the replica ended: if it was the last, free the replica if that was waiting for it."""
         if replica.held:
             return
         if replica.state is State.DRAINING:
@@ -274,7 +274,7 @@ class Ledger:
         return replica.state is State.SEALED and not replica.held and not pinned
 
     def retire(self, replica: Replica, at_s: float, why: str) -> None:
-        """No new lease; it is freed after the last one."""
+        """Grant no new lease of the replica; free it after the last one."""
         if replica.held:
             self.keep_until(replica, None)
             self.step(replica, State.DRAINING, at_s, why)
@@ -282,7 +282,7 @@ class Ledger:
             self.free(replica, at_s, why, evicted=False)
 
     def free(self, replica: Replica, at_s: float, why: str, *, evicted: bool) -> None:
-        """Have its memory given back. Raises InternalError if a lease or a copy holds it."""
+        """Have the replica's memory given back. Raises InternalError if a lease or a copy holds it."""
         if replica.held:
             raise InternalError(f"{replica.key[:16]} at {replica.place} was to be freed, and {why_in_use(replica)}")
         self.keep_until(replica, None)

@@ -23,7 +23,7 @@ class Outbox:
         self.instructions: list[Instruction] = []
 
     def ready(self, waiter: Waiter, replica: Replica) -> None:
-        """The waiter wanted the replica there, and it is."""
+        """Tell a waiter that wanted no lease that the replica is there."""
         ready = Ready(ticket=waiter.ticket, key=replica.key, place=replica.place, nbytes=replica.nbytes)
         self.instructions.append(ready)
 
@@ -62,7 +62,7 @@ class Outbox:
         self.instructions.append(free)
 
     def lost(self, lease: Lease, reason: str) -> None:
-        """What the lease was for is gone."""
+        """Tell a session that a lease of its has ended with the memory it was for."""
         self.instructions.append(Lost(lease=lease, reason=reason))
 
     def failed(self, replica: Replica, error: TrimsError, again_in_s: float) -> None:

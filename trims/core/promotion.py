@@ -26,7 +26,7 @@ HOSTS = (CPU, DISK)
 
 
 class Promotions:
-    """All that run. Tickets are negative: askers' are not.
+    """All promotions that run. Their tickets are negative; those of requests are not.
 
     Attributes:
         by_ticket: The device replica and the host place, by the ticket residency waits with there.
@@ -50,7 +50,7 @@ class Promotions:
         return waiter
 
     def end_earned(self, ticket: int, retry_at_s: float) -> None:
-        """It failed: no image is brought for its use before that time. Idempotent."""
+        """A copy that use had earned is over: begin no other before that time. Idempotent."""
         if ticket in self.earned:
             self.earned.discard(ticket)
             self.not_before_s = retry_at_s
@@ -72,7 +72,7 @@ class Promotions:
 
 
 def host_for(known: Container[Place], after: Place | None = None) -> Place | None:
-    """The best host place there is, or the best after one that would not do; None if there is none left."""
+    """The best place on the host; with `after`, the best one below that place. None if there is none."""
     hosts = [place for place in HOSTS if place in known]
     if after is not None:
         hosts = hosts[hosts.index(after) + 1 :]

@@ -91,15 +91,15 @@ class Replica:
         leases: Numbers of the leases that hold it.
         borrowers: Fills that read from it, as (place, generation): the internal lease of a promotion.
         waiters: By ticket, in order of arrival.
-        impatient: Those of them that have no deadline.
-        promotions: How many of them are promotions.
-        modest: How many of them can be served elsewhere as well.
+        impatient: The waiters that have no deadline.
+        promotions: How many of the waiters are promotions.
+        modest: How many of the waiters can be served elsewhere as well.
         source: Where a running fill reads from; None for the artifact.
         mappable: The artifact's own files can be served in its stead.
-        descriptors: How many it takes of the daemon's.
+        descriptors: How many of the daemon's file descriptors it takes.
         workspace_bytes: What each session that reads it needs on its device beside it: activations, libraries' own.
         readers: How many leases each session has on it; while it is filled, how many each waits for.
-        place_lost: Its place was lost while it was filled: wherever its bytes are, they are not to be granted.
+        place_lost: Its place was lost while it was filled: it must not be granted, even if the fill succeeds.
         share: What its bytes count as, and `charged_bytes` how many; kept by `Capacity`.
         claimed_bytes: Room that is on its way back and kept for it while it is queued.
         overtaken_bytes: Bytes given to later arrivals while it was the first in line for room.

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from trims.core.replica import Replica
 
 _About = Measured | MeasureFailed | Filled | FillFailed | Freed | ReplicaBroken
-#: An image on the host outlives its keep-alive by so many seconds at a time while a device that wants it has no room.
+#: Seconds by which keep-alive on the host is extended, again and again, while a device waits for room for the image.
 PROMISED_S = 1.0
 
 
@@ -148,7 +148,7 @@ class Residency:
         return choice.verdict(self._ledger, key, in_place), self._ledger.demand.of(key)
 
     def failure_of(self, key: str) -> Failure | None:
-        """Why an image could not be made behind its readers, if that was tried in vain."""
+        """Why the last attempt to make an image behind its readers failed; None if none did."""
         return self._ledger.failures.of(key)
 
     def next_due_s(self) -> float | None:
@@ -160,7 +160,7 @@ class Residency:
         invariants.validate(self._ledger, self._admission)
 
     def checks(self) -> Iterator[Callable[[], None]]:
-        """The same in short pieces, for books that others wait for meanwhile. Each raises InvariantError."""
+        """The same check in short pieces, so that requests are served in between. Each raises InvariantError."""
         return invariants.pieces(self._ledger, self._admission)
 
     # -- fills -----------------------------------------------------------------------------------------------------
@@ -246,7 +246,7 @@ class Residency:
             self._ledger.retire(replica, event.at_s, f"broken: {event.reason}")
 
     def _place_lost(self, event: PlaceLost) -> None:
-        """What is being filled or freed there ends by its own report, even if that is a good one."""
+        """Fills and frees that run there end by their own report; a fill that succeeds is retired at once."""
         for replica in list(self.table.by_place.get(event.place, {}).values()):
             if replica.state in LEASABLE:
                 self._ledger.lose(replica, event.at_s, event.reason)

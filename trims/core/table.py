@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from trims.core.place import Place
 
-#: Use counts of images that are not resident any more are kept for so many images, so that frequency outlives eviction.
+#: Number of images whose use counts outlive their eviction.
 REMEMBERED_IMAGES = 4096
 
 

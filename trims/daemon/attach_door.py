@@ -59,9 +59,9 @@ _ROUND_S = 1e-3
 #: Sockets looked at, and answers sent, before the rest of the loop has its turn.
 _MOST_AT_ONCE = 64
 #: A client that was answered often asks again at once, and on a virtual machine waking an idle processor takes longer
-#: than an answer: the door polls busily for so long.
+#: than an answer: the door polls busily for this many seconds.
 _BUSY_POLL_S = 100e-6
-#: Without a descriptor to let a client in with, the door looks again after so many seconds.
+#: Seconds until the door looks again for a descriptor, when it has none left to accept a client with.
 _ACCEPT_PAUSE_S = 0.1
 #: A client that has begun a frame must end it within this time.
 FRAME_TIMEOUT_S = 10.0

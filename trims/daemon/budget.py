@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 #: Left for everything but sessions and images.
 RESERVED = 192
-#: Each gets at least so many, whatever the limit: below that nothing useful can be served.
+#: The least number each gets, whatever the limit: with fewer, nothing useful can be served.
 _LEAST = 16
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: Seconds until it is started again: doubled at each early death.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-#: An endpoint that has served for so long did not die of its settings.
+#: Seconds after which an endpoint that ends was not ended by wrong settings.
 _SOUND_S = 60.0
 #: Requests that run may finish (`drain_s` of the endpoint), and its processes must end.
 _GRACE_S = 45.0

@@ -44,7 +44,7 @@ class Source:
         return self.spent_s[True] / self.read_chunks[True] < self.spent_s[False] / self.read_chunks[False]
 
     def record(self, direct: bool, seconds: float) -> None:
-        """A chunk took so long."""
+        """Note the seconds that a chunk took."""
         self.spent_s[direct] += seconds
         self.read_chunks[direct] += 1
 

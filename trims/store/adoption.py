@@ -1,9 +1,9 @@
 """Taking over what an earlier daemon left: replicas whose names say what they are.
 
 A name states key and digest, so the name and the bytes are the proof; the catalog's record is a hint that saves
-hashing. A replica that a record vouches for (its identity is the one it had when its bytes were last known to be
-right) is lent at once and read again behind. Another is read and hashed before it is lent, behind too: a daemon
-answers at once, however many bytes it found. Its bytes are charged meanwhile.
+hashing. A replica is lent at once if a record vouches for it: its file has the identity it had when its bytes were last
+known to be right. It is hashed again in the background. Any other replica is hashed in the background before it is
+lent, and its bytes are charged until then. So a daemon answers at once, however many bytes it found.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Adoption:
         self._keep_alive_for = keep_alive_for
         self._clock = clock
         self._max_images = max_images
-        #: Of all memory that was found, whatever became of it.
+        #: Labels of all memory that was found, adopted or not.
         self._labels: set[str] = set()
         self._taken: list[Tier] = []
 

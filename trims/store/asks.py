@@ -57,7 +57,7 @@ Outcome = Granted | Loaded | TrimsError
 
 @dataclass(slots=True, eq=False)
 class Ask:
-    """One request on its way: what residency must know of it, and what the store needs to answer it.
+    """One request: what residency must know of it, and what the store needs to answer it.
 
     Attributes:
         waiter: The session that asks, whether it wants a lease, and its deadline.
@@ -101,7 +101,7 @@ class Pending:
         self._ready.set()
 
     def done(self, timeout_s: float | None = None) -> bool:
-        """Wait at most so long; True if the answer is there."""
+        """Wait at most `timeout_s` seconds; True if the answer is there."""
         return self._ready.wait(timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Granted | Loaded:

@@ -3,8 +3,8 @@
 Everything here but pins can be found out again; losing the file costs time, never weights. A file's digest counts for
 as long as device, inode, length and both times are the ones it was read with.
 
-What the attach door asks for (names, pins, needs of work) lies in memory. What is learnt is kept in memory at once and
-written behind, in order, by a thread of its own: a slow or locked disk delays no open. A pin is written before it
+What the attach door asks for (names, pins, workspaces) lies in memory. New facts are kept in memory at once; a thread
+writes them to disk later, in order, so that a slow or locked disk delays no open. Only a pin is written before it
 counts.
 """
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 FILE_PREFIX = "file:"
 #: Raised when the tables change. Version 2 is brought up to date; any other is emptied and found out again.
 _VERSION = 3
-#: Paths that were opened without a manifest, and rows of files and images: beyond so many the oldest are forgotten.
+#: Most paths without a manifest, and most rows of files and of images, that are kept; the oldest are forgotten first.
 _MOST_PATHS = 20_000
 _MOST_ROWS = 100_000
 #: Rows that are written before the tables are cut to that.
@@ -134,7 +134,7 @@ class Catalog:
         return (row[1], row[2]) if row is not None and row[0] == identity else None
 
     def remember_digests(self, path: str, identity: str, blake3: str, sha256: str | None) -> None:
-        """Keep what reading the file has told."""
+        """Keep the digests that were computed from the file."""
         self._fresh["digests", path] = (identity, blake3, sha256)
         self._remember("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?)", (path, identity, blake3, sha256))
 
@@ -173,7 +173,7 @@ class Catalog:
             self.remember_seal(label, None)
 
     def workspaces(self) -> dict[str, int]:
-        """Bytes of a device that readers of each image were seen to need beside it."""
+        """Bytes that readers of each image need on a device beside it, by image key."""
         return dict(self._rows("SELECT key, nbytes FROM workspaces"))
 
     def remember_workspace(self, key: str, nbytes: int) -> None:
@@ -286,7 +286,7 @@ class Catalog:
             return self._reader.execute(question, (key,)).fetchone()
 
     def _remember(self, statement: str, values: tuple[object, ...]) -> None:
-        """Write soon. What can be found out again is not worth an error: a full disk must not end an open."""
+        """Have a row written soon. Failures are only logged: a full disk must not fail an open."""
         self._unwritten.append((statement, values))
         if not self._flushing:
             self._flushing = True
@@ -325,7 +325,7 @@ class Catalog:
                     del self._fresh[row]
 
     def _cuts(self, written: int) -> list[tuple[str, tuple[object, ...]]]:
-        """Every now and then, the statements that cut the tables to their newest rows."""
+        """After each `_CUT_EVERY` rows, the statements that cut the tables to their newest rows; else none."""
         self._until_cut -= written
         if self._until_cut > 0:
             return []

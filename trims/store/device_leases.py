@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Seconds; clients look for a new daemon at least every second.
 GUARD_S = 30.0
-#: So often an image is asked for again that loses its device while it is filled: perhaps it is the image. With the
-#: pauses between keepers that end soon, that is some minutes.
+#: How often an image is asked for again whose device was lost while it was filled: the image may be the cause. With the
+#: pauses between keepers, that takes some minutes.
 REFILL_TRIES = 20
 
 
@@ -78,10 +78,10 @@ class DeviceLeases:
         self.due_s: float | None = None
 
     def guard_adopted(self, now_s: float) -> None:
-        """Hold for a while what an earlier daemon left and whose readers nothing but their end shows to be gone.
+        """Keep adopted replicas on such devices for a while: sessions of the last daemon may still read them.
 
-        They take their leases up again as soon as they notice this daemon. Until then nothing here knows of them, and
-        freeing under them is undefined.
+        Each session takes its leases up again as soon as it notices this daemon. Until then this daemon does not know
+        of them, and memory that is freed under a reader has undefined contents.
         """
         with self._shell.lock:
             places = [place for place in self._tiers if self.must_outlive(place)]
@@ -93,7 +93,7 @@ class DeviceLeases:
                 self._lease(self._guard, key, place, lambda _: None)
 
     def expire(self, now_s: float) -> None:
-        """Let go of it when the while is over."""
+        """End the guard of adopted replicas once its time is over."""
         if self.due_s is not None and self.due_s <= now_s:
             self.due_s = None
             self._shell.end_session(self._guard)
@@ -112,7 +112,7 @@ class DeviceLeases:
         return self._shell.place_of(session, lease) is not None
 
     def take_back(self, session: int, lease: int) -> None:
-        """End a lease whose grant never left, whatever the place says of its end."""
+        """End a lease whose grant was never sent: no borrower can have mapped its memory, so it ends at once."""
         self._shell.feed(Closed(at_s=self._clock(), lease=lease, session=session))
 
     def export_of(self, session: int, lease: int) -> Export:
@@ -130,7 +130,7 @@ class DeviceLeases:
         return extent.export
 
     def report_workspace(self, session: int, lease: int, nbytes: int) -> int:
-        """A reader has needed so much of the device beside the weights; returns what is counted from now on.
+        """A reader has needed `nbytes` of the device beside the weights; returns what is counted from now on.
 
         Raises CallerError if the session has no such lease on a device, or the device is smaller than that.
         """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trims.store.work import Pool, Pools
 
 log = logging.getLogger(__name__)
-#: Workers for each mount point. A file system that hangs takes at most so many threads.
+#: Workers for each mount point: the most threads that a hanging file system can take.
 _WORKERS = 16
 #: Of them, how many long files of a mount point are hashed at once: each keeps several processors busy.
 _LONG_READS = 4

@@ -49,7 +49,7 @@ class Pins:
         self._keys: dict[str, str] = {}
 
     def restore(self) -> None:
-        """Pin again what was pinned when the last daemon ended. Pins at places that are away now are kept for later."""
+        """Pin again what was pinned when the last daemon ended; pins at places that are away now are kept for later."""
         for name, text in self._catalog.pins():
             place = _place(text)
             if place is None or place not in self._places:
@@ -66,7 +66,7 @@ class Pins:
             raise refusals.no_such_place(place, self._places)
         self._catalog.pin(name, str(place), pinned=pinned)
         with self._lock:
-            self._keys[name] = key  # so that the pin moves along when the name comes to stand for another image
+            self._keys[name] = key  # the pin moves along when the name comes to stand for another image
         self._apply(key, place)
 
     def stated(self, resolved: Resolved, epoch: int) -> None:
@@ -87,7 +87,7 @@ class Pins:
 
     def forget(self, name: str) -> None:
         """The name is not registered any more, and its epoch has risen. Raises TrimsError if that cannot be written."""
-        with self._lock:  # a request of the epoch before that pins just now is waited for; a later one pins nothing
+        with self._lock:  # waits for a request of the earlier epoch that is pinning now; a later request pins nothing
             key = self._keys.pop(name, None) or self._catalog.key_of(name)
         self._catalog.forget(name)
         if key is not None:

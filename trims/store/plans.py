@@ -139,7 +139,7 @@ class Plans:
             self.drop(replica)
 
     def stop(self, replica: ReplicaId, why: str = NOT_WANTED) -> None:
-        """The plan is not wanted: what runs of it ends soon. Returns at once; `drop` it later from a worker."""
+        """The plan is no longer wanted: stop its child. Returns at once; `drop` it later from a worker."""
         with self._lock:
             plan = self._plans.get(replica)
             if plan is not None:

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from trims.store.catalog import Catalog
 
 log = logging.getLogger(__name__)
-#: How long an open may trust, in seconds, that the artifact's files are those that were looked at last.
+#: Seconds for which an open trusts that the artifact's files are still as they were at the last look.
 _TRUST_S = 0.5
 _READ_BYTES = 16 << 20
 #: A file up to this length is hashed in less time than a thread takes to start on a busy machine.
@@ -81,7 +81,7 @@ class Resolved:
         epoch: Of the name, when the look began.
         in_place: Key under which the artifact's own files may be served; None if they may not.
         hashed: False while `key` is `in_place`, because the files were not read yet.
-        builder: What was to know of the file of the module builder that its options name.
+        builder: Identity of the module builder's file that its options name, to notice edits; empty without one.
     """
 
     name: str
@@ -340,9 +340,9 @@ class Resolver:
         return None if key in self._not_in_place else key
 
     def _unless_converted(self, resolved: Resolved) -> Resolved:
-        """What was found of an artifact that has meanwhile turned out to need a conversion. Raises DigestNeededError.
+        """The resolution; raises DigestNeededError if its artifact has turned out meanwhile to need a conversion.
 
-        A look that began before that was known would else send its asks round in a circle.
+        Otherwise a look that began before that was known would send its asks round in a circle.
         """
         if resolved.in_place not in self._not_in_place:
             return resolved
@@ -383,7 +383,7 @@ class Resolver:
         return main.absolute()
 
     def _build(self, manifest: Manifest) -> Path:
-        """Make the artifact once. Its folder is named by what makes it."""
+        """Run the builder once; the folder of its output is named by a hash of what it is made from."""
         builder = manifest.artifact.builder
         assert builder is not None, "validate() admits no manifest without a source"
         wanted = json.dumps([builder.call, builder.args, manifest.version], sort_keys=True)

@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Artifacts of one mount point whose headers are read at once: each takes milliseconds, unless its file system hangs.
 _PLANNERS = 4
-#: How often giving memory back is tried again, and the pause between two tries. After that it counts as given back:
+#: How often a failed free is tried again, and the seconds between two tries. After that the memory counts as freed, and
 #: the log says what was left where.
 FREE_TRIES = 4
 FREE_PAUSE_S = 1.0
-#: How long the end of a daemon waits for a fill that hangs, in a dead file system say: every fill is asked to stop.
+#: Seconds that the end of a daemon waits for fills to stop; one may hang in a dead file system.
 END_S = 60.0
 
 
@@ -147,7 +147,7 @@ class Runner:
     # -- extents ---------------------------------------------------------------------------------------------------
 
     def extents(self) -> dict[ReplicaId, Extent]:
-        """All of them, now."""
+        """A copy of `sealed`, of one moment."""
         with self._lock:
             return dict(self.sealed)
 
@@ -161,7 +161,7 @@ class Runner:
             return True
 
     def adopt(self, replica: ReplicaId, extent: Extent) -> None:
-        """A replica found by a tier's scan, whose bytes may be lent."""
+        """Take over a replica that a tier's scan has found and whose bytes may be lent."""
         with self._lock:
             before = self.sealed.get(replica)
             self.sealed[replica] = extent
@@ -363,7 +363,7 @@ class Runner:
     def _guarded(
         self, replica: ReplicaId, work: Callable[[], Event | None], failed: Callable[[TrimsError], Event]
     ) -> None:
-        """Do it, and report what it ends in; None: it is done another time."""
+        """Do the work and report the event it ends in; None if it was put off."""
         try:
             if self._stopping.is_set():
                 raise LostPeerError(SHUTTING_DOWN)

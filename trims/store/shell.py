@@ -214,7 +214,7 @@ class Shell:
             return self._residency.places_of(key)
 
     def keys_that_begin(self, beginning: str) -> set[str]:
-        """Keys of images in the books that begin so."""
+        """Keys of the images in the books that begin with `beginning`."""
         with self.lock:
             return {key for key, _ in self._residency.replicas if key.startswith(beginning)}
 

@@ -77,12 +77,12 @@ if TYPE_CHECKING:
     from trims.trace.spans import Tracer
 
 log = logging.getLogger(__name__)
-#: Lease numbers of two daemons' lives lie in ranges of so many; the wire carries numbers below 2^53.
+#: Each start of a daemon numbers its leases in a range of its own, this long; the wire carries numbers below 2^53.
 _LEASES_OF_A_LIFE = 1 << 32
 _LIVES = 1 << 20
-#: Images are evicted before their descriptors run out: those that leave keep theirs until they are freed.
+#: Descriptors kept in reserve: an image that is being freed still has one while the next is made.
 _SPARE_IMAGES = 8
-#: Names whose terms are kept; the next one begins from nothing.
+#: Names whose terms are kept; then all are dropped, and worked out again when they are asked for.
 _TERMS_KEPT = 4096
 #: What may be the beginning of an image key.
 _KEY_BEGINS = re.compile(r"[0-9a-f]{8,64}")
@@ -204,13 +204,13 @@ class Store:
         self._tickets = itertools.count(1)
         #: Names that are being hashed behind their readers.
         self._learning: set[str] = set()
-        #: By name, of those that were opened of late.
+        #: By name.
         self._terms: dict[str, Terms] = {}
         self._lookups = Lookups(resolver, self._found, pools)
         self._ticker = Ticker(self.next_due_s, self.tick)
 
     def _feed(self, event: Event) -> None:
-        """Let an event happen: an order's, or one that the runner reports."""
+        """Handle an event of an order, or one that the runner reports."""
         if isinstance(event, Filled) and event.place is not FILE:
             self._remember(event)
         self._shell.feed(event)
@@ -441,7 +441,7 @@ class Store:
             self.catalog.remember_image(record)
 
     def _after_fill(self, event: Filled) -> None:
-        """Keep the image on disk if making it was dear."""
+        """Keep the image on disk if it was expensive to make."""
         resolved = self._shell.image(event.key)
         replica = self.residency.find(event.key, event.place)
         if resolved is None or replica is None or event.place is FILE:
@@ -453,7 +453,7 @@ class Store:
             self._have(event.key, DISK, None, log_failure(f"{resolved.name} is not kept on disk"))
 
     def _have(self, key: str, place: Place, keep_alive_s: float | None, answer: Callable[[Outcome], None]) -> None:
-        """Have an image somewhere for the store's own sake."""
+        """Have an image brought to a place, for the store's own purposes."""
         waiter = Waiter(next(self._tickets), None, wants_lease=False, deadline_at_s=None, internal=True)
         ask = Ask(waiter, f"key:{key[:16]}", place, answer)
         self._ask(ask, key, place, KeepAlive(keep_alive_s))

@@ -42,7 +42,7 @@ class Watchers:
             self._queues.discard(watcher)
 
     def tell(self, change: Changed) -> None:
-        """Never blocks."""
+        """Pass a change on to every watcher. Never blocks: a full watcher loses it."""
         with self._lock:
             queues = list(self._queues)
         for watcher in queues:

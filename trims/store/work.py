@@ -48,7 +48,7 @@ class Pools(Protocol):
     """Makes pools."""
 
     def __call__(self, name: str, threads: int, *, niceness: int = 0) -> Pool:
-        """A pool with a name, at most so many threads, and how much they step back for others."""
+        """Make a pool: its name, its most threads, and their niceness."""
         ...
 
 

@@ -37,7 +37,7 @@ class Workspaces:
             self._know(resolved.key, nbytes)
 
     def measured(self, key: str, nbytes: int, resolved: Resolved | None) -> int:
-        """A reader has needed so much; returns what counts from now on."""
+        """A reader has needed `nbytes`; returns what counts from now on."""
         stated = None if resolved is None else resolved.manifest.residency.workspace_bytes
         if stated is None and nbytes > self._known.get(key, -1):
             self._know(key, nbytes)

@@ -60,7 +60,7 @@ class MxnetPredictor:
 
 
 def set_threads(threads: int) -> None:
-    """Have MXNet's operators compute with so many threads.
+    """Have MXNet's operators compute with `threads` threads.
 
     MXNet has no function for it. Its operators ask OpenMP's library, which templates are started with one thread for.
     """

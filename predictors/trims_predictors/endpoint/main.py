@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from trims_predictors.endpoint.settings import EndpointSettings
 
-#: A connection without requests is closed after so long. Clients that keep one for seconds do not all notice its end.
+#: Seconds after which a connection without requests is closed. Clients that keep one for less do not meet its end.
 _KEEP_CONNECTIONS_S = 75
 #: Between the end of the fleet, which fails what runs, and that of connections: the clients are told.
 _LAST_WORDS_S = 5.0

@@ -199,7 +199,7 @@ async def _infer(
 
 
 async def _beside(nbytes: int, work: Callable[..., _Result], *given: Any) -> _Result:
-    """Do work on so many bytes: in a thread if they are many, so that the loop serves others meanwhile."""
+    """Do work on `nbytes`: in a thread if they are many, so that the loop serves others meanwhile."""
     return await asyncio.to_thread(work, *given) if nbytes > _LARGE_BYTES else work(*given)
 
 

@@ -40,7 +40,7 @@ class ModelStatistics:
     sums: dict[str, _Sum] = field(default_factory=dict)
 
     def answered(self, answer: Answer, seconds: float) -> None:
-        """Count a request that was answered within so many seconds."""
+        """Count a request and the seconds it took to answer."""
         self.inferences += 1
         self.runs += 1 / answer.batch
         self.cold += answer.cold
