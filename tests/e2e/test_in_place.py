@@ -429,7 +429,7 @@ def test_one_use_reads_nothing_behind(daemon: Daemon, session: Session, model: P
     session.open_file(model).close()
     session.open_file(model, place="file").close()
     assert daemon.store.counters["fills.cpu"] == 0
-    assert not daemon.store._learning
+    assert not daemon.store._opens._learning
 
 
 def test_what_no_reader_has_open_is_closed_after_a_minute(daemon: Daemon, session: Session, model: Path) -> None:

@@ -361,7 +361,7 @@ def test_long_files_that_are_hashed_hold_up_neither_short_ones_nor_known_models(
     known = checkpoint("known", nbytes=1000)
     assert isinstance(asker.open(known), Granted)
     waiting = [asker.ask(checkpoint(f"long{number}", nbytes=100_000)) for number in range(40)]
-    wait_until(lambda: len(daemon.store._lookups._looks) == 40, "all are looked into")
+    wait_until(lambda: len(daemon.store._opens.lookups._looks) == 40, "all are looked into")
     with connect(daemon.config.runtime_dir) as session:
         session.open_file(known, deadline_s=WAIT_S).close()
         session.open_file(checkpoint("short", nbytes=1000), deadline_s=WAIT_S).close()
@@ -376,9 +376,9 @@ def test_a_file_is_not_hashed_for_a_client_that_is_gone(
     gone, stays = Asker(daemon), Asker(daemon)
     shared, own = checkpoint("long-shared", nbytes=100_000), checkpoint("long-own", nbytes=100_000)
     pending = [gone.ask(own), gone.ask(shared), stays.ask(shared)]
-    wait_until(lambda: len(daemon.store._lookups._looks) == 2, "both are looked into")
+    wait_until(lambda: len(daemon.store._opens.lookups._looks) == 2, "both are looked into")
     gone.end()
-    assert list(daemon.store._lookups._looks) == [(f"file:{shared}", True)]
+    assert list(daemon.store._opens.lookups._looks) == [(f"file:{shared}", True)]
     wait_until(lambda: sum("hash" in each.name for each in threading.enumerate()) <= 2, "workers are idle again")
     again = stays.ask(own)
     long_reads.set()
@@ -386,7 +386,7 @@ def test_a_file_is_not_hashed_for_a_client_that_is_gone(
     assert isinstance(again.result(WAIT_S), Granted)
     assert isinstance(error_of(pending[0]), LostPeerError)
     assert isinstance(error_of(pending[1]), LostPeerError)
-    assert daemon.store._lookups._by_ticket == daemon.store._lookups._by_session == {}
+    assert daemon.store._opens.lookups._by_ticket == daemon.store._opens.lookups._by_session == {}
     stays.end()
 
 
@@ -395,10 +395,10 @@ def test_a_hash_goes_on_although_the_deadline_of_its_only_request_has_passed(
 ) -> None:
     path = checkpoint("long", nbytes=100_000)
     assert isinstance(error_of(asker.ask(path, deadline_s=0.05)), DeadlineError)
-    assert list(daemon.store._lookups._looks) == [(f"file:{path}", True)]
+    assert list(daemon.store._opens.lookups._looks) == [(f"file:{path}", True)]
     long_reads.set()
     wait_until(lambda: daemon.store.resolver.remembered(f"file:{path}") is not None, "it is remembered")
-    wait_until(lambda: daemon.store._lookups._by_session == {}, "nothing is left of the request")
+    wait_until(lambda: daemon.store._opens.lookups._by_session == {}, "nothing is left of the request")
 
 
 def test_a_manifest_that_stands_for_billions_of_values_stalls_nothing(daemon: Daemon) -> None:

@@ -148,13 +148,13 @@ def test_a_session_that_ends_right_after_its_name_was_looked_into_starts_no_load
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lookup's worker has taken the request out of its list, and has not passed it on yet."""
-    real = daemon.store._lookups._found
+    real = daemon.store._opens.lookups._found
 
     def found(ask: Any, result: Any) -> None:
         asker.end()
         real(ask, result)
 
-    monkeypatch.setattr(daemon.store._lookups, "_found", found)
+    monkeypatch.setattr(daemon.store._opens.lookups, "_found", found)
     assert isinstance(error_of(asker.ask(checkpoint("m"))), LostPeerError)
     assert daemon.store.counters["fills.cpu"] == 0
     assert replicas(daemon) == {}

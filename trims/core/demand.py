@@ -16,7 +16,7 @@ COUNTED_AT_ONCE = 256
 
 
 class Demand:
-    """The level of every image that was opened recently.
+    """The level of every image that was opened recently. Every call changes it: it belongs under the books' lock.
 
     Attributes:
         uncounted: Keys of the opens since the last count, in order. An open only adds its key here: most opens find

@@ -72,13 +72,14 @@ class Shell:
         runner: Does what takes time; its reports must be fed.
         watchers: Told of every change of state.
         counters: What is counted for operators.
-        again: Takes a request that met an error which is not its own fault; called without the lock.
-        filled: Takes every fill that succeeded, after its waiters were answered; called without the lock.
         verify: Check every invariant after every event.
         clock: Monotonic seconds.
 
     Attributes:
         lock: Guards the books; hold it to read several of them at one moment.
+        again: Takes a request that met an error which is not its own fault; called without the lock. By default the
+            error is its answer.
+        filled: Takes every fill that succeeded, after its waiters were answered; called without the lock.
         lost: Takes every lease that ended because its memory is gone, and why; called without the lock.
     """
 
@@ -89,8 +90,6 @@ class Shell:
         watchers: Watchers,
         counters: Counter[str],
         *,
-        again: Callable[[Ask, TrimsError], None],
-        filled: Callable[[Filled], None],
         verify: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -99,10 +98,10 @@ class Shell:
         self._residency = residency
         self._runner = runner
         self._counters = counters
-        self._again = again
-        self._filled = filled
         self._verify = verify
         self._clock = clock
+        self.again: Callable[[Ask, TrimsError], None] = lambda ask, error: ask.answer(error)
+        self.filled: Callable[[Filled], None] = lambda event: None  # noqa: ARG005 - nothing follows
         self.lost: Callable[[Lease, str], None] = _log_loss
         self._session_numbers = itertools.count(1)
         self._sessions: set[int] = set()
@@ -140,7 +139,7 @@ class Shell:
         for do in work:
             do()
         if isinstance(event, Filled):
-            self._filled(event)
+            self.filled(event)
 
     def ask(self, ask: Ask, event: Requested) -> bool:
         """Ask residency for an image; the answer comes now or later. True if the request waits."""
@@ -238,6 +237,11 @@ class Shell:
             replica = self._residency.find(key, place)
             return replica is not None and replica.id in self._runner.sealed
 
+    def demand_of(self, key: str) -> float:
+        """How much in demand an image is (see `trims.core.demand`)."""
+        with self.lock:
+            return self._residency.demand.of(key)
+
     def wait_for(self, holds: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until something holds, looked at under the lock after each change; False if the time was too short."""
         with self._changed:
@@ -298,7 +302,7 @@ class Shell:
             ask.answer(error)
             return
         ask.retried = True
-        self._again(ask, error)
+        self.again(ask, error)
 
     def _bind_ready(self, it: Ready) -> Callable[[], None] | None:
         ask = self._asks.pop(it.ticket, None)
@@ -312,9 +316,9 @@ class Shell:
         if isinstance(it.error, again) and not ask.retried and ask.resolved is not None:
             # Not the fault of the request: a broken replica has been retired, the artifact or its successor is there.
             ask.retried = True
-            return lambda: self._again(ask, it.error)
+            return lambda: self.again(ask, it.error)
         if isinstance(it.error, NotInPlaceError) and ask.anywhere and ask.place is None:
-            return lambda: self._again(ask, it.error)
+            return lambda: self.again(ask, it.error)
         self._counters[f"refused.{it.error.code}"] += 1
         return lambda: ask.answer(it.error)
 

@@ -6,7 +6,6 @@ Not covered: sockets (`trims.daemon`), how events become work and answers (`shel
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import math
@@ -18,14 +17,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from trims.core import refusals
-from trims.core.admission import IN_PLACE_STAYS, STAYS
+from trims.core.admission import STAYS
 from trims.core.errors import (
-    ArtifactChangedError,
     CallerError,
     InUseError,
     LostPeerError,
     ModelNotFoundError,
-    NotInPlaceError,
     TrimsError,
 )
 from trims.core.events import (
@@ -34,28 +31,22 @@ from trims.core.events import (
     Event,
     EvictRequested,
     Filled,
-    KeepAlive,
     ManifestChanged,
     PinChanged,
     ReplicaBroken,
-    Requested,
     Tick,
     WaiterLeft,
 )
-from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, FILE, Place, TierKind
-from trims.core.replica import ReplicaId, State
+from trims.core.place import DISK, FILE, Place
 from trims.core.residency import Residency
-from trims.store.adoption import Adoption, seal_identity
-from trims.store.asks import Ask, Outcome, Pending, log_failure
-from trims.store.catalog import ImageRecord
+from trims.store.adoption import Adoption
 from trims.store.device_leases import DeviceLeases
-from trims.store.lookups import Lookups
+from trims.store.fills import Fills
+from trims.store.opens import Opens
 from trims.store.pins import Pins
 from trims.store.read_model import ReadModel
 from trims.store.runner import Runner, converter_of
 from trims.store.shell import Shell
-from trims.store.terms import Terms, is_kept
 from trims.store.ticker import Ticker
 from trims.store.watchers import Watchers
 from trims.store.work import thread_pool
@@ -66,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from trims.core.policy import Policy
+    from trims.core.replica import ReplicaId
     from trims.formats.base import Limits
     from trims.formats.conversion import Conversion
     from trims.memory.mapping import Pages
@@ -82,8 +74,6 @@ _LEASES_OF_A_LIFE = 1 << 32
 _LIVES = 1 << 20
 #: Descriptors kept in reserve: an image that is being freed still has one while the next is made.
 _SPARE_IMAGES = 8
-#: Names whose terms are kept; then all are dropped, and worked out again when they are asked for.
-_TERMS_KEPT = 4096
 #: What may be the beginning of an image key.
 _KEY_BEGINS = re.compile(r"[0-9a-f]{8,64}")
 
@@ -108,6 +98,11 @@ class Store:
         host: Bytes of the host.
         clock: Monotonic seconds.
         max_images: Images that may be open at once: each takes a descriptor.
+
+    Attributes:
+        open: Ask for a model: `Opens.open`.
+        load: Have a model loaded: `Opens.load`.
+        resume: Lease exactly this image again: `Opens.resume`.
     """
 
     def __init__(
@@ -146,6 +141,7 @@ class Store:
             max_images=most_images,
             first_lease=(secrets.randbelow(_LIVES) if life is None else life % _LIVES) * _LEASES_OF_A_LIFE + 1,
         )
+        self._ticker = Ticker(self.next_due_s, self.tick)
         self.watchers = Watchers(self.counters)
         self.runner = Runner(
             self.tiers,
@@ -164,8 +160,6 @@ class Store:
             self.runner,
             self.watchers,
             self.counters,
-            again=self._again,
-            filled=self._after_fill,
             verify=verify,
             clock=clock,
         )
@@ -191,28 +185,43 @@ class Store:
         )
         self._workspace = Workspaces(catalog)
         self._keep_alive_s = keep_alive_s
+        self._opens = opens = Opens(
+            self._shell,
+            resolver,
+            self.pins,
+            self._workspace,
+            counters=self.counters,
+            due_at=self._ticker.look_again,
+            keep_alive_s=keep_alive_s,
+            pools=pools,
+            clock=clock,
+        )
+        self.open, self.load, self.resume = opens.open, opens.load, opens.resume
+        self._fills = Fills(
+            self.residency,
+            self.runner,
+            catalog,
+            self.tiers,
+            counters=self.counters,
+            image=self._shell.image,
+            have=opens.have,
+        )
+        self._shell.again, self._shell.filled = opens.again, self._fills.keep
         self.device_leases = DeviceLeases(
             devices,
             self._shell,
             self.residency,
             self._workspace,
             counters=self.counters,
-            have=self._have,
-            lease=self.resume,
+            have=opens.have,
+            lease=opens.resume,
             clock=clock,
         )
-        self._tickets = itertools.count(1)
-        #: Names that are being hashed behind their readers.
-        self._learning: set[str] = set()
-        #: By name.
-        self._terms: dict[str, Terms] = {}
-        self._lookups = Lookups(resolver, self._found, pools)
-        self._ticker = Ticker(self.next_due_s, self.tick)
 
     def _feed(self, event: Event) -> None:
         """Handle an event of an order, or one that the runner reports."""
         if isinstance(event, Filled) and event.place is not FILE:
-            self._remember(event)
+            self._fills.remember(event)
         self._shell.feed(event)
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -239,7 +248,7 @@ class Store:
         self.drain()
         self._ticker.stop()
         self.device_leases.expire(math.inf)
-        looked_for = self._lookups.stop()
+        looked_for = self._opens.lookups.stop()
         for ticket in self._shell.tickets():  # before they are taken: one that is granted meanwhile must be found
             self._feed(WaiterLeft(at_s=self._clock(), ticket=ticket))
         for ask in looked_for + self._shell.take_asks():
@@ -271,55 +280,16 @@ class Store:
 
     def end_session(self, session: int) -> None:
         """The client went away: its leases close, its requests are refused. Idempotent."""
-        self._lookups.end_session(session)
+        self._opens.lookups.end_session(session)
         self._shell.end_session(session)
 
-    def open(
-        self,
-        name: str,
-        answer: Callable[[Outcome], None],
-        *,
-        session: int | None = None,
-        place: Place | None = None,
-        deadline_s: float | None = None,
-        lease: bool = True,
-    ) -> None:
-        """Ask for a model. `answer` is called once: at once if it is resident, else when it is or cannot be.
-
-        Args:
-            name: A registered model, or `file:` and an absolute path.
-            answer: Gets Granted, Loaded (without `lease`) or an error.
-            session: The session that asks; leases need one.
-            place: Where; None for what the manifest says. If that says nothing, an open is served wherever on the
-                host the image lies, and a load brings it to shared memory.
-            deadline_s: Seconds to wait for load and room; None waits for a load, but not for leases of others to end.
-            lease: False to have it loaded only.
-        """
-        deadline_at_s = None if deadline_s is None else self._clock() + deadline_s
-        ask = Ask(Waiter(next(self._tickets), session, lease, deadline_at_s), name, place, answer)
-        self.counters["opens" if lease else "prefetches"] += 1
-        resolved = self.resolver.known(name)
-        if resolved is not None and (resolved.hashed or ask.anywhere):
-            self._request(ask, resolved)
-            return
-        self._lookups.add(ask)
-        if deadline_at_s is not None:
-            self._ticker.look_again(deadline_at_s)
-
-    def load(self, name: str, place: Place | None = None, deadline_s: float | None = None) -> Pending:
-        """Have a model loaded; returns what to wait on."""
-        pending = Pending()
-        self.open(name, pending.set, place=place, deadline_s=deadline_s, lease=False)
-        return pending
-
-    def resume(self, session: int, key: str, place: Place, answer: Callable[[Outcome], None]) -> None:
-        """Lease exactly this image if it is sealed there now; never loads."""
-        waiter = Waiter(next(self._tickets), session, wants_lease=True, deadline_at_s=None)
-        ask = Ask(waiter, f"key:{key[:16]}", place, answer)
-        if not self._shell.is_resident(key, place):
-            answer(ModelNotFoundError(f"the image {key[:16]} is not resident at {place} any more; open it by name"))
-            return
-        self._ask(ask, key, place, None)
+    def _keep_alive_of(self, key: str, place: Place) -> float | None:
+        """What the manifests of an image's names said when they were last opened: the longest counts."""
+        if place is DISK:
+            return STAYS.seconds
+        stated = [json.loads(text)["residency"]["keep_alive_s"] for text in self.catalog.manifests_of(key)]
+        longest = None if None in stated else max(stated, default=None)
+        return longest if longest is not None else self._keep_alive_s
 
     def close(self, session: int, lease: int) -> None:
         """Give a lease back. Idempotent; another session's lease is not touched.
@@ -330,133 +300,6 @@ class Store:
             self.counters["leases_kept"] += 1
             return
         self._feed(Closed(at_s=self._clock(), lease=lease, session=session))
-
-    def _found(self, ask: Ask, result: Resolved | TrimsError) -> None:
-        """A name has been looked into."""
-        if ask.only_look:
-            self._learning.discard(ask.name)
-        if isinstance(result, TrimsError):
-            self.counters[f"refused.{result.code}"] += 1
-            ask.answer(result)
-        elif not ask.only_look:
-            self._request(ask, result)
-
-    def _learn(self, name: str) -> None:
-        """Have an artifact hashed behind its readers: then its image can be copied to memory, and found elsewhere."""
-        if name not in self._learning:
-            self._learning.add(name)
-            waiter = Waiter(next(self._tickets), None, wants_lease=False, deadline_at_s=None, internal=True)
-            self._lookups.add(Ask(waiter, name, None, log_failure(f"{name} is not hashed"), only_look=True))
-
-    def _again(self, ask: Ask, error: TrimsError) -> None:
-        """A request met a broken replica, or an artifact that is not what it was taken for: look once more."""
-        if isinstance(error, NotInPlaceError) and ask.resolved is not None and ask.resolved.in_place is not None:
-            self.resolver.needs_conversion(ask.name, ask.resolved.in_place, str(error))
-        if isinstance(error, (ArtifactChangedError, NotInPlaceError)) or ask.resolved is None:
-            self.resolver.looked_stale(ask.name)
-            self._lookups.add(ask)
-        else:
-            self._request(ask, ask.resolved)
-
-    def _request(self, ask: Ask, resolved: Resolved) -> None:
-        """Ask residency for what a name stands for, on the terms of the request and of its manifest."""
-        ask.resolved, stated = resolved, ask.place or resolved.manifest.residency.place
-        if stated is FILE:
-            self._request_file(ask, resolved)
-            return
-        terms = self._terms.get(resolved.name)
-        if terms is None or terms.resolved is not resolved:
-            terms = self._terms_of(resolved)
-        place, anywhere = stated or CPU, stated is None and ask.waiter.wants_lease
-        if not resolved.hashed and self.residency.demand.of(resolved.key):
-            self._learn(resolved.name)  # it is opened again
-        event = Requested(
-            at_s=self._clock(),
-            key=resolved.key,
-            place=place,
-            waiter=ask.waiter,
-            anywhere=anywhere,
-            modest=anywhere and terms.kept,
-            in_place=resolved.in_place if anywhere else None,
-            keep=STAYS if place is DISK else terms.keep,
-            workspace_bytes=self._workspace.of(resolved.key) if place.tier is TierKind.GPU else None,
-        )
-        if self._shell.ask(ask, event) and ask.waiter.deadline_at_s is not None:
-            self._ticker.look_again(ask.waiter.deadline_at_s)
-
-    def _terms_of(self, resolved: Resolved) -> Terms:
-        """A name is opened for the first time since it was looked into: take note of all its manifest states."""
-        self.pins.stated(resolved, resolved.epoch)
-        self._workspace.stated(resolved)
-        terms = Terms.of(resolved, self._keep_alive_s)
-        if len(self._terms) >= _TERMS_KEPT:
-            self._terms.clear()
-        self._terms[resolved.name] = terms
-        return terms
-
-    def _request_file(self, ask: Ask, resolved: Resolved) -> None:
-        """The artifact's own files are asked for."""
-        if resolved.in_place is None:
-            why = "its files are not as an image has them, not this user's own, or must be read first"
-            ask.answer(NotInPlaceError(f"{resolved.name} cannot be served at file: {why}; open it without a place"))
-        else:
-            self._ask(ask, resolved.in_place, FILE, IN_PLACE_STAYS)
-
-    def _keep_alive_of(self, key: str, place: Place) -> float | None:
-        """What the manifests of an image's names said when they were last opened: the longest counts."""
-        if place is DISK:
-            return STAYS.seconds
-        stated = [json.loads(text)["residency"]["keep_alive_s"] for text in self.catalog.manifests_of(key)]
-        longest = None if None in stated else max(stated, default=None)
-        return longest if longest is not None else self._keep_alive_s
-
-    def _ask(self, ask: Ask, key: str, place: Place, keep: KeepAlive | None) -> None:
-        workspace_bytes = self._workspace.of(key) if place.tier is TierKind.GPU else None
-        event = Requested(
-            at_s=self._clock(), key=key, place=place, waiter=ask.waiter, keep=keep, workspace_bytes=workspace_bytes
-        )
-        if self._shell.ask(ask, event) and ask.waiter.deadline_at_s is not None:
-            self._ticker.look_again(ask.waiter.deadline_at_s)
-
-    def _remember(self, event: Filled) -> None:
-        """Keep what the next daemon would find out again by reading: how the image was made, and that it is sealed.
-
-        Never raises: the requests that wait for the image must be answered whatever becomes of the catalog.
-        """
-        try:
-            self._note(event)
-        except Exception:
-            log.exception("%s is not remembered: the next daemon reads it again", event.key[:16])
-
-    def _note(self, event: Filled) -> None:
-        extent = self.runner.sealed.get(ReplicaId(event.key, event.place, event.generation))
-        if extent is not None and (self.tiers[event.place].hash_on_adoption or event.place == DISK):
-            self.catalog.remember_seal(extent.label, seal_identity(extent))
-        resolved = self._shell.image(event.key)
-        replica = self.residency.find(event.key, event.place)
-        if resolved is None or replica is None:
-            return
-        if self.catalog.image(event.key) is None:
-            record = ImageRecord(event.key, resolved.name, resolved.recipe, replica.nbytes, event.cost_s)
-            self.catalog.remember_image(record)
-
-    def _after_fill(self, event: Filled) -> None:
-        """Keep the image on disk if it was expensive to make."""
-        resolved = self._shell.image(event.key)
-        replica = self.residency.find(event.key, event.place)
-        if resolved is None or replica is None or event.place is FILE:
-            return
-        self.counters[f"filled_bytes.{event.place}"] += replica.nbytes
-        on_disk = self.residency.find(event.key, DISK)
-        wanted = is_kept(resolved) and event.place != DISK and DISK in self.tiers
-        if wanted and (on_disk is None or on_disk.state in (State.DRAINING, State.FREEING)):
-            self._have(event.key, DISK, None, log_failure(f"{resolved.name} is not kept on disk"))
-
-    def _have(self, key: str, place: Place, keep_alive_s: float | None, answer: Callable[[Outcome], None]) -> None:
-        """Have an image brought to a place, for the store's own purposes."""
-        waiter = Waiter(next(self._tickets), None, wants_lease=False, deadline_at_s=None, internal=True)
-        ask = Ask(waiter, f"key:{key[:16]}", place, answer)
-        self._ask(ask, key, place, KeepAlive(keep_alive_s))
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -565,7 +408,7 @@ class Store:
         with self._shell.lock:
             due = (
                 self.residency.next_due_s(),
-                self._lookups.next_due_s(),
+                self._opens.lookups.next_due_s(),
                 self.runner.next_due_s(),
                 self.device_leases.due_s,
             )
@@ -573,7 +416,7 @@ class Store:
 
     def tick(self, now_s: float) -> None:
         """Time has passed: answer requests whose deadline is over, end keep-alives, try again what failed."""
-        self._lookups.expire(now_s)
+        self._opens.lookups.expire(now_s)
         self.device_leases.expire(now_s)
         self.runner.try_again(now_s)
         self._feed(Tick(at_s=now_s))

@@ -11,7 +11,7 @@ from trims.registry.sqlite import SqliteRegistry
 from trims.store.catalog import Catalog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from trims.daemon.main import Daemon
@@ -37,3 +37,15 @@ def asker(daemon: Daemon) -> Iterator[Asker]:
     made = Asker(daemon)
     yield made
     made.end()
+
+
+@pytest.fixture
+def model(daemon: Daemon, checkpoint: Callable[..., Path]) -> Callable[..., str]:
+    """Register a checkpoint under a name."""
+
+    def register(name: str = "m", file: str = "a", *, nbytes: int = 4096, **residency: object) -> str:
+        path = checkpoint(file, nbytes=nbytes)
+        daemon.registry.put({"name": name, "artifact": {"path": str(path)}, "residency": residency}, "")
+        return name
+
+    return register

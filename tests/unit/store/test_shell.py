@@ -73,11 +73,11 @@ class Bench:
             self.runner,
             Watchers(self.counters),
             self.counters,
-            again=lambda ask, error: self.again.append((ask, error)),
-            filled=self.told.append,
             verify=True,
             clock=lambda: self.now,
         )
+        self.shell.again = lambda ask, error: self.again.append((ask, error))
+        self.shell.filled = self.told.append
         self.session = self.shell.begin_session()
         self.tickets = itertools.count(1)
 

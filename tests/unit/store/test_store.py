@@ -1,4 +1,4 @@
-"""The store: leases by name and by key, orders, what is kept on disk, and time."""
+"""The store: orders, keys, brokenness, and time."""
 
 from __future__ import annotations
 
@@ -8,59 +8,15 @@ import pytest
 from looking import WAIT_S, Asker, error_of, leases, states, wait_until
 
 from trims.core.errors import CapacityError, DrainingError, InUseError, ModelNotFoundError
-from trims.core.place import CPU, DISK, Place
+from trims.core.place import CPU, DISK
 from trims.core.replica import State
-from trims.store.asks import Granted, Pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from trims.daemon.main import Daemon
-
-
-@pytest.fixture
-def model(daemon: Daemon, checkpoint: Callable[..., Path]) -> Callable[..., str]:
-    """Register a checkpoint under a name."""
-
-    def register(name: str = "m", file: str = "a", *, nbytes: int = 4096, **residency: object) -> str:
-        path = checkpoint(file, nbytes=nbytes)
-        daemon.registry.put({"name": name, "artifact": {"path": str(path)}, "residency": residency}, "")
-        return name
-
-    return register
-
-
-def test_a_model_is_leased_by_name_and_its_lease_closed_once(
-    daemon: Daemon, asker: Asker, model: Callable[..., str]
-) -> None:
-    granted = asker.open(model())
-    assert (granted.place, granted.warm) == (CPU, False)
-    assert asker.open("m").warm
-    for _ in range(2):
-        daemon.store.close(asker.session, granted.lease)
-    assert leases(daemon) == 1
-    assert daemon.store.counters["opens"] == 2
-
-
-def test_two_names_of_the_same_bytes_are_one_image(daemon: Daemon, asker: Asker, model: Callable[..., str]) -> None:
-    keys = {asker.open(model(name)).key for name in ("one", "two")}
-    assert len(keys) == 1
-    assert states(daemon) == {"cpu": "sealed"}
-    assert daemon.store.read.names_of(keys.pop()) == ["one", "two"]
-
-
-def test_an_image_is_resumed_by_its_key_only_where_it_is_resident(
-    daemon: Daemon, asker: Asker, model: Callable[..., str]
-) -> None:
-    granted, pending = asker.open(model()), [Pending(), Pending()]
-    for place, each in zip((CPU, DISK), pending, strict=True):
-        daemon.store.resume(asker.session, granted.key, place, each.set)
-    resumed = pending[0].result(WAIT_S)
-    assert isinstance(resumed, Granted)
-    assert (resumed.key, resumed.warm) == (granted.key, True)
-    with pytest.raises(ModelNotFoundError, match="is not resident at disk any more; open it by name"):
-        pending[1].result(WAIT_S)
+    from trims.store.asks import Pending
 
 
 def test_an_image_is_named_by_the_beginning_of_its_key_too(
@@ -113,25 +69,6 @@ def test_an_image_goes_with_the_last_of_its_names(daemon: Daemon, model: Callabl
         wait_until(lambda left=left: states(daemon) == left, "it stays")  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("persist", "kept"), [("always", True), ("never", False), ("auto", False)])
-def test_an_image_is_kept_on_disk_if_its_manifest_or_its_cost_says_so(
-    daemon: Daemon, model: Callable[..., str], persist: str, kept: bool
-) -> None:
-    """A safetensors file takes no converter: `auto` does not keep what is cheap to make again."""
-    daemon.store.load(model(persist=persist)).result(WAIT_S)
-    wait_until(lambda: ("disk" in states(daemon)) == kept and "filling" not in states(daemon).values(), "not as said")
-    assert (daemon.store.counters["fills.disk"] > 0) is kept
-
-
-@pytest.mark.parametrize("place", [CPU, DISK])
-def test_keep_alive_is_about_memory_and_not_about_the_disk(
-    daemon: Daemon, model: Callable[..., str], place: Place
-) -> None:
-    daemon.store.load(model(keep_alive_s=50.0), place).result(WAIT_S)
-    (view,) = daemon.store.read.replicas()
-    assert (view.keep_left_s is None) is (place == DISK)
-
-
 def test_a_deadline_is_due_and_its_request_is_answered_by_the_tick(
     serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
 ) -> None:
@@ -166,30 +103,6 @@ def test_a_draining_store_refuses_opens_and_keeps_its_leases(
     daemon.store.drain()
     assert isinstance(error_of(asker.ask("m")), DrainingError)
     assert (leases(daemon), daemon.store.read.draining) == (1, True)
-
-
-def test_a_manifest_that_is_replaced_counts_for_the_next_open(
-    daemon: Daemon, asker: Asker, model: Callable[..., str], checkpoint: Callable[..., Path]
-) -> None:
-    before = asker.open(model()).key
-    manifest = {"name": "m", "artifact": {"path": str(checkpoint("b"))}}
-    daemon.registry.put(manifest, "", replace=True)
-    daemon.store.manifest_changed("m")
-    assert asker.open("m").key != before
-
-
-def test_a_keep_alive_that_is_changed_counts_for_the_next_open(
-    daemon: Daemon, asker: Asker, model: Callable[..., str], checkpoint: Callable[..., Path]
-) -> None:
-    path = str(checkpoint("a"))
-    for keep_alive_s in (100.0, 500.0):
-        stated = {"name": "m", "artifact": {"path": path}, "residency": {"keep_alive_s": keep_alive_s}}
-        daemon.registry.put(stated, "", replace=True)
-        daemon.store.manifest_changed("m")
-        daemon.store.close(asker.session, asker.open("m", place=CPU).lease)
-        (view,) = daemon.store.read.replicas()
-        assert view.keep_left_s is not None
-        assert keep_alive_s / 2 < view.keep_left_s <= keep_alive_s
 
 
 def test_a_replica_that_is_reported_broken_is_retired_and_loaded_again(

@@ -1,0 +1,45 @@
+"""Fills: what the catalog and the disk keep of an image that was made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from looking import WAIT_S, Asker, states, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trims.daemon.main import Daemon
+
+
+@pytest.mark.parametrize(("persist", "kept"), [("always", True), ("never", False), ("auto", False)])
+def test_an_image_is_kept_on_disk_if_its_manifest_or_its_cost_says_so(
+    daemon: Daemon, model: Callable[..., str], persist: str, kept: bool
+) -> None:
+    """A safetensors file takes no converter: `auto` does not keep what is cheap to make again."""
+    daemon.store.load(model(persist=persist)).result(WAIT_S)
+    wait_until(lambda: ("disk" in states(daemon)) == kept and "filling" not in states(daemon).values(), "not as said")
+    assert (daemon.store.counters["fills.disk"] > 0) is kept
+
+
+def test_a_fill_is_remembered_once_and_its_bytes_are_counted(
+    daemon: Daemon, asker: Asker, model: Callable[..., str]
+) -> None:
+    granted = asker.open(model(nbytes=8192))
+    record = daemon.store.catalog.image(granted.key)
+    assert record is not None
+    assert (record.key, record.name, record.nbytes) == (granted.key, "m", granted.nbytes)
+    assert daemon.store.counters["filled_bytes.cpu"] == granted.nbytes
+
+
+def test_a_catalog_that_cannot_remember_a_fill_fails_no_request(
+    daemon: Daemon, asker: Asker, model: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(daemon.store.catalog, "remember_image", breaks)
+    monkeypatch.setattr(daemon.store.catalog, "remember_seal", breaks)
+    assert asker.open(model()).nbytes > 0
+    assert daemon.store.catalog.image(asker.open("m").key) is None

@@ -1,0 +1,95 @@
+"""What follows from a fill, besides the books: the catalog remembers it, and an expensive image is kept on disk."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from trims.core.place import DISK, FILE
+from trims.core.replica import ReplicaId, State
+from trims.store.adoption import seal_identity
+from trims.store.asks import log_failure
+from trims.store.catalog import ImageRecord
+from trims.store.terms import is_kept
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable, Mapping
+
+    from trims.core.events import Filled
+    from trims.core.place import Place
+    from trims.core.residency import Residency
+    from trims.store.asks import Outcome
+    from trims.store.catalog import Catalog
+    from trims.store.resolve import Resolved
+    from trims.store.runner import Runner
+    from trims.tiers.base import Tier
+
+log = logging.getLogger(__name__)
+
+
+class Fills:
+    """Told of every fill that succeeded.
+
+    Args:
+        residency: The books.
+        runner: Has the memory.
+        catalog: Remembers.
+        tiers: By place.
+        counters: What is counted for operators.
+        image: What is known of an image, by its key.
+        have: Brings an image to a place: key, place, keep-alive, callback for the outcome.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        runner: Runner,
+        catalog: Catalog,
+        tiers: Mapping[Place, Tier],
+        *,
+        counters: Counter[str],
+        image: Callable[[str], Resolved | None],
+        have: Callable[[str, Place, float | None, Callable[[Outcome], None]], None],
+    ) -> None:
+        self._residency = residency
+        self._runner = runner
+        self._catalog = catalog
+        self._tiers = tiers
+        self._counters = counters
+        self._image = image
+        self._have = have
+
+    def remember(self, event: Filled) -> None:
+        """Keep what the next daemon would find out again by reading: how the image was made, and that it is sealed.
+
+        Never raises: the requests that wait for the image must be answered whatever becomes of the catalog.
+        """
+        try:
+            self._note(event)
+        except Exception:
+            log.exception("%s is not remembered: the next daemon reads it again", event.key[:16])
+
+    def _note(self, event: Filled) -> None:
+        extent = self._runner.sealed.get(ReplicaId(event.key, event.place, event.generation))
+        if extent is not None and (self._tiers[event.place].hash_on_adoption or event.place == DISK):
+            self._catalog.remember_seal(extent.label, seal_identity(extent))
+        resolved = self._image(event.key)
+        replica = self._residency.find(event.key, event.place)
+        if resolved is None or replica is None:
+            return
+        if self._catalog.image(event.key) is None:
+            record = ImageRecord(event.key, resolved.name, resolved.recipe, replica.nbytes, event.cost_s)
+            self._catalog.remember_image(record)
+
+    def keep(self, event: Filled) -> None:
+        """Keep the image on disk if it was expensive to make."""
+        resolved = self._image(event.key)
+        replica = self._residency.find(event.key, event.place)
+        if resolved is None or replica is None or event.place is FILE:
+            return
+        self._counters[f"filled_bytes.{event.place}"] += replica.nbytes
+        on_disk = self._residency.find(event.key, DISK)
+        wanted = is_kept(resolved) and event.place != DISK and DISK in self._tiers
+        if wanted and (on_disk is None or on_disk.state in (State.DRAINING, State.FREEING)):
+            self._have(event.key, DISK, None, log_failure(f"{resolved.name} is not kept on disk"))

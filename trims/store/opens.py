@@ -1,0 +1,215 @@
+"""Opens: the way of a request from a name to its answer.
+
+1. Resolve: the image that the name stands for, from memory if its files were looked at just now, else by a lookup.
+2. Ask: residency is asked for the image, on the terms of the request and of the manifest (`terms`).
+3. Answer: the shell answers when the image is there or cannot be. An answer that is not the request's fault (a broken
+   replica, an artifact that has changed) sends the request through the steps once more (`again`).
+
+Nothing here blocks. Not covered: how names are looked into (`lookups`, `resolve`), and what is decided
+(`trims.core.residency`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING
+
+from trims.core.admission import IN_PLACE_STAYS, STAYS
+from trims.core.errors import ArtifactChangedError, ModelNotFoundError, NotInPlaceError, TrimsError
+from trims.core.events import KeepAlive, Requested
+from trims.core.lease import Waiter
+from trims.core.place import CPU, DISK, FILE, Place, TierKind
+from trims.store.asks import Ask, Outcome, Pending, log_failure
+from trims.store.lookups import Lookups
+from trims.store.terms import Terms
+from trims.store.work import thread_pool
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable
+
+    from trims.store.pins import Pins
+    from trims.store.resolve import Resolved, Resolver
+    from trims.store.shell import Shell
+    from trims.store.work import Pools
+    from trims.store.workspace import Workspaces
+
+#: Names whose terms are kept; then all are dropped, and worked out again when they are asked for.
+_TERMS_KEPT = 4096
+
+
+class Opens:
+    """All requests of one store that are on their way.
+
+    Args:
+        shell: Asks residency, and answers.
+        resolver: Knows what names stand for.
+        pins: Told of what manifests pin.
+        workspace: Told of what manifests state, and knows what models need on a device.
+        counters: What is counted for operators.
+        due_at: Called with the clock time of each deadline, so that the store looks at it then.
+        keep_alive_s: For models whose manifest states none.
+        pools: Makes the workers of lookups.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        shell: Shell,
+        resolver: Resolver,
+        pins: Pins,
+        workspace: Workspaces,
+        *,
+        counters: Counter[str],
+        due_at: Callable[[float], None],
+        keep_alive_s: float | None = None,
+        pools: Pools = thread_pool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shell = shell
+        self._resolver = resolver
+        self._pins = pins
+        self._workspace = workspace
+        self._counters = counters
+        self._due_at = due_at
+        self._keep_alive_s = keep_alive_s
+        self._clock = clock
+        self._tickets = itertools.count(1)
+        #: Names that are being hashed behind their readers.
+        self._learning: set[str] = set()
+        #: By name.
+        self._terms: dict[str, Terms] = {}
+        self.lookups = Lookups(resolver, self._found, pools)
+
+    def open(
+        self,
+        name: str,
+        answer: Callable[[Outcome], None],
+        *,
+        session: int | None = None,
+        place: Place | None = None,
+        deadline_s: float | None = None,
+        lease: bool = True,
+    ) -> None:
+        """Ask for a model. `answer` is called once: at once if it is resident, else when it is or cannot be.
+
+        Args:
+            name: A registered model, or `file:` and an absolute path.
+            answer: Gets Granted, Loaded (without `lease`) or an error.
+            session: The session that asks; leases need one.
+            place: Where; None for what the manifest says. If that says nothing, an open is served wherever on the
+                host the image lies, and a load brings it to shared memory.
+            deadline_s: Seconds to wait for load and room; None waits for a load, but not for leases of others to end.
+            lease: False to have it loaded only.
+        """
+        deadline_at_s = None if deadline_s is None else self._clock() + deadline_s
+        ask = Ask(Waiter(next(self._tickets), session, lease, deadline_at_s), name, place, answer)
+        self._counters["opens" if lease else "prefetches"] += 1
+        resolved = self._resolver.known(name)
+        if resolved is not None and (resolved.hashed or ask.anywhere):
+            self._request(ask, resolved)
+            return
+        self.lookups.add(ask)
+        if deadline_at_s is not None:
+            self._due_at(deadline_at_s)
+
+    def load(self, name: str, place: Place | None = None, deadline_s: float | None = None) -> Pending:
+        """Have a model loaded; returns what to wait on."""
+        pending = Pending()
+        self.open(name, pending.set, place=place, deadline_s=deadline_s, lease=False)
+        return pending
+
+    def resume(self, session: int, key: str, place: Place, answer: Callable[[Outcome], None]) -> None:
+        """Lease exactly this image if it is sealed there now; never loads."""
+        waiter = Waiter(next(self._tickets), session, wants_lease=True, deadline_at_s=None)
+        ask = Ask(waiter, f"key:{key[:16]}", place, answer)
+        if not self._shell.is_resident(key, place):
+            answer(ModelNotFoundError(f"the image {key[:16]} is not resident at {place} any more; open it by name"))
+            return
+        self._ask(ask, key, place, None)
+
+    def _found(self, ask: Ask, result: Resolved | TrimsError) -> None:
+        """A name has been looked into."""
+        if ask.only_look:
+            self._learning.discard(ask.name)
+        if isinstance(result, TrimsError):
+            self._counters[f"refused.{result.code}"] += 1
+            ask.answer(result)
+        elif not ask.only_look:
+            self._request(ask, result)
+
+    def _learn(self, name: str) -> None:
+        """Have an artifact hashed behind its readers: then its image can be copied to memory, and found elsewhere."""
+        if name not in self._learning:
+            self._learning.add(name)
+            waiter = Waiter(next(self._tickets), None, wants_lease=False, deadline_at_s=None, internal=True)
+            self.lookups.add(Ask(waiter, name, None, log_failure(f"{name} is not hashed"), only_look=True))
+
+    def again(self, ask: Ask, error: TrimsError) -> None:
+        """A request met a broken replica, or an artifact that is not what it was taken for: look once more."""
+        if isinstance(error, NotInPlaceError) and ask.resolved is not None and ask.resolved.in_place is not None:
+            self._resolver.needs_conversion(ask.name, ask.resolved.in_place, str(error))
+        if isinstance(error, (ArtifactChangedError, NotInPlaceError)) or ask.resolved is None:
+            self._resolver.looked_stale(ask.name)
+            self.lookups.add(ask)
+        else:
+            self._request(ask, ask.resolved)
+
+    def _request(self, ask: Ask, resolved: Resolved) -> None:
+        """Ask residency for what a name stands for, on the terms of the request and of its manifest."""
+        ask.resolved, stated = resolved, ask.place or resolved.manifest.residency.place
+        if stated is FILE:
+            self._request_file(ask, resolved)
+            return
+        terms = self._terms.get(resolved.name)
+        if terms is None or terms.resolved is not resolved:
+            terms = self._terms_of(resolved)
+        place, anywhere = stated or CPU, stated is None and ask.waiter.wants_lease
+        if not resolved.hashed and self._shell.demand_of(resolved.key):
+            self._learn(resolved.name)  # it is opened again
+        event = Requested(
+            at_s=self._clock(),
+            key=resolved.key,
+            place=place,
+            waiter=ask.waiter,
+            anywhere=anywhere,
+            modest=anywhere and terms.kept,
+            in_place=resolved.in_place if anywhere else None,
+            keep=STAYS if place is DISK else terms.keep,
+            workspace_bytes=self._workspace.of(resolved.key) if place.tier is TierKind.GPU else None,
+        )
+        if self._shell.ask(ask, event) and ask.waiter.deadline_at_s is not None:
+            self._due_at(ask.waiter.deadline_at_s)
+
+    def _terms_of(self, resolved: Resolved) -> Terms:
+        """A name is opened for the first time since it was looked into: take note of all its manifest states."""
+        self._pins.stated(resolved, resolved.epoch)
+        self._workspace.stated(resolved)
+        terms = Terms.of(resolved, self._keep_alive_s)
+        if len(self._terms) >= _TERMS_KEPT:
+            self._terms.clear()
+        self._terms[resolved.name] = terms
+        return terms
+
+    def _request_file(self, ask: Ask, resolved: Resolved) -> None:
+        """The artifact's own files are asked for."""
+        if resolved.in_place is None:
+            why = "its files are not as an image has them, not this user's own, or must be read first"
+            ask.answer(NotInPlaceError(f"{resolved.name} cannot be served at file: {why}; open it without a place"))
+        else:
+            self._ask(ask, resolved.in_place, FILE, IN_PLACE_STAYS)
+
+    def _ask(self, ask: Ask, key: str, place: Place, keep: KeepAlive | None) -> None:
+        workspace_bytes = self._workspace.of(key) if place.tier is TierKind.GPU else None
+        event = Requested(
+            at_s=self._clock(), key=key, place=place, waiter=ask.waiter, keep=keep, workspace_bytes=workspace_bytes
+        )
+        if self._shell.ask(ask, event) and ask.waiter.deadline_at_s is not None:
+            self._due_at(ask.waiter.deadline_at_s)
+
+    def have(self, key: str, place: Place, keep_alive_s: float | None, answer: Callable[[Outcome], None]) -> None:
+        """Have an image brought to a place, for the store's own purposes."""
+        waiter = Waiter(next(self._tickets), None, wants_lease=False, deadline_at_s=None, internal=True)
+        ask = Ask(waiter, f"key:{key[:16]}", place, answer)
+        self._ask(ask, key, place, KeepAlive(keep_alive_s))
