@@ -49,8 +49,12 @@ def hear(channel: Channel, mappings: MappedImages) -> None:
         except IndexError:  # another thread was faster
             return
         lease = event.get("lease")
-        if event["event"] == "lost" and type(lease) is int:
+        if type(lease) is not int:
+            continue
+        if event["event"] == "lost":
             mappings.lose(channel, lease, str(event.get("message", "")))
+        elif event["event"] == "upgrade":
+            mappings.upgrades.append((channel, lease, str(event.get("place")), 0))
 
 
 def tell(mappings: MappedImages, on_lost: Callable[[Loss], None] | None) -> None:

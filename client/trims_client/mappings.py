@@ -92,13 +92,15 @@ class MappedImage:
         leases: The leases held for it; the last one stays until the memory is unmapped.
         borrows: A token for each `Borrow` that is open.
         region: The device memory, if the replica lies on a device.
+        digest: The digest of the image, as granted; empty if the daemon does not know it.
+        anywhere: True if every open of it has left the place to the daemon.
         names: The names that it was opened by.
         lost: Why its owner does not have the memory any more; None while the owner has it.
     """
 
     __slots__ = (
-        "__weakref__", "_asked", "_held", "attachment", "borrows", "identity", "key", "leases", "lost", "names",
-        "place", "region",
+        "__weakref__", "_asked", "_held", "anywhere", "attachment", "borrows", "digest", "identity", "key", "leases",
+        "lost", "names", "place", "region",
     )  # fmt: skip
 
     def __init__(
@@ -112,9 +114,16 @@ class MappedImage:
         self.leases = held.leases
         self.borrows: set[object] = set()
         self.region: DeviceRegion | None = None
+        self.digest = ""
+        self.anywhere = True
         self.names: set[str] = set()
         self.lost: str | None = None
         self._asked: Channel | None = None
+
+    @property
+    def image(self) -> Image:
+        """Under which it is found."""
+        return (self.key, self.place, *self.identity)
 
     def open_device(self, export: Callable[[], Export]) -> None:
         """Open the device memory that the head describes. Raises NotSupportedError if the device is out of reach."""
@@ -193,6 +202,8 @@ class MappedImages:
         lock: Guards this object; reentrant. Never held during a request to the daemon, which may hang, because a close
             needs the lock.
         untold: Lost mappings that were not reported to the user yet.
+        upgrades: Leases whose bytes lie at a better place now, as the daemon has told: channel, lease, place, and how
+            often the lease was looked for. Events come in any thread; the watch thread sees to them.
         collect: Closes device memory that was given back or could not be closed earlier; None before device memory was
             opened.
     """
@@ -204,6 +215,7 @@ class MappedImages:
         self._by_image: dict[Image, MappedImage] = {}
         self._unborrowed: set[MappedImage] = set()
         self.untold: deque[MappedImage] = deque()
+        self.upgrades: deque[tuple[Channel, int, str, int]] = deque()
         #: Borrows of weights that were dropped without a close. Finalisers append; they must not take `lock`, under
         #: which the very mapping may be in use by the thread that they interrupt.
         self.dropped: deque[Borrow] = deque()
@@ -258,7 +270,10 @@ class MappedImages:
                 asks = [functools.partial(pages, number, file) for file in range(int(answer["files"]))]
                 return self._borrow_apart(image, lease, name, lambda: self._map_files(image, fd, nbytes, asks))
             with self.lock:
-                return self._share(image, self._by_image.get(image) or self._map(image, fd, nbytes), lease, name)
+                mapping = self._by_image.get(image) or self._map(image, fd, nbytes)
+                mapping.digest = str(answer.get("digest", ""))
+                mapping.anywhere = mapping.anywhere and answer.get("anywhere") is True
+                return self._share(mapping, lease, name)
         except BaseException as error:
             lease.give_back()
             if is_system_error(error) or isinstance(error, ValueError | KeyError | TypeError):
@@ -273,16 +288,16 @@ class MappedImages:
             with self.lock:
                 known = self._by_image.get(image)
                 if known is not None:
-                    return self._share(image, known, lease, name)
+                    return self._share(known, lease, name)
             made = make()
             with self.lock:
-                return self._share(image, made, lease, name)
+                return self._share(made, lease, name)
 
-    def _share(self, image: Image, mapping: MappedImage, lease: Lease, name: str) -> Borrow:
+    def _share(self, mapping: MappedImage, lease: Lease, name: str) -> Borrow:
         """Add one borrow to the mapping. Called under the lock."""
-        self._by_image[image] = mapping
+        self._by_image[mapping.image] = mapping
         mapping.names.add(name)
-        borrow = Borrow(self, image, mapping, lease)
+        borrow = Borrow(self, mapping, lease)
         mapping.hold(lease)
         reason = self._lost_early.pop((lease.channel, lease.number), None)
         if reason is not None:
@@ -318,7 +333,7 @@ class MappedImages:
         self.collect = _collector()
         return mapping
 
-    def give_back(self, image: Image, mapping: MappedImage, lease: Lease, token: object) -> None:
+    def give_back(self, mapping: MappedImage, lease: Lease, token: object) -> None:
         """Close one borrow. The last one unmaps; its lease stays until no view is left."""
         with self.lock:
             mapping.borrows.discard(token)
@@ -327,10 +342,60 @@ class MappedImages:
                     mapping.leases.discard(lease)
                     lease.give_back()
                 return
-            if self._by_image.get(image) is mapping:
-                del self._by_image[image]
+            if self._by_image.get(mapping.image) is mapping:
+                del self._by_image[mapping.image]
                 self._unborrowed.add(mapping)
         mapping.close()
+
+    def find(self, channel: Channel, number: int) -> MappedImage | None:
+        """The mapping that a lease keeps; None if its grant is not mapped yet, or not any more."""
+        with self.lock:
+            return next((each for each in self.held() if each.lease_of(channel, number) is not None), None)
+
+    def exchange(self, mapping: MappedImage, channel: Channel, answer: Message, fd: int) -> bool:
+        """Put granted memory under a mapping of the same bytes; views stay valid.
+
+        The leases that the channel has granted for it so far are given back, or the new one if nothing was changed.
+
+        Args:
+            mapping: What is mapped.
+            channel: The connection that granted.
+            answer: The grant.
+            fd: The descriptor that came with the grant; it stays the caller's.
+
+        Raises:
+            ImageError, OSError: The memory cannot be mapped; the new lease is given back.
+        """
+        lease = Lease(channel, int(answer["lease"]))
+        exchanged = False
+        try:
+            status = os.fstat(fd)
+            with self.lock:
+                same = answer.get("key") == mapping.key and answer.get("digest") == mapping.digest != ""
+                if same and mapping.anywhere and mapping.lost is None and mapping.region is None:
+                    exchanged = mapping.attachment.exchange(fd)
+                if exchanged:
+                    self._moved(mapping, str(answer["place"]), (status.st_dev, status.st_ino), lease)
+        finally:
+            if not exchanged:
+                lease.give_back()
+        return exchanged
+
+    def _moved(self, mapping: MappedImage, place: str, identity: tuple[int, int], lease: Lease) -> None:
+        """Other memory lies under a mapping now. Called under the lock."""
+        found = self._by_image.get(mapping.image) is mapping
+        if found:
+            del self._by_image[mapping.image]
+        mapping.place, mapping.identity = place, identity
+        before = list(mapping.leases)
+        mapping.hold(lease)
+        for each in before:
+            mapping.leases.discard(each)
+            each.give_back()
+        if found and mapping.image not in self._by_image:
+            self._by_image[mapping.image] = mapping
+        else:  # the session has the memory mapped a second time: later opens share that mapping
+            self._unborrowed.add(mapping)
 
     def close_dropped(self) -> None:
         """Close what was dropped without a close."""
@@ -346,7 +411,7 @@ class MappedImages:
         The memory stays mapped, but later opens do not share this mapping.
         """
         with self.lock:
-            mapping = next((each for each in self.held() if each.lease_of(channel, number) is not None), None)
+            mapping = self.find(channel, number)
             if mapping is None:
                 # Either the lease is being given back, and the loss does not matter, or its grant is not mapped yet.
                 if number not in channel.owed:
@@ -396,9 +461,8 @@ def _collector() -> Callable[[], object]:
 class Borrow:
     """The share of one `Weights` in a mapping; the counterpart of an Attachment with a single user."""
 
-    def __init__(self, owner: MappedImages, image: Image, mapping: MappedImage, lease: Lease) -> None:
+    def __init__(self, owner: MappedImages, mapping: MappedImage, lease: Lease) -> None:
         self._owner = owner
-        self._image = image
         self._mapping: MappedImage | None = mapping
         self._lease = lease
         self._token = object()
@@ -424,6 +488,12 @@ class Borrow:
         return self._open().region
 
     @property
+    def place(self) -> str | None:
+        """Where the memory lies now; None after `close`."""
+        mapping = self._mapping
+        return None if mapping is None else mapping.place
+
+    @property
     def lost(self) -> str | None:
         """See `MappedImage.lost`; None after `close`."""
         mapping = self._mapping
@@ -433,7 +503,7 @@ class Borrow:
         """Give this share back. Idempotent."""
         mapping, self._mapping = self._mapping, None
         if mapping is not None:
-            self._owner.give_back(self._image, mapping, self._lease, self._token)
+            self._owner.give_back(mapping, self._lease, self._token)
 
     def drop(self) -> None:
         """Have it closed within a second. For a finaliser: takes no lock."""

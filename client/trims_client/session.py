@@ -76,6 +76,9 @@ class Session:
             each name, either in the session's watch thread, within about a second, or in a thread that makes a
             request. What it raises is logged.
         wait_s: Seconds to wait for a daemon that is just being started.
+        upgrade: Whether weights that were opened without a place, and are mapped from an image on disk, move to shared
+            memory when the image is brought there: about a second later, at the same addresses, under running readers.
+            `Weights.place` says so then. False keeps them where they were granted.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Session:
         agent: str = "",
         on_lost: Callable[[Loss], None] | None = None,
         wait_s: float = 0.0,
+        upgrade: bool = True,
     ) -> None:
         if fallback not in _FALLBACKS:
             raise CallerError(f"fallback is {fallback!r}; it must be None or 'load'")
@@ -93,6 +97,7 @@ class Session:
         self._path = f"{folder}/{ATTACH_SOCKET}"
         self._fallback = fallback
         self._on_lost = on_lost
+        self._upgrades = upgrade
         self._mappings = MappedImages()
         agent = agent or f"python {os.path.basename(sys.argv[0]) or '-'}"
         self._connection = Connection(self._path, agent, self._mappings)
@@ -352,6 +357,17 @@ class Session:
             self._mappings.collect()
         self._connection.flush()
 
+    def _upgrade(self) -> None:
+        """Move weights whose bytes lie at a better place now. For the watch thread: it asks. Never raises."""
+        channel = self._channel
+        if channel is not None and self._mappings.upgrades:
+            if self._upgrades:
+                from trims_client import upgrades
+
+                upgrades.upgrade(channel, self._mappings)
+            else:
+                self._mappings.upgrades.clear()
+
     def _settle(self) -> None:
         """Wait until the daemon has processed the close, so that an immediate evict succeeds. Never raises."""
         if self._mappings.collect is not None:
@@ -433,6 +449,7 @@ def connect(
     agent: str = "",
     on_lost: Callable[[Loss], None] | None = None,
     wait_s: float = 0.0,
+    upgrade: bool = True,
 ) -> Session:
     """Connect to the daemon of this machine; see `Session`.
 
@@ -440,4 +457,4 @@ def connect(
         with trims.connect(wait_s=10) as session, session.open("bert") as weights:
             print(sorted(weights))
     """
-    return Session(runtime_dir, fallback=fallback, agent=agent, on_lost=on_lost, wait_s=wait_s)
+    return Session(runtime_dir, fallback=fallback, agent=agent, on_lost=on_lost, wait_s=wait_s, upgrade=upgrade)

@@ -44,6 +44,10 @@ class Watched(Protocol):
         """Give back what finalisers left."""
         ...
 
+    def _upgrade(self) -> None:
+        """Move weights to better places."""
+        ...
+
 
 def watch(reference: Callable[[], Watched | None], gate: threading.Lock) -> None:
     """Wait for the connection to end, then connect again, for as long as the session lives.
@@ -65,6 +69,7 @@ def watch(reference: Callable[[], Watched | None], gate: threading.Lock) -> None
             waits = channel is not None and not channel.broken
             if waits:
                 session._flush()
+                session._upgrade()
             elif _connects(session):
                 continue
             session = None

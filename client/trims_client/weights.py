@@ -57,6 +57,11 @@ class Attached(Protocol):
         ...
 
     @property
+    def place(self) -> str | None:
+        """Where the memory lies now; None if that does not change, or is not known any more."""
+        ...
+
+    @property
     def lost(self) -> str | None:
         """Why its owner does not have the memory any more; None while the owner has it."""
         ...
@@ -85,7 +90,6 @@ class Weights(Mapping[str, "NDArray[Any]"]):
 
     Attributes:
         name: The name or path that the model was opened by.
-        place: The place of the replica: `cpu`, or `gpu:N`, whose tensors `on_device` gives.
         shared: False if these bytes are a private local copy. That happens only if a fallback was asked for.
         warm: True if the replica was resident at the open, which therefore waited for no load.
         fell_back: Why the replica does not lie at the preferred place, as `place: reason`; None if it does.
@@ -105,7 +109,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         on_report: Callable[[int], None] | None = None,
     ) -> None:
         self.name = name
-        self.place = place
+        self._place = place
         self.shared = shared
         self.warm = warm
         self.trusted = trusted
@@ -160,6 +164,17 @@ class Weights(Mapping[str, "NDArray[Any]"]):
     def program(self) -> Program | None:
         """The graph without weights, if the model has one."""
         return self.view.program()
+
+    @property
+    def place(self) -> str:
+        """The place of the replica: `cpu`, `disk`, `file`, or `gpu:N`, whose tensors `on_device` gives.
+
+        Weights that were opened without a place may move from `disk` to `cpu` while they are open (see `connect`).
+        """
+        moved = self._attachment.place
+        if moved is not None:
+            self._place = moved
+        return self._place
 
     @property
     def device(self) -> str | None:

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trims.core.place import FILE, Place, TierKind
+from trims.core.place import DISK, FILE, Place, TierKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -194,6 +194,12 @@ class Judge:
         patient = (asked.deadline_s is not None and not message.startswith("no room at")) or in_time
         self.check(patient or code != "capacity", f"not waited as long as was said: {message}")
         self.check("stopped" not in message, f"a request was refused for work that was superseded: {message}")
+
+    def upgraded(self, lease: int, key: str) -> None:
+        """A session was told that the image of its lease lies at a better place."""
+        held = self.leases.get(lease)  # None before the grant is sent
+        known = held is None or (held.place is DISK and held.key == key)
+        self.check(known, f"lease {lease} is said to lie better at cpu, and it is {held}")
 
     def closed(self, session: int, lease: int) -> None:
         """The daemon has read that a client gives a lease back."""

@@ -85,6 +85,8 @@ class Client:
     over: bool = False
     inbox: deque[dict[str, Any]] = field(default_factory=deque)
     leases: list[int] = field(default_factory=list)
+    #: By the number of the request for a lease at a better place: the lease that it takes the place of.
+    upgrades: dict[int, int] = field(default_factory=dict)
     next_id: int = 0
 
     def watch_process(self) -> bool:
@@ -250,6 +252,7 @@ class World:
         store.watchers.tell = self.judge.changed  # type: ignore[method-assign]
         store._shell._bindings[_changed()] = self.judge.changed  # type: ignore[assignment]
         store.device_leases.tell_losses_to(self._lost)
+        store.tell_upgrades_to(self._upgraded)
 
     def _can_be_mapped(self, event: Requested) -> bool:
         found = [self.store.residency.find(event.key, place) for place in (CPU, DISK)]
@@ -364,6 +367,11 @@ class World:
             self.judge.check(there, f"{extent.label} is granted, and its memory is gone")
             self.judge.granted(client.number, message, extent, self.files.open[fd].content)
             client.leases.append(message["lease"])
+            before = client.upgrades.pop(message["id"], None)
+            if before in client.leases:
+                self.happened["upgrades"] += 1
+                client.leases.remove(before)
+                self.ask(client, {"op": "close", "lease": before})
         elif "closed" not in message and "id" in message:
             self.judge.answered(client.number, message["id"])
 
@@ -375,6 +383,14 @@ class World:
     def _lost(self, lease: Lease, reason: str) -> None:
         del reason
         self.judge.lost(lease.number)
+
+    def _upgraded(self, lease: Lease) -> None:
+        """A session is told that an image it reads from disk lies in memory: it moves there, or does not listen."""
+        self.judge.upgraded(lease.number, lease.key)
+        client = next((each for each in self.clients if each.number == lease.session), None)
+        if client is not None and self.choices.chance(2):
+            self.ask(client, {"op": "resume", "key": lease.key, "place": "cpu"})
+            client.upgrades[client.next_id - 1] = lease.number
 
     def hang_up(self, client: Client) -> None:
         """A client's process has ended, and the door notices."""

@@ -29,6 +29,7 @@ class _Attached:
     """A head on the host, in which all tensors are zeros, and the memory they really lie in."""
 
     lost = None
+    place = None
 
     def __init__(self, head: Attachment, region: DeviceRegion) -> None:
         self._head = head

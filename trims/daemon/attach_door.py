@@ -29,6 +29,7 @@ from trims.core.errors import (
     TrimsError,
     is_system_error,
 )
+from trims.core.place import CPU
 from trims.daemon.clients import Connection, Unsent
 from trims.daemon.requests import Requests
 from trims.daemon.sockets import SocketName
@@ -117,6 +118,7 @@ class AttachDoor:
         self._thread = threading.Thread(target=self._run, name="trims-attach-door", daemon=True)
         leases = store.device_leases
         leases.tell_losses_to(self._lost)
+        store.tell_upgrades_to(self._upgraded)
 
     def start(self) -> None:
         """Bind and begin to serve."""
@@ -395,6 +397,14 @@ class AttachDoor:
             return
         if connection := self._connections.get(lease.session):
             self._send(connection, {"event": "lost", "lease": lease.number, "message": shortened(reason)})
+
+    def _upgraded(self, lease: Lease) -> None:
+        """The image of a lease on disk lies in shared memory, too."""
+        if threading.current_thread() is not self._thread:
+            self.run(lambda: self._upgraded(lease))
+            return
+        if connection := self._connections.get(lease.session):
+            self._send(connection, {"event": "upgrade", "lease": lease.number, "place": str(CPU)})
 
     def _send(self, connection: Connection, message: Message, fd: int = -1) -> None:
         unsent = Unsent(encode(message), fd)

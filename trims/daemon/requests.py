@@ -17,7 +17,7 @@ from trims.core.errors import (
     PermissionDeniedError,
     TrimsError,
 )
-from trims.core.place import ANYWHERE, Place
+from trims.core.place import ANYWHERE, DISK, Place
 from trims.memory.cuda.drivers import export_message
 from trims.store.asks import Granted, Outcome, log_failure
 from trims.store.catalog import FILE_PREFIX
@@ -82,6 +82,8 @@ class Requests:
                 if outcome.export is not None:
                     self._check_device_grant(connection, outcome)
                 self._send(connection, grant_message(request_id, outcome), outcome.fd)
+                if outcome.place is DISK and not outcome.anywhere:
+                    self._store.taken_up(connection.number, outcome.key)
         except TrimsError as error:
             self._send(connection, error_message(error, request_id))
 
@@ -165,6 +167,7 @@ def grant_message(request_id: int, granted: Granted) -> Message:
         "warm": granted.warm,
         **({"device": granted.export.device} if granted.export else {}),
         **({"files": granted.files} if granted.files else {}),
+        **({"anywhere": True} if granted.anywhere else {}),
     }
 
 

@@ -43,7 +43,8 @@ class Attachment:
         for part in pages:
             _check_pages(part, nbytes)
         self.nbytes = nbytes
-        self._close_fds = weakref.finalize(self, _close_all, fds := [])
+        self._fds: list[int] = []
+        self._close_fds = weakref.finalize(self, _close_all, fds := self._fds)
         fds.append(os.dup(fd))
         self._fd = fds[0]
         self._pages: list[Pages] = []
@@ -54,7 +55,8 @@ class Attachment:
         self._live = _Live(on_release)
         self._closed = False
         try:
-            self._shared: FileMapping | None = self._live.map(self._fd, nbytes, self._pages)
+            self._mapped = self._live.map(self._fd, nbytes, self._pages)
+            self._shared: FileMapping | None = self._mapped
         except BaseException:
             self._close_fds()
             raise
@@ -88,9 +90,47 @@ class Attachment:
         return
 
     @property
+    def place(self) -> None:
+        """Only its owner knows."""
+        return
+
+    @property
     def lost(self) -> None:
         """A mapped file stays whole whichever process dies."""
         return
+
+    def exchange(self, fd: int) -> bool:
+        """Map the same bytes from another file instead, at the same addresses; views stay valid.
+
+        Args:
+            fd: A readable descriptor; it is duplicated, the caller keeps its own.
+
+        Returns:
+            False if nothing was changed: a copy-on-write mapping of the present file is alive, all memory is unmapped,
+            or the mapping is of a kind that cannot be exchanged (see `FileMapping.exchange`).
+
+        Raises:
+            ImageError: The file is too short.
+            OSError: The kernel refused.
+        """
+        held = os.fstat(fd).st_size
+        if held < self.nbytes:
+            raise ImageError(f"the segment has {held} bytes, the image {self.nbytes}")
+        with self._lock:
+            if self._live.mappings != 1:
+                return False
+            fds = [] if self._closed else [os.dup(fd)]  # before: afterwards nothing may fail
+            exchanged = False
+            try:
+                exchanged = self._mapped.exchange(fd)
+            finally:
+                if not exchanged:
+                    _close_all(fds)
+            if fds and exchanged:
+                before, self._fd = self._fd, fds[0]
+                self._fds[:] = fds
+                os.close(before)
+            return exchanged
 
     def close(self) -> None:
         """Give the mappings up. Views that are still alive stay readable and delay the release. Idempotent."""
@@ -133,6 +173,11 @@ class _Live:
     def __init__(self, on_release: Callable[[], None] | None) -> None:
         self._tokens: set[object] = set()
         self._on_release = on_release
+
+    @property
+    def mappings(self) -> int:
+        """How many are left."""
+        return len(self._tokens)
 
     def map(self, fd: int, nbytes: int, pages: Sequence[Pages], *, private: bool = False) -> FileMapping:
         token = object()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LARGE_PAGE_BYTES = 2 << 20
 #: Below this, aligning costs as much as it saves.
 _WORTH_BYTES = 16 << 20
-_FIXED, _NO_RESERVE = 0x10, 0x4000
+_FIXED, _NO_RESERVE, _POPULATE = 0x10, 0x4000, 0x8000
 
 
 class Pages(NamedTuple):
@@ -70,10 +70,15 @@ class FileMapping:
         prot = mmap.PROT_READ | (mmap.PROT_WRITE if write or private else 0)
         flags = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
         self._writable = write or private
+        self._nbytes = nbytes
+        #: The memory, if another file can be put under it.
+        self._exchanged: Callable[[], ctypes.Array[ctypes.c_ubyte] | None] = lambda: None
         #: What the views keep alive; the memory goes with it.
         self._owner: mmap.mmap | ctypes.Array[ctypes.c_ubyte] | None
         if pages or (nbytes >= _WORTH_BYTES if align is None else align):
             self._owner = _map_aligned(fd, nbytes, (prot, flags), pages, on_unmap)
+            if not (write or private or pages):
+                self._exchanged = weakref.ref(self._owner)
         else:
             self._owner = mmap.mmap(fd, nbytes, flags=flags, prot=prot)
             if on_unmap is not None:
@@ -96,6 +101,32 @@ class FileMapping:
         if isinstance(self._owner, mmap.mmap):
             return whole
         return whole.cast("B") if self._writable else whole.cast("B").toreadonly()
+
+    def exchange(self, fd: int) -> bool:
+        """Map another file with the same bytes instead, at the same addresses, in one step of the kernel.
+
+        A reader sees the old pages or the new ones; its views stay valid. Possible until the last view is gone, also
+        after `close`.
+
+        Args:
+            fd: Open for reading; the mapping does not need it afterwards. The file has the same bytes, and not fewer:
+                reading pages that a file does not have kills the process.
+
+        Returns:
+            False if this mapping cannot be exchanged: it can be written, is not aligned, consists of several files, or
+            is unmapped.
+
+        Raises:
+            OSError: The kernel refused.
+        """
+        memory = self._exchanged()  # held until the end: it would else be unmapped, and its addresses be another's
+        if memory is None:
+            return False
+        import ctypes
+
+        how = (mmap.PROT_READ, mmap.MAP_SHARED | _FIXED | _POPULATE)
+        _checked(c_library().mmap(ctypes.addressof(memory), self._nbytes, *how, fd, 0))
+        return True
 
     def close(self) -> None:
         """Unmap now if no view is left; otherwise the last view's end does. Idempotent."""

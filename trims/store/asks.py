@@ -29,6 +29,7 @@ class Granted:
         warm: True if the replica was there when the open came.
         export: What lets a borrower open a device's memory; None on the host. Its descriptor stays the store's, too.
         files: How many files of the artifact hold the tensors; 0 if they lie in the replica's own memory.
+        anywhere: Neither the request nor the manifest named a place.
     """
 
     lease: int
@@ -41,6 +42,7 @@ class Granted:
     warm: bool
     export: Export | None = None
     files: int = 0
+    anywhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ class Ask:
     resolved: Resolved | None = None
     retried: bool = False
     only_look: bool = False
+
+    @property
+    def names_no_place(self) -> bool:
+        """True if neither the request nor the manifest names a place."""
+        return self.place is None and self.resolved is not None and self.resolved.manifest.residency.place is None
 
     @property
     def anywhere(self) -> bool:

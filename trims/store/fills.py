@@ -1,11 +1,11 @@
-"""What follows from a fill, besides the books: the catalog remembers it, and an expensive image is kept on disk."""
+"""What follows from a fill, besides the books: the catalog remembers it, readers move, an expensive image is kept."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
 
-from trims.core.place import DISK, FILE
+from trims.core.place import CPU, DISK, FILE
 from trims.core.replica import ReplicaId, State
 from trims.store.adoption import seal_identity
 from trims.store.asks import log_failure
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from trims.core.residency import Residency
     from trims.store.asks import Outcome
     from trims.store.catalog import Catalog
-    from trims.store.resolve import Resolved
     from trims.store.runner import Runner
+    from trims.store.shell import Shell
     from trims.tiers.base import Tier
 
 log = logging.getLogger(__name__)
@@ -33,31 +33,31 @@ class Fills:
 
     Args:
         residency: The books.
+        shell: Knows images and leases; tells sessions.
         runner: Has the memory.
         catalog: Remembers.
         tiers: By place.
         counters: What is counted for operators.
-        image: What is known of an image, by its key.
         have: Brings an image to a place: key, place, keep-alive, callback for the outcome.
     """
 
     def __init__(
         self,
         residency: Residency,
+        shell: Shell,
         runner: Runner,
         catalog: Catalog,
         tiers: Mapping[Place, Tier],
         *,
         counters: Counter[str],
-        image: Callable[[str], Resolved | None],
         have: Callable[[str, Place, float | None, Callable[[Outcome], None]], None],
     ) -> None:
         self._residency = residency
+        self._shell = shell
         self._runner = runner
         self._catalog = catalog
         self._tiers = tiers
         self._counters = counters
-        self._image = image
         self._have = have
 
     def remember(self, event: Filled) -> None:
@@ -74,7 +74,7 @@ class Fills:
         extent = self._runner.sealed.get(ReplicaId(event.key, event.place, event.generation))
         if extent is not None and (self._tiers[event.place].hash_on_adoption or event.place == DISK):
             self._catalog.remember_seal(extent.label, seal_identity(extent))
-        resolved = self._image(event.key)
+        resolved = self._shell.image(event.key)
         replica = self._residency.find(event.key, event.place)
         if resolved is None or replica is None:
             return
@@ -82,9 +82,15 @@ class Fills:
             record = ImageRecord(event.key, resolved.name, resolved.recipe, replica.nbytes, event.cost_s)
             self._catalog.remember_image(record)
 
-    def keep(self, event: Filled) -> None:
+    def follow(self, event: Filled) -> None:
+        """Do what follows from a fill once its waiters were answered."""
+        if event.place is CPU:
+            self._tell_readers(event)
+        self._keep(event)
+
+    def _keep(self, event: Filled) -> None:
         """Keep the image on disk if it was expensive to make."""
-        resolved = self._image(event.key)
+        resolved = self._shell.image(event.key)
         replica = self._residency.find(event.key, event.place)
         if resolved is None or replica is None or event.place is FILE:
             return
@@ -93,3 +99,8 @@ class Fills:
         wanted = is_kept(resolved) and event.place != DISK and DISK in self._tiers
         if wanted and (on_disk is None or on_disk.state in (State.DRAINING, State.FREEING)):
             self._have(event.key, DISK, None, log_failure(f"{resolved.name} is not kept on disk"))
+
+    def _tell_readers(self, event: Filled) -> None:
+        """An image lies in shared memory now: sessions that read it from disk may move there."""
+        for lease in self._shell.upgradable(event.key):
+            self._shell.upgraded(lease)

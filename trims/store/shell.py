@@ -42,8 +42,8 @@ from trims.core.events import (
     Requested,
     SessionEnded,
 )
-from trims.core.place import DISK
-from trims.core.replica import ReplicaId
+from trims.core.place import CPU, DISK
+from trims.core.replica import ReplicaId, State
 from trims.store.asks import Ask, Granted, Loaded, session_ended
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ class Shell:
             error is its answer.
         filled: Takes every fill that succeeded, after its waiters were answered; called without the lock.
         lost: Takes every lease that ended because its memory is gone, and why; called without the lock.
+        upgraded: Takes leases on disk whose image has come to lie in shared memory; called without the lock.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Shell:
         self.again: Callable[[Ask, TrimsError], None] = lambda ask, error: ask.answer(error)
         self.filled: Callable[[Filled], None] = lambda event: None  # noqa: ARG005 - nothing follows
         self.lost: Callable[[Lease, str], None] = _log_loss
+        self.upgraded: Callable[[Lease], None] = lambda lease: None  # noqa: ARG005 - the lease is good as it is
         self._session_numbers = itertools.count(1)
         self._sessions: set[int] = set()
         #: By ticket. Each has a waiter of that ticket in the books until it is taken to be answered.
@@ -231,6 +233,18 @@ class Shell:
                 return None
             return self._runner.sealed.get(ReplicaId(found.key, found.place, found.generation))
 
+    def upgradable(self, key: str, session: int | None = None) -> list[Lease]:
+        """Leases on disk of an image whose same bytes lie in shared memory: all, or those of one session."""
+        with self.lock:
+            on_disk, in_memory = (self._residency.find(key, place) for place in (DISK, CPU))
+            if on_disk is None or in_memory is None or in_memory.state is not State.SEALED:
+                return []
+            extents = [self._runner.sealed.get(each.id) for each in (on_disk, in_memory)]
+            if None in extents or len({extent.digest for extent in extents if extent is not None}) > 1:
+                return []
+            leases = [self._residency.leases.by_number[number] for number in on_disk.leases]
+            return [lease for lease in leases if session in (None, lease.session)]
+
     def is_resident(self, key: str, place: Place) -> bool:
         """True if the image is sealed there now."""
         with self.lock:
@@ -286,6 +300,7 @@ class Shell:
             it.warm,
             extent.export,
             len(extent.pages),
+            extent.place is DISK and ask.names_no_place,
         )
         return partial(ask.answer, granted)
 

@@ -56,6 +56,7 @@ from trims.tiers.base import DeviceTier
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from trims.core.lease import Lease
     from trims.core.policy import Policy
     from trims.core.replica import ReplicaId
     from trims.formats.base import Limits
@@ -199,14 +200,14 @@ class Store:
         self.open, self.load, self.resume = opens.open, opens.load, opens.resume
         self._fills = Fills(
             self.residency,
+            self._shell,
             self.runner,
             catalog,
             self.tiers,
             counters=self.counters,
-            image=self._shell.image,
             have=opens.have,
         )
-        self._shell.again, self._shell.filled = opens.again, self._fills.keep
+        self._shell.again, self._shell.filled = opens.again, self._fills.follow
         self.device_leases = DeviceLeases(
             devices,
             self._shell,
@@ -290,6 +291,15 @@ class Store:
         stated = [json.loads(text)["residency"]["keep_alive_s"] for text in self.catalog.manifests_of(key)]
         longest = None if None in stated else max(stated, default=None)
         return longest if longest is not None else self._keep_alive_s
+
+    def tell_upgrades_to(self, tell: Callable[[Lease], None]) -> None:
+        """Have `tell` called with each lease on disk whose image has come to lie in shared memory."""
+        self._shell.upgraded = tell
+
+    def taken_up(self, session: int, key: str) -> None:
+        """A session holds an image on disk again, as before a restart: it may lie in shared memory meanwhile."""
+        for lease in self._shell.upgradable(key, session):
+            self._shell.upgraded(lease)
 
     def close(self, session: int, lease: int) -> None:
         """Give a lease back. Idempotent; another session's lease is not touched.

@@ -202,3 +202,75 @@ def test_pages_of_other_files_lie_over_the_first_until_the_last_view_is_gone(tmp
     assert not gone, "a private view is left"
     del private
     assert gone
+
+
+@pytest.fixture
+def another() -> Iterator[int]:
+    """Other bytes of the same length, so that it shows which file is mapped."""
+    fd = os.memfd_create("trims-another")
+    os.write(fd, b"x" * NBYTES)
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapping, "_WORTH_BYTES", 1)
+
+
+@pytest.mark.usefixtures("aligned")
+def test_an_exchange_reaches_views_and_later_private_copies_and_leaves_no_descriptor(
+    attach: Callable[[], tuple[Attachment, list[int]]], another: int
+) -> None:
+    made, released = attach()
+    view, descriptors = made.data, len(os.listdir("/proc/self/fd"))
+    assert made.exchange(another)
+    assert bytes(view) == bytes(made.private_data()) == b"x" * NBYTES
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    made.close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors - 1
+    del view
+    gc.collect()
+    assert released == [1]
+
+
+@pytest.mark.usefixtures("aligned")
+def test_nothing_is_exchanged_while_a_private_copy_of_the_old_bytes_is_alive(
+    attach: Callable[[], tuple[Attachment, list[int]]], another: int
+) -> None:
+    made, _ = attach()
+    private = made.private_data()
+    assert not made.exchange(another)
+    assert bytes(made.data) == bytes(private)
+    del private
+    gc.collect()
+    assert made.exchange(another)
+    made.close()
+
+
+@pytest.mark.usefixtures("aligned")
+def test_a_closed_attachment_is_exchanged_while_a_view_is_left(
+    attach: Callable[[], tuple[Attachment, list[int]]], another: int
+) -> None:
+    made, released = attach()
+    view = made.data
+    made.close()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    assert made.exchange(another)
+    assert bytes(view[:2]) == b"xx"
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    del view
+    gc.collect()
+    assert released == [1]
+    assert not made.exchange(another)
+
+
+def test_a_file_that_is_too_short_is_not_exchanged_for_the_present_one(
+    attach: Callable[[], tuple[Attachment, list[int]]],
+) -> None:
+    made, _ = attach()
+    fd = os.memfd_create("trims-short")
+    with pytest.raises(ImageError, match="the segment has 0 bytes"):
+        made.exchange(fd)
+    os.close(fd)
+    made.close()

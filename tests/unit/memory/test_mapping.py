@@ -106,3 +106,35 @@ def test_a_closed_mapping_gives_no_view_and_tells_once_that_it_is_gone(segment: 
 def test_more_than_the_file_has_is_refused_by_the_kernel(segment: int) -> None:
     with pytest.raises(ValueError, match="greater than file size"):
         FileMapping(segment, NBYTES + mmap.PAGESIZE, align=False)
+
+
+def test_another_file_is_put_under_an_aligned_mapping_and_its_views(segment: int) -> None:
+    with tempfile.TemporaryFile(dir=SHM) as other:
+        os.write(segment, b"old")
+        other.write(b"new")
+        other.truncate(NBYTES)
+        mapped = FileMapping(segment, NBYTES, align=True)
+        view, address = mapped.view(), mapped.address
+        assert mapped.exchange(other.fileno())
+        assert (bytes(view[:3]), mapped.address) == (b"new", address)
+        mapped.close()
+        assert mapped.exchange(segment), "a view is left"
+        assert bytes(view[:3]) == b"old"
+        del view
+        assert not mapped.exchange(segment), "nothing is mapped any more"
+
+
+@pytest.mark.parametrize("how", [{"align": False}, {"write": True}, {"private": True}])
+def test_mappings_that_can_be_written_or_are_not_aligned_are_not_exchanged(how: dict[str, bool], segment: int) -> None:
+    mapped = FileMapping(segment, NBYTES, **{"align": True, **how})
+    assert not mapped.exchange(segment)
+    mapped.close()
+
+
+def test_a_file_that_cannot_be_read_is_not_put_under_a_mapping(segment: int) -> None:
+    os.write(segment, b"old")
+    mapped = FileMapping(segment, NBYTES, align=True)
+    view = mapped.view()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        mapped.exchange(-1)
+    assert bytes(view[:3]) == b"old"

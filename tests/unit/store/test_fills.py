@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from looking import WAIT_S, Asker, states, wait_until
 
+from trims.core.place import CPU, DISK
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -43,3 +45,17 @@ def test_a_catalog_that_cannot_remember_a_fill_fails_no_request(
     monkeypatch.setattr(daemon.store.catalog, "remember_seal", breaks)
     assert asker.open(model()).nbytes > 0
     assert daemon.store.catalog.image(asker.open("m").key) is None
+
+
+def test_readers_of_an_image_on_disk_are_told_when_it_is_filled_in_memory(
+    daemon: Daemon, asker: Asker, model: Callable[..., str]
+) -> None:
+    told: list[int] = []
+    daemon.store.tell_upgrades_to(lambda lease: told.append(lease.number))
+    on_disk = asker.open(model(), place=DISK)
+    assert told == []
+    asker.open("m", place=CPU)
+    wait_until(lambda: told == [on_disk.lease], "it is not told")
+    daemon.store.taken_up(asker.session, on_disk.key)
+    daemon.store.taken_up(asker.session + 1, on_disk.key)
+    assert told == [on_disk.lease, on_disk.lease]

@@ -21,7 +21,7 @@ from trims.core.errors import (
     ModelNotFoundError,
     TrimsError,
 )
-from trims.core.events import EvictRequested, Filled, PlaceLost, Requested
+from trims.core.events import Closed, EvictRequested, Filled, PlaceLost, Requested
 from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, Place
 from trims.core.policy import LeastRecentlyUsed
@@ -290,3 +290,18 @@ def test_waiting_for_a_change_of_the_books_ends_when_it_holds_or_with_the_time(b
     done.start()
     assert bench.shell.wait_for(lambda: bool(bench.residency.leases.by_number), 60.0)
     done.join()
+
+
+def test_leases_on_disk_can_be_upgraded_once_the_same_bytes_lie_in_memory(bench: Bench) -> None:
+    on_disk = bench.opened(DISK)
+    assert bench.shell.upgradable(KEY) == []
+    in_memory = bench.opened(CPU)
+    assert [lease.number for lease in bench.shell.upgradable(KEY)] == [on_disk.lease]
+    assert [lease.number for lease in bench.shell.upgradable(KEY, bench.session)] == [on_disk.lease]
+    assert bench.shell.upgradable(KEY, bench.session + 1) == []
+    (extent,) = [each for each in bench.runner.sealed.values() if each.place is CPU]
+    extent.digest = "of other bytes"
+    assert bench.shell.upgradable(KEY) == []
+    bench.shell.feed(Closed(at_s=bench.now, lease=in_memory.lease, session=bench.session))
+    bench.shell.feed(EvictRequested(at_s=bench.now, key=KEY, place=CPU, drain=False))
+    assert bench.shell.upgradable(KEY) == []
