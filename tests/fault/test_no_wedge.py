@@ -343,10 +343,10 @@ def long_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Files of more than 50 KB are long, and reading them takes until the event is set, or no request wants it."""
     go_on, real = threading.Event(), resolve._read_digests
 
-    def read(file: Path, *, with_sha256: bool, wanted: Callable[[], bool]) -> tuple[str, str | None]:
-        while "long" in file.name and wanted() and not go_on.wait(0.01):
+    def read(file: Path, *, with_sha256: bool, reading: resolve.Reading) -> tuple[str, str | None]:
+        while "long" in file.name and reading.wanted() and not go_on.wait(0.01):
             continue
-        return real(file, with_sha256=with_sha256, wanted=wanted)
+        return real(file, with_sha256=with_sha256, reading=reading)
 
     monkeypatch.setattr(resolve, "_HASH_HERE_BYTES", 50_000)
     monkeypatch.setattr(resolve, "_read_digests", read)

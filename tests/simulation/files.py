@@ -70,18 +70,25 @@ class SimBytes:
         if self.open[fd].nbytes != nbytes or not self.open[fd].content.startswith("image of "):
             raise ImageError("it is no image")
 
-    def digest(self, fd: int, nbytes: int) -> str:
+    def digest(self, fd: int, nbytes: int, behind: object = None) -> str:
         """See `HostBytes`."""
-        del nbytes
+        del nbytes, behind
         return digest_of(self.open[fd].content)
 
     digest_of_untrusted = digest
 
     def copy(
-        self, source_fd: int, target_fd: int, nbytes: int, on_progress: Callable[[int], None], pages: object
+        self,
+        source_fd: int,
+        target_fd: int,
+        nbytes: int,
+        on_progress: Callable[[int], None],
+        pages: object,
+        *,
+        behind: object = None,
     ) -> None:
         """See `HostBytes`; fails in the middle now and then."""
-        del pages
+        del pages, behind
         source = self.open[source_fd]
         if self._choices.chance(24):
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -35,6 +35,8 @@ _FLAGS = {
     "converter-memory-bytes": "private memory of a converter child (default: 16GiB)",
     "converter-time-s": "seconds a conversion may take (default: 600)",
     "converters": "conversions that run at once (default: 2)",
+    "behind-bytes-per-s": "bandwidth of hashing and copying that no request waits for, such as 1GiB; 0 for no limit "
+    "(default: 512MiB)",
     "workers": "loads that run at once (default: as many as processors, 2 to 8)",
     "socket-mode": "permissions of the attach socket, octal (default: 600, this user only)",
     "max-sessions": "clients that may be connected at once (default: 4096, fewer if the limit of open files is low)",

@@ -432,7 +432,9 @@ class Admission:
         if source is not None:
             ledger.lend(source, replica)
         ledger.step(replica, State.FILLING, at_s, f"room found, source {replica.source or 'artifact'}")
-        ledger.outbox.fill(replica)
+        earned = ledger.promotions.earned
+        awaited = any(not (each.internal or each.ticket in earned) for each in replica.waiters.values())
+        ledger.outbox.fill(replica, behind=not awaited)
 
     # -- eviction --------------------------------------------------------------------------------------------------
 

@@ -248,13 +248,17 @@ class Measure(NamedTuple):
 
 
 class Fill(NamedTuple):
-    """Fill the replica from `source`, or from the planned conversion if None; answer with Filled or FillFailed."""
+    """Fill the replica from `source`, or from the planned conversion if None; answer with Filled or FillFailed.
+
+    `behind`: no request waits for it, only the store or residency itself.
+    """
 
     key: str
     place: Place
     generation: int
     source: Place | None
     nbytes: int
+    behind: bool
 
 
 class Abandon(NamedTuple):

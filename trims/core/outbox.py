@@ -45,14 +45,15 @@ class Outbox:
         """The last waiter of the queued replica left."""
         self.instructions.append(Abandon(key=replica.key, place=replica.place, generation=replica.generation))
 
-    def fill(self, replica: Replica) -> None:
-        """There is room: fill the replica from its source."""
+    def fill(self, replica: Replica, *, behind: bool) -> None:
+        """There is room: fill the replica from its source; `behind` if no request waits for it."""
         fill = Fill(
             key=replica.key,
             place=replica.place,
             generation=replica.generation,
             source=replica.source,
             nbytes=replica.nbytes,
+            behind=behind,
         )
         self.instructions.append(fill)
 

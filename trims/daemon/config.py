@@ -69,6 +69,7 @@ class Config:
         converter_time_s: Its wall seconds.
         converters: How many run at once.
         workers: Fills that run at once.
+        behind_bytes_per_s: Bandwidth of hashing and copying that no request waits for; 0 for no limit.
         socket_mode: Permissions of the attach socket. 0600: this user only.
         max_sessions: Clients that may be connected at once; fewer if the limit of open files is low.
         always_hash: Read every artifact at each look instead of comparing its times: for artifacts that programs write
@@ -103,6 +104,7 @@ class Config:
     converter_time_s: float = 600.0
     converters: int = 2
     workers: int = 2
+    behind_bytes_per_s: int = 512 << 20
     socket_mode: int = 0o600
     max_sessions: int = 4096
     always_hash: bool = False
@@ -268,6 +270,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "converter_time_s": _limit_s,
     "converters": int,
     "workers": int,
+    "behind_bytes_per_s": parse_bytes,
     "socket_mode": _mode,
     "max_sessions": int,
     "always_hash": _flag,

@@ -161,6 +161,7 @@ class Daemon:
             workers=config.workers,
             converters=config.converters,
             max_images=self.budget.images,
+            behind_bytes_per_s=config.behind_bytes_per_s or None,
         )
         self.attach = AttachDoor(
             self.store,

@@ -14,12 +14,20 @@ from trims.core.errors import ImageError, LostPeerError
 from trims.store.plans import SHUTTING_DOWN
 from trims.store.work import step_back
 from trims.tiers.base import DeviceTier, identity_of
-from trims.tiers.transfer import check_bytes, copy, default_threads, digest_by_reading, digest_of
+from trims.tiers.transfer import (
+    check_bytes,
+    copy,
+    default_threads,
+    digest_at_a_pace,
+    digest_by_reading,
+    digest_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from trims.memory.large_pages import LargePages
+    from trims.store.pace import Behind
     from trims.tiers.base import Draft, Extent, Tier
 
 
@@ -34,8 +42,8 @@ class HostBytes(Protocol):
         """Raises ImageError if the file is no image."""
         ...
 
-    def digest(self, fd: int, nbytes: int) -> str:
-        """blake3, hex."""
+    def digest(self, fd: int, nbytes: int, behind: Behind | None = None) -> str:
+        """blake3, hex; at a pace, if no request waits for it."""
         ...
 
     def digest_of_untrusted(self, fd: int, nbytes: int) -> str:
@@ -43,9 +51,19 @@ class HostBytes(Protocol):
         ...
 
     def copy(
-        self, source_fd: int, target_fd: int, nbytes: int, on_progress: Callable[[int], None], pages: LargePages | None
+        self,
+        source_fd: int,
+        target_fd: int,
+        nbytes: int,
+        on_progress: Callable[[int], None],
+        pages: LargePages | None,
+        *,
+        behind: Behind | None = None,
     ) -> None:
-        """Copy; raises ImageError for a source that is too short, OSError for a full target."""
+        """Copy; raises ImageError for a source that is too short, OSError for a full target.
+
+        With `behind`, no request waits for it: it goes at a pace, and holds up no other copy.
+        """
         ...
 
     def stop(self) -> None:
@@ -59,6 +77,8 @@ class RealHostBytes:
     def __init__(self) -> None:
         self._stopping = threading.Event()
         self._readers = ThreadPoolExecutor(default_threads(), thread_name_prefix="trims-copy", initializer=step_back)
+        #: Apart, so that a copy that a request waits for stands behind no chunk of one that none waits for.
+        self._behind = ThreadPoolExecutor(1, thread_name_prefix="trims-behind", initializer=step_back)
 
     def identity(self, fd: int) -> tuple[int, ...]:
         """See `HostBytes.identity`."""
@@ -68,25 +88,38 @@ class RealHostBytes:
         """See `HostBytes.check`."""
         check_bytes(fd, nbytes)
 
-    def digest(self, fd: int, nbytes: int) -> str:
+    def digest(self, fd: int, nbytes: int, behind: Behind | None = None) -> str:
         """See `HostBytes.digest`."""
-        return digest_of(fd, nbytes)
+        return digest_of(fd, nbytes) if behind is None else digest_at_a_pace(fd, nbytes, behind.moved)
 
     def digest_of_untrusted(self, fd: int, nbytes: int) -> str:
         """See `HostBytes.digest_of_untrusted`."""
         return digest_by_reading(fd, nbytes)
 
     def copy(
-        self, source_fd: int, target_fd: int, nbytes: int, on_progress: Callable[[int], None], pages: LargePages | None
+        self,
+        source_fd: int,
+        target_fd: int,
+        nbytes: int,
+        on_progress: Callable[[int], None],
+        pages: LargePages | None,
+        *,
+        behind: Behind | None = None,
     ) -> None:
         """See `HostBytes.copy`."""
+
+        def tell(done_bytes: int) -> None:
+            on_progress(done_bytes)
+            if behind is not None:
+                behind.done(done_bytes)
+
         copy(
             source_fd,
             target_fd,
             nbytes,
-            on_progress=on_progress,
+            on_progress=tell,
             cancelled=self._stopping,
-            readers=self._readers,
+            readers=self._readers if behind is None else self._behind,
             pages=pages,
         )
 
@@ -94,6 +127,7 @@ class RealHostBytes:
         """See `HostBytes.stop`."""
         self._stopping.set()
         self._readers.shutdown(wait=True)
+        self._behind.shutdown(wait=True)
 
 
 class Copier:
@@ -108,8 +142,17 @@ class Copier:
         self._host = host
         self._stopping = stopping
 
-    def copy(self, target: Tier, draft: Draft, origin: Tier, source: Extent, on_progress: Callable[[int], None]) -> str:
-        """Fill a draft; returns the digest of what is in it now.
+    def copy(
+        self,
+        target: Tier,
+        draft: Draft,
+        origin: Tier,
+        source: Extent,
+        on_progress: Callable[[int], None],
+        *,
+        behind: Behind | None = None,
+    ) -> str:
+        """Fill a draft; returns the digest of what is in it now. With `behind`, no request waits for it.
 
         Raises ImageError if the source's bytes are wrong, LostPeerError if the daemon ends, OSError as `HostBytes`.
         """
@@ -129,8 +172,8 @@ class Copier:
             origin.copy_out(source, draft, tell)
             self._check(source, draft.fd, self._host.digest)
         else:
-            self._host.copy(source.fd, draft.fd, draft.nbytes, on_progress, draft.pages)
-            self._check(source, draft.fd, self._host.digest)
+            self._host.copy(source.fd, draft.fd, draft.nbytes, on_progress, draft.pages, behind=behind)
+            self._check(source, draft.fd, lambda fd, nbytes: self._host.digest(fd, nbytes, behind))
         return source.digest
 
     @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 Looking may take minutes (a builder runs, a large file is hashed) or hang for ever (a dead network mount). So looks run
 in workers, and each mount point has workers of its own: what hangs on one file system holds up no other. Files that
-take long to hash have workers apart, so that short files, and models that are known, do not wait for them. A file that
+take long to hash have workers apart, so that short files, and models that are known, do not wait for them. Files that
+are hashed behind their readers have one worker in all and a pace, until a request waits for one of them. A file that
 no ask waits for any more is not read to its end. Not covered: what looking means (`resolve`).
 """
 
@@ -17,7 +18,9 @@ from trims.core.due import DueTimes
 from trims.core.errors import ArtifactError, DeadlineError, InternalError, TrimsError
 from trims.image.descriptors import explain_descriptors
 from trims.store.asks import session_ended
+from trims.store.pace import Behind, Pace
 from trims.store.resolve import DigestNeededError, LongReadError, NotWantedError, Reading
+from trims.store.work import BEHIND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +45,8 @@ class _Look:
     Attributes:
         digest: Whether the files must be read, if their digests are not known.
         dropped: All its asks were of clients that are gone. One whose asks only ran out of time goes on.
+        behind: No request waits for it, only the store itself.
+        running: A worker has begun it.
     """
 
     name: str
@@ -49,6 +54,8 @@ class _Look:
     digest: bool
     asks: dict[int, Ask] = field(default_factory=dict)
     dropped: bool = False
+    behind: bool = False
+    running: bool = False
 
 
 class Lookups:
@@ -58,9 +65,17 @@ class Lookups:
         resolver: Looks.
         found: Called from a worker, once for each ask, with what was found or the error.
         pools: Makes the workers.
+        pace: Of files that no request waits for; by default without a limit.
     """
 
-    def __init__(self, resolver: Resolver, found: Callable[[Ask, Resolved | TrimsError], None], pools: Pools) -> None:
+    def __init__(
+        self,
+        resolver: Resolver,
+        found: Callable[[Ask, Resolved | TrimsError], None],
+        pools: Pools,
+        pace: Pace | None = None,
+    ) -> None:
+        self._pace = pace or Pace()
         self._resolver = resolver
         self._found = found
         self._new_pool = pools
@@ -71,6 +86,7 @@ class Lookups:
         self._by_session: dict[int, set[int]] = {}
         self._due: DueTimes[int] = DueTimes(lambda _, ticket: ticket in self._by_ticket)
         self._sorters = pools("names", _SORTERS)
+        self._behind = pools("learn", 1, niceness=BEHIND)
         self._by_mount: dict[str, Pool] = {}
         self._long_by_mount: dict[str, Pool] = {}
         self._stopped = False
@@ -93,9 +109,12 @@ class Lookups:
         joins = look is not None and look.epoch == self._resolver.epoch(ask.name)
         if look is None or not joins:
             look = self._looks[ask.name, digest] = _Look(ask.name, self._resolver.epoch(ask.name), digest)
+            look.behind = ask.only_look
+        hurries, look.behind = look.behind and not ask.only_look, look.behind and ask.only_look
         look.asks[ask.waiter.ticket] = ask
         self._by_ticket[ask.waiter.ticket] = look
-        return None if joins else look
+        # A look that stands in the line of those that no request waits for is begun once more, before them.
+        return None if joins and not (hurries and not look.running) else look
 
     def next_due_s(self) -> float | None:
         """Clock time of the next deadline among the asks."""
@@ -149,7 +168,7 @@ class Lookups:
             self._by_ticket.clear()
             self._by_session.clear()
             self._looks.clear()
-            pools = [self._sorters, *self._by_mount.values(), *self._long_by_mount.values()]
+            pools = [self._sorters, self._behind, *self._by_mount.values(), *self._long_by_mount.values()]
         for pool in pools:
             pool.stop(drop=True, timeout_s=1.0)
         return left
@@ -171,6 +190,9 @@ class Lookups:
         self._look_soon(look, where)
 
     def _look_soon(self, look: _Look, where: str, *, long: bool = False) -> None:
+        if look.behind:
+            self._behind.submit(lambda: self._look(look, where, long=True))
+            return
         pools, workers = (self._long_by_mount, _LONG_READS) if long else (self._by_mount, _WORKERS)
         with self._lock:
             pool = pools.get(where)
@@ -179,12 +201,16 @@ class Lookups:
         pool.submit(lambda: self._look(look, where, long=long))
 
     def _look(self, look: _Look, where: str, *, long: bool) -> None:
-        if not self._is_wanted(look):
-            return
+        with self._lock:
+            if look.running or not self._is_wanted(look):
+                return
+            look.running = True
+        behind = Behind(self._pace, lambda: not look.behind or self._stopped) if look.behind else None
         try:
-            reading = Reading(long=long, digest=look.digest, wanted=lambda: self._is_wanted(look))
+            reading = Reading(long=long, digest=look.digest, wanted=lambda: self._is_wanted(look), behind=behind)
             result: Resolved | TrimsError = self._resolver.resolve(look.name, reading)
         except LongReadError:
+            look.running = False
             self._look_soon(look, where, long=True)
             return
         except DigestNeededError:

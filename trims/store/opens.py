@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
+    from trims.store.pace import Pace
     from trims.store.pins import Pins
     from trims.store.resolve import Resolved, Resolver
     from trims.store.shell import Shell
@@ -51,6 +52,7 @@ class Opens:
         due_at: Called with the clock time of each deadline, so that the store looks at it then.
         keep_alive_s: For models whose manifest states none.
         pools: Makes the workers of lookups.
+        pace: Of files that are hashed behind their readers.
         clock: Monotonic seconds.
     """
 
@@ -65,6 +67,7 @@ class Opens:
         due_at: Callable[[float], None],
         keep_alive_s: float | None = None,
         pools: Pools = thread_pool,
+        pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shell = shell
@@ -80,7 +83,7 @@ class Opens:
         self._learning: set[str] = set()
         #: By name.
         self._terms: dict[str, Terms] = {}
-        self.lookups = Lookups(resolver, self._found, pools)
+        self.lookups = Lookups(resolver, self._found, pools, pace)
 
     def open(
         self,

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from trims.registry.base import Registry
     from trims.store.catalog import Catalog
+    from trims.store.pace import Behind
 
 log = logging.getLogger(__name__)
 #: Seconds for which an open trusts that the artifact's files are still as they were at the last look.
@@ -121,11 +122,13 @@ class Reading:
             DigestNeededError.
         long: Whether it may read long files; else it raises LongReadError.
         wanted: Asked now and then while a file is read; False ends that with NotWantedError.
+        behind: The pace, if no request waits for the answer; None if one does.
     """
 
     long: bool = True
     digest: bool = True
     wanted: Callable[[], bool] = lambda: True
+    behind: Behind | None = None
 
 
 ANY_READING = Reading()
@@ -413,7 +416,7 @@ class Resolver:
             long = file.stat().st_size > _HASH_HERE_BYTES
             if long and not reading.long:
                 raise LongReadError(str(file))
-            read = partial(_read_digests, file, with_sha256=stated_sha256 is not None, wanted=reading.wanted)
+            read = partial(_read_digests, file, with_sha256=stated_sha256 is not None, reading=reading)
             known = stepped_back(read) if long else read()
             if identity_of(file) != identity:
                 raise ArtifactChangedError(f"{file} changed while it was read; open it again once it is written")
@@ -465,19 +468,22 @@ def _inside_package(package: str, path: str) -> Path:
     return Path(spec.submodule_search_locations[0]).joinpath(*package.split(".")[1:], path)
 
 
-def _read_digests(file: Path, *, with_sha256: bool, wanted: Callable[[], bool]) -> tuple[str, str | None]:
+def _read_digests(file: Path, *, with_sha256: bool, reading: Reading) -> tuple[str, str | None]:
     """Read the whole file once. Not through a mapping: a file that shrinks meanwhile would kill the daemon.
 
     Raises NotWantedError.
     """
-    tree, sha256, done = blake3.blake3(max_threads=default_threads()), hashlib.sha256(), 0
+    threads = default_threads() if reading.behind is None else 1
+    tree, sha256, done = blake3.blake3(max_threads=threads), hashlib.sha256(), 0
     with open(file, "rb", buffering=0) as source, memoryview(bytearray(_buffer_bytes(source.fileno()))) as view:
         while got := read_up_to(source.fileno(), view, done):
             tree.update(view[:got])
             if with_sha256:
                 sha256.update(view[:got])
             done += got
-            if not wanted():
+            if reading.behind is not None:
+                reading.behind.moved(got)
+            if not reading.wanted():
                 raise NotWantedError(f"{file} was not read to its end: no request waits for it any more")
     if done == 0:
         raise ArtifactError(f"{file} is empty")

@@ -21,6 +21,7 @@ from trims.core.place import DISK, FILE
 from trims.formats.conversion import start_conversion
 from trims.image.descriptors import explain_descriptors
 from trims.store.copying import Copier, RealHostBytes
+from trims.store.pace import Behind, Pace
 from trims.store.plans import SHUTTING_DOWN, Plans
 from trims.store.work import BEHIND, LAST, thread_pool
 from trims.tiers.base import DeviceTier, InPlaceTier
@@ -88,6 +89,7 @@ class Runner:
         host: Bytes of the host.
         clock: Monotonic seconds.
         max_images: Images that may be open at once: each takes a descriptor.
+        pace: Of fills that no request waits for; by default without a limit.
 
     Attributes:
         sealed: The memory of every sealed replica. Only the runner writes here; one look needs no lock.
@@ -106,8 +108,10 @@ class Runner:
         host: HostBytes | None = None,
         clock: Callable[[], float] = time.monotonic,
         max_images: int = sys.maxsize,
+        pace: Pace | None = None,
     ) -> None:
         self._max_images = max_images
+        self._pace = pace or Pace()
         self._tiers = tiers
         self._tracer = tracer
         self._report = report
@@ -121,6 +125,8 @@ class Runner:
         #: By mount point: what hangs on one file system holds up no other.
         self._planners: dict[str, Pool] = {}
         self._copiers = pools("copy", workers, niceness=BEHIND)
+        #: Fills that no request waits for take no worker of the others.
+        self._behind_fills = pools("behind", 1, niceness=BEHIND)
         self._freers = pools("free", 2, niceness=BEHIND)
         self._verifiers = pools("verify", 1, niceness=LAST)
         #: A device that does not answer holds up no other place: (copies, frees) of each.
@@ -133,6 +139,10 @@ class Runner:
         self.sealed: dict[ReplicaId, Extent] = {}
         #: How many files all of them have open.
         self._descriptors = 0
+        #: Fills that no request waits for.
+        self._unawaited: set[ReplicaId] = set()
+        #: Those of them that have not begun, and how ordinary workers begin them.
+        self._in_line: dict[ReplicaId, Callable[[], None]] = {}
         self._progress: dict[tuple[str, Place], Progress] = {}
         #: What could not be given back: (when to try again, how often it was tried, replica).
         self._unfreed: list[tuple[float, int, ReplicaId]] = []
@@ -219,19 +229,27 @@ class Runner:
             self._plans.stop(replica)
             self._freers.submit(lambda: self._plans.drop(replica))
 
+    def take_time(self, replica: ReplicaId) -> None:
+        """No request waits for the fill that is going to be asked for. Counts until `hurry`. Never blocks."""
+        self._unawaited.add(replica)
+
     def fill(self, replica: ReplicaId, nbytes: int, source: ReplicaId | None) -> None:
         """Fill from a sealed replica, or from the planned conversion; ends in Filled or FillFailed.
 
         A source that turns out broken is reported with ReplicaBroken first.
         """
+        device = next((it.place for it in (replica, source) if it and it.place in self._of_devices), None)
         if source is None:
             pool = self._pool_of(replica)
-            self._fill_once_there_is_a_descriptor(pool, replica, nbytes, None)
+        else:
+            self.abandon(replica)  # while it was measured, the image came to lie somewhere
+            pool = self._copiers if device is None else self._of_devices[device][0]
+        if replica not in self._unawaited or device is not None:
+            self._fill_once_there_is_a_descriptor(pool, replica, nbytes, source)
             return
-        self.abandon(replica)  # while it was measured, the image came to lie somewhere
-        device = next((it.place for it in (replica, source) if it.place in self._of_devices), None)
-        pool = self._copiers if device is None else self._of_devices[device][0]
-        self._fill_once_there_is_a_descriptor(pool, replica, nbytes, source)
+        with self._lock:
+            self._in_line[replica] = lambda: self._fill_once_there_is_a_descriptor(pool, replica, nbytes, source)
+        self._fill_once_there_is_a_descriptor(self._behind_fills, replica, nbytes, source, in_line=True)
 
     def _pool_of(self, replica: ReplicaId) -> Pool:
         """Workers for a fill from the artifact."""
@@ -264,9 +282,13 @@ class Runner:
         self._verifiers.submit(self._verify_oldest)
 
     def hurry(self, replica: ReplicaId) -> None:
-        """A request waits for a replica: if its bytes are still to be verified, do that at once, before others."""
+        """A request waits for a replica: fill it as fast as can be; if it is still to be verified, do that at once."""
+        self._unawaited.discard(replica)
         with self._lock:
+            begin = self._in_line.pop(replica, None)
             waiting = self._to_verify.pop(replica, None)
+        if begin is not None:
+            begin()
         if waiting is not None:
             self._submit(self._copiers, replica, *waiting)
 
@@ -337,7 +359,7 @@ class Runner:
         self._plans.end()
         self._verifiers.stop()
         copiers = [copier for copier, _ in self._of_devices.values()]
-        for pool in (*self._planners.values(), self._converters, self._copiers, *copiers):
+        for pool in (*self._planners.values(), self._converters, self._copiers, self._behind_fills, *copiers):
             if not pool.stop(timeout_s=END_S):
                 log.error("a fill hangs in a read or a write: it is left behind")
         self._host.stop()
@@ -363,7 +385,7 @@ class Runner:
     def _guarded(
         self, replica: ReplicaId, work: Callable[[], Event | None], failed: Callable[[TrimsError], Event]
     ) -> None:
-        """Do the work and report the event it ends in; None if it was put off."""
+        """Do the work and report the event it ends in; None if it was put off, or left to other workers."""
         try:
             if self._stopping.is_set():
                 raise LostPeerError(SHUTTING_DOWN)
@@ -371,6 +393,7 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - every failure is an outcome
             event = failed(_as_answer(replica, error))
         if event is not None:
+            self._unawaited.discard(replica)
             self._progress.pop((replica.key, replica.place), None)
             self._report(event)
 
@@ -382,14 +405,24 @@ class Runner:
         return failed
 
     def _fill_once_there_is_a_descriptor(
-        self, pool: Pool, replica: ReplicaId, nbytes: int, source: ReplicaId | None
+        self, pool: Pool, replica: ReplicaId, nbytes: int, source: ReplicaId | None, *, in_line: bool = False
     ) -> None:
-        """Fill now, or as soon as an image that is being freed has given its descriptor back."""
+        """Fill now, or as soon as an image that is being freed has given its descriptor back.
+
+        Args:
+            pool: Workers.
+            replica: What to fill.
+            nbytes: Its length.
+            source: What to fill it from; None for its artifact.
+            in_line: Do nothing if ordinary workers have begun it meanwhile.
+        """
 
         def work() -> Event | None:
             with self._lock:
                 if self._lacks_descriptors(replica) and self._freeing:
                     self._parked.append(submit)
+                    return None
+                if in_line and self._in_line.pop(replica, None) is None:
                     return None
             return self._fill(replica, nbytes, source)
 
@@ -463,9 +496,22 @@ class Runner:
             raise
 
     def _convert(self, replica: ReplicaId, draft: Draft) -> str:
-        self._plans.write(replica, draft.fd, draft.nbytes, lambda done: self._tell(replica, done, draft.nbytes))
+        behind = self._behind(replica)
+
+        def tell(done_bytes: int) -> None:
+            self._tell(replica, done_bytes, draft.nbytes)
+            if behind is not None:
+                behind.done(done_bytes)
+
+        self._plans.write(replica, draft.fd, draft.nbytes, tell)
         self._host.check(draft.fd, draft.nbytes)  # a converter child is not trusted
-        return self._host.digest(draft.fd, draft.nbytes)
+        return self._host.digest(draft.fd, draft.nbytes, behind)
+
+    def _behind(self, replica: ReplicaId) -> Behind | None:
+        """The pace of a fill that no request waits for; None if one does."""
+        if replica not in self._unawaited:
+            return None
+        return Behind(self._pace, lambda: replica not in self._unawaited or self._stopping.is_set())
 
     def _copy(self, replica: ReplicaId, draft: Draft, source: ReplicaId) -> str:
         extent = self.sealed.get(source)
@@ -474,7 +520,12 @@ class Runner:
         target, origin = self._tiers[replica.place], self._tiers[source.place]
         try:
             return self._copier.copy(
-                target, draft, origin, extent, lambda done: self._tell(replica, done, draft.nbytes)
+                target,
+                draft,
+                origin,
+                extent,
+                lambda done: self._tell(replica, done, draft.nbytes),
+                behind=self._behind(replica),
             )
         except ImageError as error:
             self._report(ReplicaBroken(at_s=self._clock(), **_about(source), reason=str(error)))

@@ -361,7 +361,10 @@ class Shell:
             lent = self._residency.find(it.key, it.source)
             assert lent is not None, "residency has borrowed it"
             source = lent.id
-        return lambda: self._runner.fill(ReplicaId(it.key, it.place, it.generation), it.nbytes, source)
+        replica = ReplicaId(it.key, it.place, it.generation)
+        if it.behind:  # here, under the lock: a request that joins later must be the one that is heard last
+            self._runner.take_time(replica)
+        return lambda: self._runner.fill(replica, it.nbytes, source)
 
     def _bind_lost(self, it: Lost) -> Callable[[], None]:
         self._counters["leases_lost"] += 1

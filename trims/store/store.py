@@ -43,6 +43,7 @@ from trims.store.adoption import Adoption
 from trims.store.device_leases import DeviceLeases
 from trims.store.fills import Fills
 from trims.store.opens import Opens
+from trims.store.pace import Pace
 from trims.store.pins import Pins
 from trims.store.read_model import ReadModel
 from trims.store.runner import Runner, converter_of
@@ -99,6 +100,7 @@ class Store:
         host: Bytes of the host.
         clock: Monotonic seconds.
         max_images: Images that may be open at once: each takes a descriptor.
+        behind_bytes_per_s: Bandwidth of hashing and copying that no request waits for; None for no limit.
 
     Attributes:
         open: Ask for a model: `Opens.open`.
@@ -125,7 +127,9 @@ class Store:
         host: HostBytes | None = None,
         clock: Callable[[], float] = time.monotonic,
         max_images: int = sys.maxsize,
+        behind_bytes_per_s: float | None = None,
     ) -> None:
+        pace = Pace(behind_bytes_per_s)
         self._clock = clock
         most_images = max(1, max_images - _SPARE_IMAGES)
         self.tiers = {tier.place: tier for tier in tiers}
@@ -155,6 +159,7 @@ class Store:
             host=host,
             clock=clock,
             max_images=max_images,
+            pace=pace,
         )
         self._shell = Shell(
             self.residency,
@@ -195,6 +200,7 @@ class Store:
             due_at=self._ticker.look_again,
             keep_alive_s=keep_alive_s,
             pools=pools,
+            pace=pace,
             clock=clock,
         )
         self.open, self.load, self.resume = opens.open, opens.load, opens.resume

@@ -45,6 +45,17 @@ def digest_of(fd: int, nbytes: int) -> str:
         return blake3.blake3(data, max_threads=default_threads()).hexdigest()
 
 
+def digest_at_a_pace(fd: int, nbytes: int, moved: Callable[[int], None]) -> str:
+    """The same, by this thread alone; `moved` is called after each chunk with its bytes, and may wait."""
+    hasher = blake3.blake3()
+    with contextlib.closing(FileMapping(fd, nbytes)) as mapping, mapping.view() as data:
+        for begin in range(0, nbytes, CHUNK_BYTES):
+            with data[begin : begin + CHUNK_BYTES] as part:
+                hasher.update(part)
+                moved(len(part))
+    return hasher.hexdigest()
+
+
 def digest_by_reading(fd: int, nbytes: int) -> str:
     """The same for files that other processes may touch: one that was cut short, or a failing disk, is an ImageError.
 

@@ -300,6 +300,19 @@ def test_a_second_open_has_the_image_copied_into_memory_behind_its_reader() -> N
     assert place_of(bench.open("a", session=3)) == "cpu"
 
 
+def test_only_a_fill_that_no_request_waits_for_is_done_behind() -> None:
+    bench = Anywhere(cpu_bytes=100)
+    bench.resident("a", 40, DISK)
+    bench.used("a", 1)
+    (earned,) = only(Fill, bench.open("a"))
+    assert isinstance(earned, Fill)
+    assert earned.behind
+    bench.resident("b", 40, DISK)
+    (asked,) = only(Fill, bench.ask("b"))
+    assert isinstance(asked, Fill)
+    assert not asked.behind
+
+
 def test_a_copy_that_use_has_earned_evicts_what_is_worth_less() -> None:
     bench = Anywhere(cpu_bytes=100)
     for key in ("x", "y"):

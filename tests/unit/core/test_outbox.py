@@ -21,7 +21,7 @@ def test_instructions_are_kept_in_the_order_in_which_they_were_given() -> None:
     waiter, lease = Waiter(1, 5, True, None), Lease(7, 5, replica.key, GPU, 3)
     error = CapacityError("full")
     outbox.measure(replica)
-    outbox.fill(replica)
+    outbox.fill(replica, behind=False)
     outbox.ready(waiter, replica)
     outbox.refuse(waiter, error)
     outbox.free(replica, evicted=True)
@@ -30,7 +30,7 @@ def test_instructions_are_kept_in_the_order_in_which_they_were_given() -> None:
     about: dict[str, Any] = {"key": replica.key, "place": GPU, "generation": 3}
     assert outbox.instructions == [
         Measure(**about, measurement=9),
-        Fill(**about, source=CPU, nbytes=40),
+        Fill(**about, source=CPU, nbytes=40, behind=False),
         Ready(ticket=1, key=replica.key, place=GPU, nbytes=40),
         Refuse(ticket=1, error=error),
         Free(**about, evicted=True),
@@ -50,7 +50,7 @@ def test_a_change_tells_both_states_and_the_reason() -> None:
 
 def test_an_instruction_does_not_change_with_its_replica() -> None:
     outbox, replica = Outbox(), a_replica(source=CPU)
-    outbox.fill(replica)
+    outbox.fill(replica, behind=True)
     replica.source, replica.nbytes = None, 0
     (fill,) = outbox.instructions
     assert isinstance(fill, Fill)

@@ -12,6 +12,7 @@ from damages import DAMAGES
 
 from trims.core.errors import ImageError, LostPeerError
 from trims.store.copying import Copier, RealHostBytes
+from trims.store.pace import Behind, Pace
 from trims.testing.tiers import an_image, put
 from trims.testing.wrapped_tiers import WrappedTier
 from trims.tiers.base import Draft, Extent, identity_of
@@ -163,3 +164,22 @@ def test_a_source_that_is_too_short_is_an_image_error(bench: Bench) -> None:
     DAMAGES["cut short"](source)
     with pytest.raises(ImageError):
         bench.copy(bench.other, bench.host, source)
+
+
+def test_a_copy_that_no_request_waits_for_keeps_its_pace_and_own_thread(bench: Bench) -> None:
+    slept: list[float] = []
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += seconds
+
+    pace = Pace(len(DATA) * 10.0, lambda: now[0], sleep)
+    source = bench.source(bench.host, fresh=False)
+    bench.bytes._readers.shutdown()  # a copy that takes them fails
+    draft = bench.other.create(source.key, 2, source.nbytes, allocate=False)
+    behind = Behind(pace, lambda: False)
+    bench.copier.copy(bench.other, draft, bench.host, source, bench.done.append, behind=behind)
+    assert os.pread(draft.fd, source.nbytes + 1, 0) == DATA
+    bench.other.abort(draft)
+    assert sum(slept) == pytest.approx(0.2), "copied, then hashed"

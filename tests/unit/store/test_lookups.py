@@ -36,6 +36,7 @@ class Names:
         self.looked: list[tuple[str, bool]] = []
         self.wanted: Callable[[], bool] = lambda: True
         self.in_place = False
+        self.paced: list[bool] = []
 
     def epoch(self, name: str) -> int:
         return self.epochs.get(name, 0)
@@ -51,6 +52,7 @@ class Names:
     def resolve(self, name: str, reading: Reading) -> Resolved:
         self.looked.append((name, reading.long))
         self.wanted = reading.wanted
+        self.paced.append(reading.behind is not None)
         answer = self.answers[name]
         if isinstance(answer, DigestNeededError) and reading.digest:
             answer = resolved(name)
@@ -79,13 +81,18 @@ class Bench:
         self.names.answers[name] = answer or resolved(name)
 
     def ask(
-        self, name: str = "m", *, session: int | None = 1, deadline_at_s: float | None = None, lease: bool = True
+        self,
+        name: str = "m",
+        *,
+        session: int | None = 1,
+        deadline_at_s: float | None = None,
+        lease: bool = True,
+        only_look: bool = False,
     ) -> int:
         self.ticket += 1
         ticket = self.ticket
-        ask = Ask(
-            Waiter(ticket, session, lease, deadline_at_s), name, None, lambda it: self.refused.append((ticket, it))
-        )
+        waiter = Waiter(ticket, session, lease, deadline_at_s)
+        ask = Ask(waiter, name, None, lambda it: self.refused.append((ticket, it)), only_look=only_look)
         self.lookups.add(ask)
         return ticket
 
@@ -245,3 +252,60 @@ def test_the_end_returns_the_asks_that_were_not_answered(bench: Bench) -> None:
     assert [ask.waiter.ticket for ask in bench.lookups.stop()] == left
     bench.workers.run()
     assert [ticket for ticket, _ in bench.found] == [1]
+
+
+# -- behind readers --------------------------------------------------------------------------------------------------
+
+
+def test_files_that_no_request_waits_for_have_one_worker_of_their_own_and_a_pace(bench: Bench) -> None:
+    bench.model("m")
+    bench.ask(session=None, lease=False, only_look=True)
+    assert bench.workers.names == ["names"]
+    bench.workers.run_one()
+    assert bench.workers.names == ["learn"]
+    bench.workers.run()
+    assert (bench.names.looked, bench.names.paced) == ([("m", True)], [True])
+
+
+def test_a_request_that_joins_a_look_in_the_line_behind_readers_has_it_begun_at_once(bench: Bench) -> None:
+    bench.model("m")
+    bench.names.known["m"] = resolved("m")
+    learning = bench.ask(session=None, lease=False, only_look=True)
+    asking = bench.ask(lease=False)
+    assert bench.workers.names == ["learn", "resolve"]
+    bench.workers.waiting.rotate(1)  # the ordinary worker is first
+    bench.workers.run()
+    assert (bench.names.looked, bench.names.paced) == ([("m", False)], [False])
+    assert sorted(ticket for ticket, _ in bench.found) == [learning, asking]
+
+
+def test_a_long_file_that_a_request_hurries_is_looked_at_once(bench: Bench) -> None:
+    bench.model("m", LongReadError("m"))
+    bench.names.known["m"] = resolved("m")
+    bench.ask(session=None, lease=False, only_look=True)
+    bench.ask(lease=False)
+    bench.workers.waiting.rotate(1)
+    bench.workers.run_one()
+    assert bench.workers.names == ["learn", "hash"]
+    bench.workers.run()
+    assert bench.names.looked == [("m", False), ("m", True)]
+    assert len(bench.found) == 2
+
+
+def test_a_look_that_runs_behind_readers_goes_on_without_a_pause_for_a_request(bench: Bench) -> None:
+    bench.model("m")
+    bench.names.known["m"] = resolved("m")
+    real, pauses = bench.names.resolve, list[bool]()
+
+    def resolve(name: str, reading: Reading) -> Resolved:
+        assert reading.behind is not None
+        pauses.append(not reading.behind._is_awaited())
+        bench.ask(lease=False)
+        pauses.append(not reading.behind._is_awaited())
+        return real(name, reading)
+
+    bench.names.resolve = resolve  # type: ignore[method-assign]
+    bench.ask(session=None, lease=False, only_look=True)
+    bench.workers.run()
+    assert pauses == [True, False]
+    assert len(bench.found) == 2

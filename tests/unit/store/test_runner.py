@@ -322,3 +322,62 @@ def test_a_job_after_the_end_fails_with_the_reason_and_freeing_goes_on(bench: Be
     assert "shutting down" in str(failed.error)
     bench.runner.free(AT_CPU)
     assert isinstance(bench.event(), Freed)
+
+
+# -- behind readers --------------------------------------------------------------------------------------------------
+
+
+def test_a_fill_that_no_request_waits_for_takes_no_worker_of_the_others(bench: Bench) -> None:
+    bench.converted(AT_DISK)
+    bench.runner.take_time(AT_CPU)
+    bench.runner.fill(AT_CPU, len(DATA), AT_DISK)
+    assert "behind" in bench.workers.names
+    assert "copy" not in bench.workers.names
+    assert isinstance(bench.event(), Filled)
+    assert bench.runner._unawaited == set()
+
+
+def test_a_fill_in_the_line_behind_readers_is_begun_by_others_once_a_request_waits(bench: Bench) -> None:
+    bench.converted(AT_DISK)
+    bench.runner.take_time(AT_CPU)
+    bench.runner.fill(AT_CPU, len(DATA), AT_DISK)
+    bench.runner.hurry(AT_CPU)
+    bench.runner.hurry(AT_CPU)
+    assert bench.workers.names.count("copy") == 1
+    assert isinstance(bench.event(), Filled), "by one of the two workers, once"
+
+
+def test_a_request_that_comes_before_the_work_does_hurries_it_too(bench: Bench) -> None:
+    """The books decide on a fill, another thread has a request join it, and only then is the fill begun."""
+    bench.converted(AT_DISK)
+    bench.runner.take_time(AT_CPU)
+    bench.runner.hurry(AT_CPU)
+    bench.runner.fill(AT_CPU, len(DATA), AT_DISK)
+    assert "behind" not in bench.workers.names
+    assert isinstance(bench.event(), Filled)
+
+
+def test_a_fill_behind_readers_that_waits_for_a_descriptor_is_not_forgotten(folder: Path) -> None:
+    bench = Bench(folder, max_images=1)
+    bench.converted(AT_DISK)
+    bench.runner.free(AT_DISK)
+    bench.runner.measure(AT_CPU, 1, resolved())
+    bench.workers.waiting.rotate(-1)
+    bench.workers.run_one()
+    bench.reported.clear()
+    bench.runner.take_time(AT_CPU)
+    bench.runner.fill(AT_CPU, len(DATA), None)
+    bench.workers.waiting.rotate(-1)
+    bench.workers.run()
+    assert any(isinstance(event, Filled) and event.place == CPU for event in bench.reported)
+    bench.end()
+
+
+def test_the_end_of_a_runner_answers_fills_in_the_line_behind_readers(bench: Bench) -> None:
+    bench.converted(AT_DISK)
+    bench.runner.take_time(AT_CPU)
+    bench.runner.fill(AT_CPU, len(DATA), AT_DISK)
+    bench.runner.finish()
+    bench.workers.run()
+    (event,) = bench.reported
+    assert isinstance(event, FillFailed)

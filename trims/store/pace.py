@@ -1,0 +1,77 @@
+"""The bandwidth of work behind readers: hashing and copying that no request waits for.
+
+All such work shares one bandwidth, and one thread of low priority for its bytes, so that opens, and the programs that
+run models, have the processors and the memory bus to themselves. As soon as a request waits for a piece of work, that
+piece goes on without a pause.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Seconds after which a pause looks again whether a request has come to wait.
+_LOOK_S = 0.02
+
+
+class Pace:
+    """The bandwidth, shared by all work behind readers.
+
+    Args:
+        bytes_per_s: The most bytes per second; None for no limit.
+        clock: Monotonic seconds.
+        sleep: Waits for as many seconds.
+    """
+
+    def __init__(
+        self,
+        bytes_per_s: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._free_at_s = 0.0
+
+    def keep(self, nbytes: int, is_awaited: Callable[[], bool]) -> None:
+        """Bytes were moved: wait for as long as they take at the bandwidth, after those of all other work.
+
+        Args:
+            nbytes: How many.
+            is_awaited: Whether a request waits for the work; ends the pause.
+        """
+        if self._bytes_per_s is None or is_awaited():
+            return
+        with self._lock:
+            self._free_at_s = until_s = max(self._free_at_s, self._clock()) + nbytes / self._bytes_per_s
+        while (left_s := until_s - self._clock()) > 0 and not is_awaited():
+            self._sleep(min(left_s, _LOOK_S))
+
+
+class Behind:
+    """One piece of work behind readers.
+
+    Args:
+        pace: Of all such work.
+        is_awaited: Whether a request has come to wait for it.
+    """
+
+    def __init__(self, pace: Pace, is_awaited: Callable[[], bool]) -> None:
+        self._pace = pace
+        self._is_awaited = is_awaited
+        self._done_bytes = 0
+
+    def moved(self, nbytes: int) -> None:
+        """Another `nbytes` are done; returns when it is time for the next."""
+        self._pace.keep(nbytes, self._is_awaited)
+
+    def done(self, done_bytes: int) -> None:
+        """The same for a report of all bytes done so far."""
+        before, self._done_bytes = self._done_bytes, max(self._done_bytes, done_bytes)
+        self.moved(self._done_bytes - before)
