@@ -3,8 +3,8 @@
 Looking may take minutes (a builder runs, a large file is hashed) or hang for ever (a dead network mount). So looks run
 in workers, and each mount point has workers of its own: what hangs on one file system holds up no other. Files that
 take long to hash have workers apart, so that short files, and models that are known, do not wait for them. Files that
-are hashed behind their readers have one worker in all and a pace, until a request waits for one of them. A file that
-no ask waits for any more is not read to its end. Not covered: what looking means (`resolve`).
+are hashed behind their readers have one worker for each mount point and a pace, until a request waits for one of them.
+A file that no ask waits for any more is not read to its end. Not covered: what looking means (`resolve`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Lookups:
         self._by_session: dict[int, set[int]] = {}
         self._due: DueTimes[int] = DueTimes(lambda _, ticket: ticket in self._by_ticket)
         self._sorters = pools("names", _SORTERS)
-        self._behind = pools("learn", 1, niceness=BEHIND)
+        self._behind_by_mount: dict[str, Pool] = {}
         self._by_mount: dict[str, Pool] = {}
         self._long_by_mount: dict[str, Pool] = {}
         self._stopped = False
@@ -168,7 +168,8 @@ class Lookups:
             self._by_ticket.clear()
             self._by_session.clear()
             self._looks.clear()
-            pools = [self._sorters, self._behind, *self._by_mount.values(), *self._long_by_mount.values()]
+            by_mount = (self._by_mount, self._long_by_mount, self._behind_by_mount)
+            pools = [self._sorters, *(pool for each in by_mount for pool in each.values())]
         for pool in pools:
             pool.stop(drop=True, timeout_s=1.0)
         return left
@@ -190,14 +191,17 @@ class Lookups:
         self._look_soon(look, where)
 
     def _look_soon(self, look: _Look, where: str, *, long: bool = False) -> None:
-        if look.behind:
-            self._behind.submit(lambda: self._look(look, where, long=True))
-            return
-        pools, workers = (self._long_by_mount, _LONG_READS) if long else (self._by_mount, _WORKERS)
         with self._lock:
-            pool = pools.get(where)
-            if pool is None:
-                pool = pools[where] = self._new_pool("hash" if long else "resolve", workers)
+            if look.behind:
+                pool = self._behind_by_mount.get(where)
+                if pool is None:
+                    pool = self._behind_by_mount[where] = self._new_pool("learn", 1, niceness=BEHIND)
+            else:
+                pools, workers = (self._long_by_mount, _LONG_READS) if long else (self._by_mount, _WORKERS)
+                pool = pools.get(where)
+                if pool is None:
+                    pool = pools[where] = self._new_pool("hash" if long else "resolve", workers)
+            long = long or look.behind
         pool.submit(lambda: self._look(look, where, long=long))
 
     def _look(self, look: _Look, where: str, *, long: bool) -> None:

@@ -125,8 +125,8 @@ class Runner:
         #: By mount point: what hangs on one file system holds up no other.
         self._planners: dict[str, Pool] = {}
         self._copiers = pools("copy", workers, niceness=BEHIND)
-        #: Fills that no request waits for take no worker of the others.
-        self._behind_fills = pools("behind", 1, niceness=BEHIND)
+        #: For fills that no request waits for: by mount point of the artifact, or "" for copies.
+        self._behind_fills: dict[str, Pool] = {}
         self._freers = pools("free", 2, niceness=BEHIND)
         self._verifiers = pools("verify", 1, niceness=LAST)
         #: A device that does not answer holds up no other place: (copies, frees) of each.
@@ -249,7 +249,11 @@ class Runner:
             return
         with self._lock:
             self._in_line[replica] = lambda: self._fill_once_there_is_a_descriptor(pool, replica, nbytes, source)
-        self._fill_once_there_is_a_descriptor(self._behind_fills, replica, nbytes, source, in_line=True)
+            where = "" if source is not None else self._plans.mount_of(replica)
+            behind = self._behind_fills.get(where)
+            if behind is None:
+                behind = self._behind_fills[where] = self._new_pool("behind", 1, niceness=BEHIND)
+        self._fill_once_there_is_a_descriptor(behind, replica, nbytes, source, in_line=True)
 
     def _pool_of(self, replica: ReplicaId) -> Pool:
         """Workers for a fill from the artifact."""
@@ -359,7 +363,7 @@ class Runner:
         self._plans.end()
         self._verifiers.stop()
         copiers = [copier for copier, _ in self._of_devices.values()]
-        for pool in (*self._planners.values(), self._converters, self._copiers, self._behind_fills, *copiers):
+        for pool in (*self._planners.values(), *self._behind_fills.values(), self._converters, self._copiers, *copiers):
             if not pool.stop(timeout_s=END_S):
                 log.error("a fill hangs in a read or a write: it is left behind")
         self._host.stop()

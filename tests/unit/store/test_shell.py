@@ -305,3 +305,14 @@ def test_leases_on_disk_can_be_upgraded_once_the_same_bytes_lie_in_memory(bench:
     bench.shell.feed(Closed(at_s=bench.now, lease=in_memory.lease, session=bench.session))
     bench.shell.feed(EvictRequested(at_s=bench.now, key=KEY, place=CPU, drain=False))
     assert bench.shell.upgradable(KEY) == []
+
+
+def test_what_the_store_wants_for_itself_is_filled_behind_until_a_request_wants_it_too(bench: Bench) -> None:
+    bench.opened(DISK)
+    waiter = Waiter(next(bench.tickets), None, wants_lease=False, deadline_at_s=None, internal=True)
+    ask = Ask(waiter, "m", CPU, lambda _: None, resolved=resolved(key=KEY))
+    bench.shell.ask(ask, Requested(at_s=bench.now, key=KEY, place=CPU, waiter=waiter))
+    assert "behind" in bench.workers.names
+    assert "copy" not in bench.workers.names
+    bench.ask(place=CPU)
+    assert "copy" in bench.workers.names
