@@ -160,7 +160,7 @@ class Shell:
             return False
         for do in work:
             do()
-        if found is not None:
+        if found is not None and not ask.waiter.internal:
             self._runner.hurry(found.id)
         return waits
 

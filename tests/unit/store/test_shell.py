@@ -307,7 +307,7 @@ def test_leases_on_disk_can_be_upgraded_once_the_same_bytes_lie_in_memory(bench:
     assert bench.shell.upgradable(KEY) == []
 
 
-def test_what_the_store_wants_for_itself_is_filled_behind_until_a_request_wants_it_too(bench: Bench) -> None:
+def test_what_the_store_wants_for_itself_is_filled_behind_until_requested(bench: Bench) -> None:
     bench.opened(DISK)
     waiter = Waiter(next(bench.tickets), None, wants_lease=False, deadline_at_s=None, internal=True)
     ask = Ask(waiter, "m", CPU, lambda _: None, resolved=resolved(key=KEY))
