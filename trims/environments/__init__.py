@@ -1,0 +1,1 @@
+"""Python environments that trims makes: what lies where, and how one is made, checked and removed."""

@@ -1,0 +1,172 @@
+"""Whether a made environment still works: the reasons why not, each with its remedy.
+
+Its packages are compared with its lock and with each other from here; what only its own interpreter can tell is asked
+of that: whether the framework and the parts of trims that run there can be imported.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from trims.environments.interpreters import plain_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from trims.environments.shelf import Made
+
+FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "numpy")
+#: The framework of a cold disk takes long to import.
+_ANSWER_S = 300.0
+#: Our packages come from their own folders, as for converters and predictors.
+_SCRIPT = """
+import importlib, importlib.util, json, os, platform, sys
+packages, modules = json.loads(sys.argv[1])
+sys.path[:] = [path for path in sys.path if path]
+sys.stdout.flush()
+answer, _ = os.dup(1), os.dup2(2, 1)
+def load(name, folder):
+    spec = importlib.util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+def attempt(work):
+    try:
+        return {"is": work()}
+    except BaseException as error:
+        return {"error": type(error).__name__ + ": " + str(error)}
+told = {"version": platform.python_version()}
+told["ours"] = attempt(lambda: [load(*each) for each in packages.items()]
+                       + [importlib.import_module(each) for each in modules["ours"]] and None)
+told["frameworks"] = {each: attempt(lambda each=each: str(getattr(importlib.import_module(each), "__version__", "")))
+                      for each in modules["frameworks"]}
+os.write(answer, json.dumps(told).encode())
+"""
+_OURS = {
+    "trims": ("trims.formats.child",),
+    "trims_client": ("trims_client.session", "trims_client.weights"),
+    "trims_predictors": ("trims_predictors.worker", "trims_predictors.making"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with an environment, and what to do."""
+
+    what: str
+    remedy: str
+
+
+def check(made: Made) -> list[Fault]:
+    """All that is wrong; empty if it works. Starts its interpreter, which imports its frameworks."""
+    again = f"trims env rm {made.name}, then make it again as it was: trims env create --lock {made.lock_file}"
+    if not made.lock_file.is_file():
+        again = f"trims env rm {made.name}; trims env create {' '.join(made.requested)}"
+    return [Fault(what, again) for what in _faults(made)]
+
+
+def _faults(made: Made) -> Iterator[str]:
+    yield from _against_lock(made)
+    told = _ask(made)
+    if isinstance(told, str):
+        yield told
+        return
+    yield from _conflicts(made, str(told["version"]))
+    if "error" in told["ours"]:
+        yield f"trims cannot be imported by {made.python}: {told['ours']['error']}"
+    for name, found in told["frameworks"].items():
+        if "error" in found:
+            yield f"{name} cannot be imported: {found['error']}"
+        elif found["is"] and _differ(found["is"], made.versions[name]):
+            yield f"{name} says that it is {found['is']}; the lock has {made.versions[name]}"
+
+
+def installed(made: Made) -> dict[str, str]:
+    """Package -> version, as they lie there now."""
+    return {canonicalize_name(each.name): each.version for each in _distributions(made)}
+
+
+def _distributions(made: Made) -> list[importlib.metadata.Distribution]:
+    return [each for each in importlib.metadata.distributions(path=[str(made.site)]) if each.metadata["Name"]]
+
+
+def _against_lock(made: Made) -> Iterator[str]:
+    there = installed(made)
+    for name, version in made.versions.items():
+        if name not in there:
+            yield f"{name} {version} is missing in {made.site}"
+        elif there[name] != version and _differ(there[name], version):
+            yield f"{name} is {there[name]}, and the lock has {version}: it was changed after it was made"
+    for name in sorted(there.keys() - made.versions.keys() - {"pip", "setuptools", "wheel"}):
+        yield f"{name} {there[name]} was installed after it was made, and is not in the lock"
+
+
+def _conflicts(made: Made, python_version: str) -> Iterator[str]:
+    """What `pip check` says, without pip."""
+    there = installed(made)
+    facts = {
+        "python_version": ".".join(python_version.split(".")[:2]), "python_full_version": python_version,
+        "implementation_version": python_version, "extra": "",
+    }  # fmt: skip
+    for each in _distributions(made):
+        for text in each.requires or ():
+            try:
+                needed = Requirement(text)
+            except InvalidRequirement:
+                continue  # the metadata of old packages
+            if needed.marker is not None and not needed.marker.evaluate(facts):
+                continue
+            found = there.get(canonicalize_name(needed.name))
+            if found is None or not needed.specifier.contains(found, prereleases=True):
+                yield f"{each.name} {each.version} needs {needed}, and there is {found or 'none'}"
+
+
+def _ask(made: Made) -> Any:
+    """What the interpreter tells, or the sentence that says why it tells nothing."""
+    packages = {name: folder for name in _OURS if (folder := _folder_of(name))}
+    modules = {
+        "ours": [module for name in packages for module in _OURS[name]],
+        "frameworks": [name for name in FRAMEWORKS if name in made.versions],
+    }
+    command = [str(made.python), "-c", _SCRIPT, json.dumps([packages, modules])]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, check=False,
+            env=_variables(), stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except OSError as error:
+        return f"its interpreter {made.python} cannot be started: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return f"its interpreter {made.python} did not answer within {_ANSWER_S:g} s"
+    try:
+        return json.loads(done.stdout)
+    except ValueError:
+        words = "\n".join(done.stderr.strip().splitlines()[-5:])
+        return f"its interpreter {made.python} ended with status {done.returncode} and without an answer: {words}"
+
+
+def _variables() -> Mapping[str, str]:
+    return {**plain_environment(), "ORT_DISABLE_TELEMETRY": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _folder_of(package: str) -> str:
+    """Where a package of ours lies; empty if it is not installed here."""
+    spec = importlib.util.find_spec(package)
+    return os.path.dirname(os.path.abspath(spec.origin)) if spec is not None and spec.origin else ""
+
+
+def _differ(one: str, other: str) -> bool:
+    """Whether two versions differ, apart from a local label such as `+cpu`."""
+    try:
+        return Version(one).public != Version(other).public
+    except InvalidVersion:
+        return one != other
