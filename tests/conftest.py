@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 #: Daemons of tests open no ports; the tests of the endpoint beside a daemon say so.
 os.environ["TRIMS_ENDPOINT"] = "no"
+#: Environments that the user of this machine has made are none of the tests'.
+os.environ["TRIMS_ENVIRONMENTS_DIR"] = "/nonexistent/environments"
 #: A shell that starts the tests in the background ignores SIGINT for them. Python then installs no handler, and every
 #: program that a test starts inherits the same: interrupting it would have no effect.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -195,6 +197,7 @@ def serve(folder: Path) -> Iterator[Callable[..., Daemon]]:
             "cpu_capacity_bytes": "256MiB",
             "disk_capacity_bytes": "1GiB",
             "gpus": "none",
+            "environments_dir": folder / "environments",
             "trust": "verified",  # what is served in place never comes to memory for its first reader
             "verify": True,
             **settings,

@@ -28,8 +28,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     endpoint.add_argument("--max-body", default="256MiB", help="largest request (default: 256MiB)")
     text = "frameworks to have predictors ready for at once, with commas between, such as torch,onnxruntime"
     endpoint.add_argument("--preload", default="", help=text)
-    text = "interpreters of frameworks with an environment of their own: mxnet=/path/to/python,..."
-    endpoint.add_argument("--environments", default=os.environ.get("TRIMS_ENVIRONMENTS", ""), help=text)
+    add_environments(endpoint)
     endpoint.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)  # by the daemon that starts it
     endpoint.set_defaults(run=_run)
 
@@ -84,6 +83,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         private_key=options.private_key,
         most_body_bytes=parse_bytes(options.max_body),
         environments=environments_in(options.environments),
+        environments_dir=environments_dir_of(options),
         preload=tuple(each for each in options.preload.split(",") if each),
         supervised=options.supervised,
     )
@@ -119,15 +119,28 @@ def _seconds(text: str) -> float | None:
     return seconds
 
 
-def environments_in(text: str) -> dict[str, str]:
+def add_environments(command: argparse.ArgumentParser) -> None:
+    """Add the options that say where predictors run."""
+    text = "interpreters of frameworks with an environment of their own: mxnet=/path/to/python,..."
+    command.add_argument("--environments", default=os.environ.get("TRIMS_ENVIRONMENTS", ""), help=text)
+    text = "where trims env makes environments (default: $TRIMS_ENVIRONMENTS_DIR)"
+    command.add_argument("--environments-dir", type=Path, help=text)
+
+
+def environments_in(text: str) -> dict[str, Path]:
     """`mxnet=/path/to/python,...` as a mapping. Raises ConfigError for a file that is not there."""
-    return dict(_pair(each) for each in text.split(",") if each)
-
-
-def _pair(text: str) -> tuple[str, str]:
     from trims.core.errors import ConfigError
+    from trims.environments.interpreters import parse_interpreters
 
-    framework, equals, python = text.partition("=")
-    if not equals or not Path(python).is_file():
-        raise ConfigError(f"--environments has {text!r}; write framework=/path/to/python, and the file must be there")
-    return framework, python
+    try:
+        return parse_interpreters(text)
+    except ValueError as error:
+        raise ConfigError(f"--environments has {text!r}: {error}") from error
+
+
+def environments_dir_of(options: argparse.Namespace) -> Path:
+    """Where made environments are, as these options and the variables say."""
+    from trims.environments.shelf import default_folder
+
+    folder: Path | None = options.environments_dir
+    return default_folder() if folder is None else folder.absolute()

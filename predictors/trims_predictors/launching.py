@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 
 from trims.core.errors import PredictorError
+from trims.environments.shelf import hold
 
 #: What each predictor needs, whatever its framework.
 _ALWAYS = (
@@ -65,6 +66,8 @@ class Environment:
 class Launcher:
     """Starts programs of ours in an environment, tied to this process by a lifeline.
 
+    An environment that trims has made is not removed while there is a launcher that has used it.
+
     Args:
         runtime_dir: Folder of the daemon's sockets.
     """
@@ -72,9 +75,16 @@ class Launcher:
     def __init__(self, runtime_dir: str) -> None:
         self.runtime_dir = runtime_dir
         self.lifeline, self._held = os.pipe()
+        self._holds: dict[str, int | None] = {}
 
     def start(self, module: str, environment: Environment, sock: int) -> subprocess.Popen[bytes]:
-        """Start `module` with a socket. Raises PredictorError if the interpreter cannot be started."""
+        """Start `module` with a socket.
+
+        Raises PredictorError if the interpreter cannot be started, NotSupportedError if its environment is being
+        removed.
+        """
+        if environment.python not in self._holds:
+            self._holds[environment.python] = hold(environment.python)
         command = [
             environment.python or sys.executable, "-c", _BOOTSTRAP, json.dumps(_packages()), module,
             "--socket", str(sock), "--lifeline", str(self.lifeline), "--runtime-dir", self.runtime_dir,
@@ -92,6 +102,10 @@ class Launcher:
         """End everything that was started and still runs."""
         os.close(self.lifeline)
         os.close(self._held)
+        while self._holds:
+            _, fd = self._holds.popitem()
+            if fd is not None:
+                os.close(fd)
 
 
 def tell_status(status: int) -> str:

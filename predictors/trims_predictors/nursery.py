@@ -93,7 +93,10 @@ class Nursery:
 
     def spares(self) -> dict[str, int]:
         """How many spares each framework has."""
-        return {environment.framework: len(spares) for environment, spares in self._spares.items()}
+        found: dict[str, int] = {}
+        for environment, spares in self._spares.items():  # of several versions, each in an environment of its own
+            found[environment.framework] = found.get(environment.framework, 0) + len(spares)
+        return found
 
     def templates(self) -> dict[str, dict[str, int]]:
         """How many templates of each framework were started, and how many of them have ended."""
@@ -105,7 +108,7 @@ class Nursery:
 
     def learning(self) -> list[str]:
         """Frameworks for which a template learns just now."""
-        return sorted(environment.framework for environment in self._teaching)
+        return sorted({environment.framework for environment in self._teaching})
 
     def tend(self, environment: Environment) -> None:
         """Make spares again, in the background. Called when a model has answered, so that nothing is in its way."""

@@ -20,10 +20,11 @@ from trims_predictors.launching import Environment
 from trims_predictors.records import Plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from trims.control import AsyncAdmin, Model
     from trims.core.manifest import Manifest
+    from trims.formats.picking import Picker
 
 #: Seconds for which a plan is used before the daemon is asked again.
 _FRESH_S = 1.0
@@ -42,13 +43,13 @@ class Plans:
 
     Args:
         daemon: Its control door.
-        environments: Framework -> interpreter, for those that have an environment of their own.
+        picker: Says which environment a framework runs in.
         retire: Told a line that is replaced.
     """
 
-    def __init__(self, daemon: AsyncAdmin, environments: Mapping[str, str], retire: Callable[[str], None]) -> None:
+    def __init__(self, daemon: AsyncAdmin, picker: Picker, retire: Callable[[str], None]) -> None:
         self._daemon = daemon
-        self._environments = environments
+        self._picker = picker
         self._retire = retire
         self._known: dict[str, _Known] = {}
         self._asking: dict[str, asyncio.Future[_Known]] = {}
@@ -90,7 +91,7 @@ class Plans:
         except ModelNotFoundError:
             self.forget(name)
             raise
-        plan = self.make(model)
+        plan = await asyncio.to_thread(self.make, model)  # it looks at environments, which lie on a disk
         if before is not None and (before.plan.line != plan.line or _differ(before.key, model.key)):
             self._retire(before.plan.line)
         self._known[name] = _Known(plan, model.key or (before.key if before else ""), time.monotonic())
@@ -107,17 +108,22 @@ class Plans:
             self._retire(known.plan.line)
 
     def make(self, model: Model) -> Plan:
-        """The plan for a model as the daemon describes it. Raises NotSupportedError."""
+        """The plan for a model as the daemon describes it. Looks at environments; call it from a worker.
+
+        Raises NotSupportedError if nothing says what runs it, or no environment satisfies its manifest.
+        """
         manifest = parse_manifest(model.manifest, model.origin)
         settings = manifest.predictor
         framework = framework_of(manifest, model.format)
+        environment = self._environment(manifest, framework)
+        told = model.manifest_json + environment.python
         return Plan(
-            line=f"{model.name}@{hashlib.sha256(model.manifest_json.encode()).hexdigest()[:12]}",
+            line=f"{model.name}@{hashlib.sha256(told.encode()).hexdigest()[:12]}",
             model=model.name,
             version=manifest.version,
             call=settings.call or settings.name or settings.function or _predictor_for(model, framework),
             how="plugin" if settings.name else "function" if settings.function else "class",
-            environment=Environment(framework or "numpy", self._environments.get(framework, "")),
+            environment=environment,
             origin=model.origin,
             options=settings.options,
             attributes=manifest.attributes,
@@ -133,6 +139,13 @@ class Plans:
             keep_alive_s=settings.keep_alive_s,
             run_deadline_s=settings.deadline_s,
         )
+
+    def _environment(self, manifest: Manifest, framework: str) -> Environment:
+        if not framework:
+            return Environment("numpy")
+        version = manifest.framework.version if manifest.framework is not None else ""
+        python = self._picker.again(manifest.name, framework, version)
+        return Environment(framework, "" if python is None else str(python))
 
 
 def _differ(before: str, now: str) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trims_predictors.command import add_environments
 
 if TYPE_CHECKING:
     import argparse
@@ -36,8 +37,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument("--token-file", type=Path, help="file with the token that the endpoint needs")
     run.add_argument("--certificate", help="file with the endpoint's certificate, for https")
     run.add_argument("--deadline-s", type=float, default=600.0, help="seconds to wait for an answer (default: 600)")
-    text = "interpreters of frameworks with an environment of their own: mxnet=/path/to/python,..."
-    run.add_argument("--environments", default=os.environ.get("TRIMS_ENVIRONMENTS", ""), help=text)
+    add_environments(run)
     run.set_defaults(run=_run)
 
 
@@ -55,9 +55,11 @@ def _run(options: argparse.Namespace) -> None:
 def _ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
     from trims.cli.output import note
     from trims.core.errors import ConfigError, DaemonAwayError
+    from trims.environments.shelf import Shelf
+    from trims.formats.picking import Picker
     from trims.wire.address import default_runtime_dir
     from trims.wire.endpoint_file import read_address
-    from trims_predictors.command import environments_in
+    from trims_predictors.command import environments_dir_of, environments_in
     from trims_predictors.endpoint.settings import read_token
     from trims_predictors.running import Away, HttpEndpoint, run_alone
 
@@ -77,7 +79,8 @@ def _ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
             note(f"{error}")
     if options.endpoint is None:
         note(f"there is no endpoint: {options.model} runs in a process that ends with this command")
-    return run_alone(runtime_dir, environments_in(options.environments), options.model, make, options.deadline_s)
+    picker = Picker(environments_in(options.environments), Shelf(environments_dir_of(options)))
+    return run_alone(runtime_dir, picker, options.model, make, options.deadline_s)
 
 
 def _as_json(found: Ran) -> dict[str, Any]:

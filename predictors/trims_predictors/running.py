@@ -28,6 +28,7 @@ from trims_predictors.endpoint.requests import HEADER_LENGTH, parse_answer, told
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from trims.formats.picking import Picker
     from trims_predictors.tensors import Tensor
 
     #: Makes the tensors of the request, once the model's inputs are known.
@@ -156,16 +157,12 @@ def _error_of(status: int, body: bytes) -> TrimsError:
     return _ERRORS.get(status, PredictorError)(message)
 
 
-def run_alone(
-    runtime_dir: str, environments: Mapping[str, str], model: str, make: MakeInputs, deadline_s: float | None
-) -> Ran:
+def run_alone(runtime_dir: str, picker: Picker, model: str, make: MakeInputs, deadline_s: float | None) -> Ran:
     """Answer one request by a predictor that ends with it. Raises what `Fleet.infer` raises."""
-    return asyncio.run(_run_alone(runtime_dir, environments, model, make, deadline_s))
+    return asyncio.run(_run_alone(runtime_dir, picker, model, make, deadline_s))
 
 
-async def _run_alone(
-    runtime_dir: str, environments: Mapping[str, str], model: str, make: MakeInputs, deadline_s: float | None
-) -> Ran:
+async def _run_alone(runtime_dir: str, picker: Picker, model: str, make: MakeInputs, deadline_s: float | None) -> Ran:
     from trims.control import aadmin
     from trims_predictors.fleet import Fleet
     from trims_predictors.plans import Plans
@@ -174,7 +171,7 @@ async def _run_alone(
     async with aadmin(runtime_dir) as daemon:
         fleet = Fleet(Settings(runtime_dir, predictors=1, spares=0))
         try:
-            plan = await Plans(daemon, environments, fleet.retire).of(model)
+            plan = await Plans(daemon, picker, fleet.retire).of(model)
             tensors = make(fleet.signature(plan)[0])
             answer = await fleet.infer(plan, tensors, queue_deadline_s=deadline_s)
             return Ran(plan.model, plan.version, told(answer), answer.outputs)

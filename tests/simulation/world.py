@@ -16,6 +16,7 @@ from trims.core.policy import FirstInFirstOut, GreedyDualSizeFrequency, LeastFre
 from trims.core.replica import State
 from trims.daemon.requests import Requests
 from trims.formats.base import Limits
+from trims.formats.picking import Picker
 from trims.registry.sqlite import SqliteRegistry
 from trims.store.asks import Granted, Outcome
 from trims.store.catalog import Catalog
@@ -54,7 +55,7 @@ def artifact(content: str) -> bytes:
 def keys_of_contents(folder: Path) -> dict[str, str]:
     """The image key of each content, asked of a resolver of its own."""
     registry, catalog = SqliteRegistry(folder / "r.db"), Catalog(folder / "c.db")
-    resolver, keys = Resolver(registry, catalog, {}, folder, Limits()), {}
+    resolver, keys = Resolver(registry, catalog, Picker(), folder, Limits()), {}
     for content in SIZES:
         path = folder / f"{content}.safetensors"
         path.write_bytes(artifact(content))
@@ -183,7 +184,7 @@ class World:
         self.judge.draining = False
         self.registry = SqliteRegistry(self.path / "registry.db")
         self.catalog = FaultyCatalog(self.path / "catalog.db", scheduler.pool)
-        parts = (self.registry, self.catalog, {}, self.path, Limits())
+        parts = (self.registry, self.catalog, Picker(), self.path, Limits())
         resolver = WatchedResolver(*parts, in_place=self.in_place, clock=scheduler.clock)
         resolver.judge, resolver.meanwhile = self.judge, self._during_a_look
         self.store = Store(

@@ -13,6 +13,7 @@ from trims_predictors.records import Answer, Plan, Settings
 from trims_predictors.tensors import Tensor, from_array, to_array
 
 from trims.control import aadmin, admin
+from trims.formats.picking import Picker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -52,7 +53,7 @@ class Driver:
 def drive(
     daemon: Daemon,
     work: Callable[[Driver], Awaitable[Any]],
-    environments: Mapping[str, str] | None = None,
+    environments: Mapping[str, Path] | None = None,
     **settings: Any,
 ) -> Any:
     """Run `work` with a fleet of these settings, and end the fleet."""
@@ -62,7 +63,7 @@ def drive(
             fleet = Fleet(Settings(str(daemon.config.runtime_dir), **{"spares": 0, **settings}))
             try:
                 return await asyncio.wait_for(
-                    work(Driver(fleet, Plans(control, environments or {}, fleet.retire))), 120
+                    work(Driver(fleet, Plans(control, Picker(environments), fleet.retire))), 120
                 )
             finally:
                 await fleet.close(1.0)

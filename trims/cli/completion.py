@@ -1,4 +1,4 @@
-"""Shell completion: commands and options by shtab, and values: names of models, places, files.
+"""Shell completion: commands and options by shtab, and values: names of models and environments, places, files.
 
 An argument says what its values are by its attribute `complete`, as shtab reads it: what each shell calls.
 """
@@ -17,17 +17,21 @@ SHELLS = ("bash", "zsh", "tcsh")
 #: As `shtab.FILE`, which is imported only when a script is asked for.
 FILES: Mapping[str, str] = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
 MODELS: Mapping[str, str] = {"bash": "_trims_models", "zsh": "_trims_models"}
+ENVIRONMENTS: Mapping[str, str] = {"bash": "_trims_environments", "zsh": "_trims_environments"}
 PLACES: Mapping[str, str] = {"bash": "_trims_places", "zsh": "_trims_places"}
 _PLACE_NAMES = "auto cpu disk file gpu gpu:0"
 #: The daemon is asked for names; if none answers, there are none to offer.
 _NAMES = "trims list 2>/dev/null | awk 'NR > 1 { print $1 }'"
+_ENVIRONMENT_NAMES = "trims env list --names 2>/dev/null"
 _FUNCTIONS: Mapping[str, str] = {
     "bash": f"""
 _trims_models() {{ compgen -W "$({_NAMES})" -- "$1"; }}
+_trims_environments() {{ compgen -W "$({_ENVIRONMENT_NAMES})" -- "$1"; }}
 _trims_places() {{ compgen -W "{_PLACE_NAMES}" -- "$1"; }}
 """,
     "zsh": f"""
 _trims_models() {{ local -a names; names=($({_NAMES})); compadd -a names; }}
+_trims_environments() {{ local -a names; names=($({_ENVIRONMENT_NAMES})); compadd -a names; }}
 _trims_places() {{ compadd {_PLACE_NAMES}; }}
 """,
 }

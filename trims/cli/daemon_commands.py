@@ -32,6 +32,7 @@ _FLAGS = {
     "gpu-policy": "which idle model goes first when a GPU is full (default: lru)",
     "cuda": "driver, or a stand-in for machines without a GPU: fake:FOLDER (default: driver)",
     "environments": "interpreters of frameworks with an environment of their own: mxnet=/path/to/python,...",
+    "environments-dir": "where trims env makes environments (default: $TRIMS_ENVIRONMENTS_DIR)",
     "converter-memory-bytes": "private memory of a converter child (default: 16GiB)",
     "converter-time-s": "seconds a conversion may take (default: 600)",
     "converters": "conversions that run at once (default: 2)",

@@ -31,7 +31,7 @@ class _GroupedHelp(argparse.RawDescriptionHelpFormatter):
 
 def build_parser() -> argparse.ArgumentParser:
     """All commands, those of plugins included."""
-    from trims.cli import daemon_commands, model_commands, tools
+    from trims.cli import daemon_commands, env_commands, model_commands, tools
 
     parser = argparse.ArgumentParser(prog="trims", description="A resident model store.", formatter_class=_GroupedHelp)
     parser.set_defaults(parser=parser)  # for `trims completion`
@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
         [
             _group("models", commands, model_commands.register),
             _group("the daemon", commands, daemon_commands.register),
-            _group("tools", commands, tools.register, _register_plugins),
+            _group("tools", commands, env_commands.register, tools.register, _register_plugins),
         ]
     )
     for command in set(commands.choices.values()):  # a command may be there under two names

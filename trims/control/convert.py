@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING
 from trims.control.artifacts import manifest_for
 from trims.core.errors import TrimsError
 from trims.daemon.config import build_config
+from trims.environments.shelf import Shelf
 from trims.formats.base import Limits
 from trims.formats.conversion import start_conversion
+from trims.formats.picking import Picker
 from trims.registry.base import read_manifest
 from trims.registry.sqlite import SqliteRegistry
 from trims.store.catalog import Catalog
@@ -47,7 +49,8 @@ def convert(source: str, fd: int) -> int:
         registry, name = _registry_with(source, Path(scratch), config)
         catalog = Catalog(Path(scratch) / "catalog.db")
         try:
-            resolver = Resolver(registry, catalog, config.environments, config.state_dir / "artifacts", limits)
+            picker = Picker(config.environments, Shelf(config.environments_dir))
+            resolver = Resolver(registry, catalog, picker, config.state_dir / "artifacts", limits)
             resolved = resolver.resolve(name)
             with start_conversion(resolved.artifact, python=resolved.python, limits=limits) as conversion:
                 nbytes = conversion.plan()

@@ -18,6 +18,8 @@ import yaml
 from trims.core.errors import ConfigError
 from trims.core.manifest import TRUSTS
 from trims.core.units import parse_bytes
+from trims.environments.interpreters import parse_interpreters
+from trims.environments.shelf import default_folder
 from trims.memory.available import allowed_bytes
 from trims.memory.shm import SHM_FOLDER
 from trims.tiers.transfer import default_threads
@@ -65,6 +67,7 @@ class Config:
         gpu_policy: Eviction policy of the gpu tiers.
         cuda: `driver`, or a fake for machines without a device.
         environments: Framework -> Python interpreter, for frameworks that need an environment of their own.
+        environments_dir: Where `trims env create` makes environments.
         converter_memory_bytes: Private memory of a converter child.
         converter_time_s: Its wall seconds.
         converters: How many run at once.
@@ -100,6 +103,7 @@ class Config:
     gpu_policy: str = "lru"
     cuda: str = "driver"
     environments: Mapping[str, Path] = field(default_factory=dict)
+    environments_dir: Path = field(default_factory=default_folder)
     converter_memory_bytes: int = 16 << 30
     converter_time_s: float = 600.0
     converters: int = 2
@@ -207,20 +211,6 @@ def _mode(value: Any) -> int:
     return mode
 
 
-def _environments(value: Any) -> dict[str, Path]:
-    """`mxnet=/path/to/python,other=/path`, or a mapping."""
-    pairs = (
-        value.items()
-        if isinstance(value, dict)
-        else [part.partition("=")[::2] for part in str(value).split(",") if part]
-    )
-    found = {str(name): Path(path).absolute() for name, path in pairs}
-    for name, path in found.items():
-        if not path.is_file():
-            raise ValueError(f"the interpreter of {name}, {path}, is not a file")
-    return found
-
-
 def _flag(value: Any) -> bool:
     words = {
         "1": True,
@@ -265,7 +255,8 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "gpu_reserve_bytes": parse_bytes,
     "gpu_policy": str,
     "cuda": str,
-    "environments": _environments,
+    "environments": parse_interpreters,
+    "environments_dir": lambda value: Path(value).absolute(),
     "converter_memory_bytes": parse_bytes,
     "converter_time_s": _limit_s,
     "converters": int,
@@ -290,6 +281,7 @@ def _defaults(env: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any
         "workers": default_threads(),
         "runtime_dir": Path(default_runtime_dir(env)).absolute(),
         "state_dir": state_dir,
+        "environments_dir": default_folder(env),
         "cpu_capacity_bytes": _default_cpu_bytes(given),
         "disk_capacity_bytes": _default_disk_bytes(state_dir),
     }

@@ -25,7 +25,9 @@ from trims.daemon.control_door import ControlDoor
 from trims.daemon.devices import Devices
 from trims.daemon.endpoint import endpoint_of
 from trims.daemon.gpus import gpu_tiers
+from trims.environments.shelf import Shelf
 from trims.formats.base import Limits
+from trims.formats.picking import Picker
 from trims.formats.plugins import load_all
 from trims.formats.scratch import sweep_scratch
 from trims.memory.memfd import SealedMemfd
@@ -127,7 +129,7 @@ class Daemon:
         resolver = Resolver(
             self.registry,
             self.catalog,
-            config.environments,
+            Picker(config.environments, Shelf(config.environments_dir)),
             config.state_dir / "artifacts",
             limits,
             always_hash=config.always_hash,

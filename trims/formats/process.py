@@ -32,6 +32,7 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.core.units import format_bytes
+from trims.environments.shelf import hold
 from trims.formats.scratch import Scratch
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
 
@@ -77,7 +78,8 @@ class LimitedChild:
         extra_paths: Folders put in front of the child's `sys.path`.
         lent: Names of our packages that the child may import if its environment lacks them: what holds a builder.
 
-    Raises CapacityError if this process has no descriptor left, NotSupportedError if the interpreter cannot be started.
+    Raises CapacityError if this process has no descriptor left, NotSupportedError if the interpreter cannot be started
+    or its environment is being removed.
     """
 
     def __init__(
@@ -116,6 +118,8 @@ class LimitedChild:
             self._socket, theirs = socket.socketpair()
             undo.callback(self._socket.close)
             undo.enter_context(theirs)
+            self._hold = hold(python)
+            undo.callback(self._let_go)
             lifeline_read, self._lifeline = os.pipe()
             undo.callback(os.close, self._lifeline)
             with _closing(lifeline_read):
@@ -318,6 +322,13 @@ class LimitedChild:
             os.close(self._lifeline)
             self._socket.close()
             self._scratch.remove()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """The environment may be removed from now on."""
+        if self._hold is not None:
+            os.close(self._hold)
+            self._hold = None
 
     def _end(self) -> None:
         self.kill()

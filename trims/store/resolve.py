@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import blake3
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from trims.core.errors import (
     ArtifactChangedError,
@@ -32,7 +31,6 @@ from trims.core.errors import (
     ArtifactNotFoundError,
     DigestMismatchError,
     ManifestError,
-    NotSupportedError,
     TrimsError,
 )
 from trims.core.manifest import ArtifactSource, Manifest
@@ -51,6 +49,7 @@ from trims.tiers.transfer import default_threads
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from trims.formats.picking import Picker
     from trims.registry.base import Registry
     from trims.store.catalog import Catalog
     from trims.store.pace import Behind
@@ -140,7 +139,7 @@ class Resolver:
     Args:
         registry: Where manifests are.
         catalog: Where digests are kept.
-        environments: Framework name -> interpreter, for frameworks that live in an environment of their own.
+        picker: Says which environment a framework runs in.
         artifacts: Folder for what builders make.
         limits: For builders.
         always_hash: Read every artifact whenever its files would only be compared: for artifacts that are written
@@ -153,7 +152,7 @@ class Resolver:
         self,
         registry: Registry,
         catalog: Catalog,
-        environments: Mapping[str, Path],
+        picker: Picker,
         artifacts: Path,
         limits: Limits,
         *,
@@ -163,7 +162,7 @@ class Resolver:
     ) -> None:
         self._registry = registry
         self._catalog = catalog
-        self._environments = dict(environments)
+        self._picker = picker
         self._artifacts = artifacts
         self._limits = limits
         self._always_hash = always_hash
@@ -220,6 +219,8 @@ class Resolver:
         if self._always_hash and known.checked_at_s + _TRUST_S <= self._clock():
             return None
         same = identities_of(known.artifact.files) == known.identities and builder_is_as_before(known)
+        if self._python_again(known.manifest, required=known.converted) != known.python:
+            return None  # an environment was made or removed
         return replace(known, checked_at_s=self._clock()) if same else None
 
     def _resolve(self, name: str, reading: Reading) -> Resolved:
@@ -290,7 +291,7 @@ class Resolver:
             manifest=manifest,
             artifact=Artifact(chosen.format, (main,), options),
             recipe=record.recipe,
-            python=self._python(manifest),
+            python=self._python_again(manifest, required=chosen.needs_child(options)),
             identities=identities_of((main,)),
             checked_at_s=self._clock(),
             converted=chosen.needs_child(options),
@@ -300,10 +301,8 @@ class Resolver:
         options = _options(manifest, chosen)
         files = chosen.files(main, options)
         artifact = Artifact(chosen.format, files, options, manifest.origin)
-        python = self._python(manifest)
-        environment = Environment(python)
-        _check_framework(manifest, environment, required=chosen.needs_child(options))
-        made_by = recipe(chosen, artifact, environment)
+        python = self._python(manifest, required=chosen.needs_child(options))
+        made_by = recipe(chosen, artifact, Environment(python))
         identities = identities_of(files)
         in_place = self._in_place_key(manifest, chosen, artifact, (identities, made_by)) if identities else None
         if in_place is None and not reading.digest:
@@ -368,8 +367,21 @@ class Resolver:
         found = [each[0] for each in known if each is not None]
         return found if len(found) == len(files) else None
 
-    def _python(self, manifest: Manifest) -> Path | None:
-        return self._environments.get(manifest.framework.name) if manifest.framework else None
+    def _python(self, manifest: Manifest, *, required: bool) -> Path | None:
+        wanted = manifest.framework
+        if wanted is None:
+            return None
+        return self._picker.pick(manifest.name, wanted.name, wanted.version, required=required)
+
+    def _python_again(self, manifest: Manifest, *, required: bool) -> Path | None:
+        """The same at less cost, for a look that converts nothing; None, too, if no environment satisfies."""
+        wanted = manifest.framework
+        if wanted is None:
+            return None
+        try:
+            return self._picker.again(manifest.name, wanted.name, wanted.version, required=required)
+        except TrimsError:
+            return None
 
     def _main_file(self, manifest: Manifest) -> Path:
         source = manifest.artifact
@@ -395,7 +407,7 @@ class Resolver:
             builder.call,
             builder.args,
             folder,
-            python=self._python(manifest),
+            python=self._python(manifest, required=False),
             limits=self._limits,
             extra_paths=(Path(manifest.origin),) if manifest.origin else (),
         )
@@ -499,24 +511,3 @@ def _key(files: tuple[Path, ...], digests: list[str], made_by: Mapping[str, Any]
     names = [file.name for file in files[1:]]  # the main file's name says nothing about the image
     facts: list[Any] = [digests, names, dict(made_by)]
     return str(blake3.blake3(json.dumps(facts, sort_keys=True).encode()).hexdigest())
-
-
-def _check_framework(manifest: Manifest, environment: Environment, *, required: bool) -> None:
-    """Hold the manifest's version constraint against the environment, if the framework is there or must be."""
-    framework = manifest.framework
-    if framework is None or not framework.version:
-        return
-    installed = environment.versions((framework.name,)).get(framework.name)
-    try:
-        wanted = SpecifierSet(framework.version)
-    except InvalidSpecifier as error:
-        raise ManifestError(
-            f"{manifest.name}: framework.version {framework.version!r} is no version constraint"
-        ) from error
-    if installed is None and not required:
-        return
-    if installed is None or not wanted.contains(installed, prereleases=True):
-        raise NotSupportedError(
-            f"{manifest.name} needs {framework.name} {framework.version}, {environment.python} has "
-            f"{installed or 'none'}; install it there, or name another environment for {framework.name}"
-        )

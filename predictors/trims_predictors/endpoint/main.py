@@ -16,6 +16,8 @@ import uvloop
 
 from trims.control import aadmin
 from trims.core.errors import ConfigError
+from trims.environments.shelf import Shelf
+from trims.formats.picking import Picker
 from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
 from trims_predictors.endpoint.grpc_service import start_server
 from trims_predictors.endpoint.health import Health
@@ -48,11 +50,14 @@ async def _serve(settings: EndpointSettings) -> None:
     with _listening(settings) as sock:
         async with aadmin(settings.fleet.runtime_dir) as daemon:
             fleet = Fleet(settings.fleet)
-            service = Service(daemon, fleet, settings.environments)
+            shelf = None if settings.environments_dir is None else Shelf(settings.environments_dir)
+            picker = Picker(settings.environments, shelf)
+            service = Service(daemon, fleet, picker)
             ending = _Ending(fleet, settings.drain_s)
             try:
                 for framework in settings.preload:
-                    fleet.prepare(Environment(framework, settings.environments.get(framework, "")))
+                    python = picker.pick(f"--preload {framework}", framework)
+                    fleet.prepare(Environment(framework, "" if python is None else str(python)))
                 grpc = await _start_grpc(settings, service, Health(service.is_ready), ending)
                 with _announced(settings, sock, grpc):
                     await _answer(settings, service, sock, ending.begin)

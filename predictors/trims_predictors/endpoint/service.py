@@ -15,9 +15,10 @@ from trims_predictors.endpoint.statistics import ModelStatistics
 from trims_predictors.plans import Plans
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from trims.control import AsyncAdmin, Evicted, Model, Replica
+    from trims.formats.picking import Picker
     from trims_predictors.fleet import Fleet
     from trims_predictors.records import Answer, Plan
     from trims_predictors.tensors import Tensor
@@ -33,13 +34,13 @@ class Service:
     Args:
         daemon: The control door of the daemon whose models it serves.
         fleet: Answers.
-        environments: Framework -> interpreter, for those that have an environment of their own.
+        picker: Says which environment a framework runs in.
     """
 
-    def __init__(self, daemon: AsyncAdmin, fleet: Fleet, environments: Mapping[str, str]) -> None:
+    def __init__(self, daemon: AsyncAdmin, fleet: Fleet, picker: Picker) -> None:
         self._daemon = daemon
         self.fleet = fleet
-        self._plans = Plans(daemon, environments, fleet.retire)
+        self._plans = Plans(daemon, picker, fleet.retire)
         self._statistics: dict[str, ModelStatistics] = {}
         self._figures = DaemonFigures(daemon)
         self.metrics = Metrics()
@@ -152,8 +153,9 @@ class Service:
     async def index(self, *, ready: bool = False) -> list[dict[str, str]]:
         """The model repository: READY are models that are resident or that a predictor runs."""
         found = []
-        for model in await self.models():
-            state, reason = self._state(model)
+        models = await self.models()
+        states = await asyncio.to_thread(lambda: list(map(self._state, models)))  # they look at environments
+        for model, (state, reason) in zip(models, states, strict=True):
             if state == "READY" or not ready:
                 found.append({"name": model.name, "version": model.version, "state": state, "reason": reason})
         return found
@@ -165,7 +167,7 @@ class Service:
         return ("READY", "") if places else ("UNAVAILABLE", "not loaded; the first request loads it")
 
     def _trouble(self, model: Model) -> str:
-        """Why nothing can run a model; empty if something can."""
+        """Why nothing can run a model; empty if something can. Reads files; call it from a worker."""
         try:
             self._plans.make(model)
         except TrimsError as error:

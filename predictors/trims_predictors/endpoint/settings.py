@@ -29,6 +29,7 @@ class EndpointSettings:
         private_key: Its key.
         most_body_bytes: Larger requests are refused.
         environments: Framework -> interpreter, for those that have an environment of their own.
+        environments_dir: Where `trims env create` makes environments; None for none.
         preload: Frameworks whose templates start at once.
         supervised: Whether it ends when its standard input is closed: by the daemon that has started it.
         drain_s: Seconds that requests have to finish when the endpoint ends.
@@ -42,7 +43,8 @@ class EndpointSettings:
     certificate: Path | None = None
     private_key: Path | None = None
     most_body_bytes: int = 256 << 20
-    environments: Mapping[str, str] = field(default_factory=dict)
+    environments: Mapping[str, Path] = field(default_factory=dict)
+    environments_dir: Path | None = None
     preload: tuple[str, ...] = ()
     supervised: bool = False
     drain_s: float = 30.0

@@ -15,8 +15,11 @@ from trims.cli.main import main
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Stands for the command: what `trims list` prints.
-_LIST = r"""trims() { [ "$1" = list ] && printf 'name  size\nbert-base  1\nbert-large  2\nresnet50  3\n'; }"""
+#: Stands for the command: what `trims list` and `trims env list --names` print.
+_LIST = r"""trims() { case "$*" in
+    list) printf 'name  size\nbert-base  1\nbert-large  2\nresnet50  3\n' ;;
+    'env list --names') printf 'torch-2.4.1-py311-0a\ntorch-2.5.0-py311-0b\n' ;;
+esac; }"""
 
 
 def completions(script: str, *words: str) -> list[str]:
@@ -42,6 +45,11 @@ def script() -> str:
 @pytest.mark.parametrize("command", ["show", "load", "evict", "pin", "unpin", "rm"])
 def test_names_of_models_are_completed(script: str, command: str) -> None:
     assert completions(script, command, "bert") == ["bert-base", "bert-large"]
+
+
+@pytest.mark.parametrize("action", ["rm", "check"])
+def test_names_of_environments_are_completed(script: str, action: str) -> None:
+    assert completions(script, "env", action, "torch-2.5") == ["torch-2.5.0-py311-0b"]
 
 
 def test_places_are_completed(script: str) -> None:

@@ -90,9 +90,9 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "cpu_policy": "lfu", "disk_policy": "fifo", "keep_alive_s": "1.5", "cpu_memory": "MEMFD",
         "segment_dir": "/dev/shm", "large_pages": "no", "gpus": "GPU-1,GPU-2", "gpu_driver": "ipc", "gpu_share": "0.5",
         "gpu_reserve_bytes": "2GiB", "gpu_policy": "gdsf", "cuda": "fake:/f",
-        "environments": f"mxnet={sys.executable},other={sys.executable}", "converter_memory_bytes": "1MiB",
-        "converter_time_s": "7", "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
-        "behind_bytes_per_s": "1MiB",
+        "environments": f"mxnet={sys.executable},other={sys.executable}", "environments_dir": "/e",
+        "converter_memory_bytes": "1MiB", "converter_time_s": "7", "behind_bytes_per_s": "1MiB",
+        "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
         "max_sessions": "77", "always_hash": "yes", "trust": "verified",
         "endpoint": "Yes", "endpoint_flags": "--port 9000", "log_level": "DEBUG",
     }  # fmt: skip
@@ -101,8 +101,8 @@ def test_every_setting_can_come_from_the_environment() -> None:
     assert config == Config(
         Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, "lfu", "fifo", 1.5, "memfd", Path("/dev/shm"), False,
         "GPU-1,GPU-2", "ipc", 0.5, 2 << 30, "gdsf", "fake:/f",
-        {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, 1 << 20, 7.0, 3, 5, 1 << 20, 0o660, 77, True,
-        "verified", "yes", ("--port", "9000"), True, "debug",
+        {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, Path("/e"), 1 << 20, 7.0, 3, 5, 1 << 20, 0o660,
+        77, True, "verified", "yes", ("--port", "9000"), True, "debug",
     )  # fmt: skip
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from trims_predictors.command import _settings
 
 from trims.cli.main import build_parser, main
 from trims.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def settings(*arguments: str) -> object:
@@ -28,7 +25,7 @@ def test_flags_become_settings(tmp_path: Path) -> None:
     found = _settings(build_parser().parse_args(["endpoint", "--runtime-dir", "/run/x", *flags]))
     assert (found.port, found.token, found.most_body_bytes) == (0, "secret", 1 << 20)
     assert (found.fleet.predictors, found.fleet.queue, found.fleet.keep_alive_s) == (3, 4, None)
-    assert (found.preload, found.environments) == (("torch", "onnxruntime"), {"mxnet": sys.executable})
+    assert (found.preload, found.environments) == (("torch", "onnxruntime"), {"mxnet": Path(sys.executable)})
     assert found.fleet.runtime_dir == "/run/x"
 
 
@@ -38,7 +35,7 @@ def test_flags_become_settings(tmp_path: Path) -> None:
         (["--predictors", "0"], "--predictors is 0; it must be 1 or more"),
         (["--keep-alive-s", "long"], "--keep-alive-s is 'long'"),
         (["--environments", "mxnet"], "framework=/path/to/python"),
-        (["--environments", "mxnet=/no/python"], "the file must be there"),
+        (["--environments", "mxnet=/no/python"], "/no/python, is not a file"),
         (["--token-file", "/no/token"], "no token can be read"),
         (["--max-body", "much"], "much"),
         (["--port", "99999"], "--port is '99999'; it must be a port from 1 to 65535"),

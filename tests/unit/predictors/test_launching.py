@@ -7,9 +7,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from made_environments import put
 from trims_predictors.launching import Environment, Launcher, tell_status
 
-from trims.core.errors import PredictorError
+from trims.core.errors import InUseError, PredictorError
+from trims.environments.shelf import Shelf
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +35,22 @@ def test_a_program_that_was_started_ends_when_its_launcher_closes(folder: Path, 
         assert b"imported" in ours.recv(1 << 16)
         launcher.close()
         assert process.wait(10) != 0
+
+
+def test_a_made_environment_is_held_from_the_first_start_until_the_launcher_closes(folder: Path) -> None:
+    made = put(folder / "environments", numpy="2.0")
+    shelf, launcher = Shelf(folder / "environments"), Launcher(str(folder))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        process = launcher.start("trims_predictors.template", Environment("numpy", str(made.python)), theirs.fileno())
+        theirs.close()
+        ours.send(b'{"op": "import", "modules": []}')
+        assert b"imported" in ours.recv(1 << 16)
+        with pytest.raises(InUseError, match=f"{made.name} is in use by"):
+            shelf.remove(made.name)
+        launcher.close()
+        process.wait(10)
+    shelf.remove(made.name)
 
 
 def test_templates_of_a_framework_import_it_and_our_parts_for_it() -> None:

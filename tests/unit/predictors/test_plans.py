@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from made_environments import put
 from trims_predictors import plans
 from trims_predictors.launching import Environment
 from trims_predictors.plans import Plans
 
 from trims.control.answers import Model
 from trims.core.errors import ModelNotFoundError, NotSupportedError
+from trims.environments.shelf import Shelf
+from trims.formats.picking import Picker
 
 
 def model(key: str = "", format_name: str = "", name: str = "m", **fields: Any) -> Model:
@@ -42,8 +46,8 @@ def retired() -> list[str]:
     return []
 
 
-def made(daemon: Daemon, retired: list[str], **environments: str) -> Plans:
-    return Plans(daemon, environments, retired.append)  # type: ignore[arg-type]
+def made(daemon: Daemon, retired: list[str], **environments: Path) -> Plans:
+    return Plans(daemon, Picker(environments), retired.append)  # type: ignore[arg-type]
 
 
 def test_a_plan_says_what_the_manifest_says(retired: list[str]) -> None:
@@ -89,7 +93,7 @@ def test_the_framework_is_stated_or_follows_from_the_artifact(
     retired: list[str], fields: dict[str, Any], format_name: str, framework: str
 ) -> None:
     daemon = Daemon(model(format_name=format_name, **fields))
-    plan = asyncio.run(made(daemon, retired, mxnet="/envs/mxnet/python").of("m"))
+    plan = asyncio.run(made(daemon, retired, mxnet=Path("/envs/mxnet/python")).of("m"))
     assert plan.environment == Environment(framework, "/envs/mxnet/python" if framework == "mxnet" else "")
     assert plan.call.startswith(f"trims_predictors.builtin.{framework}:")
 
@@ -160,3 +164,40 @@ def test_a_model_that_was_removed_retires_its_predictors_and_is_not_found(
         assert retired == [line]
 
     asyncio.run(run())
+
+
+def test_a_model_moves_to_an_environment_that_is_made_and_back_when_it_is_removed(
+    retired: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(plans, "_FRESH_S", 0.0)
+    shelf = Shelf(tmp_path / "environments")
+    old = put(shelf.folder, 1.0, torch="900.0")
+    daemon = Daemon(model(framework={"name": "torch", "version": ">=900"}))
+
+    async def work() -> None:
+        known = Plans(daemon, Picker(shelf=shelf), retired.append)  # type: ignore[arg-type]
+        first = await known.of("m")
+        assert (first.environment, retired) == (Environment("torch", str(old.python)), [])
+        new = put(shelf.folder, 2.0, torch="901.0")
+        second = await known.of("m")
+        assert second.environment == Environment("torch", str(new.python))
+        assert (second.line != first.line, retired) == (True, [first.line])
+        shelf.remove(new.name)
+        assert (await known.of("m")).line == first.line
+        shelf.remove(old.name)
+        with pytest.raises(NotSupportedError, match="trims env create 'torch>=900'"):
+            await known.of("m")
+
+    asyncio.run(work())
+
+
+def test_two_versions_of_one_framework_are_planned_side_by_side(retired: list[str], tmp_path: Path) -> None:
+    made = [put(tmp_path, 1.0, torch="900.0"), put(tmp_path, 2.0, torch="901.0")]
+    models = [model(name=f"m{n}", framework={"name": "torch", "version": f"=={n}.*"}) for n in (900, 901)]
+
+    async def work() -> None:
+        known = Plans(Daemon(*models), Picker(shelf=Shelf(tmp_path)), retired.append)  # type: ignore[arg-type]
+        found = [(await known.of(each.name)).environment.python for each in models]
+        assert found == [str(each.python) for each in made]
+
+    asyncio.run(work())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from made_environments import put as make_environment
 
 from trims.core.errors import (
     ArtifactError,
@@ -18,8 +19,11 @@ from trims.core.errors import (
     ModelNotFoundError,
     NotSupportedError,
 )
+from trims.environments.shelf import Shelf
 from trims.formats.base import Limits
+from trims.formats.picking import Picker
 from trims.store import resolve
+from trims.store.catalog import ImageRecord
 from trims.store.resolve import Resolver
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
 def resolver(folder: Path, registry: SqliteRegistry, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> Resolver:
     """One that looks at files each time it is asked."""
     monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
-    return Resolver(registry, catalog, {}, folder / "artifacts", Limits(time_s=60.0))
+    return Resolver(registry, catalog, Picker(), folder / "artifacts", Limits(time_s=60.0))
 
 
 @pytest.fixture
@@ -69,7 +73,7 @@ def test_builders_of_one_name_in_two_folders_make_two_images(
     served: bool, registry: SqliteRegistry, catalog: Catalog, checkpoint: Callable[..., Path], folder: Path
 ) -> None:
     checkpoint("m").chmod(0o644)
-    resolver = Resolver(registry, catalog, {}, folder / "artifacts", Limits(), in_place=True)
+    resolver = Resolver(registry, catalog, Picker(), folder / "artifacts", Limits(), in_place=True)
     for name in ("a", "b"):
         a_builder(folder / name, registry, "", name)
     found = [resolver.resolve(name, resolve.Reading(digest=not served)) for name in ("a", "b")]
@@ -103,7 +107,7 @@ def test_a_file_is_read_once_in_all_lives(
     first = resolver.resolve(f"file:{path}")
     assert resolver.resolve(f"file:{path}").key == first.key
     assert resolver.remembered(f"file:{path}").key == first.key  # type: ignore[union-attr]
-    next_life = Resolver(registry, catalog, {}, folder / "artifacts", Limits())
+    next_life = Resolver(registry, catalog, Picker(), folder / "artifacts", Limits())
     assert next_life.resolve(f"file:{path}").key == first.key
     assert reads == ["a.safetensors"]
 
@@ -263,7 +267,7 @@ def test_a_framework_that_does_not_fit_is_named_with_both_versions(
         if fits:
             assert resolver.resolve("m").key
         else:
-            with pytest.raises(NotSupportedError, match=rf"m needs numpy >=99,<100, .* has {np.__version__}; install"):
+            with pytest.raises(NotSupportedError, match=rf"m needs numpy >=99,<100, and .* has {np.__version__}; make"):
                 resolver.resolve("m")
     put(registry, {"path": path}, framework={"name": "numpy", "version": "newest"})
     with pytest.raises(ManifestError, match="'newest' is no version constraint"):
@@ -319,3 +323,61 @@ def test_a_builder_runs_once_for_what_it_is_asked(resolver: Resolver, registry: 
     assert (folder / "calls").read_text() == "x"
     assert build(version="1.0.0") == first, "made again for another version, with the same bytes"
     assert (folder / "calls").read_text() == "xx"
+
+
+def registered_onnx(registry: SqliteRegistry, folder: Path, version: str, name: str = "m") -> None:
+    path = folder / "m.onnx"
+    path.write_bytes(b"\x08\x08\x3a\x00")  # a model with a version and an empty graph
+    framework = {"name": "onnxruntime", "version": version}
+    registry.put({"name": name, "artifact": {"path": str(path)}, "framework": framework}, "", replace=True)
+
+
+@pytest.fixture
+def picky(folder: Path, registry: SqliteRegistry, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> Resolver:
+    """One that looks at files each time it is asked, and picks among made environments."""
+    monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
+    picker = Picker(shelf=Shelf(folder / "environments"))
+    return Resolver(registry, catalog, picker, folder / "artifacts", Limits(time_s=60.0))
+
+
+def test_one_artifact_in_two_versions_of_its_framework_is_two_images(
+    picky: Resolver, registry: SqliteRegistry, folder: Path
+) -> None:
+    made = [make_environment(folder / "environments", n, onnxruntime=f"{n}.0", onnx="1.17.0") for n in (900, 901)]
+    for version in (900, 901):
+        registered_onnx(registry, folder, f"=={version}.*", f"m{version}")
+    found = [picky.resolve(f"m{version}") for version in (900, 901)]
+    assert [each.python for each in found] == [each.python for each in made]
+    assert found[0].recipe["frameworks"] == {"onnxruntime": "900.0", "onnx": "1.17.0"}
+    assert found[0].key != found[1].key
+
+
+def test_an_environment_that_is_made_or_removed_is_seen_at_the_next_look(
+    picky: Resolver, registry: SqliteRegistry, folder: Path, reads: list[str]
+) -> None:
+    registered_onnx(registry, folder, ">=900")
+    with pytest.raises(NotSupportedError, match="trims env create 'onnxruntime>=900'"):
+        picky.resolve("m")
+    shelf = Shelf(folder / "environments")
+    old = make_environment(shelf.folder, 1.0, onnxruntime="900.0")
+    first = picky.resolve("m")
+    new = make_environment(shelf.folder, 2.0, onnxruntime="901.0")
+    second = picky.resolve("m")
+    shelf.remove(new.name)
+    third = picky.resolve("m")
+    assert [each.python for each in (first, second, third)] == [old.python, new.python, old.python]
+    assert (first.key == third.key, first.key == second.key) == (True, False)
+    assert reads == ["m.onnx"]
+
+
+def test_an_image_whose_artifact_is_gone_serves_though_no_environment_satisfies(
+    picky: Resolver, registry: SqliteRegistry, catalog: Catalog, folder: Path
+) -> None:
+    made = make_environment(folder / "environments", onnxruntime="900.0")
+    registered_onnx(registry, folder, ">=900")
+    first = picky.resolve("m")
+    catalog.remember_image(ImageRecord(first.key, "m", first.recipe, 1, 1.0))
+    (folder / "m.onnx").unlink()
+    Shelf(folder / "environments").remove(made.name)
+    assert picky.resolve("m").key == first.key
+    assert picky.resolve("m").python is None

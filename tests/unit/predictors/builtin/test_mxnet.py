@@ -59,5 +59,5 @@ def test_a_graph_is_bound_for_the_shapes_of_each_request(daemon: Daemon, folder:
             with pytest.raises(CallerError):
                 await driver.ask(**wrong)
 
-    settings: dict[str, Any] = {"environments": {"mxnet": str(MXNET_PYTHON)}}
+    settings: dict[str, Any] = {"environments": {"mxnet": Path(MXNET_PYTHON)}}
     drive(daemon, work, **settings)

@@ -14,6 +14,7 @@ from trims_predictors.records import Answer, Plan
 from trims.control.answers import Model
 from trims.core.errors import DaemonAwayError, ModelNotFoundError, PredictorError
 from trims.core.serving import TensorType
+from trims.formats.picking import Picker
 
 
 def model(name: str, *states: str, **fields: Any) -> Model:
@@ -99,7 +100,7 @@ def fleet() -> Fleet:
 
 @pytest.fixture
 def service(daemon: Daemon, fleet: Fleet) -> Service:
-    return Service(daemon, fleet, {})  # type: ignore[arg-type]
+    return Service(daemon, fleet, Picker())  # type: ignore[arg-type]
 
 
 def test_it_is_ready_while_the_daemon_serves(service: Service, daemon: Daemon) -> None:

@@ -1,0 +1,84 @@
+"""Which models use an environment, and which of them need it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from made_environments import put
+from operators import MODEL, Operator
+
+from trims import control
+from trims.cli.env_users import refuse_if_needed, users_of
+from trims.core.errors import DaemonAwayError, InUseError
+from trims.environments.shelf import Shelf
+
+if TYPE_CHECKING:
+    from trims.control import Model
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return Shelf(tmp_path / "environments")
+
+
+def model(name: str, framework: dict[str, str] | None) -> Model:
+    manifest: dict[str, Any] = {"name": name, "artifact": {"path": "/m"}}
+    return replace(
+        MODEL, name=name, manifest_json=json.dumps(manifest | ({"framework": framework} if framework else {}))
+    )
+
+
+@pytest.fixture(autouse=True)
+def _daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has models for a framework that is not here, for one that is, and for none."""
+    models = [
+        model("any", {"name": "mxnet"}),
+        model("old", {"name": "mxnet", "version": "<2"}),
+        model("here", {"name": "numpy", "version": f"=={np.__version__}"}),
+        model("absent", {"name": "mxnet", "version": ">=77"}),
+        model("plain", None),
+    ]
+    monkeypatch.setattr(control, "admin", Operator(models=models).admin)
+
+
+def test_each_environment_is_told_with_the_models_that_run_in_it(shelf: Shelf) -> None:
+    old, new = put(shelf.folder, 1.0, mxnet="1.0"), put(shelf.folder, 2.0, mxnet="2.0")
+    unused = put(shelf.folder, 3.0, numpy="900.0")
+    assert users_of(shelf.all(), shelf, None) == {old.name: ["old"], new.name: ["any"]}
+    with pytest.raises(InUseError, match=f"{old.name} is the only one for old; remove these models"):
+        refuse_if_needed(old.name, shelf, None)
+    assert refuse_if_needed(new.name, shelf, None)  # the other one would do
+    assert refuse_if_needed(unused.name, shelf, None)
+
+
+def test_the_last_environment_of_a_framework_is_needed_by_all_its_models(shelf: Shelf) -> None:
+    made = put(shelf.folder, mxnet="1.0")
+    with pytest.raises(InUseError, match="is the only one for any, old; remove"):
+        refuse_if_needed(made.name, shelf, None)
+
+
+def test_a_configured_interpreter_takes_models_from_a_made_environment(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured, made = put(shelf.folder.parent / "other", mxnet="1.5"), put(shelf.folder, mxnet="1.0")
+    monkeypatch.setenv("TRIMS_ENVIRONMENTS", f"mxnet={configured.python}")
+    assert users_of([made], shelf, None) == {}
+    assert refuse_if_needed(made.name, shelf, None)
+
+
+def test_without_a_daemon_the_users_are_not_known(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = put(shelf.folder, mxnet="1.0")
+    monkeypatch.setattr(control, "admin", Operator(models=DaemonAwayError("none")).admin)
+    assert users_of([made], shelf, None) is None
+    assert not refuse_if_needed(made.name, shelf, None)
+
+
+def test_an_environment_whose_record_cannot_be_read_is_needed_by_none(shelf: Shelf) -> None:
+    made = put(shelf.folder, mxnet="1.0")
+    (Path(made.folder) / "environment.json").write_text("{}")
+    assert refuse_if_needed(made.name, shelf, None)

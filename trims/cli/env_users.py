@@ -1,0 +1,80 @@
+"""Which registered models use which environment: as this command's own environment and settings see it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trims.core.errors import DaemonAwayError, InUseError, TrimsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from trims.core.manifest import Manifest
+    from trims.environments.shelf import Made, Shelf
+    from trims.formats.picking import Picker
+
+
+def users_of(made: Sequence[Made], shelf: Shelf, runtime_dir: str | None) -> Mapping[str, list[str]] | None:
+    """Environment -> the names of the models that it is picked for; None if no daemon answers."""
+    manifests = _manifests(runtime_dir)
+    if manifests is None:
+        return None
+    by_python = {each.python: each.name for each in made}
+    found: dict[str, list[str]] = {}
+    picker = _picker(shelf)
+    for manifest in manifests:
+        python = _pick(picker, manifest)
+        if python in by_python:
+            found.setdefault(by_python[python], []).append(manifest.name)
+    return found
+
+
+def refuse_if_needed(name: str, shelf: Shelf, runtime_dir: str | None) -> bool:
+    """Raise InUseError if registered models run in an environment and in no other one; False if no daemon answers."""
+    manifests = _manifests(runtime_dir)
+    if manifests is None:
+        return False
+    picker, without = _picker(shelf), _picker(shelf, without=name)
+    python = shelf.read(name).python if name not in shelf.unreadable() else None
+    needy = [each.name for each in manifests if python is not None and _pick(picker, each) == python
+             and not _runs(without, each)]  # fmt: skip
+    if needy:
+        raise InUseError(
+            f"the environment {name} is the only one for {', '.join(needy)}; remove these models (trims rm), make "
+            "another environment that satisfies them, or use --force"
+        )
+    return True
+
+
+def _manifests(runtime_dir: str | None) -> list[Manifest] | None:
+    from trims.control import admin
+    from trims.core.manifest import parse_manifest
+
+    try:
+        with admin(runtime_dir) as daemon:
+            models = daemon.models()
+    except DaemonAwayError:
+        return None
+    return [parse_manifest(model.manifest, model.origin) for model in models]
+
+
+def _picker(shelf: Shelf, without: str = "") -> Picker:
+    from trims.daemon.config import build_config
+    from trims.formats.picking import Picker
+
+    return Picker(build_config({}).environments, shelf, without=without)
+
+
+def _pick(picker: Picker, manifest: Manifest) -> Path | None:
+    """The interpreter of a made environment, perhaps; None if there is none."""
+    framework = manifest.framework
+    try:
+        return picker.pick(manifest.name, framework.name, framework.version) if framework is not None else None
+    except TrimsError:
+        return None
+
+
+def _runs(picker: Picker, manifest: Manifest) -> bool:
+    framework = manifest.framework
+    return framework is not None and picker.has(framework.name, framework.version)
