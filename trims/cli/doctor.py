@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _SMALL_SHM_BYTES = 1 << 30
 _FEW_DESCRIPTORS = 1024
+_MXNET = "trims env create mxnet==1.9.1, if you use it; it needs Python 3.10 or 3.11"
 _FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "safetensors", "numpy", "ml_dtypes")
 
 
@@ -34,6 +35,7 @@ def examine(runtime_dir: str | None) -> list[Finding]:
         _folders,
         lambda: _daemon(runtime_dir),
         _frameworks,
+        _environments,
         lambda: _gpu(runtime_dir),
     )
     found: list[Finding] = []
@@ -162,9 +164,34 @@ def _frameworks() -> Iterator[Finding]:
         elif name in here:
             yield Finding("ok", f"{name} {here[name]}")
         elif name == "mxnet":
-            yield Finding("note", "mxnet has no environment", "trims serve --environments mxnet=/path/to/python")
+            yield from () if name in _made_frameworks() else (Finding("note", "mxnet has no environment", _MXNET),)
         else:
             yield Finding("note", f"{name} is not installed here", f"pip install {name}, if you use it")
+
+
+def _made_frameworks() -> set[str]:
+    from trims.daemon.config import build_config
+    from trims.environments.shelf import Shelf
+
+    return {name for made in Shelf(build_config({}).environments_dir).all() for name in made.versions}
+
+
+def _environments() -> Iterator[Finding]:
+    """Environments of `trims env`, as far as can be seen without starting them."""
+    from trims.daemon.config import build_config
+    from trims.environments.checking import glance
+    from trims.environments.shelf import Shelf
+
+    shelf = Shelf(build_config({}).environments_dir)
+    for made in shelf.all():
+        faults = glance(made)
+        told = ", ".join(f"{name} {made.versions[name]}" for name in _FRAMEWORKS if name in made.versions)
+        if faults:
+            yield Finding("bad", f"environment {made.name}: {faults[0].what}", faults[0].remedy)
+        else:
+            yield Finding("ok", f"environment {made.name}: {told}")
+    for name in shelf.unreadable():
+        yield Finding("bad", f"environment {name}: its record cannot be read", f"trims env rm --force {name}")
 
 
 def _gpu(runtime_dir: str | None) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion, Version
 from trims.environments.interpreters import plain_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from trims.environments.shelf import Made
 
@@ -68,10 +68,21 @@ class Fault:
 
 def check(made: Made) -> list[Fault]:
     """All that is wrong; empty if it works. Starts its interpreter, which imports its frameworks."""
+    return _with_remedy(made, _faults(made))
+
+
+def glance(made: Made) -> list[Fault]:
+    """What can be seen to be wrong without starting anything."""
+    if not made.python.exists():
+        return _with_remedy(made, [f"its interpreter {made.python} is gone"])
+    return _with_remedy(made, _against_lock(made))
+
+
+def _with_remedy(made: Made, faults: Iterable[str]) -> list[Fault]:
     again = f"trims env rm {made.name}, then make it again as it was: trims env create --lock {made.lock_file}"
     if not made.lock_file.is_file():
         again = f"trims env rm {made.name}; trims env create {' '.join(made.requested)}"
-    return [Fault(what, again) for what in _faults(made)]
+    return [Fault(what, again) for what in faults]
 
 
 def _faults(made: Made) -> Iterator[str]:

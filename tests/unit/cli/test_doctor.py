@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from made_environments import install, put
 
 from trims.cli import doctor
 from trims.core.errors import ConfigError
@@ -118,4 +119,22 @@ def test_a_framework_that_its_environment_lacks_is_bad(folder: Path, monkeypatch
     assert found["numpy"].verdict == "ok"
     monkeypatch.setenv("TRIMS_ENVIRONMENTS", "")
     (without,) = [each for each in doctor._frameworks() if each.what.startswith("mxnet")]
-    assert (without.verdict, without.advice) == ("note", "trims serve --environments mxnet=/path/to/python")
+    assert (without.verdict, without.advice[:32]) == ("note", "trims env create mxnet==1.9.1, i")
+
+
+def test_made_environments_are_told_and_broken_ones_are_bad(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIMS_ENVIRONMENTS_DIR", str(folder))
+    monkeypatch.setenv("TRIMS_ENVIRONMENTS", "")
+    well, gone, changed = (put(folder, n, mxnet=f"{n}.0") for n in (4, 3, 2))
+    spoilt = put(folder, name="spoilt", numpy="1.0")
+    gone.python.unlink()
+    install(changed, "other", "1.0")
+    (spoilt.folder / "environment.json").write_text("{}")
+    found = list(doctor._environments())
+    assert [each.verdict for each in found] == ["ok", "bad", "bad", "bad"]
+    assert found[0].what == f"environment {well.name}: mxnet 4.0"
+    assert found[1].what == f"environment {gone.name}: its interpreter {gone.python} is gone"
+    assert "other 1.0 was installed after it was made" in found[2].what
+    assert f"trims env create --lock {changed.lock_file}" in found[2].advice
+    assert found[3].advice == "trims env rm --force spoilt"
+    assert not [each for each in doctor._frameworks() if "mxnet" in each.what]

@@ -9,7 +9,7 @@ import pytest
 from made_environments import install, put
 
 from trims.environments import checking
-from trims.environments.checking import check, installed
+from trims.environments.checking import check, glance, installed
 
 if TYPE_CHECKING:
     from trims.environments.shelf import Made, Shelf
@@ -79,6 +79,15 @@ def test_what_trims_lacks_in_it_is_told(made: Made, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(checking, "_OURS", {"trims": ("trims.store.resolve",)})
     (fault,) = told(made)
     assert fault == f"trims cannot be imported by {made.python}: ModuleNotFoundError: No module named 'blake3'"
+
+
+def test_a_glance_starts_nothing_and_sees_what_files_tell(made: Made) -> None:
+    (made.site / "torch.py").write_text("raise OSError")
+    assert glance(made) == []
+    shutil.rmtree(made.site / "helper-1.0.dist-info")
+    assert [fault.what for fault in glance(made)] == [f"helper 1.0 is missing in {made.site}"]
+    made.python.unlink()
+    assert [fault.what for fault in glance(made)] == [f"its interpreter {made.python} is gone"]
 
 
 @pytest.mark.parametrize(
