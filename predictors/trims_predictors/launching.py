@@ -83,8 +83,7 @@ class Launcher:
         Raises PredictorError if the interpreter cannot be started, NotSupportedError if its environment is being
         removed.
         """
-        if environment.python not in self._holds:
-            self._holds[environment.python] = hold(environment.python)
+        self._hold(environment.python)
         command = [
             environment.python or sys.executable, "-c", _BOOTSTRAP, json.dumps(_packages()), module,
             "--socket", str(sock), "--lifeline", str(self.lifeline), "--runtime-dir", self.runtime_dir,
@@ -97,6 +96,14 @@ class Launcher:
             return subprocess.Popen(command, pass_fds=[sock, self.lifeline], env=variables, stdin=subprocess.DEVNULL)
         except OSError as error:
             raise PredictorError(f"{command[0]} cannot be started: {error}") from error
+
+    def _hold(self, python: str) -> None:
+        held = self._holds.get(python)
+        if held is not None and os.fstat(held).st_nlink == 0:  # it was removed by force, and perhaps made again
+            os.close(held)
+            del self._holds[python]
+        if python not in self._holds:
+            self._holds[python] = hold(python)
 
     def close(self) -> None:
         """End everything that was started and still runs."""

@@ -256,7 +256,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "gpu_policy": str,
     "cuda": str,
     "environments": parse_interpreters,
-    "environments_dir": lambda value: Path(value).absolute(),
+    "environments_dir": lambda value: Path(value).absolute() if str(value) else default_folder(),
     "converter_memory_bytes": parse_bytes,
     "converter_time_s": _limit_s,
     "converters": int,

@@ -193,5 +193,6 @@ def _run(command: Sequence[str], failed: str, lock_fd: int) -> str:
     if process.returncode != 0:
         tail = "\n".join((said or "").strip().splitlines()[-_TAIL_LINES:])
         words = f":\n{tail}" if tail else "; its messages are above" if shown else ""
-        raise NotSupportedError(f"{failed} ({Path(command[0]).name} ended with status {process.returncode}){words}")
+        program = "pip" if list(command[1:3]) == ["-m", "pip"] else Path(command[0]).name
+        raise NotSupportedError(f"{failed} ({program} ended with status {process.returncode}){words}")
     return out

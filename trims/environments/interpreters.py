@@ -85,13 +85,15 @@ def find_interpreter(wanted: str = "", uv: str | None = None) -> Interpreter:
         return _ask(Path(wanted).absolute())
     if wanted == ".".join(map(str, sys.version_info[:2])):
         return find_interpreter()
-    found = shutil.which(f"python{wanted}") or _asked_of_uv(wanted, uv)
-    if not found:
-        raise NotSupportedError(
-            f"there is no Python {wanted} on the PATH; install it (with uv: uv python install {wanted}), or write "
-            "--python /path/to/python"
-        )
-    return _ask(Path(found), wanted)
+    why = f"there is no Python {wanted} on the PATH"
+    for found in filter(None, (shutil.which(f"python{wanted}"), _asked_of_uv(wanted, uv))):
+        try:
+            return _ask(Path(found), wanted)
+        except NotSupportedError as error:  # such as a stand-in of pyenv for a version that is not installed
+            why = str(error)
+    raise NotSupportedError(
+        f"{why}; install Python {wanted} (with uv: uv python install {wanted}), or write --python /path/to/python"
+    )
 
 
 def _asked_of_uv(wanted: str, uv: str | None) -> str:
@@ -105,17 +107,20 @@ def _asked_of_uv(wanted: str, uv: str | None) -> str:
 def _ask(path: Path, wanted: str = "") -> Interpreter:
     try:
         done = subprocess.run(
-            [path, "-I", "-c", _ASK], capture_output=True, text=True, check=True, timeout=_ANSWER_S,
+            [path, "-I", "-c", _ASK], capture_output=True, text=True, check=False, timeout=_ANSWER_S,
             env=plain_environment(), stdin=subprocess.DEVNULL,
         )  # fmt: skip
         told = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
+    except ValueError as error:
+        words = " ".join(done.stderr.split())[:300] or "it said nothing that can be understood"
+        raise NotSupportedError(f"{path} is no Python that runs: {words} (status {done.returncode})") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
         raise NotSupportedError(f"{path} is no Python that runs: {error}") from error
     found = Interpreter(path, str(told["version"]), str(told["platform"]))
     if told["implementation"] != "CPython" or _numbers(found.version) < (3, 10):
         raise NotSupportedError(f"{path} is {told['implementation']} {found.version}; trims needs CPython from 3.10 on")
     if wanted and found.minor != wanted:
-        raise NotSupportedError(f"{path} is Python {found.version}, not {wanted}; write --python /path/to/python")
+        raise NotSupportedError(f"{path} is Python {found.version}, not {wanted}")
     return found
 
 

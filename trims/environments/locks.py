@@ -112,7 +112,9 @@ def _pin(line: str, where: str) -> Pin:
     try:
         requirement = Requirement(plain)
     except InvalidRequirement as error:
-        raise ConfigError(f"{where} has the line {plain!r}, which is no requirement: {error}") from error
+        raise ConfigError(
+            f"{where} has the line {plain!r}, which is no requirement: {str(error).splitlines()[0]}"
+        ) from error
     stated = list(requirement.specifier)
     if len(stated) != 1 or stated[0].operator not in ("==", "===") or stated[0].version.endswith("*"):
         raise ConfigError(f"{where} has the line {plain!r}; a lock states one version: {requirement.name}==1.2.3")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ConfigError, NotSupportedError
+from trims.environments.checking import glance
 from trims.environments.installers import choose, find_uv
 from trims.environments.interpreters import find_interpreter
 from trims.environments.locks import locked, parse_lock
@@ -85,7 +86,7 @@ def make(shelf: Shelf, request: Request, tell: Callable[[str], None] = lambda _:
     try:
         with shelf.claimed(name) as lock_fd:
             if lock_fd is None:
-                return shelf.read(name), False
+                return _sound(shelf.read(name)), False
             tell(f"installing {len(lock.pins)} packages into {shelf.folder / name}")
             made = replace(_build(shelf.folder / name, installer, python, lock, lock_fd), trims=request.trims)
             shelf.settle(made)
@@ -93,6 +94,14 @@ def make(shelf: Shelf, request: Request, tell: Callable[[str], None] = lambda _:
     except BaseException:
         shelf.sweep()
         raise
+
+
+def _sound(made: Made) -> Made:
+    """The same, if it still is what it was. Raises NotSupportedError."""
+    faults = glance(made)
+    if faults:
+        raise NotSupportedError(f"the environment {made.name} is there, but {faults[0].what}; {faults[0].remedy}")
+    return made
 
 
 def _read_lock(path: Path) -> Lock:

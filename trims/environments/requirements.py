@@ -40,7 +40,7 @@ def _checked(text: str, where: str) -> str:
     try:
         requirement = Requirement(text)
     except InvalidRequirement as error:
-        raise ConfigError(f"{where} is no requirement such as torch==2.4.1: {error}") from error
+        raise ConfigError(f"{where} is no requirement such as torch==2.4.1: {str(error).splitlines()[0]}") from error
     if requirement.url is not None:
         raise ConfigError(
             f"{where} names a file or an address, which has no version to lock; put the wheel into a folder and write "

@@ -48,8 +48,13 @@ def default_folder(environment: Mapping[str, str] | None = None) -> Path:
     env = os.environ if environment is None else environment
     if env.get(FOLDER_VARIABLE):
         return Path(env[FOLDER_VARIABLE]).absolute()
-    data = Path(env["XDG_DATA_HOME"]) if env.get("XDG_DATA_HOME") else Path.home() / ".local" / "share"
-    return data / "trims" / "environments"
+    if env.get("XDG_DATA_HOME"):
+        return Path(env["XDG_DATA_HOME"]) / "trims" / "environments"
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user without one, as in containers: nothing is there, and nothing is made
+        home = Path("/nonexistent")
+    return home / ".local" / "share" / "trims" / "environments"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,7 @@ class Shelf:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._warned = False
 
     def state(self) -> tuple[tuple[str, int], ...]:
         """Changes whenever an environment becomes ready or goes. Cheap: one look at each."""
@@ -274,6 +280,11 @@ class Shelf:
         try:
             return [name for name in os.listdir(self.folder) if hidden or not name.startswith(".")]
         except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                _log.warning("environments in %s cannot be seen: %s", self.folder, error)
             return []
 
 

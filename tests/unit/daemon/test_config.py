@@ -12,6 +12,7 @@ import pytest
 from trims.cli import daemon_commands
 from trims.core.errors import ConfigError
 from trims.daemon.config import Config, build_config
+from trims.environments.shelf import default_folder
 from trims.memory.available import allowed_bytes
 
 
@@ -104,6 +105,10 @@ def test_every_setting_can_come_from_the_environment() -> None:
         {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, Path("/e"), 1 << 20, 7.0, 3, 5, 1 << 20, 0o660,
         77, True, "verified", "yes", ("--port", "9000"), True, "debug",
     )  # fmt: skip
+
+
+def test_an_empty_folder_of_environments_is_the_users_own() -> None:
+    assert build({"TRIMS_ENVIRONMENTS_DIR": ""}).environments_dir == default_folder()
 
 
 @pytest.mark.parametrize(("value", "expected"), [(False, "no"), (True, "yes"), ("off", None), ("AUTO", "auto")])

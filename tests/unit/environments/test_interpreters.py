@@ -35,7 +35,7 @@ def test_a_version_is_looked_for_on_the_path(tmp_path: Path, monkeypatch: pytest
     [
         ("CPython", "3.9.1", "trims needs CPython from 3.10 on"),
         ("PyPy", "3.11.1", "trims needs CPython"),
-        ("CPython", "3.98.0", r"is Python 3\.98\.0, not 3\.99; write --python"),
+        ("CPython", "3.98.0", r"is Python 3\.98\.0, not 3\.99; install Python 3\.99 .*--python"),
     ],
 )
 def test_a_python_that_trims_does_not_run_on_is_refused(

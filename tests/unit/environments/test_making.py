@@ -95,6 +95,13 @@ def test_what_cannot_be_had_is_named_and_nothing_is_left(shelf: Shelf, wheels: P
     assert os.listdir(shelf.folder) == []
 
 
+def test_an_environment_that_is_there_but_broken_is_not_handed_out(shelf: Shelf, wheels: Path) -> None:
+    made, _ = make(shelf, request(wheels, "torch==900.0"))
+    made.python.unlink()
+    with pytest.raises(NotSupportedError, match=rf"{made.name} is there, but its interpreter .* is gone; trims env rm"):
+        make(shelf, request(wheels, "torch==900.0"))
+
+
 def test_a_lock_for_another_python_is_refused_with_the_remedy(shelf: Shelf, wheels: Path, tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     lock.write_text("# python: 3.10\n# platform: linux-z80\n# requested: torch\ntorch==900.0\n")

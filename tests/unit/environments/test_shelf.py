@@ -45,6 +45,28 @@ def test_environments_lie_where_variables_say_else_with_the_users_data(
     assert default_folder(variables) == expected
 
 
+def test_a_user_without_a_home_has_no_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    def home() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.setattr(Path, "home", home)
+    assert Shelf(default_folder({})).all() == []
+
+
+def test_a_folder_that_may_not_be_listed_is_warned_of_once_and_counts_as_empty(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(shelf.folder, torch="2.0")
+
+    def refuse(path: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert [shelf.all(), shelf.all()] == [[], []]
+    assert len(caplog.records) == 1
+    assert "cannot be seen: [Errno 13]" in caplog.text
+
+
 def test_a_shelf_that_is_not_there_is_empty(shelf: Shelf) -> None:
     assert (shelf.state(), shelf.all(), shelf.sweep(), shelf.unreadable()) == ((), [], [], {})
     with pytest.raises(CallerError, match="there are none; trims env create makes one"):

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from made_environments import put
 
 from trims.core.errors import (
     ArtifactError,
     ConversionError,
     ImageError,
+    InUseError,
     NotSupportedError,
     TrimsError,
 )
+from trims.environments.shelf import Shelf
 from trims.formats.base import Limits
 from trims.formats.process import LimitedChild
 from trims.testing.converters import LIMITS
@@ -116,6 +119,20 @@ def test_a_child_of_another_environment_gets_no_python_path_of_this_one(
     said = json.loads((tmp_path / "said").read_text())
     assert said["pythonpath"] is None
     assert "/of/ours" not in said["path"]
+
+
+def test_a_made_environment_is_not_removed_while_a_child_runs_in_it(
+    start: Callable[..., LimitedChild], tmp_path: Path
+) -> None:
+    made, shelf = put(tmp_path / "environments", numpy="1.0"), Shelf(tmp_path / "environments")
+    child = start(python=made.python)
+    assert child.request({"do": "versions", "names": ["numpy"]}) == {"versions": {"numpy": "1.0"}}
+    with pytest.raises(InUseError, match=f"{made.name} is in use by"):
+        shelf.remove(made.name)
+    child.close()
+    shelf.remove(made.name)
+    with pytest.raises(NotSupportedError, match=f"no converter can be started with {made.python}"):
+        start(python=made.python)
 
 
 def test_a_cancelled_child_says_the_first_reason_it_was_given(start: Callable[..., LimitedChild]) -> None:

@@ -53,6 +53,24 @@ def test_a_made_environment_is_held_from_the_first_start_until_the_launcher_clos
     shelf.remove(made.name)
 
 
+def test_an_environment_that_was_removed_by_force_and_made_again_is_held_again(folder: Path) -> None:
+    shelf, launcher = Shelf(folder / "environments"), Launcher(str(folder))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        processes = []
+        for force in (True, False):
+            made = put(shelf.folder, numpy="2.0")
+            environment = Environment("numpy", str(made.python))
+            processes.append(launcher.start("trims_predictors.template", environment, theirs.fileno()))
+            if force:
+                shelf.remove(made.name, force=True)
+        with pytest.raises(InUseError, match=f"{made.name} is in use by"):
+            shelf.remove(made.name)
+        launcher.close()
+        for process in processes:
+            process.wait(10)
+
+
 def test_templates_of_a_framework_import_it_and_our_parts_for_it() -> None:
     assert Environment("numpy").modules()[0] == "numpy"
     assert Environment("torch").modules()[-3:] == [
