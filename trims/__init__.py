@@ -7,7 +7,8 @@
 
 `trims.admin()` is a client for operators: what the `trims` command does, from Python; `trims.aadmin()` is the same for
 asyncio. `trims.errors` has every error class. `trims.torch`, `trims.onnxruntime`, `trims.mxnet` and `trims.cupy` turn
-weights into what the framework runs; each needs its framework and is imported when it is first asked for.
+weights into what the framework runs; each needs its framework and is imported when it is first asked for. `trims.faas`
+adapts a `handler(model, event)` to platforms for functions.
 
 This is the one upward reference of the house: the names below are taken from `trims_client`, lazily.
 """
@@ -18,7 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trims_client import Session, Weights, connect, open_file
+    from trims_client import Session, Weights, connect, faas, open_file
     from trims_client.frameworks import cupy, mxnet, onnxruntime, torch
     from trims_client.losses import Loss
 
@@ -38,12 +39,19 @@ __all__ = [
     "connect",
     "cupy",
     "errors",
+    "faas",
     "mxnet",
     "onnxruntime",
     "open_file",
     "torch",
 ]
-_FRAMEWORKS = ("cupy", "mxnet", "onnxruntime", "torch")
+_MODULES = {
+    "cupy": "frameworks.cupy",
+    "faas": "faas",
+    "mxnet": "frameworks.mxnet",
+    "onnxruntime": "frameworks.onnxruntime",
+    "torch": "frameworks.torch",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -55,8 +63,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("trims.control"), name)
     if name == "Loss":
         return importlib.import_module("trims_client.losses").Loss
-    if name in _FRAMEWORKS:
-        return importlib.import_module(f"trims_client.frameworks.{name}")
+    if name in _MODULES:
+        return importlib.import_module(f"trims_client.{_MODULES[name]}")
     if name in __all__:
         return getattr(importlib.import_module("trims_client"), name)
     raise AttributeError(f"module 'trims' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -11,16 +11,16 @@ import contextlib
 import logging
 import os
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, DeadlineError, DrainingError, PredictorError, TrimsError
 from trims_predictors.batches import join, rows_of, split
 from trims_predictors.launching import Environment, Launcher
 from trims_predictors.nursery import Nursery
-from trims_predictors.records import Answer
+from trims_predictors.records import Answer, load_message
 from trims_predictors.schedule import Fail, Job, Limits, Run, Schedule, Start, Step, Stop
-from trims_predictors.tensors import check_against, check_outputs, describe, types_of
+from trims_predictors.tensors import check_against, check_outputs, types_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -218,7 +218,7 @@ class Fleet:
         process.ended.add_done_callback(lambda ended: self._ended(predictor, ended.result()))
         self._count(f"started_{process.how}")
         try:
-            answer = await process.ask(self._load_message(plan), deadline_s=self._settings.load_deadline_s)
+            answer = await process.ask(load_message(plan), deadline_s=self._settings.load_deadline_s)
         except TrimsError as error:
             self._refuse(predictor, error)
             return
@@ -234,16 +234,6 @@ class Fleet:
         if not isinstance(error, TrimsError):
             error = PredictorError(f"no predictor can be started: {error}")
         self._do(self._schedule.failed(predictor, error))
-
-    @staticmethod
-    def _load_message(plan: Plan) -> dict[str, Any]:
-        return {
-            "op": "load", "model": plan.model, "version": plan.version, "call": plan.call, "how": plan.how,
-            "origin": plan.origin, "options": dict(plan.options), "attributes": dict(plan.attributes),
-            "threads": plan.threads, "place": plan.place, "deadline_s": None, "inputs": describe(plan.inputs),
-            "outputs": describe(plan.outputs), "preprocess": [asdict(each) for each in plan.preprocess],
-            "postprocess": [asdict(each) for each in plan.postprocess],
-        }  # fmt: skip
 
     async def _run(self, predictor: int, jobs: Sequence[Job]) -> None:
         running = self._running[predictor]

@@ -28,12 +28,15 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "MXNET_ENGINE_TYPE": "NaiveEngine",
 }
+#: What a predictor prints goes there: standard output is for the answers of commands.
+_STANDARD_ERROR = 2
 #: Our packages are loaded from their own folders, so that a process of another environment sees them and that
 #: environment's packages, and none of this one.
 _BOOTSTRAP = """
-import sys, json, runpy, importlib.util
+import sys
+sys.path[:] = [path for path in sys.path if path]  # or a json.py in the working folder would be imported next
+import json, importlib.util
 packages, module = json.loads(sys.argv[1]), sys.argv[2]
-sys.path[:] = [path for path in sys.path if path]
 for name, folder in packages.items():
     spec = importlib.util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
     sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -93,7 +96,9 @@ class Launcher:
             for ours in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):
                 variables.pop(ours, None)
         try:
-            return subprocess.Popen(command, pass_fds=[sock, self.lifeline], env=variables, stdin=subprocess.DEVNULL)
+            return subprocess.Popen(
+                command, pass_fds=[sock, self.lifeline], env=variables, stdin=subprocess.DEVNULL, stdout=_STANDARD_ERROR
+            )
         except OSError as error:
             raise PredictorError(f"{command[0]} cannot be started: {error}") from error
 

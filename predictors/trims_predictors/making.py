@@ -1,34 +1,40 @@
-"""From what a manifest names to the predictor itself: a class, an entry point of another package, or a function."""
+"""From what a manifest or a command names to the predictor: a class, an entry point, a function, or a handler."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
+import os
 import sys
 from typing import Any
 
 from trims.core.errors import ConfigError, NotSupportedError
 from trims_predictors.builtin.function import FunctionPredictor
+from trims_predictors.builtin.handler import HandlerPredictor
 from trims_predictors.predictor import Predictor
 
 #: Entry points of this group are classes of predictors.
 GROUP = "trims.predictors"
 #: How a plan names a predictor.
-CLASS, PLUGIN, FUNCTION = "class", "plugin", "function"
+CLASS, PLUGIN, FUNCTION, HANDLER = "class", "plugin", "function", "handler"
 
 
 def make(call: str, how: str, folder: str) -> Predictor:
     """An instance of what a manifest or trims names.
 
     Args:
-        call: `package.module:Class`, the name of an entry point, or `package.module:function`.
-        how: Which of the three: `CLASS`, `PLUGIN` or `FUNCTION`.
+        call: `package.module:Class`, the name of an entry point, `package.module:function`, or a handler:
+            `path/of/file.py:function`.
+        how: Which of them: `CLASS`, `PLUGIN`, `FUNCTION` or `HANDLER`.
         folder: Of the manifest, where a module may lie; or empty.
 
     Raises:
         NotSupportedError: It is not there, or is no predictor.
         ConfigError: Two packages have a predictor of that name.
     """
+    if how == HANDLER:
+        return HandlerPredictor(from_file(call), call)
     if how == FUNCTION:
         function = imported(call, folder, "the predictor")
         if not callable(function):
@@ -51,6 +57,32 @@ def imported(call: str, folder: str, what: str) -> Any:
         raise NotSupportedError(
             f"{what} {call} cannot be imported: {error}; install its package in the predictor's environment"
         ) from error
+
+
+def from_file(call: str) -> Any:
+    """What `path/of/file.py:name` names. Other modules of its folder can be imported, too.
+
+    Raises what the file's code raises, and NotSupportedError if it has no such name, or that of another module.
+    """
+    path, _, name = call.rpartition(":")
+    folder, file = os.path.split(path)
+    module_name = file.removesuffix(".py")
+    if module_name in sys.modules:
+        raise NotSupportedError(
+            f"{path} cannot be imported as {module_name!r}: a module of that name is there already; rename the file"
+        )
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise NotSupportedError(f"{path} is no Python file")
+    module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        found = ", ".join(each for each, value in vars(module).items() if callable(value)) or "none"
+        raise NotSupportedError(f"{path} has no function {name!r}; it has {found}") from None
 
 
 def plugin(name: str) -> Any:

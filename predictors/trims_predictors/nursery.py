@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import BadMessageError, DrainingError, LostPeerError, PredictorError
-from trims_predictors import messages
-from trims_predictors.launching import tell_status
-from trims_predictors.processes import PredictorProcess
+from trims_predictors.processes import PredictorProcess, spawn
 from trims_predictors.templates import Template
 
 if TYPE_CHECKING:
@@ -89,7 +86,7 @@ class Nursery:
             self._check_open()
             _log.warning("a predictor for %s is spawned, not forked: %s", environment.framework, error)
             self._discard(environment)
-            return self._spawn(environment)
+            return self._watch(spawn(self._launcher, environment))
 
     def spares(self) -> dict[str, int]:
         """How many spares each framework has."""
@@ -215,20 +212,6 @@ class Nursery:
         until = time.monotonic() + _LONGEST_CALM_S
         while self._busy() and time.monotonic() < until:
             await asyncio.sleep(_CALM_S)
-
-    def _spawn(self, environment: Environment) -> PredictorProcess:
-        ours, theirs = messages.pair()
-        with theirs:
-            try:
-                process = self._launcher.start("trims_predictors.worker", environment, theirs.fileno())
-            except BaseException:
-                ours.close()
-                raise
-
-        async def status() -> str:
-            return tell_status(process.wait())
-
-        return self._watch(PredictorProcess(ours, process.pid, os.pidfd_open(process.pid), "spawned", status))
 
     def _background(self, work: Any) -> None:
         task = asyncio.ensure_future(work)

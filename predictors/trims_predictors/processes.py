@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError, CallerError, DeadlineError, LostPeerError, PredictorError, from_code
 from trims_predictors.arena import Receiver, Sender
-from trims_predictors.messages import close_all
+from trims_predictors.launching import tell_status
+from trims_predictors.messages import close_all, pair
 from trims_predictors.peer import Peer
 from trims_predictors.tensors import Tensor
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from trims.wire.frames import Message
+    from trims_predictors.launching import Environment, Launcher
 
 #: Tensors of more bytes are copied in a thread, so that the loop serves others meanwhile.
 _LARGE_BYTES = 4 << 20
@@ -222,6 +224,22 @@ class PredictorProcess:
         except asyncio.TimeoutError:
             self.kill(f"it did not end within {_GRACE_S:g} s")
             return await self.ended
+
+
+def spawn(launcher: Launcher, environment: Environment) -> PredictorProcess:
+    """A new process that has imported nothing yet. Raises PredictorError if it cannot be started."""
+    ours, theirs = pair()
+    with theirs:
+        try:
+            process = launcher.start("trims_predictors.worker", environment, theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+
+    async def status() -> str:
+        return tell_status(process.wait())
+
+    return PredictorProcess(ours, process.pid, os.pidfd_open(process.pid), "spawned", status)
 
 
 #: Operation of an answer -> the fields that it must have, and of which type.

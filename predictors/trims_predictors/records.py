@@ -1,15 +1,18 @@
-"""What a fleet is made with, what it is asked with, and what it answers."""
+"""What a fleet is made with, what it is asked with, what it answers, and how it tells a predictor what to load."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from trims_predictors.tensors import describe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trims.core.serving import TensorType
     from trims.core.steps import Step
+    from trims.wire.frames import Message
     from trims_predictors.launching import Environment
     from trims_predictors.tensors import Tensor
 
@@ -90,6 +93,17 @@ class Plan:
     run_deadline_s: float | None = None
 
 
+def load_message(plan: Plan) -> Message:
+    """What a predictor's process is told to load; see `worker`."""
+    return {
+        "op": "load", "model": plan.model, "version": plan.version, "call": plan.call, "how": plan.how,
+        "origin": plan.origin, "options": dict(plan.options), "attributes": dict(plan.attributes),
+        "threads": plan.threads, "place": plan.place, "deadline_s": None, "inputs": describe(plan.inputs),
+        "outputs": describe(plan.outputs), "preprocess": [asdict(each) for each in plan.preprocess],
+        "postprocess": [asdict(each) for each in plan.postprocess],
+    }  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What came of a request.
@@ -102,8 +116,8 @@ class Answer:
         warm: True if they were there already when the predictor opened them.
         batch: Requests that were answered in the same run.
         stages: Seconds of each stage: `queue_s` until a predictor had it, of these for a cold one `process_s`,
-            `connect_s`, `open_s` and `load_s`; then `input_s`, `preprocess_s` and `postprocess_s` around `predict_s`
-            if the model has such steps, `output_s`, and `run_s` for the whole run as the endpoint sees it.
+            `connect_s`, `open_s`, `import_s` and `load_s`; then `input_s`, `preprocess_s` and `postprocess_s` around
+            `predict_s` if the model has such steps, `output_s`, and `run_s` for the whole run as the endpoint sees it.
     """
 
     outputs: list[Tensor]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Elements that are printed in full; larger tensors by their ends.
 _MOST_ELEMENTS = 64
 _MOST_LETTERS = 500
-_STARTS = ("process", "connect", "open", "load")
+_STARTS = ("process", "connect", "open", "import", "load")
 _STAGES = ("queue", "input", "preprocess", "predict", "postprocess", "output", "run")
 _INPUT = (
     "a .json file or text with a request of the Open Inference Protocol; a .npy file, or a .npz file with named "

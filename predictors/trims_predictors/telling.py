@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import traceback
+
+#: Frames of these files say nothing of a user's code.
+_OURS = (os.path.dirname(os.path.abspath(__file__)), "<frozen importlib")
+
+
+def traceback_of(error: BaseException) -> str:
+    """The story of an error of a user's code, from the first frame of that code on."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame))
+
 
 def told(error: BaseException) -> str:
     """The class and message of an error; without the message if making that fails."""

@@ -8,7 +8,8 @@ supervisor (`fleet`). Messages:
     {"op": "predict", ...}  answer one request -> {"op": "answer", ...}
     {"op": "unload"}        give everything up and end
 
-What goes wrong in the first three is answered by {"op": "failed", "code": ..., "message": ...}.
+What goes wrong in the first three is answered by {"op": "failed", "code": ..., "message": ...}. The traceback of an
+error that is not of trims's tree goes to standard error.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import os
 import signal
 import socket
@@ -30,7 +32,7 @@ from trims.wire.lifeline import depend_on
 from trims_predictors import messages
 from trims_predictors.arena import Receiver, Sender
 from trims_predictors.predictor import Context
-from trims_predictors.telling import told
+from trims_predictors.telling import told, traceback_of
 from trims_predictors.tensors import check_mask, check_name, describe, from_array, to_array, types_of
 
 if TYPE_CHECKING:
@@ -94,6 +96,7 @@ class Worker:
         except TrimsError as error:
             answer = _failed(error)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the supervisor is told
+            sys.stderr.write(traceback_of(error))
             answer = _failed(_blamed(message, error))
         try:
             messages.send(self._sock, answer, [] if fd is None else [fd])
@@ -125,8 +128,9 @@ class Worker:
             session = self._connect()
         with stages.timed("open_s"):
             self._weights = session.open(context.model, place=message["place"], deadline_s=message["deadline_s"])
-        with stages.timed("load_s"):
+        with stages.timed("import_s"):
             self._predictor = self._made(message, context)
+        with stages.timed("load_s"):
             inner = replace(
                 context,
                 inputs=() if self._preprocess else context.inputs,
@@ -285,6 +289,8 @@ def run(sock: socket.socket, lifeline: int, runtime_dir: str) -> None:
     """Be a predictor's process, until the supervisor lets go of it or ends."""
     depend_on(lifeline)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the supervisor ends its predictors itself
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what it printed is told also if it is killed
     Worker(sock, runtime_dir).serve()
 
 

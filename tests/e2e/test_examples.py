@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -98,9 +99,18 @@ def test_an_mxnet_executor(daemon: Daemon, folder: Path, monkeypatch: pytest.Mon
 
 def test_a_function_handler(daemon: Daemon, linear: Path) -> None:
     told = run("function_handler.py", linear, daemon)
-    assert "{'tensor': 'weight', 'mean': 1.0}" in told
-    assert told.endswith("cold start\n")
-    assert run("function_handler.py", linear, daemon).endswith("warm start\n")
+    assert told == "{'tensor': 'weight', 'mean': 1.0}\n{'tensor': 'bias', 'mean': 1.0}\n"
+
+
+def test_a_function_handler_at_trims_call(daemon: Daemon, linear: Path) -> None:
+    with admin(daemon.config.runtime_dir) as control:
+        control.add(linear)
+    command = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(daemon.config.runtime_dir), "call"]
+    words = [str(EXAMPLES / "function_handler.py"), "--model", "linear", "--event", '{"tensor": "bias"}']
+    done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == {"tensor": "bias", "mean": 1.0}
+    assert done.stderr.startswith("cold: forked; ")
 
 
 def test_many_processes(daemon: Daemon, linear: Path) -> None:

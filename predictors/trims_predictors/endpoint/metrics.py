@@ -32,7 +32,8 @@ OTHER = "(other)"
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 #: Of `Answer.stages`; without a fixed list, a predictor could make labels.
 STAGES = (
-    "queue", "process", "connect", "open", "load", "input", "preprocess", "predict", "postprocess", "output", "run",
+    "queue", "process", "connect", "open", "import", "load", "input", "preprocess", "predict", "postprocess", "output",
+    "run",
 )  # fmt: skip
 #: Outcomes that are no errors of trims's tree.
 ANSWERED, CANCELLED, TOO_LARGE, BUG = "ok", "cancelled", "too_large_body", "internal"
@@ -69,7 +70,8 @@ class Metrics:
             ("model", "protocol"), registry=self._registry, buckets=BUCKETS_S,
         )  # fmt: skip
         self._stages = Histogram(
-            "trims_stage_seconds", "Stages of answered requests; process, connect, open and load only of cold ones.",
+            "trims_stage_seconds",
+            "Stages of answered requests; process, connect, open, import and load only of cold ones.",
             ("model", "stage"), registry=self._registry, buckets=BUCKETS_S,
         )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -69,6 +70,30 @@ def test_an_environment_that_was_removed_by_force_and_made_again_is_held_again(f
         launcher.close()
         for process in processes:
             process.wait(10)
+
+
+def test_a_file_in_the_working_folder_does_not_take_the_place_of_python_s_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "json.py").write_text("raise SystemExit('the wrong one')")
+    monkeypatch.chdir(folder)
+    test_a_program_that_was_started_ends_when_its_launcher_closes(folder, "")
+
+
+def test_what_a_program_prints_goes_to_standard_error(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "talks.py").write_text("print('hello')")
+    launcher = Launcher(str(folder))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
+        process = launcher.start("trims_predictors.template", Environment("numpy"), theirs.fileno())
+        theirs.close()
+        ours.send(b'{"op": "import", "modules": ["talks"]}')
+        assert b"imported" in ours.recv(1 << 16)
+    assert process.wait(10) == 0
+    launcher.close()
+    told = capfd.readouterr()
+    assert (told.out, told.err) == ("", "hello\n")
 
 
 def test_templates_of_a_framework_import_it_and_our_parts_for_it() -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import importlib.metadata
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fleets import SUPPORT
 from own_predictors import Echo
 from trims_predictors.builtin.function import FunctionPredictor
-from trims_predictors.making import CLASS, FUNCTION, GROUP, PLUGIN, imported, make, plugin
+from trims_predictors.builtin.handler import HandlerPredictor
+from trims_predictors.making import CLASS, FUNCTION, GROUP, HANDLER, PLUGIN, from_file, imported, make, plugin
 
 from trims.core.errors import ConfigError, NotSupportedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -85,3 +90,16 @@ def test_an_installed_predictor_that_cannot_be_used_is_named(entries: list[impor
         plugin("a")
     with pytest.raises(NotSupportedError, match="b is no predictor"):
         make("b", PLUGIN, "")
+
+
+def test_a_handler_is_found_in_its_file(folder: Path) -> None:
+    (folder / "handlers_here.py").write_text("def mine(model, event): return event")
+    call = f"{folder}/handlers_here.py:mine"
+    assert isinstance(make(call, HANDLER, ""), HandlerPredictor)
+    with pytest.raises(NotSupportedError, match="a module of that name is there already; rename the file"):
+        from_file(call)
+    del sys.modules["handlers_here"]
+    with pytest.raises(NotSupportedError, match=r"handlers_here\.py has no function 'other'; it has mine"):
+        from_file(f"{folder}/handlers_here.py:other")
+    del sys.modules["handlers_here"]
+    sys.path.remove(str(folder))

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from trims_predictors.telling import told
+from typing import TYPE_CHECKING
+
+import pytest
+from trims_predictors.making import from_file
+from trims_predictors.telling import told, traceback_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class MuteError(Exception):
@@ -15,3 +22,13 @@ class MuteError(Exception):
 def test_an_error_is_told_with_its_class_even_if_it_has_no_words() -> None:
     assert told(KeyError("x")) == "KeyError: 'x'"
     assert told(MuteError()) == "MuteError, whose message cannot be made"
+
+
+def test_a_traceback_begins_where_the_user_s_code_does(folder: Path) -> None:
+    (folder / "traced.py").write_text("def inner():\n    raise KeyError('x')\ninner()\n")
+    with pytest.raises(KeyError) as raised:
+        from_file(f"{folder}/traced.py:name")
+    assert raised.value.__traceback__ is not None
+    error = raised.value.with_traceback(raised.value.__traceback__.tb_next)  # without the frame of this test
+    frames = [line.split(", in ")[1] for line in traceback_of(error).splitlines() if line.startswith("  File")]
+    assert frames == ["<module>", "inner"]

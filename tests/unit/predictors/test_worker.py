@@ -79,7 +79,7 @@ def test_load_predict_and_unload(daemon: Daemon, model: None, supervisor: Superv
     assert loaded["op"] == "loaded"
     assert loaded["inputs"] == [{"name": "x", "dtype": "FP64", "shape": [-1]}]
     assert loaded["place"] == "cpu"
-    assert loaded["stages"].keys() == {"connect_s", "open_s", "load_s"}
+    assert loaded["stages"].keys() == {"connect_s", "open_s", "import_s", "load_s"}
     answer = supervisor.ask({"op": "predict"}, x=[1.5])
     (output,) = supervisor.inbox.read(answer["outputs"])
     assert to_array(output).tolist() == [3.0]

@@ -9,6 +9,7 @@ const STAGES = [
   ["process", "start its process", "start"],
   ["connect", "connect to the daemon", "start"],
   ["open", "open the weights", "start"],
+  ["import", "import the predictor", "start"],
   ["load", "make the model ready", "start"],
   ["input", "take the inputs", "run"],
   ["preprocess", "steps before", "run"],
@@ -49,7 +50,7 @@ function headline(told, spent, total) {
 
 /** Seconds of each stage. For a cold answer `queue_s` holds the stages of its predictor's start. */
 function stages(told) {
-  const starts = ["process", "connect", "open", "load"];
+  const starts = ["process", "connect", "open", "import", "load"];
   const known = (name) => Math.max(0, told[`${name}_s`] ?? 0);
   const found = Object.fromEntries([...starts, ...RUN].map((name) => [name, known(name)]));
   found.wait = Math.max(0, known("queue") - starts.reduce((all, name) => all + found[name], 0));

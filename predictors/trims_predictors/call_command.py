@@ -1,0 +1,160 @@
+"""The `trims call` command: invoke a handler on this machine, and tell what its cold and warm starts cost."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from trims_predictors.invoking import Invocation, Invoked
+
+_HANDLER = "the file with the handler, and its name after a colon (default: handler)"
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    text = "invoke a function, `def handler(model, event)`, cold and warm"
+    call = commands.add_parser("call", help=text, description=text)
+    call.add_argument("handler", metavar="FILE.py[:NAME]", help=_HANDLER)
+    call.add_argument("--model", required=True, help="a registered model: the handler's first argument")
+    forms = "weights (name -> view), torch (a module), onnxruntime (a session), mxnet (a block); default: weights"
+    call.add_argument("--as", dest="form", default="weights", help=f"what the handler gets the model as: {forms}")
+    event = call.add_mutually_exclusive_group()
+    event.add_argument("--event", default="{}", help="the handler's second argument, as JSON (default: {})")
+    event.add_argument("--event-file", help="the file that holds it, or - for standard input")
+    call.add_argument("--repeat", type=int, default=0, metavar="N", help="warm invocations after the cold one")
+    call.add_argument("--compare", action="store_true", help="run the handler in a fresh Python process, too")
+    text = "seconds that the handler may take to get ready, and to answer one event (default: 60)"
+    call.add_argument("--timeout", type=float, default=60.0, metavar="S", help=text)
+    text = "modules that the template imports beside the framework, with commas between"
+    call.add_argument("--preload", default="", metavar="MODULES", help=text)
+    call.add_argument("--json", action="store_true", help="print the answer and all times as JSON")
+    text = "interpreters of frameworks with an environment of their own: mxnet=/path/to/python,..."
+    call.add_argument("--environments", default=os.environ.get("TRIMS_ENVIRONMENTS", ""), help=text)
+    call.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    import json
+
+    from trims_client.faas import check_form
+
+    from trims.cli.output import note, say_json
+    from trims.core.errors import ConfigError
+    from trims.wire.address import default_runtime_dir
+    from trims_predictors.command import environments_in
+    from trims_predictors.invoking import Call, invoke
+
+    if not 0 < options.timeout < math.inf:
+        raise ConfigError(f"--timeout is {options.timeout:g}; it must be more than 0 seconds")
+    if options.repeat < 0:
+        raise ConfigError(f"--repeat is {options.repeat}; it must be 0 or more")
+    call = Call(
+        runtime_dir=options.runtime_dir or default_runtime_dir(),
+        handler=handler_in(options.handler),
+        model=options.model,
+        form=check_form(options.form),
+        event=_event(options),
+        repeat=options.repeat,
+        compare=options.compare,
+        timeout_s=options.timeout,
+        preload=tuple(each for each in options.preload.split(",") if each),
+        environments=environments_in(options.environments),
+    )
+    found = invoke(call)
+    for module in found.not_imported:
+        note(f"the template could not import {module}; the handler was run without")
+    if found.spoilt is not None:
+        note(f"the template cannot be forked, so the cold start is that of a fresh process: {found.spoilt}")
+    if options.json:
+        say_json(_as_json(found))
+        return
+    sys.stdout.write(json.dumps(json.loads(found.cold.answer), indent=2) + "\n")
+    sys.stdout.flush()
+    for line in told(found):
+        note(line)
+
+
+def handler_in(text: str) -> str:
+    """`file.py:name`, absolute. Raises CallerError for a file that is not there, and for what names no file."""
+    from trims.core.errors import CallerError
+
+    path, colon, name = text.rpartition(":") if not text.endswith(".py") else (text, ":", "handler")
+    if not colon or not path.endswith(".py") or not name.isidentifier():
+        raise CallerError(f"{text!r:.200} names no handler; write FILE.py:NAME, such as my_function.py:handler")
+    if not os.path.isfile(path):
+        raise CallerError(f"there is no file {path!r:.200}")
+    return f"{os.path.abspath(path)}:{name}"
+
+
+def _event(options: argparse.Namespace) -> bytes:
+    """The event as JSON. Raises CallerError."""
+    import json
+
+    from trims_client.faas import parse_event
+
+    from trims.core.errors import CallerError
+
+    if options.event_file is None:
+        text = os.fsencode(options.event)
+    elif options.event_file == "-":
+        text = sys.stdin.buffer.read()
+    else:
+        try:
+            text = Path(options.event_file).read_bytes()
+        except OSError as error:
+            raise CallerError(f"the event cannot be read from {options.event_file!r}: {error.strerror}") from error
+    try:
+        return json.dumps(parse_event(text), allow_nan=False).encode()
+    except ValueError as error:
+        raise CallerError(f"the event is no JSON: {error}") from error
+
+
+def told(found: Invoked) -> Sequence[str]:
+    """What happened, and a table of the stages."""
+    from trims.cli.output import table_lines
+    from trims.core.units import format_seconds
+
+    def cell(name: str, of: Sequence[Invocation]) -> str:
+        known = [each.stages[name] for each in of if name in each.stages]
+        return format_seconds(median(known)) if known else ""
+
+    columns: list[tuple[str, Sequence[Invocation]]] = [("cold", [found.cold])]
+    if found.warm:
+        columns.append(("warm" if len(found.warm) == 1 else f"warm, median of {len(found.warm)}", found.warm))
+    if found.fresh is not None:
+        columns.append(("fresh process", [found.fresh]))
+    names = list(dict.fromkeys(name for _, of in columns for each in of for name in each.stages))
+    rows = [[name.removesuffix("_s"), *(cell(name, of) for _, of in columns)] for name in names]
+    rows.append(["total", *(format_seconds(median(each.total_s for each in of)) for _, of in columns)])
+    resident = "already there" if found.cold.resident else "loaded for it"
+    return [
+        f"cold: {found.cold.start}; weights at {found.cold.place}, {resident}",
+        f"its template took {format_seconds(found.template_s)}, once for all functions",
+        *table_lines(["stage", *(f"{name}>" for name, _ in columns)], rows, None),
+    ]
+
+
+def _as_json(found: Invoked) -> dict[str, Any]:
+    import json
+
+    def one(invocation: Invocation) -> dict[str, Any]:
+        return {
+            "start": invocation.start, "total_s": invocation.total_s, "stages": dict(invocation.stages),
+            **({} if invocation.resident is None else {"resident": invocation.resident, "place": invocation.place}),
+        }  # fmt: skip
+
+    return {
+        "answer": json.loads(found.cold.answer),
+        "template_s": found.template_s,
+        "cold": one(found.cold),
+        "warm": [one(each) for each in found.warm],
+        **({} if found.fresh is None else {"fresh": one(found.fresh)}),
+    }

@@ -1,0 +1,229 @@
+"""Invocations of a handler on this machine: one cold, some warm, and one in a fresh Python process to compare.
+
+A cold invocation begins with no process and ends with the answer. Its process is forked from a template that has
+imported the framework, as the endpoint's predictors are. A fresh process has to import everything itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trims.control import aadmin
+from trims.core.errors import DeadlineError, PredictorError
+from trims.core.manifest import parse_manifest
+from trims_predictors.builtin.handler import ANSWER, AS, EVENT
+from trims_predictors.fleet import default_threads
+from trims_predictors.launching import Environment, Launcher
+from trims_predictors.making import HANDLER
+from trims_predictors.plans import framework_of
+from trims_predictors.processes import spawn
+from trims_predictors.records import Plan, load_message
+from trims_predictors.templates import Template
+from trims_predictors.tensors import Tensor, join_bytes, to_array
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from trims.control import Model
+    from trims_predictors.processes import PredictorProcess
+
+#: Between "unload" and the end of a process that was asked to end.
+_BURIAL_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is to be invoked, and how often.
+
+    Attributes:
+        runtime_dir: Folder of the daemon's sockets.
+        handler: `path/of/file.py:function`, absolute.
+        model: A registered model.
+        form: What the handler gets it as: one of `faas.FORMS`.
+        event: JSON.
+        repeat: Warm invocations after the cold one.
+        compare: Whether the handler runs in a fresh Python process, too.
+        timeout_s: Seconds that the handler may take to get ready, and to answer one event.
+        preload: Modules that the template imports beside the framework.
+        environments: Framework -> interpreter, for those that have an environment of their own.
+    """
+
+    runtime_dir: str
+    handler: str
+    model: str
+    form: str
+    event: bytes
+    repeat: int
+    compare: bool
+    timeout_s: float
+    preload: tuple[str, ...]
+    environments: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """One answered event.
+
+    Attributes:
+        answer: JSON.
+        start: What the process was before: `forked`, `spawned` (a fresh Python process) or `running`.
+        total_s: From no process, or from the event if there was one, to the answer.
+        stages: Seconds: `process_s` until the process takes orders, `connect_s`, `open_s`, `import_s` of the handler's
+            file, `load_s` until the model is what the handler gets, `handler_s`, and `other_s` between the processes.
+        resident: Whether the weights were there already; None for a warm one.
+        place: Where they lie.
+    """
+
+    answer: bytes
+    start: str
+    total_s: float
+    stages: Mapping[str, float]
+    resident: bool | None = None
+    place: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Invoked:
+    """All invocations of one call.
+
+    Attributes:
+        template_s: Seconds to start the template and to import in it: once for all functions of a machine.
+        not_imported: Of the modules to preload, those that the template could not import.
+        spoilt: Why the template could not be forked, so that the cold invocation has a fresh process; None if it could.
+        fresh: The invocation to compare with, if it was asked for.
+    """
+
+    template_s: float
+    not_imported: tuple[str, ...]
+    spoilt: str | None
+    cold: Invocation
+    warm: tuple[Invocation, ...]
+    fresh: Invocation | None
+
+
+def invoke(call: Call) -> Invoked:
+    """Invoke a handler as the call says.
+
+    Raises:
+        DeadlineError: It took longer than the call allows.
+        PredictorError: It raised, ended its process, or returned what JSON cannot hold.
+        NotSupportedError: It is not there, or the model cannot be had in that form.
+        TrimsError: The model cannot be opened: what the daemon says.
+    """
+    return asyncio.run(_invoke(call))
+
+
+async def _invoke(call: Call) -> Invoked:
+    async with aadmin(call.runtime_dir) as daemon:
+        plan = _plan(call, await daemon.show(call.model))
+    launcher = Launcher(call.runtime_dir)
+    try:
+        modules = [*plan.environment.modules(), *call.preload]
+        began = time.perf_counter()
+        template = Template(launcher, plan.environment, modules)
+        try:
+            await asyncio.shield(template.ready)
+            template_s = time.perf_counter() - began
+            cold, warm = await _cold_and_warm(call, plan, launcher, template)
+            fresh = await _fresh(call, plan, launcher) if call.compare else None
+        finally:
+            template.close()
+        not_imported = tuple(sorted(template.failed.intersection(call.preload)))
+        return Invoked(template_s, not_imported, template.spoilt, cold, warm, fresh)
+    finally:
+        launcher.close()
+
+
+def _plan(call: Call, model: Model) -> Plan:
+    """How the predictor of the handler is made. What the manifest says of its own predictor does not count here."""
+    manifest = parse_manifest(model.manifest, model.origin)
+    stated = framework_of(manifest, model.format)
+    framework = stated or "numpy" if call.form == "weights" else call.form
+    return Plan(
+        line="",
+        model=model.name,
+        version=manifest.version,
+        call=call.handler,
+        how=HANDLER,
+        environment=Environment(framework, call.environments.get(framework, "")),
+        options={AS: call.form},
+        attributes=manifest.attributes,
+        threads=manifest.predictor.threads or default_threads(),
+    )
+
+
+async def _cold_and_warm(
+    call: Call, plan: Plan, launcher: Launcher, template: Template
+) -> tuple[Invocation, tuple[Invocation, ...]]:
+    began = time.perf_counter()
+    process = spawn(launcher, plan.environment) if template.spoilt else await template.fork()
+    async with _ending(process):
+        cold = await _first(call, plan, process, began)
+        return cold, tuple([await _again(call, process) for _ in range(call.repeat)])
+
+
+async def _fresh(call: Call, plan: Plan, launcher: Launcher) -> Invocation:
+    began = time.perf_counter()
+    process = spawn(launcher, plan.environment)
+    async with _ending(process):
+        return await _first(call, plan, process, began)
+
+
+@asynccontextmanager
+async def _ending(process: PredictorProcess) -> AsyncIterator[None]:
+    """End the process with the block: in order if the block has succeeded, else at once."""
+    try:
+        yield
+        await process.end()
+    finally:
+        process.kill("the command ends")
+        await asyncio.wait([process.ended], timeout=_BURIAL_S)
+        process.abandon()
+
+
+async def _first(call: Call, plan: Plan, process: PredictorProcess, began: float) -> Invocation:
+    loaded = await _ask(call, process, load_message(plan), "was not ready")
+    ready = time.perf_counter()
+    answer, stages = await _event(call, process)
+    total_s = time.perf_counter() - began
+    starts: Mapping[str, float] = loaded["stages"]
+    first = {"process_s": max(0.0, ready - began - sum(starts.values())), **starts, **stages}
+    return Invocation(answer, process.how, total_s, _whole(first, total_s), loaded["warm"], loaded["place"])
+
+
+async def _again(call: Call, process: PredictorProcess) -> Invocation:
+    began = time.perf_counter()
+    answer, stages = await _event(call, process)
+    total_s = time.perf_counter() - began
+    return Invocation(answer, "running", total_s, _whole(stages, total_s))
+
+
+async def _event(call: Call, process: PredictorProcess) -> tuple[bytes, Mapping[str, float]]:
+    """Have one event answered: the answer and the handler's time."""
+    event = Tensor(EVENT, "BYTES", (1,), join_bytes([call.event]))
+    found = await _ask(call, process, {"op": "predict"}, "did not answer", [event])
+    (answer,) = found["outputs"]
+    if answer.name != ANSWER:
+        raise PredictorError(f"{call.handler} answered nonsense: a tensor {answer.name!r:.80}")
+    return bytes(to_array(answer).ravel()[0]), {"handler_s": found["stages"]["predict_s"]}
+
+
+async def _ask(
+    call: Call, process: PredictorProcess, message: dict[str, Any], late: str, tensors: list[Tensor] | None = None
+) -> dict[str, Any]:
+    try:
+        return await process.ask(message, deadline_s=call.timeout_s, tensors=tensors)
+    except DeadlineError as error:
+        raise DeadlineError(
+            f"{call.handler} {late} within {call.timeout_s:g} s, and was ended; allow it more (--timeout)"
+        ) from error
+    except PredictorError as error:
+        raise PredictorError(f"{call.handler}: {error}") from error
+
+
+def _whole(stages: Mapping[str, float], total_s: float) -> Mapping[str, float]:
+    return {**stages, "other_s": max(0.0, total_s - sum(stages.values()))}

@@ -1,0 +1,62 @@
+"""Handlers of functions, as a user has them in a file: `def handler(model, event)`."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from trims.core.errors import CallerError
+
+print("imported")
+NUMBER = 3
+
+
+def handler(model: Any, event: Any) -> dict[str, Any]:
+    """What a model of one weight answers."""
+    print("asked")
+    return {"y": float(model["factor"]) * event["x"], "pid": os.getpid()}
+
+
+def names(model: Any, event: Any) -> list[str]:
+    """The names of the weights, and what was asked."""
+    return [*model, event]
+
+
+def name_form(model: Any, event: Any) -> str:
+    """What the model is."""
+    return type(model).__name__
+
+
+def fail(model: Any, event: Any) -> None:
+    """Has a defect."""
+    _helper()
+
+
+def _helper() -> None:
+    raise ZeroDivisionError("by hand")
+
+
+def refuse(model: Any, event: Any) -> None:
+    """Takes no event."""
+    raise CallerError("it takes none of these")
+
+
+def hang(model: Any, event: Any) -> None:
+    """Never answers."""
+    print("hangs", flush=True)
+    time.sleep(600)
+
+
+def die(model: Any, event: Any) -> None:
+    """Ends its process."""
+    os._exit(3)
+
+
+def answer_bytes(model: Any, event: Any) -> bytes:
+    """What JSON has no form for."""
+    return b"bytes"
+
+
+async def later(model: Any, event: Any) -> None:
+    """Not a plain function."""
