@@ -23,12 +23,15 @@ from trims_predictors.schedule import Fail, Job, Limits, Run, Schedule, Start, S
 from trims_predictors.tensors import check_against, check_outputs, types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from trims.core.serving import TensorType
     from trims_predictors.processes import PredictorProcess
     from trims_predictors.records import Plan, Settings
     from trims_predictors.tensors import Tensor
+
+    #: Gives the context of a run, in W3C's headers.
+    BeginRun = Callable[[], Mapping[str, str]]
 
 _log = logging.getLogger(__name__)
 #: After an answer the same client often asks again.
@@ -56,6 +59,7 @@ class _Request:
     answer: asyncio.Future[Answer]
     began_s: float
     keep_alive_s: float | None
+    begin_run: BeginRun | None
 
 
 class Fleet:
@@ -95,6 +99,7 @@ class Fleet:
         queue_deadline_s: float | None = None,
         keep_alive_s: float | None = None,
         began_s: float | None = None,
+        begin_run: BeginRun | None = None,
     ) -> Answer:
         """Answer one request.
 
@@ -104,6 +109,7 @@ class Fleet:
             queue_deadline_s: Seconds to wait for a predictor.
             keep_alive_s: Seconds that the predictor stays after this request; None: what the model says.
             began_s: When the request came, on the clock of `time.perf_counter`; None: now.
+            begin_run: Called when a predictor begins to answer it; gives the run's trace context for the predictor.
 
         Raises:
             CallerError: The inputs do not fit the model, or the predictor refuses them.
@@ -115,7 +121,9 @@ class Fleet:
         if self._closing:
             raise DrainingError("the endpoint is ending and takes no new requests")
         check_against(tensors, self.signature(plan)[0], plan.model)
-        job = self._job(plan, tensors, keep_alive_s, time.perf_counter() if began_s is None else began_s)
+        began_s = time.perf_counter() if began_s is None else began_s
+        request = _Request(plan, tensors, self._loop.create_future(), began_s, keep_alive_s, begin_run)
+        job = self._job(request)
         answer: asyncio.Future[Answer] = job.payload.answer
         self._plans[plan.line] = plan
         self._do(self._schedule.submit(job, self._limits(plan)))
@@ -147,9 +155,9 @@ class Fleet:
                 self._plans[plan.line] = plan
                 self._do(steps)
 
-    def _job(self, plan: Plan, tensors: Sequence[Tensor], keep_alive_s: float | None, began_s: float) -> Job:
-        request = _Request(plan, tensors, self._loop.create_future(), began_s, keep_alive_s)
-        rows, group = rows_of(tensors) if plan.batch else (1, None)
+    def _job(self, request: _Request) -> Job:
+        plan = request.plan
+        rows, group = rows_of(request.tensors) if plan.batch else (1, None)
         return Job(plan.line, rows, group, ripe=not (plan.batch and plan.batch_delay_s), payload=request)
 
     def _limits(self, plan: Plan) -> Limits:
@@ -256,8 +264,9 @@ class Fleet:
         began = time.perf_counter()
         requests: list[_Request] = [job.payload for job in jobs]
         stated = running.plan.run_deadline_s
+        contexts = [request.begin_run() for request in requests if request.begin_run is not None]
         answer = await running.process.ask(
-            {"op": "predict"},
+            {"op": "predict", **({"context": dict(contexts[0])} if contexts else {})},
             deadline_s=self._settings.run_deadline_s if stated is None else stated,
             tensors=join([request.tensors for request in requests]),
         )

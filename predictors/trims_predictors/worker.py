@@ -34,6 +34,7 @@ from trims_predictors.arena import Receiver, Sender
 from trims_predictors.predictor import Context
 from trims_predictors.telling import told, traceback_of
 from trims_predictors.tensors import check_mask, check_name, describe, from_array, to_array, types_of
+from trims_predictors.trace_context import handed_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -163,7 +164,8 @@ class Worker:
         stages = _Stages()
         with stages.timed("input_s"):
             inputs = {tensor.name: to_array(tensor) for tensor in self._inbox.read(message["inputs"])}
-        outputs = self._answer(self._predictor, inputs, stages)
+        with handed_on(message.get("context")):
+            outputs = self._answer(self._predictor, inputs, stages)
         with stages.timed("output_s"):
             described, fd = self._outbox.write(self._tensors(outputs))
         return {"op": "answer", "outputs": described, "stages": stages.seconds}, fd

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from trims.core.errors import CallerError
 
@@ -37,5 +40,29 @@ def refuse(context: Any, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fail(context: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Has a defect."""
+    raise ZeroDivisionError("by hand")
+
+
+def tell_context(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The trace context that its process has."""
+    return {"y": np.array([os.environ.get(name, "").encode() for name in ("TRACEPARENT", "TRACESTATE")], dtype=object)}
+
+
+def make_span(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Makes a span of its own, as a user's function does that has the SDK of OpenTelemetry."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter()))
+    with provider.get_tracer("mine").start_as_current_span("mine"):
+        found = scale(weights, inputs)
+    provider.shutdown()
+    return found
+
+
+def fail_at_once(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
     """Has a defect."""
     raise ZeroDivisionError("by hand")

@@ -17,6 +17,7 @@ from trims.wire.status import status_of
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint import inference_pb2_grpc
 from trims_predictors.endpoint.grpc_requests import parse_request, write_answer
+from trims_predictors.endpoint.tracing import grpc_span
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -36,6 +37,8 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        #: Address and port, once they are known.
+        self.server = ("", 0)
 
     async def ServerLive(self, request: Any, context: Any) -> Any:
         """Whether the endpoint runs."""
@@ -63,14 +66,22 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         """Answer one request."""
-        with self._service.metrics.request(request.model_name, "grpc") as counting:
+        return await self._infer(request, context, "ModelInfer")
+
+    async def _infer(self, request: Any, context: Any, method: str) -> Any:
+        service, model = self._service, request.model_name
+        with (
+            service.metrics.request(model, "grpc") as counting,
+            grpc_span(service.tracing, context, method, model=model, server=self.server, code_of=code_of) as span,
+        ):
             asked = parse_request(request)
-            plan, answer = await self._service.infer(
-                request.model_name,
+            plan, answer = await service.infer(
+                model,
                 request.model_version,
                 asked.inputs,
                 queue_deadline_s=asked.number("deadline"),
                 keep_alive_s=asked.number("keep_alive"),
+                span=span,
             )
             written = write_answer(asked, answer, plan.model, plan.version)
             counting.answer = answer
@@ -80,7 +91,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         """Answer requests one after the other."""
         async for request in request_iterator:
             try:
-                answer = await self.ModelInfer(request, context)
+                answer = await self._infer(request, context, "ModelStreamInfer")
             except TrimsError as error:
                 failed = pb.ModelStreamInferResponse(error_message=str(error)[:_MOST_LETTERS])
                 failed.infer_response.id = request.id
@@ -184,8 +195,9 @@ async def start_server(
     options = [("grpc.max_receive_message_length", most_body_bytes), ("grpc.max_send_message_length", -1)]
     options.append(("grpc.so_reuseport", 0))  # or a second endpoint would share the port in silence
     server = grpc.aio.server(interceptors=[ErrorsAsStatus(token)], options=options)
+    servicer = InferenceServicer(service)
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call] # generated
-        InferenceServicer(service), server
+        servicer, server
     )
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     if certificate is not None and private_key is not None:
@@ -193,5 +205,6 @@ async def start_server(
         port = server.add_secure_port(address, credentials)
     else:
         port = server.add_insecure_port(address)
+    servicer.server = (address.rpartition(":")[0].strip("[]"), port)
     await server.start()
     return server, port

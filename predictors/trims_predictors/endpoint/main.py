@@ -24,6 +24,7 @@ from trims_predictors.endpoint.health import Health
 from trims_predictors.endpoint.rest import build_app
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.settings import is_loopback
+from trims_predictors.endpoint.tracing import make_tracing
 from trims_predictors.fleet import Fleet
 from trims_predictors.launching import Environment
 
@@ -47,12 +48,13 @@ def serve(settings: EndpointSettings) -> None:
 
 
 async def _serve(settings: EndpointSettings) -> None:
+    tracing = make_tracing(os.environ)
     with _listening(settings) as sock:
         async with aadmin(settings.fleet.runtime_dir) as daemon:
             fleet = Fleet(settings.fleet)
             shelf = None if settings.environments_dir is None else Shelf(settings.environments_dir)
             picker = Picker(settings.environments, shelf)
-            service = Service(daemon, fleet, picker)
+            service = Service(daemon, fleet, picker, tracing)
             ending = _Ending(fleet, settings.drain_s)
             try:
                 for framework in settings.preload:
@@ -64,6 +66,8 @@ async def _serve(settings: EndpointSettings) -> None:
             finally:
                 await ending.wait()
                 await service.close()
+                if tracing is not None:
+                    await tracing.close()
 
 
 class _Ending:

@@ -19,9 +19,11 @@ import trims
 from trims.core.errors import BusyError, CallerError, TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, read_body, read_object
 from trims_predictors.endpoint.openapi import document, is_open
+from trims_predictors.endpoint.outcomes import GONE
 from trims_predictors.endpoint.page_routes import add_page_routes
 from trims_predictors.endpoint.requests import HEADER_LENGTH, parse_request, write_answer
 from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
+from trims_predictors.endpoint.tracing import http_span
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -30,14 +32,13 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from trims_predictors.endpoint.metrics import Counting
+    from trims_predictors.endpoint.otlp import RequestSpan
     from trims_predictors.endpoint.service import Service
 
     _Result = TypeVar("_Result")
 
 #: Bodies of more bytes are parsed in a thread, so that the loop serves others meanwhile.
 _LARGE_BYTES = 256 << 10
-#: The status of an answer that is not awaited any more, as nginx has it; it is not sent.
-_GONE = 499
 #: Hosts that a browser reaches this machine by. Another name in a request's Host is a page that had its own name point
 #: here, to have the browser of a user of this machine send requests.
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -168,18 +169,37 @@ def _add_model_routes(router: APIRouter, service: Service, most_body_bytes: int)
     @router.post("/v2/models/{model}/infer")
     @router.post("/v2/models/{model}/versions/{version}/infer")
     async def infer(request: Request, model: str, version: str = "") -> Response:
-        with service.metrics.request(model, "http") as counting:
+        with (
+            service.metrics.request(model, "http") as counting,
+            http_span(service.tracing, request, model) as span,
+        ):
             body = await read_body(request, most_body_bytes)
-            return await unless_gone(request, _infer(service, request, body, model, version, counting=counting))
+            work = _infer(service, request, body, model, version, counting=counting, span=span)
+            answer = await unless_gone(request, work)
+            if span is not None:
+                span.set_status(answer.status_code)
+            return answer
 
 
 async def _infer(
-    service: Service, request: Request, body: memoryview, model: str, version: str, *, counting: Counting
+    service: Service,
+    request: Request,
+    body: memoryview,
+    model: str,
+    version: str,
+    *,
+    counting: Counting,
+    span: RequestSpan | None,
 ) -> Response:
     header_length = request.headers.get(HEADER_LENGTH)
     asked = await _beside(len(body) if header_length is None else 0, parse_request, body, header_length)
     plan, answer = await service.infer(
-        model, version, asked.inputs, queue_deadline_s=asked.number("deadline"), keep_alive_s=asked.number("keep_alive")
+        model,
+        version,
+        asked.inputs,
+        queue_deadline_s=asked.number("deadline"),
+        keep_alive_s=asked.number("keep_alive"),
+        span=span,
     )
     binary = header_length is not None and asked.wanted is None and "binary_data_output" not in asked.parameters
     accepted = request.headers.get("accept-encoding", "")
@@ -213,7 +233,7 @@ async def unless_gone(request: Request, work: Awaitable[Response]) -> Response:
             return working.result()
         working.cancel()
         await asyncio.wait((working,))
-        return Response(status_code=_GONE)
+        return Response(status_code=GONE)
     finally:
         gone.cancel()
         working.cancel()

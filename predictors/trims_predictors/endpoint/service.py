@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from trims.control import AsyncAdmin, Evicted, Model, Replica
     from trims.formats.picking import Picker
+    from trims_predictors.endpoint.otlp import RequestSpan, Tracing
     from trims_predictors.fleet import Fleet
     from trims_predictors.records import Answer, Plan
     from trims_predictors.tensors import Tensor
@@ -35,15 +36,17 @@ class Service:
         daemon: The control door of the daemon whose models it serves.
         fleet: Answers.
         picker: Says which environment a framework runs in.
+        tracing: Makes spans of requests; None for none.
     """
 
-    def __init__(self, daemon: AsyncAdmin, fleet: Fleet, picker: Picker) -> None:
+    def __init__(self, daemon: AsyncAdmin, fleet: Fleet, picker: Picker, tracing: Tracing | None = None) -> None:
         self._daemon = daemon
         self.fleet = fleet
         self._plans = Plans(daemon, picker, fleet.retire)
         self._statistics: dict[str, ModelStatistics] = {}
         self._figures = DaemonFigures(daemon)
         self.metrics = Metrics()
+        self.tracing = tracing
         #: What the web page shows.
         self.overview = Overview(daemon, self._trouble)
 
@@ -93,8 +96,9 @@ class Service:
         *,
         queue_deadline_s: float | None = None,
         keep_alive_s: float | None = None,
+        span: RequestSpan | None = None,
     ) -> tuple[Plan, Answer]:
-        """Answer one request, and count it; see `Fleet.infer`."""
+        """Answer one request, count it, and tell its span; see `Fleet.infer`."""
         began = time.perf_counter()
         if (guess := self._plans.guess(model, version)) is not None:
             self.fleet.expect(guess, tensors)
@@ -102,12 +106,19 @@ class Service:
         statistics = self._statistics.setdefault(model, ModelStatistics())
         try:
             answer = await self.fleet.infer(
-                plan, tensors, queue_deadline_s=queue_deadline_s, keep_alive_s=keep_alive_s, began_s=began
+                plan,
+                tensors,
+                queue_deadline_s=queue_deadline_s,
+                keep_alive_s=keep_alive_s,
+                began_s=began,
+                begin_run=None if span is None else span.begin_run,
             )
         except (TrimsError, asyncio.CancelledError):
             statistics.failed(time.perf_counter() - began)
             raise
         statistics.answered(answer, time.perf_counter() - began)
+        if span is not None:
+            span.answered(plan, answer)
         return plan, answer
 
     async def describe(self, model: str, version: str = "") -> dict[str, Any]:

@@ -39,6 +39,7 @@ class StandIn:
     def __init__(self, error: TrimsError | None = None) -> None:
         self.error = error
         self.metrics = Metrics()
+        self.tracing = None
 
     def metadata(self) -> dict[str, Any]:
         return {"name": "trims", "version": "0", "extensions": ["statistics"]}

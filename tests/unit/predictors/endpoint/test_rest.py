@@ -27,6 +27,7 @@ class StandIn:
 
     def __init__(self) -> None:
         self.metrics = Metrics()
+        self.tracing = None
         self.error: Exception | None = None
         self.asked: list[tuple[Any, ...]] = []
         self.ready = True
@@ -129,7 +130,7 @@ def test_an_inference_is_answered_in_json_if_it_was_asked_in_json() -> None:
     assert reply.headers["content-type"] == "application/json"
     told = reply.json()
     assert (told["id"], told["outputs"][0]["data"]) == ("7", [2.0, 4.0])
-    assert service.asked[-1] == ("infer", {"queue_deadline_s": 2.0, "keep_alive_s": 0.0})
+    assert service.asked[-1] == ("infer", {"queue_deadline_s": 2.0, "keep_alive_s": 0.0, "span": None})
 
 
 def test_an_inference_is_answered_in_binary_if_it_was_asked_in_binary() -> None:

@@ -1,0 +1,231 @@
+"""Requests as spans of OpenTelemetry: an endpoint in a process of its own, and a collector in the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from endpoints import Endpoint
+from fleets import register
+
+from trims.control import admin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from collectors import Collector, Span
+
+    from trims.daemon.main import Daemon
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CONTEXT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "mine=1"}
+INPUTS = {"inputs": [{"name": "x", "dtype": "FP64", "shape": [-1]}]}
+SERVER, ERROR = 2, 2
+START, RUN = {"process", "connect", "open", "import", "load"}, {"input", "predict", "output"}
+ROUTE = "POST /v2/models/{model}/infer"
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="no SDK: pip install 'trims[otel]'")
+    from collectors import Collector
+
+    made = Collector()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(
+    daemon: Daemon, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Endpoint]]:
+    """Start an endpoint with such variables, for the model `m`, which doubles, and for functions with their names."""
+    made: list[Endpoint] = []
+    register(daemon, checkpoint, predictor={"function": "own_functions:scale"}, **INPUTS)
+    for name in ("make_span", "tell_context", "fail_at_once"):
+        register(daemon, checkpoint, name=name, predictor={"function": f"own_functions:{name}"}, **INPUTS)
+
+    def begin(url: str, **variables: str) -> Endpoint:
+        for name in [each for each in os.environ if each.startswith("OTEL_")]:
+            monkeypatch.delenv(name)
+        for name, value in {"EXPORTER_OTLP_ENDPOINT": url, "BSP_SCHEDULE_DELAY": "50", **variables}.items():
+            monkeypatch.setenv(f"OTEL_{name}", value)
+        made.append(Endpoint(daemon.config.runtime_dir))
+        return made[-1]
+
+    yield begin
+    for each in made:
+        if each.process.returncode is None:
+            each.end()
+
+
+def ask(endpoint: Endpoint, headers: Mapping[str, str], model: str = "m") -> Any:
+    """One request over HTTP with headers: its answer."""
+    body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [1], "data": [1.5]}]}
+    url = f"http://127.0.0.1:{endpoint.port}/v2/models/{model}/infer"
+    request = urllib.request.Request(url, json.dumps(body).encode(), dict(headers))
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        assert "traceresponse" not in answer.headers
+        return json.loads(answer.read())
+
+
+def check_tree(spans: Mapping[str, Span], name: str, starts: set[str]) -> Span:
+    """One tree below the client's span, each span within its parent; returns the server's."""
+    server = spans[name]
+    assert (server.parent, server.kind) == (PARENT, SERVER)
+    assert spans.keys() == {name, "queue", "run", *starts, *RUN}
+    parents = {"queue": name, "run": name, **dict.fromkeys(starts, "queue"), **dict.fromkeys(RUN, "run")}
+    for child, parent in parents.items():
+        assert spans[child].parent == spans[parent].own, child
+        assert spans[child].begin_ns <= spans[child].end_ns
+        # The parents' ends were measured by another clock than the stages' lengths.
+        assert spans[parent].begin_ns - 10_000_000 <= spans[child].begin_ns, child
+        assert spans[child].end_ns <= spans[parent].end_ns + 10_000_000, child
+    return server
+
+
+def test_a_request_is_one_tree_from_the_client_s_span_to_the_stages(
+    start: Callable[..., Endpoint], collector: Collector
+) -> None:
+    endpoint = start(collector.url)
+    assert ask(endpoint, CONTEXT)["outputs"][0]["data"] == [3.0]
+    server = check_tree(collector.trace(TRACE, ROUTE), ROUTE, START)
+    assert server.state == "mine=1"
+    told = server.attributes
+    assert (told["faas.coldstart"], told["trims.predictor"] != "running") == (True, True)
+    assert (told["http.request.method"], told["http.response.status_code"]) == ("POST", 200)
+    assert (told["server.address"], told["server.port"]) == ("127.0.0.1", endpoint.port)
+    assert (told["trims.model.name"], told["trims.model.version"], told["trims.place"]) == ("m", "0.0.0", "cpu")
+    assert (told["url.path"], told["http.route"]) == ("/v2/models/m/infer", "/v2/models/{model}/infer")
+    again = TRACE.replace("0", "9")
+    ask(endpoint, {"traceparent": f"00-{again}-{PARENT}-01"})
+    server = check_tree(collector.trace(again, ROUTE), ROUTE, set())
+    assert (server.attributes["faas.coldstart"], server.attributes["trims.predictor"]) == (False, "running")
+    assert collector.services == {"trims-endpoint"}
+
+
+def test_a_request_over_grpc_is_a_tree_too(start: Callable[..., Endpoint], collector: Collector) -> None:
+    import grpc
+    from trims_predictors.endpoint import inference_pb2 as pb
+    from trims_predictors.endpoint import inference_pb2_grpc
+
+    endpoint = start(collector.url, SERVICE_NAME="mine")
+    request = pb.ModelInferRequest(model_name="m")
+    tensor = request.inputs.add(name="x", datatype="FP64", shape=[1])
+    tensor.contents.fp64_contents.append(1.5)
+    with grpc.insecure_channel(f"127.0.0.1:{endpoint.grpc_port}") as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub.ModelInfer(request, metadata=tuple(CONTEXT.items()), timeout=120)
+        name = "inference.GRPCInferenceService/ModelInfer"
+        told = check_tree(collector.trace(TRACE, name), name, START).attributes
+        assert (told["rpc.system"], told["rpc.grpc.status_code"], told["faas.coldstart"]) == ("grpc", 0, True)
+        assert told["server.port"] == endpoint.grpc_port
+        streamed = TRACE.replace("0", "8")
+        context = (("traceparent", f"00-{streamed}-{PARENT}-01"),)
+        assert len(list(stub.ModelStreamInfer(iter([request]), metadata=context, timeout=120))) == 1
+        check_tree(collector.trace(streamed, f"{name[:-10]}ModelStreamInfer"), f"{name[:-10]}ModelStreamInfer", set())
+    assert collector.services == {"mine"}
+
+
+def test_the_context_of_the_run_reaches_the_function_which_can_make_spans(
+    start: Callable[..., Endpoint], collector: Collector
+) -> None:
+    endpoint = start(collector.url)
+    told, state = ask(endpoint, CONTEXT, "tell_context")["outputs"][0]["data"]
+    spans = collector.trace(TRACE, ROUTE)
+    assert (told, state) == (f"00-{TRACE}-{spans['run'].own}-01", "mine=1")
+    again = TRACE.replace("0", "9")
+    for _ in range(2):  # the first has imported the SDK, so the context is the current one from the second on
+        ask(endpoint, {"traceparent": f"00-{again}-{PARENT}-01"}, "make_span")
+        spans = collector.trace(again, ROUTE)
+        again = again.replace("9", "8")
+    assert spans["mine"].parent == spans["run"].own
+
+
+def test_errors_are_told_and_only_the_server_s_own_are_failures(
+    start: Callable[..., Endpoint], collector: Collector
+) -> None:
+    endpoint = start(collector.url)
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        ask(endpoint, CONTEXT, "unknown")
+    raised.value.close()
+    server = collector.trace(TRACE, ROUTE)[ROUTE]
+    assert (server.status, server.attributes["http.response.status_code"]) == (0, 404)
+    assert server.attributes["error.type"] == "model_not_found"
+    again = TRACE.replace("0", "9")
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        ask(endpoint, {"traceparent": f"00-{again}-{PARENT}-01"}, "fail_at_once")
+    raised.value.close()
+    spans = collector.trace(again, ROUTE)
+    assert (spans[ROUTE].status, spans["run"].status, spans[ROUTE].attributes["error.type"]) == (
+        ERROR,
+        ERROR,
+        "predictor",
+    )
+    (event,) = spans[ROUTE].events
+    assert (event["name"], "ZeroDivisionError: by hand" in event["exception.message"]) == ("exception", True)
+
+
+@pytest.mark.parametrize("context", [{}, {"traceparent": "nonsense"}, {"traceparent": f"00-{'0' * 32}-{PARENT}-01"}])
+def test_a_request_without_a_context_begins_a_trace(
+    start: Callable[..., Endpoint], collector: Collector, context: dict[str, str]
+) -> None:
+    ask(start(collector.url), context)
+    from looking import wait_until
+
+    wait_until(lambda: any(span.name == ROUTE for span in collector.spans), "the span was sent")
+    (server,) = (span for span in collector.spans if span.name == ROUTE)
+    assert server.parent == ""
+    assert {span.trace for span in collector.spans} == {server.trace}
+
+
+def test_a_client_that_is_not_sampled_gets_an_answer_and_no_spans(
+    start: Callable[..., Endpoint], collector: Collector
+) -> None:
+    endpoint = start(collector.url)
+    told, _ = ask(endpoint, {"traceparent": f"00-{TRACE}-{PARENT}-00"}, "tell_context")["outputs"][0]["data"]
+    assert told.startswith(f"00-{TRACE}-")
+    assert told.endswith("-00")
+    assert endpoint.end() == 0
+    assert collector.spans == []
+
+
+def test_the_last_spans_are_sent_when_the_endpoint_ends(start: Callable[..., Endpoint], collector: Collector) -> None:
+    endpoint = start(collector.url, BSP_SCHEDULE_DELAY="3600000")
+    ask(endpoint, CONTEXT)
+    assert endpoint.end() == 0
+    assert ROUTE in {span.name for span in collector.spans}
+
+
+def test_a_collector_that_is_down_changes_nothing_and_costs_one_line(start: Callable[..., Endpoint]) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="no SDK: pip install 'trims[otel]'")
+    endpoint = start("http://127.0.0.1:1", BSP_SCHEDULE_DELAY="5")
+    for _ in range(20):
+        assert ask(endpoint, CONTEXT)["outputs"][0]["data"] == [3.0]
+    assert endpoint.end() == 0
+    assert len([line for line in endpoint.said if "traces: " in line]) == 1, endpoint.said
+    assert not [line for line in endpoint.said if "Traceback" in line]
+
+
+def test_a_collector_that_never_answers_does_not_hold_the_end_up(start: Callable[..., Endpoint]) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="no SDK: pip install 'trims[otel]'")
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        variables = {"BSP_SCHEDULE_DELAY": "5", "EXPORTER_OTLP_TIMEOUT": "600"}
+        endpoint = start(f"http://127.0.0.1:{sock.getsockname()[1]}", **variables)
+        assert ask(endpoint, CONTEXT)["outputs"][0]["data"] == [3.0]
+        assert endpoint.end() == 0
+    assert any("spans that were not sent within 5 s are lost" in line for line in endpoint.said)
+
+
+def test_without_the_variables_requests_are_answered_and_nothing_is_handed_on(
+    start: Callable[..., Endpoint], daemon: Daemon
+) -> None:
+    endpoint = start("", TRACES_EXPORTER="none")
+    assert ask(endpoint, CONTEXT, "tell_context")["outputs"][0]["data"] == ["", ""]
+    with admin(daemon.config.runtime_dir) as control:
+        assert control.status().health.status == "serving"
