@@ -69,14 +69,15 @@ def _run(options: argparse.Namespace) -> None:
         environments=environments_in(options.environments),
     )
     found = invoke(call)
+    answer = _checked(found.cold.answer)
     for module in found.not_imported:
         note(f"the template could not import {module}; the handler was run without")
     if found.spoilt is not None:
         note(f"the template cannot be forked, so the cold start is that of a fresh process: {found.spoilt}")
     if options.json:
-        say_json(_as_json(found))
+        say_json(_as_json(found, answer))
         return
-    sys.stdout.write(json.dumps(json.loads(found.cold.answer), indent=2) + "\n")
+    sys.stdout.write(json.dumps(answer, indent=2) + "\n")
     sys.stdout.flush()
     for line in told(found):
         note(line)
@@ -142,9 +143,21 @@ def told(found: Invoked) -> Sequence[str]:
     ]
 
 
-def _as_json(found: Invoked) -> dict[str, Any]:
+def _checked(text: bytes) -> Any:
+    """The answer, which can be printed. Raises PredictorError."""
     import json
 
+    from trims.core.errors import PredictorError
+
+    try:
+        answer = json.loads(text)
+        json.dumps({"answer": answer}, indent=2)
+    except (ValueError, RecursionError) as error:
+        raise PredictorError(f"the answer cannot be printed: {error}") from error
+    return answer
+
+
+def _as_json(found: Invoked, answer: Any) -> dict[str, Any]:
     def one(invocation: Invocation) -> dict[str, Any]:
         return {
             "start": invocation.start, "total_s": invocation.total_s, "stages": dict(invocation.stages),
@@ -152,7 +165,7 @@ def _as_json(found: Invoked) -> dict[str, Any]:
         }  # fmt: skip
 
     return {
-        "answer": json.loads(found.cold.answer),
+        "answer": answer,
         "template_s": found.template_s,
         "cold": one(found.cold),
         "warm": [one(each) for each in found.warm],

@@ -50,7 +50,6 @@ class Tracing:
     """Makes spans of requests, and sends them where OpenTelemetry's environment variables say."""
 
     def __init__(self) -> None:
-        self._complaints = Complaints()
         resource = Resource.create({"service.version": trims.__version__})
         if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: _NAME}))
@@ -58,6 +57,7 @@ class Tracing:
         self._exporter = OTLPSpanExporter()
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer(_NAME, trims.__version__)
+        self._complaints = Complaints()
 
     @contextmanager
     def request(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConfigError
 from trims_predictors.endpoint.outcomes import Outcome, grpc_outcome, http_outcome
+from trims_predictors.telling import told
 from trims_predictors.trace_context import TRACEPARENT, TRACESTATE
 
 if TYPE_CHECKING:
@@ -48,7 +49,10 @@ def is_wanted(environment: Mapping[str, str]) -> bool:
 
 
 def make_tracing(environment: Mapping[str, str]) -> Tracing | None:
-    """What makes spans of requests; None if it is not wanted. Raises ConfigError if its packages are missing."""
+    """What makes spans of requests; None if it is not wanted.
+
+    Raises ConfigError if packages are missing, or if a variable has a value that the SDK refuses.
+    """
     if not is_wanted(environment):
         return None
     try:
@@ -58,7 +62,10 @@ def make_tracing(environment: Mapping[str, str]) -> Tracing | None:
             f"OpenTelemetry's variables ask for traces, and {error.name} is missing: pip install 'trims[otel]', or "
             "set OTEL_SDK_DISABLED=true"
         ) from error
-    return Tracing()
+    try:
+        return Tracing()
+    except Exception as error:
+        raise ConfigError(f"OpenTelemetry's variables (OTEL_*) cannot be used: {told(error)}") from error
 
 
 def carrier_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from fleets import SUPPORT, register
-from trims_predictors.call_command import handler_in, told
+from trims_predictors.call_command import _checked, handler_in, told
 from trims_predictors.call_command import register as add_command
 from trims_predictors.invoking import Invocation, Invoked
 
-from trims.core.errors import CallerError, ConfigError
+from trims.core.errors import CallerError, ConfigError, PredictorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,6 +139,12 @@ def test_a_command_that_is_interrupted_ends_with_its_processes(daemon: Daemon, c
     rest = process.stderr.read()  # to its end: the processes hold it, too
     process.stderr.close()
     assert (process.wait(60), rest) == (130, "")
+
+
+def test_an_answer_that_is_nested_too_deeply_to_be_printed_is_told() -> None:
+    assert _checked(b"[[1]]") == [[1]]
+    with pytest.raises(PredictorError, match="the answer cannot be printed: maximum recursion depth exceeded"):
+        _checked(b"[" * 200_000 + b"]" * 200_000)
 
 
 def test_only_what_was_measured_has_a_column() -> None:

@@ -72,6 +72,13 @@ def test_packages_that_are_missing_are_named_with_the_remedy(monkeypatch: pytest
         make_tracing(URL)
 
 
+def test_a_value_that_the_sdk_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="no SDK: pip install 'trims[otel]'")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "1")  # less than what is sent at once
+    with pytest.raises(ConfigError, match=r"OpenTelemetry's variables \(OTEL_\*\) cannot be used: ValueError: max_"):
+        make_tracing(URL)
+
+
 def test_without_the_variables_neither_sdk_nor_exporter_is_imported() -> None:
     code = (
         "import sys, trims_predictors.endpoint.main as main\nassert main.make_tracing({}) is None\n"
