@@ -45,8 +45,9 @@ def fail(context: Any, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tell_context(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The trace context that its process has."""
-    return {"y": np.array([os.environ.get(name, "").encode() for name in ("TRACEPARENT", "TRACESTATE")], dtype=object)}
+    """The trace context that its process has, one for each row."""
+    known = {name: os.environ.get(name, "").encode() for name in ("TRACEPARENT", "TRACESTATE")}
+    return {name.lower(): np.array([value] * len(inputs["x"]), dtype=object) for name, value in known.items()}
 
 
 def make_span(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:

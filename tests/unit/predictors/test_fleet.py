@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import os
 import signal
 import time
@@ -27,7 +28,7 @@ from trims.core.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from trims.daemon.main import Daemon
@@ -470,3 +471,27 @@ def test_a_closing_fleet_that_is_closed_again_ends_what_runs_now(troubled: Daemo
         await closing
 
     drive(troubled, work)
+
+
+def test_the_context_of_a_run_is_that_of_its_first_request(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
+    predictor = {"function": "own_functions:tell_context", "max_batch_size": 2, "batch_delay_s": 60.0}
+    register(daemon, checkpoint, predictor=predictor)
+    begun: list[str] = []
+
+    def begin(name: str) -> Mapping[str, str]:
+        begun.append(name)
+        return {"traceparent": name}
+
+    async def work(driver: Driver) -> None:
+        plan, tensors = await driver.plan(), [from_array("x", np.zeros(1))]
+        requests = [
+            driver.fleet.infer(plan, tensors, begin_run=functools.partial(begin, name)) for name in ("first", "second")
+        ]
+        for answer in await asyncio.gather(*requests):
+            assert answer.batch == 2
+            assert arrays(answer)["traceparent"].tolist() == [b"first"]
+        assert begun == ["first", "second"]
+        alone, _ = await asyncio.gather(driver.ask(x=[0.0]), driver.ask(x=[0.0]))
+        assert arrays(alone)["traceparent"].tolist() == [b""], "a run without a context has none of an earlier one"
+
+    drive(daemon, work)
