@@ -78,14 +78,16 @@ class Tracing:
         context = _W3C.extract(carrier, Context())
         known = {key: value for key, value in attributes.items() if value is not None}
         span = self._tracer.start_span(name, context, SpanKind.SERVER, known)
-        request = RequestSpan(self._tracer, span)
+        request, failed = RequestSpan(self._tracer, span), None
         try:
             yield request
         except BaseException as error:
-            request.end(error, outcome(error))
+            failed = error
             raise
-        else:
-            request.end(None, outcome(None))
+        finally:
+            # The spans below it are made once the answer was sent, which they would delay.
+            asyncio.get_running_loop().call_soon(request.end, failed, outcome(failed), time.time_ns())
+            del failed  # its traceback holds this frame: that would be a cycle
 
     async def close(self) -> None:
         """Send what is left, for at most some seconds; then it is lost."""
@@ -111,6 +113,7 @@ class RequestSpan:
         self._run: Span | None = None
         self._run_began_ns = 0
         self._status: int | None = None
+        self._answered: tuple[Plan, Answer] | None = None
 
     def begin_run(self) -> Mapping[str, str]:
         """A predictor begins to answer it. Returns the run's context in W3C's headers. It may begin once more."""
@@ -123,7 +126,11 @@ class RequestSpan:
         return headers
 
     def answered(self, plan: Plan, answer: Answer) -> None:
-        """Tell what came of it: cold or warm, where the weights lie, and its stages."""
+        """What came of it; told when the span ends."""
+        self._answered = plan, answer
+
+    def _tell(self, plan: Plan, answer: Answer) -> None:
+        """Cold or warm, where the weights lie, and the stages."""
         if self._run is None or not self._span.is_recording():
             return
         self._span.set_attributes(
@@ -158,8 +165,16 @@ class RequestSpan:
         """What HTTP has answered, if that is not told by an error."""
         self._status = status
 
-    def end(self, error: BaseException | None, outcome: Outcome) -> None:
-        """End it, and a run that has not ended."""
+    def end(self, error: BaseException | None, outcome: Outcome, end_ns: int) -> None:
+        """End it, with all spans below it.
+
+        Args:
+            error: What the request ended with; None for an answer.
+            outcome: What that means in its protocol.
+            end_ns: When that was, on the clock of `time.time_ns`.
+        """
+        if self._answered is not None:
+            self._tell(*self._answered)
         for key, value in outcome.attributes.items():
             self._span.set_attribute(key, value)
         if self._status is not None:
@@ -167,8 +182,8 @@ class RequestSpan:
         if error is not None:
             self._record(error, failed=outcome.failed)
         if self._run is not None:
-            self._run.end()
-        self._span.end()
+            self._run.end(end_ns)
+        self._span.end(end_ns)
 
     def _record(self, error: BaseException, *, failed: bool) -> None:
         text = told(error)

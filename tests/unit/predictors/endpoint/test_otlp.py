@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import logging.config
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -39,6 +40,9 @@ class Spans:
         tracer = self._provider.get_tracer("test")
         self.request = RequestSpan(tracer, tracer.start_span("request"))
 
+    def end(self, error: Exception | None = None, outcome: Outcome = ANSWERED) -> None:
+        self.request.end(error, outcome, time.time_ns())
+
     def ended(self, name: str) -> list[Any]:
         return [span for span in self._kept.get_finished_spans() if span.name == name]
 
@@ -56,7 +60,7 @@ def test_the_stages_of_a_cold_answer_have_their_lengths_within_queue_and_run() -
     spans = Spans()
     spans.request.begin_run()
     spans.request.answered(PLAN, answer(COLD, cold=True))
-    spans.request.end(None, ANSWERED)
+    spans.end()
     assert spans.lengths() == {
         "queue": 500, "process": 100, "connect": 0, "open": 100, "import": 100, "load": 100, "run": 500, "input": 100,
         "predict": 200, "output": 100,
@@ -76,7 +80,7 @@ def test_the_stages_of_a_warm_answer_have_no_start() -> None:
     spans = Spans()
     spans.request.begin_run()
     spans.request.answered(PLAN, answer(WARM))
-    spans.request.end(None, ANSWERED)
+    spans.end()
     assert spans.lengths().keys() == {"queue", "run", "input", "predict", "output"}
 
 
@@ -84,6 +88,7 @@ def test_a_start_that_is_longer_than_the_queue_begins_with_it() -> None:
     spans = Spans()
     spans.request.begin_run()
     spans.request.answered(PLAN, answer({**COLD, "process_s": 9.0}, cold=True))
+    spans.end()
     ((queue,), (process,)) = spans.ended("queue"), spans.ended("process")
     assert process.start_time == queue.start_time
 
@@ -93,14 +98,14 @@ def test_a_run_that_begins_once_more_is_another_span() -> None:
     first, second = spans.request.begin_run(), spans.request.begin_run()
     assert first["traceparent"] != second["traceparent"]
     spans.request.answered(PLAN, answer(WARM))
-    spans.request.end(None, ANSWERED)
+    spans.end()
     assert [f"{run.context.span_id:016x}" in second["traceparent"] for run in spans.ended("run")] == [False, True]
 
 
 def test_a_run_that_fails_ends_with_its_request() -> None:
     spans = Spans()
     spans.request.begin_run()
-    spans.request.end(PredictorError("it: fails"), FAILED)
+    spans.end(PredictorError("it: fails"), FAILED)
     ((request,), (run,)) = spans.ended("request"), spans.ended("run")
     assert [request.status.status_code, run.status.status_code] == [StatusCode.ERROR, StatusCode.ERROR]
     (event,) = request.events
@@ -110,7 +115,7 @@ def test_a_run_that_fails_ends_with_its_request() -> None:
 def test_a_request_that_is_refused_is_no_failure_of_the_server() -> None:
     spans = Spans()
     spans.request.set_status(404)
-    spans.request.end(PredictorError("no"), ANSWERED)
+    spans.end(PredictorError("no"))
     (request,) = spans.ended("request")
     assert request.status.status_code is StatusCode.UNSET
     assert request.attributes == {"told": 1, "http.response.status_code": 404}
