@@ -9,6 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from trims_predictors.command import add_environments
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
@@ -36,8 +38,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "modules that the template imports beside the framework, with commas between"
     call.add_argument("--preload", default="", metavar="MODULES", help=text)
     call.add_argument("--json", action="store_true", help="print the answer and all times as JSON")
-    text = "interpreters of frameworks with an environment of their own: mxnet=/path/to/python,..."
-    call.add_argument("--environments", default=os.environ.get("TRIMS_ENVIRONMENTS", ""), help=text)
+    add_environments(call)
     call.set_defaults(run=_run)
 
 
@@ -48,8 +49,10 @@ def _run(options: argparse.Namespace) -> None:
 
     from trims.cli.output import note, say_json
     from trims.core.errors import ConfigError
+    from trims.environments.shelf import Shelf
+    from trims.formats.picking import Picker
     from trims.wire.address import default_runtime_dir
-    from trims_predictors.command import environments_in
+    from trims_predictors.command import environments_dir_of, environments_in
     from trims_predictors.invoking import Call, invoke
 
     if not 0 < options.timeout < math.inf:
@@ -66,7 +69,7 @@ def _run(options: argparse.Namespace) -> None:
         compare=options.compare,
         timeout_s=options.timeout,
         preload=tuple(each for each in options.preload.split(",") if each),
-        environments=environments_in(options.environments),
+        picker=Picker(environments_in(options.environments), Shelf(environments_dir_of(options))),
     )
     found = invoke(call)
     answer = _checked(found.cold.answer)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from trims.control import Model
+    from trims.formats.picking import Picker
     from trims_predictors.processes import PredictorProcess
 
 #: Between "unload" and the end of a process that was asked to end.
@@ -49,7 +50,7 @@ class Call:
         compare: Whether the handler runs in a fresh Python process, too.
         timeout_s: Seconds that the handler may take to get ready, and to answer one event.
         preload: Modules that the template imports beside the framework.
-        environments: Framework -> interpreter, for those that have an environment of their own.
+        picker: Says which environment a framework runs in.
     """
 
     runtime_dir: str
@@ -61,7 +62,7 @@ class Call:
     compare: bool
     timeout_s: float
     preload: tuple[str, ...]
-    environments: Mapping[str, str]
+    picker: Picker
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +144,15 @@ def _plan(call: Call, model: Model) -> Plan:
     manifest = parse_manifest(model.manifest, model.origin)
     stated = framework_of(manifest, model.format)
     framework = stated or "numpy" if call.form == "weights" else call.form
+    version = manifest.framework.version if manifest.framework and manifest.framework.name == framework else ""
+    python = None if framework == "numpy" else call.picker.pick(model.name, framework, version)
     return Plan(
         line="",
         model=model.name,
         version=manifest.version,
         call=call.handler,
         how=HANDLER,
-        environment=Environment(framework, call.environments.get(framework, "")),
+        environment=Environment(framework, "" if python is None else str(python)),
         options={AS: call.form},
         attributes=manifest.attributes,
         threads=manifest.predictor.threads or default_threads(),
