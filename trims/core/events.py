@@ -6,8 +6,9 @@ another event. `at_s` is the time on the store's monotonic clock.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
+
+from trims.core.records import event_record, record
 
 if TYPE_CHECKING:
     from trims.core.errors import TrimsError
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from trims.core.replica import State
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeepAlive:
     """How long an idle replica stays.
 
@@ -27,14 +28,14 @@ class KeepAlive:
     seconds: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class Event:
     """Something happened at `at_s`."""
 
     at_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class Requested(Event):
     """A waiter wants a replica: to lease it (open) or just to have it there (prefetch, pin, write-back).
 
@@ -57,7 +58,7 @@ class Requested(Event):
     workspace_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class Closed(Event):
     """A session closed a lease. Closing twice, or another session's lease, changes nothing."""
 
@@ -65,21 +66,21 @@ class Closed(Event):
     session: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class SessionEnded(Event):
     """A client went away, however it went: its leases close and it waits no longer."""
 
     session: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class WaiterLeft(Event):
     """A waiter gave up."""
 
     ticket: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class Measured(Event):
     """A measurement ended: planning the conversion has told the image's size. Counts only while it is running.
 
@@ -95,7 +96,7 @@ class Measured(Event):
     descriptors: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class MeasureFailed(Event):
     """A measurement failed, or was given up. Counts only while it is running: it never ends a fill."""
 
@@ -106,7 +107,7 @@ class MeasureFailed(Event):
     error: TrimsError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class Filled(Event):
     """A fill is sealed; it took `cost_s` seconds. Counts only while the replica is being filled."""
 
@@ -116,7 +117,7 @@ class Filled(Event):
     cost_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class FillFailed(Event):
     """A fill failed, and its memory is given back. Counts only while the replica is being filled."""
 
@@ -126,7 +127,7 @@ class FillFailed(Event):
     error: TrimsError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class Freed(Event):
     """The tier confirms that the replica's memory is given back. Counts only while it is being freed."""
 
@@ -135,7 +136,7 @@ class Freed(Event):
     generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class EvictRequested(Event):
     """The replica is to go. With `drain`, leases may run out first; without, they refuse the eviction."""
 
@@ -144,7 +145,7 @@ class EvictRequested(Event):
     drain: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class ReplicaBroken(Event):
     """The replica's bytes are gone or wrong: it gets no new lease, and is freed after the last one."""
 
@@ -154,7 +155,7 @@ class ReplicaBroken(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class PlaceLost(Event):
     """The process that kept a place's memory has ended: its sealed replicas are gone under their readers."""
 
@@ -162,7 +163,7 @@ class PlaceLost(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class WorkspaceKnown(Event):
     """The bytes that each reader of an image needs on a device, beside the image, became known."""
 
@@ -170,14 +171,14 @@ class WorkspaceKnown(Event):
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class ManifestChanged(Event):
     """A name that stood for an image has another manifest."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class PinChanged(Event):
     """Pin or unpin: a pinned replica is not evicted for room, nor by keep-alive."""
 
@@ -186,7 +187,7 @@ class PinChanged(Event):
     pinned: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class Adopted(Event):
     """A restarted daemon found a sealed replica.
 
@@ -203,12 +204,12 @@ class Adopted(Event):
     verified: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class DrainRequested(Event):
     """From now on new requests are refused; leases run on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@event_record
 class Tick(Event):
     """Time has passed: deadlines and keep-alives may be due."""
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from trims.core.records import record
 
 if TYPE_CHECKING:
     from trims.core.place import Place
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lease:
     """A session's right to read one replica.
 
@@ -29,7 +30,7 @@ class Lease:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Waiter:
     """A request that waits for a replica.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import LostPeerError, TrimsError
 from trims.core.place import FILE
+from trims.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Granted:
     """A lease. `fd` is the replica's read-only descriptor; it stays the store's and is valid while the lease is.
 
@@ -45,7 +46,7 @@ class Granted:
     anywhere: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Loaded:
     """The replica is there; no lease holds it."""
 
