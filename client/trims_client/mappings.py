@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trims.memory.cuda.drivers import Export
-    from trims.memory.mapping import Pages
+    from trims.memory.pages import Pages
     from trims.wire.frames import Message
     from trims_client.channel import Channel
     from trims_client.device import DeviceRegion

@@ -24,7 +24,6 @@ from trims.core.errors import (
     LostPeerError,
     NotSupportedError,
 )
-from trims.memory.mapping import Pages
 from trims.wire.address import ATTACH_SOCKET, default_runtime_dir
 from trims_client import background
 from trims_client.channel import ends_session
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from trims.memory.cuda.drivers import Export
+    from trims.memory.pages import Pages
     from trims.wire.frames import Message
     from trims_client.channel import Channel
     from trims_client.losses import Loss
@@ -272,6 +272,8 @@ class Session:
         return export_of(answer, fd)
 
     def _pages(self, channel: Channel, lease: int, file: int) -> Pages:
+        from trims.memory.pages import Pages
+
         answer, fd = channel.request({"op": "attach", "lease": lease, "file": file}, GRACE_S)
         return Pages(fd, int(answer["begin"]), int(answer["nbytes"]), int(answer["offset"]))
 

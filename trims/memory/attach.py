@@ -16,10 +16,12 @@ import weakref
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ClosedError, ImageError
-from trims.memory.mapping import FileMapping, Pages
+from trims.memory.mapping import FileMapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from trims.memory.pages import Pages
 
 
 class Attachment:

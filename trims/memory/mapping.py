@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ClosedError
 
@@ -17,27 +17,13 @@ if TYPE_CHECKING:
     import ctypes
     from collections.abc import Callable, Sequence
 
+    from trims.memory.pages import Pages
+
 #: Of x86-64, and of arm64 with 4 KiB pages. Elsewhere mappings are merely not aligned well.
 LARGE_PAGE_BYTES = 2 << 20
 #: Below this, aligning costs as much as it saves.
 _WORTH_BYTES = 16 << 20
 _FIXED, _NO_RESERVE, _POPULATE = 0x10, 0x4000, 0x8000
-
-
-class Pages(NamedTuple):
-    """Pages of another file that are mapped over a part of the first; all but `nbytes` are multiples of a page.
-
-    Attributes:
-        fd: Open for reading; the mapping does not need it afterwards.
-        begin: Where they lie in the mapping.
-        nbytes: How many.
-        offset: Where they begin in the file.
-    """
-
-    fd: int
-    begin: int
-    nbytes: int
-    offset: int
 
 
 class FileMapping:

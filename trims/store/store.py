@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from trims.core.replica import ReplicaId
     from trims.formats.base import Limits
     from trims.formats.conversion import Conversion
-    from trims.memory.mapping import Pages
+    from trims.memory.pages import Pages
     from trims.store.catalog import Catalog
     from trims.store.copying import HostBytes
     from trims.store.resolve import Resolved, Resolver

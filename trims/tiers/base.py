@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trims.image.in_place import InPlacePlan
     from trims.memory.cuda.drivers import Export
     from trims.memory.large_pages import LargePages
-    from trims.memory.mapping import Pages
+    from trims.memory.pages import Pages
 
 __all__ = ["DeviceTier", "Draft", "Extent", "InPlaceTier", "Tier", "explain_descriptors", "identity_of"]
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from trims.core.errors import NotSupportedError
 from trims.core.place import FILE, Place
 from trims.image.source import open_source
-from trims.memory.mapping import Pages
 from trims.memory.memfd import sealed_file, write_all
+from trims.memory.pages import Pages
 from trims.tiers.base import Draft, Extent, explain_descriptors
 
 if TYPE_CHECKING:

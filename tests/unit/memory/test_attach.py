@@ -13,7 +13,7 @@ import pytest
 from trims.core.errors import ClosedError, ImageError
 from trims.memory import mapping
 from trims.memory.attach import Attachment
-from trims.memory.mapping import Pages
+from trims.memory.pages import Pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

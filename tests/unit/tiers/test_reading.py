@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trims.core.place import FILE
-from trims.memory.mapping import Pages
+from trims.memory.pages import Pages
 from trims.tiers import reading
 from trims.tiers.base import Extent
 from trims.tiers.reading import read_ahead
