@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from repository import ROOT
 from safetensors.numpy import save_file
+from trims_client.weights import Weights
 
 from trims.control import admin
 from trims.core.place import CPU
@@ -130,15 +131,30 @@ def test_an_asyncio_program(daemon: Daemon, linear: Path) -> None:
     assert run("asyncio_program.py", linear, daemon) == "serving\n1 size of 10 opens\n"
 
 
-def test_a_policy_plugin_passes_its_contract_and_is_found_by_its_name(folder: Path, linear: Path) -> None:
+def install(plugin: Path, folder: Path) -> dict[str, str]:
+    """Install a plug-in as a user would, apart, and run its own tests; returns an environment that has it."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command = [*pip, "--no-build-isolation", "--target", str(folder / "site"), str(PLUGIN)]
+    command = [*pip, "--no-build-isolation", "--target", str(folder / "site"), str(plugin)]
     subprocess.run(command, check=True, capture_output=True, timeout=WAIT_S)
     path = os.pathsep.join([str(folder / "site"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path}
-    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(PLUGIN), "--rootdir", str(PLUGIN)]
+    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(plugin), "--rootdir", str(plugin)]
     done = subprocess.run(suite, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)
     assert done.returncode == 0, done.stdout[-2000:]
+    return environment
+
+
+def test_a_format_plugin_passes_its_contract_and_is_found_by_its_files(folder: Path) -> None:
+    environment = install(EXAMPLES / "format_plugin", folder)
+    (folder / "m.csv").write_text("# trims matrix 2x3\n1,2,3\n4,5,6\n")
+    convert = [sys.executable, "-m", "trims.cli.main", "convert", str(folder / "m.csv"), "-o", str(folder / "image")]
+    subprocess.run(convert, check=True, capture_output=True, timeout=WAIT_S, env=environment)
+    with Weights.map_file(folder / "image") as weights:
+        assert weights["weight"].tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_a_policy_plugin_passes_its_contract_and_is_found_by_its_name(folder: Path, linear: Path) -> None:
+    environment = install(PLUGIN, folder)
     serve = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(folder / "run"), "serve", "--gpus", "none"]
     serve += ["--state-dir", str(folder / "state"), "--cpu-policy", "largest"]
     process = subprocess.Popen(serve, env=environment, stderr=subprocess.DEVNULL)
