@@ -213,13 +213,13 @@ def _announced(settings: EndpointSettings, sock: socket.socket, grpc: str) -> It
     scheme = "https" if settings.certificate else "http"
     host, port = sock.getsockname()[:2]
     url, folder = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", settings.fleet.runtime_dir
-    _log.info("serves the Open Inference Protocol at %s/v2", url)
     try:
         leave_address(folder, EndpointAddress(os.getpid(), url, grpc))
     except OSError as error:
         _log.warning(
             "`trims run` and `trims status` will not find it: %s cannot be written: %s", folder, error.strerror
         )
+    _log.info("serves the Open Inference Protocol at %s/v2", url)  # last: `trims run` finds it from now on
     try:
         yield
     finally:
