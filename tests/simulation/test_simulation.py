@@ -50,7 +50,7 @@ def test_the_runs_reach_every_kind_of_event() -> None:
 
 def test_the_runs_serve_files_and_copy_them_behind_their_readers() -> None:
     happened: Counter[str] = Counter()
-    for seed in range(20):
+    for seed in range(60):
         happened.update(play(seed, 1000).world.happened)
     assert happened["opens of what lies on the host"] > 20
     assert happened["opens of artifacts in place"] > 2
@@ -59,6 +59,6 @@ def test_the_runs_serve_files_and_copy_them_behind_their_readers() -> None:
 
 def test_the_runs_move_readers_of_disk_to_memory() -> None:
     happened: Counter[str] = Counter()
-    for seed in range(20):
+    for seed in range(60):
         happened.update(play(seed, 1000).world.happened)
     assert happened["upgrades"] > 2

@@ -95,9 +95,9 @@ def check_weights_on_a_device_are_refused_with_the_way_out(case: Case) -> None:
 
     class Elsewhere(Weights):
         device = "GPU-1"
+        place = "gpu:0"
 
     with Elsewhere.map_file(case.folder / "image") as weights:
-        weights.place = "gpu:0"
         for use in (shared.params, shared.block, lambda given: shared.executor(given, {"data": INPUT})):
             what = "MXNet is not supported on this device: "
             raises(NotSupportedError, what, lambda made=use: made(weights))
