@@ -1,7 +1,7 @@
-"""What a session does when the memory of an open model is lost. Imported only when the daemon sends such an event.
+"""What a session does when the memory of an open model is lost. Imported only when the daemon sends an event.
 
 The thread that reads the connection only queues events: it reads for all threads and must not wait for a lock. `hear`
-records the losses; `tell` reports them to the user, with no lock held.
+records losses, and images that lie at a better place; `tell` reports losses to the user, with no lock held.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ class Loss(NamedTuple):
 
 
 def hear(channel: Channel, mappings: MappedImages) -> None:
-    """Record the losses among the daemon's events."""
+    """Record the daemon's events. What this client does not understand is ignored."""
     while channel.events:
         try:
             event = channel.events.popleft()
         except IndexError:  # another thread was faster
             return
-        lease = event.get("lease")
-        if type(lease) is not int:
-            continue
-        if event["event"] == "lost":
+        lease, key, place = event.get("lease"), event.get("key"), event.get("place")
+        if event["event"] == "lost" and type(lease) is int:
             mappings.lose(channel, lease, str(event.get("message", "")))
-        elif event["event"] == "upgrade":
-            mappings.upgrades.append((channel, lease, str(event.get("place")), 0))
+        elif event["event"] == "upgrade" and isinstance(key, str) and isinstance(place, str):
+            from trims_client.upgrades import Upgrade
+
+            mappings.upgrades.append(Upgrade(channel, key, place))
 
 
 def tell(mappings: MappedImages, on_lost: Callable[[Loss], None] | None) -> None:

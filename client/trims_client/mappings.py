@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims_client.channel import Channel
     from trims_client.device import DeviceRegion
+    from trims_client.upgrades import Upgrade
 
     #: Key, place, device and inode of a segment: each is mapped once.
     Image = tuple[str, str, int, int]
@@ -125,6 +126,11 @@ class MappedImage:
         """Under which it is found."""
         return (self.key, self.place, *self.identity)
 
+    @property
+    def unmapped(self) -> bool:
+        """True once no view of the memory is left."""
+        return self._held.unmapped
+
     def open_device(self, export: Callable[[], Export]) -> None:
         """Open the device memory that the head describes. Raises NotSupportedError if the device is out of reach."""
         from trims_client.device import DeviceRegion
@@ -202,8 +208,8 @@ class MappedImages:
         lock: Guards this object; reentrant. Never held during a request to the daemon, which may hang, because a close
             needs the lock.
         untold: Lost mappings that were not reported to the user yet.
-        upgrades: Leases whose bytes lie at a better place now, as the daemon has told: channel, lease, place, and how
-            often the lease was looked for. Events come in any thread; the watch thread sees to them.
+        upgrades: Images that lie at a better place now, as the daemon has told. Events come in any thread; the watch
+            thread sees to them.
         collect: Closes device memory that was given back or could not be closed earlier; None before device memory was
             opened.
     """
@@ -215,7 +221,7 @@ class MappedImages:
         self._by_image: dict[Image, MappedImage] = {}
         self._unborrowed: set[MappedImage] = set()
         self.untold: deque[MappedImage] = deque()
-        self.upgrades: deque[tuple[Channel, int, str, int]] = deque()
+        self.upgrades: deque[Upgrade] = deque()
         #: Borrows of weights that were dropped without a close. Finalisers append; they must not take `lock`, under
         #: which the very mapping may be in use by the thread that they interrupt.
         self.dropped: deque[Borrow] = deque()
@@ -227,6 +233,8 @@ class MappedImages:
     def after_fork(self) -> None:
         """In a forked child: the threads that held the locks do not exist here."""
         self.lock, self._opening = threading.RLock(), threading.Lock()
+        for mapping in self.held():
+            mapping.attachment.after_fork()
 
     def borrow(
         self,
@@ -276,7 +284,7 @@ class MappedImages:
                 return self._share(mapping, lease, name)
         except BaseException as error:
             lease.give_back()
-            if is_system_error(error) or isinstance(error, ValueError | KeyError | TypeError):
+            if is_system_error(error) or isinstance(error, ValueError | KeyError | TypeError | OverflowError):
                 raise ImageError(f"the granted segment cannot be mapped: {error}") from error
             raise
         finally:
@@ -352,6 +360,11 @@ class MappedImages:
         with self.lock:
             return next((each for each in self.held() if each.lease_of(channel, number) is not None), None)
 
+    def of_image(self, channel: Channel, key: str) -> list[MappedImage]:
+        """Mappings of an image that a connection's leases keep."""
+        with self.lock:
+            return [each for each in self.held() if each.key == key and each.lease_of(channel) is not None]
+
     def exchange(self, mapping: MappedImage, channel: Channel, answer: Message, fd: int) -> bool:
         """Put granted memory under a mapping of the same bytes; views stay valid.
 
@@ -364,9 +377,13 @@ class MappedImages:
             fd: The descriptor that came with the grant; it stays the caller's.
 
         Raises:
+            BadMessageError: The answer is no grant.
             ImageError, OSError: The memory cannot be mapped; the new lease is given back.
         """
-        lease = Lease(channel, int(answer["lease"]))
+        number, place = answer.get("lease"), answer.get("place")
+        if type(number) is not int or not isinstance(place, str):
+            raise BadMessageError(f"the daemon granted without a lease or a place: {answer!r}"[:200])
+        lease = Lease(channel, number)
         exchanged = False
         try:
             status = os.fstat(fd)
@@ -375,7 +392,7 @@ class MappedImages:
                 if same and mapping.anywhere and mapping.lost is None and mapping.region is None:
                     exchanged = mapping.attachment.exchange(fd)
                 if exchanged:
-                    self._moved(mapping, str(answer["place"]), (status.st_dev, status.st_ino), lease)
+                    self._moved(mapping, place, (status.st_dev, status.st_ino), lease)
         finally:
             if not exchanged:
                 lease.give_back()
@@ -396,6 +413,8 @@ class MappedImages:
             self._by_image[mapping.image] = mapping
         else:  # the session has the memory mapped a second time: later opens share that mapping
             self._unborrowed.add(mapping)
+            if mapping.unmapped:  # the last view went meanwhile
+                self._unborrowed.discard(mapping)
 
     def close_dropped(self) -> None:
         """Close what was dropped without a close."""

@@ -106,6 +106,20 @@ def test_all_opens_of_a_session_move_with_one_lease_that_the_last_one_gives_back
     assert session._mappings.held() == []
 
 
+def test_a_session_with_thousands_of_leases_is_told_once_and_moves(
+    daemon: Daemon, session: Session, on_disk: Callable[..., str]
+) -> None:
+    many = [session.open(on_disk()), *(session.open("m") for _ in range(2000))]
+    channel = session._channel
+    daemon.store.load("m", CPU).result(WAIT_S)
+    moves(many[0])
+    assert session._channel is channel, "the connection was ended"
+    assert {weights.place for weights in many} == {"cpu"}
+    for weights in many:
+        weights.close()
+    wait_until(lambda: set(leases_at(daemon).values()) == {0}, "a lease is left")
+
+
 def test_views_of_closed_weights_move_too(daemon: Daemon, session: Session, on_disk: Callable[..., str]) -> None:
     with session.open(on_disk()) as weights:
         array, address = weights["weight"], address_of(weights)
@@ -233,7 +247,7 @@ def test_a_daemon_that_dies_in_the_midst_leaves_the_weights_readable_on_disk(
 
     process = start_process()
     path, died = checkpoint("a", nbytes=100_000), threading.Event()
-    real = upgrades._upgrade
+    real = upgrades._move
 
     def dies(*given: object) -> None:
         process.send_signal(signal.SIGKILL)
@@ -241,7 +255,7 @@ def test_a_daemon_that_dies_in_the_midst_leaves_the_weights_readable_on_disk(
         real(*given)  # type: ignore[arg-type]
         died.set()
 
-    monkeypatch.setattr(upgrades, "_upgrade", dies)
+    monkeypatch.setattr(upgrades, "_move", dies)
     with connect(folder / "run") as session:
         session.open_file(path, place="disk").close()
         with session.open_file(path) as weights:
@@ -251,7 +265,7 @@ def test_a_daemon_that_dies_in_the_midst_leaves_the_weights_readable_on_disk(
             assert died.wait(WAIT_S)
             assert weights.place == "disk"
             assert (weights["weight"] == before).all()
-            monkeypatch.setattr(upgrades, "_upgrade", real)
+            monkeypatch.setattr(upgrades, "_move", real)
             serve()
             moves(weights)
             assert (weights["weight"] == before).all()
@@ -262,14 +276,14 @@ def test_an_image_that_has_left_memory_again_is_not_loaded_for_an_upgrade(
 ) -> None:
     from trims_client import upgrades
 
-    real, tried = upgrades._upgrade, threading.Event()
+    real, tried = upgrades._move, threading.Event()
 
     def late(*given: object) -> None:
         daemon.store.evict("m", CPU)
         real(*given)  # type: ignore[arg-type]
         tried.set()
 
-    monkeypatch.setattr(upgrades, "_upgrade", late)
+    monkeypatch.setattr(upgrades, "_move", late)
     with session.open(on_disk()) as weights:
         daemon.store.load("m", CPU).result(WAIT_S)
         assert tried.wait(WAIT_S)

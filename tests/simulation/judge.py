@@ -195,11 +195,16 @@ class Judge:
         self.check(patient or code != "capacity", f"not waited as long as was said: {message}")
         self.check("stopped" not in message, f"a request was refused for work that was superseded: {message}")
 
-    def upgraded(self, lease: int, key: str) -> None:
-        """A session was told that the image of its lease lies at a better place."""
-        held = self.leases.get(lease)  # None before the grant is sent
-        known = held is None or (held.place is DISK and held.key == key)
-        self.check(known, f"lease {lease} is said to lie better at cpu, and it is {held}")
+    def upgraded(self, session: int, key: str) -> list[int]:
+        """A session was told that an image it reads lies at a better place; returns its leases at the worse one.
+
+        There are none if the grant is not sent yet, or if the session has given them back meanwhile.
+        """
+        return [
+            number
+            for number, held in self.leases.items()
+            if (held.session, held.key, held.place) == (session, key, DISK)
+        ]
 
     def closed(self, session: int, lease: int) -> None:
         """The daemon has read that a client gives a lease back."""

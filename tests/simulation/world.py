@@ -87,7 +87,7 @@ class Client:
     inbox: deque[dict[str, Any]] = field(default_factory=deque)
     leases: list[int] = field(default_factory=list)
     #: By the number of the request for a lease at a better place: the lease that it takes the place of.
-    upgrades: dict[int, int] = field(default_factory=dict)
+    upgrades: dict[int, list[int]] = field(default_factory=dict)
     next_id: int = 0
 
     def watch_process(self) -> bool:
@@ -368,11 +368,11 @@ class World:
             self.judge.check(there, f"{extent.label} is granted, and its memory is gone")
             self.judge.granted(client.number, message, extent, self.files.open[fd].content)
             client.leases.append(message["lease"])
-            before = client.upgrades.pop(message["id"], None)
-            if before in client.leases:
-                self.happened["upgrades"] += 1
-                client.leases.remove(before)
-                self.ask(client, {"op": "close", "lease": before})
+            before = [each for each in client.upgrades.pop(message["id"], ()) if each in client.leases]
+            self.happened["upgrades"] += bool(before)
+            for lease in before:
+                client.leases.remove(lease)
+                self.ask(client, {"op": "close", "lease": lease})
         elif "closed" not in message and "id" in message:
             self.judge.answered(client.number, message["id"])
 
@@ -385,13 +385,13 @@ class World:
         del reason
         self.judge.lost(lease.number)
 
-    def _upgraded(self, lease: Lease) -> None:
+    def _upgraded(self, session: int, key: str) -> None:
         """A session is told that an image it reads from disk lies in memory: it moves there, or does not listen."""
-        self.judge.upgraded(lease.number, lease.key)
-        client = next((each for each in self.clients if each.number == lease.session), None)
+        leases = self.judge.upgraded(session, key)
+        client = next((each for each in self.clients if each.number == session), None)
         if client is not None and self.choices.chance(2):
-            self.ask(client, {"op": "resume", "key": lease.key, "place": "cpu"})
-            client.upgrades[client.next_id - 1] = lease.number
+            self.ask(client, {"op": "resume", "key": key, "place": "cpu"})
+            client.upgrades[client.next_id - 1] = leases
 
     def hang_up(self, client: Client) -> None:
         """A client's process has ended, and the door notices."""

@@ -223,6 +223,10 @@ class Admission:
             self._refuse_impatient(replica, refusals.leaving(replica), at_s)
         elif replica.state is State.QUEUED and replica in self.lines[replica.place]:
             self.fresh[replica.generation] = replica
+        elif replica.claimed_bytes:
+            self._hurry_holders(replica)
+        elif replica in self._ledger.unawaited and self._is_awaited(replica):
+            self._ledger.hurry(replica)
         awaited = self._awaited(replica)
         if awaited is not None:
             self._waiter_joined(awaited, at_s)
@@ -231,6 +235,18 @@ class Admission:
         """The replica on the host that a device's replica waits for; None if it waits for none."""
         ticket = self._ledger.promotions.ticket_of(replica)
         return None if ticket is None else self._ledger.waiters.by_ticket.get(ticket)
+
+    def _is_awaited(self, replica: Replica) -> bool:
+        """True if a request waits for it, and not only the store or residency itself."""
+        earned = self._ledger.promotions.earned
+        return any(not (each.internal or each.ticket in earned) for each in replica.waiters.values())
+
+    def _hurry_holders(self, replica: Replica) -> None:
+        """A queued replica waits for room: if a request does, fills that keep room there take no more pauses."""
+        holders = self._ledger.unawaited.at(replica.place)
+        if holders and self._is_awaited(replica):
+            for holder in holders:
+                self._ledger.hurry(holder)
 
     def _drop_if_unwanted(self, replica: Replica, at_s: float) -> None:
         """A queued replica without a waiter leaves the queue. A fill that runs is finished, for later opens."""
@@ -366,6 +382,7 @@ class Admission:
             elif need > books.free_bytes + books.shares[Share.LEAVING]:
                 self._give_up_claim(oldest)
             else:
+                self._hurry_holders(oldest)
                 break
         while claims and books.coming_bytes < 0:
             self._give_up_claim(next(reversed(claims.values())))
@@ -399,6 +416,7 @@ class Admission:
         self.lines[replica.place].remove(replica)
         self._ledger.capacity.claim(replica, need)
         self.claims[replica.place][replica.generation] = replica
+        self._hurry_holders(replica)
 
     def _stand_in_line(self, replica: Replica, at_s: float, behind: Replica | None = None) -> bool:
         """Only leases that end make room: waiters without a deadline are refused; True if no other is left."""
@@ -409,6 +427,7 @@ class Admission:
         if replica.state is not State.QUEUED:
             return True
         self.lines[replica.place].add(replica)
+        self._hurry_holders(replica)
         if replica.impatient:  # a waiter was turned away here, and at the next place as well: it is back
             self.fresh[replica.generation] = replica
         return False
@@ -432,8 +451,9 @@ class Admission:
         if source is not None:
             ledger.lend(source, replica)
         ledger.step(replica, State.FILLING, at_s, f"room found, source {replica.source or 'artifact'}")
-        earned = ledger.promotions.earned
-        awaited = any(not (each.internal or each.ticket in earned) for each in replica.waiters.values())
+        awaited = not replica.waiters or self._is_awaited(replica)  # a demotion has no waiter, and makes room for one
+        if not awaited:
+            ledger.unawaited.begin(replica, {replica.place, replica.source or replica.place})
         ledger.outbox.fill(replica, behind=not awaited)
 
     # -- eviction --------------------------------------------------------------------------------------------------

@@ -251,7 +251,7 @@ class Measure(NamedTuple):
 class Fill(NamedTuple):
     """Fill the replica from `source`, or from the planned conversion if None; answer with Filled or FillFailed.
 
-    `behind`: no request waits for it, only the store or residency itself.
+    `behind`: no request waits for it, only the store or residency itself. `Hurry` says when one does.
     """
 
     key: str
@@ -260,6 +260,14 @@ class Fill(NamedTuple):
     source: Place | None
     nbytes: int
     behind: bool
+
+
+class Hurry(NamedTuple):
+    """A request waits now for a fill that none waited for, or for room that it keeps. No answer is expected."""
+
+    key: str
+    place: Place
+    generation: int
 
 
 class Abandon(NamedTuple):
@@ -308,4 +316,4 @@ class Changed(NamedTuple):
 
 
 #: What the store is asked to do. Named tuples: an open makes about ten, and a frozen dataclass takes thrice as long.
-Instruction = Grant | Ready | Refuse | Measure | Fill | Abandon | Free | Lost | Failed | Changed
+Instruction = Grant | Ready | Refuse | Measure | Fill | Hurry | Abandon | Free | Lost | Failed | Changed

@@ -22,6 +22,7 @@ from trims.core.promotion import Promotions
 from trims.core.refusals import why_in_use
 from trims.core.replica import CHARGED, LEASABLE, ReplicaId, State
 from trims.core.table import ReplicaTable
+from trims.core.unawaited import Unawaited
 from trims.core.waiting import Waiters
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Ledger:
         self.promotions = Promotions()
         self.demand = Demand()
         self.failures = Failures()
+        self.unawaited = Unawaited()
         self.outbox = Outbox()
         self.changed_places: dict[Place, None] = {}
         self.changed_keys: dict[str, None] = {}
@@ -90,6 +92,7 @@ class Ledger:
         if State.FILLING in (old, to):
             for waiter in replica.waiters.values():
                 self._count_reader(replica, waiter.reader, 1 if to is State.FILLING else -1)
+            self.unawaited.end(replica)
         self.outbox.changed(replica, old, at_s, why)
 
     def recount(self, replica: Replica) -> None:
@@ -239,6 +242,11 @@ class Ledger:
             books.workspace_bytes -= replica.workspace_bytes
         if replica.workspace_bytes:
             self.changed_places[replica.place] = None
+
+    def hurry(self, replica: Replica) -> None:
+        """A request waits for a fill, or for room that it keeps: the fill goes on as fast as it can. Idempotent."""
+        if self.unawaited.end(replica):
+            self.outbox.hurry(replica)
 
     # -- copies ----------------------------------------------------------------------------------------------------
 

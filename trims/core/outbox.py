@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trims.core.events import Abandon, Changed, Failed, Fill, Free, Instruction, Lost, Measure, Ready, Refuse
+from trims.core.events import Abandon, Changed, Failed, Fill, Free, Hurry, Instruction, Lost, Measure, Ready, Refuse
 
 if TYPE_CHECKING:
     from trims.core.errors import TrimsError
@@ -56,6 +56,10 @@ class Outbox:
             behind=behind,
         )
         self.instructions.append(fill)
+
+    def hurry(self, replica: Replica) -> None:
+        """A request waits for the fill now."""
+        self.instructions.append(Hurry(key=replica.key, place=replica.place, generation=replica.generation))
 
     def free(self, replica: Replica, *, evicted: bool) -> None:
         """The replica's memory goes back; `evicted` if it was chosen to make room."""

@@ -300,6 +300,7 @@ class Residency:
             self._ledger.seal(replica, event.at_s, "adopted after a restart")
         else:
             self._ledger.step(replica, State.FILLING, event.at_s, "found after a restart, being verified")
+            self._ledger.unawaited.begin(replica, ())
 
     def _workspace_known(self, event: WorkspaceKnown) -> None:
         for replica in self.places_of(event.key):

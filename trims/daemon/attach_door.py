@@ -398,13 +398,13 @@ class AttachDoor:
         if connection := self._connections.get(lease.session):
             self._send(connection, {"event": "lost", "lease": lease.number, "message": shortened(reason)})
 
-    def _upgraded(self, lease: Lease) -> None:
-        """The image of a lease on disk lies in shared memory, too."""
+    def _upgraded(self, session: int, key: str) -> None:
+        """An image that a session reads from disk lies in shared memory, too."""
         if threading.current_thread() is not self._thread:
-            self.run(lambda: self._upgraded(lease))
+            self.run(lambda: self._upgraded(session, key))
             return
-        if connection := self._connections.get(lease.session):
-            self._send(connection, {"event": "upgrade", "lease": lease.number, "place": str(CPU)})
+        if connection := self._connections.get(session):
+            self._send(connection, {"event": "upgrade", "key": key, "place": str(CPU)})
 
     def _send(self, connection: Connection, message: Message, fd: int = -1) -> None:
         unsent = Unsent(encode(message), fd)

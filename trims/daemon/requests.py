@@ -82,7 +82,7 @@ class Requests:
                 if outcome.export is not None:
                     self._check_device_grant(connection, outcome)
                 self._send(connection, grant_message(request_id, outcome), outcome.fd)
-                if outcome.place is DISK and not outcome.anywhere:
+                if outcome.place is DISK and outcome.resumed:
                     self._store.taken_up(connection.number, outcome.key)
         except TrimsError as error:
             self._send(connection, error_message(error, request_id))

@@ -63,6 +63,10 @@ class Attachment:
             self._close_fds()
             raise
 
+    def after_fork(self) -> None:
+        """In a forked child: the thread that held the lock does not exist here."""
+        self._lock = threading.Lock()
+
     @property
     def closed(self) -> bool:
         """True after `close`, even while views are still alive."""

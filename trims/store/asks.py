@@ -31,6 +31,7 @@ class Granted:
         export: What lets a borrower open a device's memory; None on the host. Its descriptor stays the store's, too.
         files: How many files of the artifact hold the tensors; 0 if they lie in the replica's own memory.
         anywhere: Neither the request nor the manifest named a place.
+        resumed: Taken up by its key, without a look into a name.
     """
 
     lease: int
@@ -44,6 +45,7 @@ class Granted:
     export: Export | None = None
     files: int = 0
     anywhere: bool = False
+    resumed: bool = False
 
 
 @record

@@ -102,5 +102,5 @@ class Fills:
 
     def _tell_readers(self, event: Filled) -> None:
         """An image lies in shared memory now: sessions that read it from disk may move there."""
-        for lease in self._shell.upgradable(event.key):
-            self._shell.upgraded(lease)
+        for session in self._shell.upgradable(event.key):
+            self._shell.upgraded(session, event.key)

@@ -50,7 +50,11 @@ class Pace:
             return
         with self._lock:
             self._free_at_s = until_s = max(self._free_at_s, self._clock()) + nbytes / self._bytes_per_s
-        while (left_s := until_s - self._clock()) > 0 and not is_awaited():
+        while (left_s := until_s - self._clock()) > 0:
+            if is_awaited():
+                with self._lock:  # time that is not waited for is time for other work
+                    self._free_at_s -= left_s
+                return
             self._sleep(min(left_s, _LOOK_S))
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,7 +232,8 @@ class Runner:
 
     def take_time(self, replica: ReplicaId) -> None:
         """No request waits for the fill that is going to be asked for. Counts until `hurry`. Never blocks."""
-        self._unawaited.add(replica)
+        with self._lock:
+            self._unawaited.add(replica)
 
     def fill(self, replica: ReplicaId, nbytes: int, source: ReplicaId | None) -> None:
         """Fill from a sealed replica, or from the planned conversion; ends in Filled or FillFailed.
@@ -244,16 +246,20 @@ class Runner:
         else:
             self.abandon(replica)  # while it was measured, the image came to lie somewhere
             pool = self._copiers if device is None else self._of_devices[device][0]
-        if replica not in self._unawaited or device is not None:
-            self._fill_once_there_is_a_descriptor(pool, replica, nbytes, source)
-            return
-        with self._lock:
-            self._in_line[replica] = lambda: self._fill_once_there_is_a_descriptor(pool, replica, nbytes, source)
-            where = "" if source is not None else self._plans.mount_of(replica)
-            behind = self._behind_fills.get(where)
-            if behind is None:
-                behind = self._behind_fills[where] = self._new_pool("behind", 1, niceness=BEHIND)
-        self._fill_once_there_is_a_descriptor(behind, replica, nbytes, source, in_line=True)
+        where = "" if source is not None else self._plans.mount_of(replica)
+        with self._lock:  # a `hurry` comes before this, or finds the fill in line
+            in_line = replica in self._unawaited and device is None
+            if in_line:
+                self._in_line[replica] = partial(self._fill_once_there_is_a_descriptor, pool, replica, nbytes, source)
+                pool = self._behind_pool(where)
+        self._fill_once_there_is_a_descriptor(pool, replica, nbytes, source, in_line=in_line)
+
+    def _behind_pool(self, where: str) -> Pool:
+        """The worker for fills that no request waits for. Called under the lock."""
+        pool = self._behind_fills.get(where)
+        if pool is None:
+            pool = self._behind_fills[where] = self._new_pool("behind", 1, niceness=BEHIND)
+        return pool
 
     def _pool_of(self, replica: ReplicaId) -> Pool:
         """Workers for a fill from the artifact."""
@@ -286,9 +292,12 @@ class Runner:
         self._verifiers.submit(self._verify_oldest)
 
     def hurry(self, replica: ReplicaId) -> None:
-        """A request waits for a replica: fill it as fast as can be; if it is still to be verified, do that at once."""
-        self._unawaited.discard(replica)
+        """A request waits for a replica, or for room that its fill keeps: fill it as fast as can be.
+
+        If it is still to be verified, that is done at once. Idempotent. Never blocks.
+        """
         with self._lock:
+            self._unawaited.discard(replica)
             begin = self._in_line.pop(replica, None)
             waiting = self._to_verify.pop(replica, None)
         if begin is not None:

@@ -32,6 +32,7 @@ from trims.core.events import (
     Filled,
     Free,
     Grant,
+    Hurry,
     Instruction,
     Lost,
     Measure,
@@ -81,7 +82,8 @@ class Shell:
             error is its answer.
         filled: Takes every fill that succeeded, after its waiters were answered; called without the lock.
         lost: Takes every lease that ended because its memory is gone, and why; called without the lock.
-        upgraded: Takes leases on disk whose image has come to lie in shared memory; called without the lock.
+        upgraded: Takes a session that reads an image from disk, and the image's key, once the same bytes lie in shared
+            memory; called without the lock.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Shell:
         self.again: Callable[[Ask, TrimsError], None] = lambda ask, error: ask.answer(error)
         self.filled: Callable[[Filled], None] = lambda event: None  # noqa: ARG005 - nothing follows
         self.lost: Callable[[Lease, str], None] = _log_loss
-        self.upgraded: Callable[[Lease], None] = lambda lease: None  # noqa: ARG005 - the lease is good as it is
+        self.upgraded: Callable[[int, str], None] = lambda session, key: None  # noqa: ARG005 - its leases are good
         self._session_numbers = itertools.count(1)
         self._sessions: set[int] = set()
         #: By ticket. Each has a waiter of that ticket in the books until it is taken to be answered.
@@ -117,6 +119,7 @@ class Shell:
             Refuse: self._bind_refuse,
             Measure: self._bind_measure,
             Fill: self._bind_fill,
+            Hurry: lambda it: lambda: runner.hurry(ReplicaId(it.key, it.place, it.generation)),
             Abandon: lambda it: lambda: runner.abandon(ReplicaId(it.key, it.place, it.generation)),
             Free: self._bind_free,
             Lost: self._bind_lost,
@@ -154,14 +157,11 @@ class Shell:
                     self._remember(ask.resolved)
                 work = self._handle(event)
                 waits = ask.waiter.ticket in self._asks
-                found = self._residency.waiters.by_ticket.get(ask.waiter.ticket) if waits else None
         if gone:
             ask.answer(session_ended(ask))
             return False
         for do in work:
             do()
-        if found is not None and not ask.waiter.internal:
-            self._runner.hurry(found.id)
         return waits
 
     def _remember(self, resolved: Resolved) -> None:
@@ -233,8 +233,8 @@ class Shell:
                 return None
             return self._runner.sealed.get(ReplicaId(found.key, found.place, found.generation))
 
-    def upgradable(self, key: str, session: int | None = None) -> list[Lease]:
-        """Leases on disk of an image whose same bytes lie in shared memory: all, or those of one session."""
+    def upgradable(self, key: str, session: int | None = None) -> list[int]:
+        """Sessions that read an image from disk whose same bytes lie in shared memory; all, or one at most."""
         with self.lock:
             on_disk, in_memory = (self._residency.find(key, place) for place in (DISK, CPU))
             if on_disk is None or in_memory is None or in_memory.state is not State.SEALED:
@@ -242,8 +242,9 @@ class Shell:
             extents = [self._runner.sealed.get(each.id) for each in (on_disk, in_memory)]
             if None in extents or len({extent.digest for extent in extents if extent is not None}) > 1:
                 return []
-            leases = [self._residency.leases.by_number[number] for number in on_disk.leases]
-            return [lease for lease in leases if session in (None, lease.session)]
+            if session is not None:
+                return [session] if session in on_disk.readers else []
+            return list(on_disk.readers)
 
     def is_resident(self, key: str, place: Place) -> bool:
         """True if the image is sealed there now."""
@@ -301,6 +302,7 @@ class Shell:
             extent.export,
             len(extent.pages),
             extent.place is DISK and ask.names_no_place,
+            ask.resolved is None,
         )
         return partial(ask.answer, granted)
 

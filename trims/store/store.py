@@ -57,7 +57,6 @@ from trims.tiers.base import DeviceTier
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from trims.core.lease import Lease
     from trims.core.policy import Policy
     from trims.core.replica import ReplicaId
     from trims.formats.base import Limits
@@ -298,14 +297,18 @@ class Store:
         longest = None if None in stated else max(stated, default=None)
         return longest if longest is not None else self._keep_alive_s
 
-    def tell_upgrades_to(self, tell: Callable[[Lease], None]) -> None:
-        """Have `tell` called with each lease on disk whose image has come to lie in shared memory."""
+    def tell_upgrades_to(self, tell: Callable[[int, str], None]) -> None:
+        """Have `tell` called once for each session that reads an image from disk, when it lies in shared memory, too.
+
+        Args:
+            tell: Takes the session and the key of the image.
+        """
         self._shell.upgraded = tell
 
     def taken_up(self, session: int, key: str) -> None:
         """A session holds an image on disk again, as before a restart: it may lie in shared memory meanwhile."""
-        for lease in self._shell.upgradable(key, session):
-            self._shell.upgraded(lease)
+        for each in self._shell.upgradable(key, session):
+            self._shell.upgraded(each, key)
 
     def close(self, session: int, lease: int) -> None:
         """Give a lease back. Idempotent; another session's lease is not touched.

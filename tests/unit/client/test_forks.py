@@ -50,6 +50,7 @@ LOCKED = """
 held = threading.Event()
 def hold():
     locks = [session._mappings.lock, session._connection._connecting, session._channel._turn, session._channel._sending]
+    locks += [mapping.attachment._lock for mapping in session._mappings.held()]
     for lock in locks:
         lock.acquire()
     held.set()

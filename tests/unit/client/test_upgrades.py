@@ -49,7 +49,7 @@ def on_disk(mappings: MappedImages, granter: Any, fd: int, lease: int = 1, **mor
     """Weights that are read from disk, and an event that they lie in memory, too."""
     answer = grant({"id": lease}, fd, lease=lease, place="disk", anywhere=True, **more)
     borrow = mappings.borrow(granter, answer, os.dup(fd))
-    mappings.upgrades.append((granter, lease, "cpu", 0))
+    mappings.upgrades.append(upgrades.Upgrade(granter, "k", "cpu"))
     return borrow
 
 
@@ -77,8 +77,9 @@ def test_a_refusal_leaves_the_weights_where_they_are(
     mappings, disk = MappedImages(), segment()
     borrow = on_disk(mappings, granter, disk)
     granter.answers.append(answer)
-    upgrades.upgrade(granter, mappings)
-    assert (borrow.place, list(granter.owed), list(mappings.upgrades)) == ("disk", [], [])
+    for _ in range(3):
+        upgrades.upgrade(granter, mappings)
+    assert (borrow.place, list(granter.owed), len(granter.asked)) == ("disk", [], 1)
     borrow.close()
     assert list(granter.owed) == [1]
 
@@ -128,7 +129,7 @@ def test_an_event_that_comes_before_its_grant_is_mapped_is_kept_for_some_rounds(
     granter: Any, segment: Callable[..., int]
 ) -> None:
     mappings, disk, memory = MappedImages(), segment(1), segment(2)
-    mappings.upgrades.append((granter, 1, "cpu", 0))
+    mappings.upgrades.append(upgrades.Upgrade(granter, "k", "cpu"))
     upgrades.upgrade(granter, mappings)
     assert len(mappings.upgrades) == 1
     borrow = mappings.borrow(granter, grant({"id": 1}, disk, place="disk", anywhere=True), os.dup(disk))
@@ -136,10 +137,63 @@ def test_an_event_that_comes_before_its_grant_is_mapped_is_kept_for_some_rounds(
     upgrades.upgrade(granter, mappings)
     assert borrow.place == "cpu"
     borrow.close()
-    mappings.upgrades.append((granter, 77, "cpu", 0))
     for _ in range(10):
         upgrades.upgrade(granter, mappings)
     assert not mappings.upgrades
+    assert len(granter.asked) == 1
+
+
+def test_one_event_moves_every_mapping_of_its_image(granter: Any, segment: Callable[..., int]) -> None:
+    mappings, disk, memory = MappedImages(), segment(1), segment(2)
+    first = on_disk(mappings, granter, disk, 1)
+    view = first.data
+    first.close()
+    again = mappings.borrow(granter, grant({"id": 2}, disk, lease=2, place="disk", anywhere=True), os.dup(disk))
+    assert len(mappings.held()) == 2
+    for number in (3, 4):
+        granter.answers.append((grant({"id": 9}, memory, lease=number), os.dup(memory)))
+    upgrades.upgrade(granter, mappings)
+    assert {each.place for each in mappings.held()} == {"cpu"}
+    assert bytes(view) == bytes(again.data)
+    again.close()
+    del view
+    assert sorted(granter.owed) == [1, 2, 3, 4]
+    assert mappings.held() == []
+
+
+def test_a_mapping_whose_last_view_goes_while_it_moves_is_not_kept(
+    granter: Any, segment: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mappings, disk, memory = MappedImages(), segment(1), segment(2)
+    borrow = on_disk(mappings, granter, disk)
+    mapping, views = borrow.mapping, [borrow.data]
+    borrow.close()
+    real = mapping.attachment.exchange
+
+    def exchange_and_lose(fd: int) -> bool:
+        exchanged: bool = real(fd)
+        views.clear()
+        return exchanged
+
+    monkeypatch.setattr(mapping.attachment, "exchange", exchange_and_lose)
+    granter.answers.append((grant({"id": 9}, memory, lease=3), os.dup(memory)))
+    upgrades.upgrade(granter, mappings)
+    assert mapping.unmapped
+    assert mappings.held() == []
+    assert sorted(granter.owed) == [1, 3]
+
+
+@pytest.mark.parametrize("wrong", [{"lease": float("inf")}, {"lease": None}, {"lease": True}, {"place": None}])
+def test_an_answer_that_is_no_grant_changes_nothing(
+    wrong: dict[str, Any], granter: Any, segment: Callable[..., int]
+) -> None:
+    mappings, disk, memory = MappedImages(), segment(1), segment(2)
+    borrow = on_disk(mappings, granter, disk)
+    before = bytes(borrow.data)
+    granter.answers.append(({**grant({"id": 9}, memory, lease=3), **wrong}, os.dup(memory)))
+    upgrades.upgrade(granter, mappings)
+    assert (bytes(borrow.data), borrow.place) == (before, "disk")
+    borrow.close()
 
 
 def test_events_of_a_connection_that_has_ended_are_dropped(granter: Any, segment: Callable[..., int]) -> None:

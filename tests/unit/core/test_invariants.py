@@ -40,12 +40,22 @@ DAMAGES: list[tuple[Callable[[Residency], object], str]] = [
     (lambda r: r.capacity.at[CPU].shares.update({Share.IDLE: 7}), "the shares are"),
     (lambda r: setattr(r.capacity.at[CPU], "claimed_bytes", 7), "bytes claimed"),
     (lambda r: setattr(r.replicas["a", CPU], "keep_until_s", 7.0), "no alarm is set"),
+    (lambda r: r._ledger.unawaited.begin(r.replicas["a", CPU], ()), "counted among fills that no request waits for"),
 ]
 #: The same for entries of an index that no replica leads to: only the check of everything looks for those.
 SURPLUS: list[tuple[Callable[[Residency], object], str]] = [
     (lambda r: r.table.by_key["a"].update({DISK: r.replicas["a", CPU]}), "the index by key has it at"),
     (lambda r: r.table.by_key.update({"b": {}}), "the index by key has it at"),
 ]
+
+
+def test_validate_notices_a_fill_at_a_pace_that_a_request_waits_for() -> None:
+    bench = Bench()
+    bench.ask("a")
+    bench.measured("a", 40)
+    bench.residency._ledger.unawaited.begin(bench.residency.replicas["a", CPU], ())
+    with pytest.raises(InvariantError, match="filled at a pace while a request waits"):
+        bench.residency.validate()
 
 
 @pytest.mark.parametrize(("damage", "rule"), DAMAGES + SURPLUS)

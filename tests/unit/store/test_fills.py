@@ -50,12 +50,15 @@ def test_a_catalog_that_cannot_remember_a_fill_fails_no_request(
 def test_readers_of_an_image_on_disk_are_told_when_it_is_filled_in_memory(
     daemon: Daemon, asker: Asker, model: Callable[..., str]
 ) -> None:
-    told: list[int] = []
-    daemon.store.tell_upgrades_to(lambda lease: told.append(lease.number))
+    told: list[tuple[int, str]] = []
+    daemon.store.tell_upgrades_to(lambda session, key: told.append((session, key)))
     on_disk = asker.open(model(), place=DISK)
+    for _ in range(10):
+        asker.open("m", place=DISK)
     assert told == []
     asker.open("m", place=CPU)
-    wait_until(lambda: told == [on_disk.lease], "it is not told")
+    once = (asker.session, on_disk.key)
+    wait_until(lambda: told == [once], "it is not told, or more than once")
     daemon.store.taken_up(asker.session, on_disk.key)
     daemon.store.taken_up(asker.session + 1, on_disk.key)
-    assert told == [on_disk.lease, on_disk.lease]
+    assert told == [once, once]

@@ -50,6 +50,13 @@ def test_bandwidth_that_was_not_used_is_not_saved_up(clock: Clock) -> None:
     assert clock.now_s == pytest.approx(162.0)
 
 
+def test_a_pause_that_a_request_ends_is_not_made_up_for_by_other_work(clock: Clock) -> None:
+    pace = Pace(1000.0, clock, clock.sleep)
+    pace.keep(1_000_000, lambda: clock.now_s > 101)
+    Behind(pace, lambda: False).moved(1000)
+    assert clock.now_s == pytest.approx(102.0, abs=0.1)
+
+
 @pytest.mark.parametrize("limit", [None, 1.0])
 def test_there_is_no_pause_without_a_limit_or_while_a_request_waits(clock: Clock, limit: float | None) -> None:
     Behind(Pace(limit, clock, clock.sleep), lambda: limit is not None).moved(1 << 40)

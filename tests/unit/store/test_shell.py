@@ -292,12 +292,13 @@ def test_waiting_for_a_change_of_the_books_ends_when_it_holds_or_with_the_time(b
     done.join()
 
 
-def test_leases_on_disk_can_be_upgraded_once_the_same_bytes_lie_in_memory(bench: Bench) -> None:
-    on_disk = bench.opened(DISK)
+def test_readers_on_disk_can_be_upgraded_once_the_same_bytes_lie_in_memory(bench: Bench) -> None:
+    bench.opened(DISK)
+    bench.opened(DISK)
     assert bench.shell.upgradable(KEY) == []
     in_memory = bench.opened(CPU)
-    assert [lease.number for lease in bench.shell.upgradable(KEY)] == [on_disk.lease]
-    assert [lease.number for lease in bench.shell.upgradable(KEY, bench.session)] == [on_disk.lease]
+    assert bench.shell.upgradable(KEY) == [bench.session]
+    assert bench.shell.upgradable(KEY, bench.session) == [bench.session]
     assert bench.shell.upgradable(KEY, bench.session + 1) == []
     (extent,) = [each for each in bench.runner.sealed.values() if each.place is CPU]
     extent.digest = "of other bytes"

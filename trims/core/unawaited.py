@@ -1,0 +1,55 @@
+"""Fills that no request waits for. Each goes at a pace, so that it disturbs no reader, until a request waits for it.
+
+A request waits for a fill in one of two ways: it wants the replica, or it wants room that the fill holds or borrows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from trims.core.place import Place
+    from trims.core.replica import Replica
+
+
+class Unawaited:
+    """All fills that run and that no request waits for."""
+
+    def __init__(self) -> None:
+        #: By generation: the replica, and the places where its fill keeps room from others.
+        self._fills: dict[int, tuple[Replica, tuple[Place, ...]]] = {}
+        self._at: dict[Place, dict[int, Replica]] = {}
+
+    def begin(self, replica: Replica, places: Iterable[Place]) -> None:
+        """A fill begins.
+
+        Args:
+            replica: What is filled.
+            places: Where its fill holds room, or keeps its source from being evicted.
+        """
+        kept = tuple(places)
+        self._fills[replica.generation] = replica, kept
+        for place in kept:
+            self._at.setdefault(place, {})[replica.generation] = replica
+
+    def end(self, replica: Replica) -> bool:
+        """The fill is over, or a request waits for it now; False if it was not among these. Idempotent."""
+        known = self._fills.pop(replica.generation, None)
+        if known is None:
+            return False
+        for place in known[1]:
+            del self._at[place][replica.generation]
+        return True
+
+    def at(self, place: Place) -> list[Replica]:
+        """Those that keep room from others there, oldest first."""
+        return list(self._at.get(place, {}).values())
+
+    def all(self) -> list[Replica]:
+        """All of them, oldest first."""
+        return [replica for replica, _ in self._fills.values()]
+
+    def __contains__(self, replica: Replica) -> bool:
+        return replica.generation in self._fills
