@@ -119,7 +119,7 @@ $(MXNET_READY): pyproject.toml
 .PHONY: clients-env
 clients-env: $(CLIENTS_READY) ## clients of others that the endpoint is tested with
 
-$(CLIENTS_READY): Makefile
+$(CLIENTS_READY): Makefile tools/fetch_perf_analyzer.py
 	@test -n "$(PYTHON)" || { echo "trims needs Python 3.10, 3.11 or 3.12 with venv; none was found" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(CLIENTS_VENV)
 	$(CLIENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
@@ -127,6 +127,8 @@ $(CLIENTS_READY): Makefile
 	@cd $(CLIENTS_VENV) && apt-get download prometheus >/dev/null 2>&1 \
 	  && dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && mv usr/bin/promtool bin/ \
 	  && rm -r usr prometheus_*.deb || echo "promtool cannot be fetched here (Debian: prometheus); its test is left out"
+	@$(CLIENTS_VENV)/bin/python tools/fetch_perf_analyzer.py $(CLIENTS_VENV)/perf_analyzer \
+	  || echo "perf_analyzer cannot be fetched here; its tests are left out"
 	@touch $@
 
 .PHONY: clean

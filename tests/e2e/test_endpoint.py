@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 CLIENTS_PYTHON = Path(os.environ.get("TRIMS_CLIENTS_PYTHON", ROOT / ".venv-clients" / "bin" / "python"))
+PERF_ANALYZER = CLIENTS_PYTHON.parent.parent / "perf_analyzer" / "perf_analyzer"
 CHECKS = [
     (program, line.removeprefix("async ").removeprefix("def check_").partition("(")[0])
     for program in ("triton_side.py", "kserve_side.py")
@@ -69,6 +70,48 @@ def test_a_client_by_others_works_as_it_is(
         [CLIENTS_PYTHON, SUPPORT / program, check, str(port)], capture_output=True, text=True, check=False
     )
     assert done.stdout.endswith("fine\n"), done.stderr
+
+
+@pytest.mark.clients
+@pytest.mark.skipif(not PERF_ANALYZER.exists(), reason="no perf_analyzer: make clients-env")
+@pytest.mark.parametrize(
+    "how",
+    [
+        ("-i", "http"),
+        ("-i", "http", "-a"),
+        ("-i", "grpc"),
+        ("-i", "grpc", "-a"),
+        ("-i", "grpc", "-a", "--streaming"),
+    ],
+    ids=" ".join,
+)
+def test_perf_analyzer_measures_a_model_as_it_does_with_triton(
+    daemon: Daemon, checkpoint: Callable[..., Path], start: Callable[..., Endpoint], how: tuple[str, ...]
+) -> None:
+    tensor = {"dtype": "FP64", "shape": [-1]}
+    register(
+        daemon,
+        checkpoint,
+        version="1",
+        predictor={"call": "own_predictors:Scaler"},
+        inputs=[{"name": "x", **tensor}],
+        outputs=[{"name": "y", **tensor}],
+    )
+    endpoint = start()
+    port = endpoint.grpc_port if "grpc" in how else endpoint.port
+    asked = ["-m", "m", "-u", f"localhost:{port}", "--shape", "x:4", "--concurrency-range", "2"]
+    short = ["--measurement-mode", "count_windows", "--measurement-request-count", "20", "-s", "999", "-r", "3"]
+    done = subprocess.run(
+        [PERF_ANALYZER, *asked, *short, *how],
+        env={**os.environ, "LD_LIBRARY_PATH": str(PERF_ANALYZER.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    client, server = done.stdout.partition("  Server:")[::2]
+    assert int(client.partition("Request count: ")[2].split()[0]) >= 20
+    assert int(server.partition("Inference count: ")[2].split()[0]) >= 20, "it reads the server's statistics"
 
 
 def test_an_answer_tells_cold_from_warm_and_from_where(scaler: Daemon, start: Callable[..., Endpoint]) -> None:

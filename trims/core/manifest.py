@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,126}[a-z0-9])?\Z")
-_VERSION = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?\Z")
+#: A semantic version, or a whole number as in Triton's repositories, whose tools understand no other.
+_VERSION = re.compile(r"[0-9]+(?:\.[0-9]+\.[0-9]+(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?)?\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "numpy")
 PERSIST = ("auto", "always", "never")
@@ -132,7 +133,7 @@ def parse_manifest(raw: object, origin: str = "") -> Manifest:
     top.where = name
     manifest = Manifest(
         name=name,
-        version=top.text("version", "0.0.0", pattern=_VERSION, hint="major.minor.patch"),
+        version=top.text("version", "0.0.0", pattern=_VERSION, hint="major.minor.patch, or a whole number"),
         description=top.text("description", ""),
         license=top.text("license", ""),
         framework=_framework(top.take("framework"), name),

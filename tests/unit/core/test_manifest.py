@@ -50,7 +50,7 @@ def test_the_smallest_manifest_has_the_documented_defaults() -> None:
         ("name", "../up", "name"),
         ("name", "", "name"),
         ("name", 5, "name"),
-        ("version", "1", "major.minor.patch"),
+        ("version", "1.0", "major.minor.patch, or a whole number"),
         ("version", 1.0, "quote it"),
         ("surprise", 1, "surprise"),
         ("framework", {"name": "caffe"}, "torch"),
