@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, NamedTuple
 
+from trims_client.mappings import Upgrade
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -52,8 +54,6 @@ def hear(channel: Channel, mappings: MappedImages) -> None:
         if event["event"] == "lost" and type(lease) is int:
             mappings.lose(channel, lease, str(event.get("message", "")))
         elif event["event"] == "upgrade" and isinstance(key, str) and isinstance(place, str):
-            from trims_client.upgrades import Upgrade
-
             mappings.upgrades.append(Upgrade(channel, key, place))
 
 

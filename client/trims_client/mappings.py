@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims_client.channel import Channel
     from trims_client.device import DeviceRegion
-    from trims_client.upgrades import Upgrade
 
     #: Key, place, device and inode of a segment: each is mapped once.
     Image = tuple[str, str, int, int]
@@ -199,6 +198,27 @@ class MappedImage:
             return False
         self._asked = channel
         return True
+
+
+class Upgrade:
+    """An image that lies at a better place, too, as a daemon has told.
+
+    Attributes:
+        channel: The connection that told it.
+        key: The image.
+        place: The better place.
+        looks: How often mappings of the image were looked for.
+        tried: Mappings that have moved, or could not.
+    """
+
+    __slots__ = ("channel", "key", "looks", "place", "tried")
+
+    def __init__(self, channel: Channel, key: str, place: str) -> None:
+        self.channel = channel
+        self.key = key
+        self.place = place
+        self.looks = 0
+        self.tried: weakref.WeakSet[MappedImage] = weakref.WeakSet()
 
 
 class MappedImages:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims.core.errors import TrimsError
@@ -24,25 +22,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: How often, about once a second, mappings are looked for: another thread may not have mapped its grant yet.
 _LOOKS = 5
-
-
-@dataclass(slots=True)
-class Upgrade:
-    """An image that lies at a better place, as a daemon has told.
-
-    Attributes:
-        channel: The connection that told it.
-        key: The image.
-        place: The better place.
-        looks: How often mappings of the image were looked for.
-        tried: Mappings that have moved, or could not.
-    """
-
-    channel: Channel
-    key: str
-    place: str
-    looks: int = 0
-    tried: weakref.WeakSet[MappedImage] = field(default_factory=weakref.WeakSet)
 
 
 def upgrade(channel: Channel, mappings: MappedImages) -> None:

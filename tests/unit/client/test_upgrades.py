@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from raw_door import grant
 from trims_client import upgrades
-from trims_client.mappings import MappedImages
+from trims_client.mappings import MappedImages, Upgrade
 
 from trims.core.errors import ImageError, LostPeerError, ModelNotFoundError
 from trims.memory import mapping
@@ -49,7 +49,7 @@ def on_disk(mappings: MappedImages, granter: Any, fd: int, lease: int = 1, **mor
     """Weights that are read from disk, and an event that they lie in memory, too."""
     answer = grant({"id": lease}, fd, lease=lease, place="disk", anywhere=True, **more)
     borrow = mappings.borrow(granter, answer, os.dup(fd))
-    mappings.upgrades.append(upgrades.Upgrade(granter, "k", "cpu"))
+    mappings.upgrades.append(Upgrade(granter, "k", "cpu"))
     return borrow
 
 
@@ -129,7 +129,7 @@ def test_an_event_that_comes_before_its_grant_is_mapped_is_kept_for_some_rounds(
     granter: Any, segment: Callable[..., int]
 ) -> None:
     mappings, disk, memory = MappedImages(), segment(1), segment(2)
-    mappings.upgrades.append(upgrades.Upgrade(granter, "k", "cpu"))
+    mappings.upgrades.append(Upgrade(granter, "k", "cpu"))
     upgrades.upgrade(granter, mappings)
     assert len(mappings.upgrades) == 1
     borrow = mappings.borrow(granter, grant({"id": 1}, disk, place="disk", anywhere=True), os.dup(disk))
