@@ -31,6 +31,7 @@ NAMES = (
     "churn",
     "pressure",
     "plane",
+    "behind",
     "books",
     "check_hold",
     "door",
