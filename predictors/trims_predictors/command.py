@@ -25,6 +25,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     endpoint.add_argument("--queue", type=int, default=128, help="requests that may wait for one model (default: 128)")
     text = "seconds an idle predictor stays, or lazy for until its slot is needed (default: 300)"
     endpoint.add_argument("--keep-alive-s", default="300", help=text)
+    text = "seconds a template stays without use, or lazy for until its memory is needed (default: 600)"
+    endpoint.add_argument("--template-keep-alive-s", default="600", help=text)
+    text = "memory of all templates and spares together, such as 2GiB, or none for no bound (default: none)"
+    endpoint.add_argument("--template-memory", default="none", help=text)
     endpoint.add_argument("--max-body", default="256MiB", help="largest request (default: 256MiB)")
     text = "frameworks to have predictors ready for at once, with commas between, such as torch,onnxruntime"
     endpoint.add_argument("--preload", default="", help=text)
@@ -71,7 +75,9 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         runtime_dir=options.runtime_dir or default_runtime_dir(),
         predictors=_at_least_one(options.predictors, "--predictors"),
         queue=_at_least_one(options.queue, "--queue"),
-        keep_alive_s=_seconds(options.keep_alive_s),
+        keep_alive_s=_seconds(options.keep_alive_s, "--keep-alive-s"),
+        template_keep_alive_s=_seconds(options.template_keep_alive_s, "--template-keep-alive-s"),
+        most_template_bytes=_bound(options.template_memory),
     )
     return EndpointSettings(
         fleet=fleet,
@@ -105,7 +111,22 @@ def _port(text: str, flag: str, otherwise: str = "") -> int:
     return int(text)
 
 
-def _seconds(text: str) -> float | None:
+def _bound(text: str) -> int | None:
+    """Bytes. Raises ConfigError if they are none, or if this machine cannot count what is bounded."""
+    from trims.core.errors import ConfigError
+    from trims.core.units import parse_bytes
+    from trims_predictors.footprints import require_footprints
+
+    if text == "none":
+        return None
+    most_bytes = parse_bytes(text)
+    if not most_bytes:
+        raise ConfigError(f"--template-memory is {text!r}; it must be a size such as 2GiB, or none for no bound")
+    require_footprints()
+    return most_bytes
+
+
+def _seconds(text: str, flag: str) -> float | None:
     from trims.core.errors import ConfigError
 
     if text == "lazy":
@@ -115,7 +136,7 @@ def _seconds(text: str) -> float | None:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e9:
-        raise ConfigError(f"--keep-alive-s is {text!r}; it must be a number of seconds from 0 up, or lazy")
+        raise ConfigError(f"{flag} is {text!r}; it must be a number of seconds from 0 up, or lazy")
     return seconds
 
 

@@ -21,6 +21,7 @@ from trims_predictors.nursery import Nursery
 from trims_predictors.records import Answer, load_message
 from trims_predictors.schedule import Fail, Job, Limits, Run, Schedule, Start, Step, Stop
 from trims_predictors.tensors import check_against, check_outputs, types_of
+from trims_predictors.turnover import Limits as TemplateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -73,7 +74,13 @@ class Fleet:
         self._settings = settings
         self._schedule = Schedule(settings.predictors)
         self._launcher = Launcher(settings.runtime_dir)
-        self._nursery = Nursery(self._launcher, spares=settings.spares, threads=default_threads(), busy=self._is_busy)
+        self._nursery = Nursery(
+            self._launcher,
+            spares=settings.spares,
+            threads=default_threads(),
+            busy=self._is_busy,
+            limits=TemplateLimits(settings.template_keep_alive_s, settings.most_template_bytes),
+        )
         self._running: dict[int, _Running] = {}
         self._plans: dict[str, Plan] = {}
         #: Model -> its line, inputs and outputs, as a predictor has told them last.
@@ -196,8 +203,8 @@ class Fleet:
         return plan.inputs or (inputs if known else ()), plan.outputs or (outputs if known else ())
 
     def prepare(self, environment: Environment) -> None:
-        """Start a template and its spares before they are needed."""
-        self._nursery.tend(environment)
+        """Start a template and its spares before they are needed, and keep them also without use."""
+        self._nursery.keep(environment)
 
     # -- steps -----------------------------------------------------------------------------------------------------
 

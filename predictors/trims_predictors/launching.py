@@ -69,7 +69,7 @@ class Environment:
 class Launcher:
     """Starts programs of ours in an environment, tied to this process by a lifeline.
 
-    An environment that trims has made is not removed while there is a launcher that has used it.
+    An environment that trims has made is not removed from its first use until `let_go`.
 
     Args:
         runtime_dir: Folder of the daemon's sockets.
@@ -109,6 +109,16 @@ class Launcher:
             del self._holds[python]
         if python not in self._holds:
             self._holds[python] = hold(python)
+
+    def let_go(self, python: str) -> None:
+        """Nothing that was started in an environment runs any more: it may be removed. The next start holds it again.
+
+        Args:
+            python: Its interpreter.
+        """
+        held = self._holds.pop(python, None)
+        if held is not None:
+            os.close(held)
 
     def close(self) -> None:
         """End everything that was started and still runs."""

@@ -8,6 +8,9 @@ the last once it may be forked (see `gate`). Until then the last one serves, so 
 template cost no request its time; they are not asked for again.
 
 Where a template may not be forked, the predictor is spawned as a program of its own, and the template is replaced.
+
+Templates go when they are not used, or when their memory is needed (`turnover`, `upkeep`); the next request that needs
+one starts it again. An environment in which nothing runs any more may be removed.
 """
 
 from __future__ import annotations
@@ -20,11 +23,15 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import BadMessageError, DrainingError, LostPeerError, PredictorError
 from trims_predictors.processes import PredictorProcess, spawn
 from trims_predictors.templates import Template
+from trims_predictors.turnover import End, EndSpare, Leave, Limits, Standing
+from trims_predictors.upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from trims_predictors.footprints import Footprint
     from trims_predictors.launching import Environment, Launcher
+    from trims_predictors.turnover import Step
 
 _log = logging.getLogger(__name__)
 _PREPARE_S = 30.0
@@ -34,6 +41,7 @@ _BURIAL_S = 10.0
 _CALM_S, _LONGEST_CALM_S = 0.05, 2.0
 #: Rounds of learning of one template.
 _MOST_LESSONS = 32
+_TOLD = {EndSpare: "a spare ends", End: "a template ends", Leave: "a template ends with its last predictor"}
 
 
 class Nursery:
@@ -44,9 +52,12 @@ class Nursery:
         spares: How many predictors each template has ready.
         threads: What a spare warms up with.
         busy: Whether requests are being answered. Spares and lessons, which compute for a while, wait until none is.
+        limits: What templates may cost.
     """
 
-    def __init__(self, launcher: Launcher, *, spares: int, threads: int, busy: Callable[[], bool]) -> None:
+    def __init__(
+        self, launcher: Launcher, *, spares: int, threads: int, busy: Callable[[], bool], limits: Limits | None = None
+    ) -> None:
         self._launcher = launcher
         self._busy = busy
         self._most_spares = spares
@@ -59,14 +70,23 @@ class Nursery:
         #: Environments for which a template learns.
         self._teaching: set[Environment] = set()
         self._lessons: dict[Environment, int] = {}
-        self._retired: list[Template] = []
         #: All that have not been seen to end, and by framework how many were started.
-        self._made: list[tuple[str, Template]] = []
+        self._made: list[tuple[Environment, Template]] = []
         self._started: dict[str, int] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._tending: set[Environment] = set()
         #: All processes that were taken or are spares, until each has ended.
-        self._living: set[PredictorProcess] = set()
+        self._living: dict[PredictorProcess, Environment] = {}
+        #: When a predictor was asked for, or ended, last.
+        self._used_s: dict[Environment, float] = {}
+        #: Environments whose templates stay without use, and those whose templates go with their last predictors.
+        self._kept: set[Environment] = set()
+        self._leaving: set[Environment] = set()
+        #: The most bytes that a template had, which are fewer while it shares some; and those of a spare alone.
+        self._sizes: dict[Environment, int] = {}
+        self._spare_sizes: dict[Environment, int] = {}
+        self._upkeep = Upkeep(self, limits or Limits())
+        self._keeping = False
         self._closing = False
 
     async def take(self, environment: Environment) -> PredictorProcess:
@@ -74,6 +94,12 @@ class Nursery:
 
         Raises PredictorError if none can be started, DrainingError if the nursery is closing.
         """
+        self._use(environment)
+        process = await self._take(environment)
+        process.ended.add_done_callback(lambda _: self._use(environment))
+        return process
+
+    async def _take(self, environment: Environment) -> PredictorProcess:
         spares = self._spares.get(environment, [])
         while spares:
             spare = spares.pop()
@@ -85,8 +111,7 @@ class Nursery:
         except (PredictorError, LostPeerError, BadMessageError) as error:
             self._check_open()
             _log.warning("a predictor for %s is spawned, not forked: %s", environment.framework, error)
-            self._discard(environment)
-            return self._watch(spawn(self._launcher, environment))
+            return self._watch(spawn(self._launcher, environment), environment)
 
     def spares(self) -> dict[str, int]:
         """How many spares each framework has."""
@@ -96,16 +121,29 @@ class Nursery:
         return found
 
     def templates(self) -> dict[str, dict[str, int]]:
-        """How many templates of each framework were started, and how many of them have ended."""
-        living = [framework for framework, template in self._made if template.lost is None]
-        return {
-            framework: {"started": started, "ended": started - living.count(framework)}
+        """Of each framework: templates that were started, those that have ended, and bytes of the others with spares.
+
+        The bytes are those of the last count, a second ago or longer if nothing has changed since.
+        """
+        living = [environment.framework for environment, _ in self._running()]
+        found = {
+            framework: {"started": started, "ended": started - living.count(framework), "bytes": 0}
             for framework, started in self._started.items()
         }
+        for environment, pid in self._processes():
+            counted = self._upkeep.counted.get(pid)
+            if environment.framework in found and counted is not None:
+                found[environment.framework]["bytes"] += counted.share_bytes
+        return found
 
     def learning(self) -> list[str]:
         """Frameworks for which a template learns just now."""
         return sorted({environment.framework for environment in self._teaching})
+
+    def keep(self, environment: Environment) -> None:
+        """Have a template and its spares ready from now on, also without use."""
+        self._kept.add(environment)
+        self.tend(environment)
 
     def tend(self, environment: Environment) -> None:
         """Make spares again, in the background. Called when a model has answered, so that nothing is in its way."""
@@ -121,25 +159,48 @@ class Nursery:
         known = template.modules | self._banned.get(environment, set())
         new = [name for name in modules if name not in known and "__main__" not in name]
         lessons = self._lessons.get(environment, 0)
-        if new and lessons < _MOST_LESSONS:
+        if new and lessons < _MOST_LESSONS and self._has_room(self._sizes.get(environment, 0)):
             self._lessons[environment] = lessons + 1
             self._teaching.add(environment)
             self._background(self._teach(environment, new))
 
     async def _fork(self, environment: Environment) -> PredictorProcess:
         self._check_open()
-        return self._watch(await self._template(environment).fork())
+        template = self._template(environment)
+        self._leaving.discard(environment)
+        try:
+            process = await template.fork()
+        except (PredictorError, LostPeerError, BadMessageError):
+            self._discard(environment, template)
+            raise
+        return self._watch(process, environment)
 
     def _check_open(self) -> None:
         if self._closing:
             raise DrainingError("the endpoint is ending and starts no predictors")
 
-    def _watch(self, process: PredictorProcess) -> PredictorProcess:
-        self._living.add(process)
-        process.ended.add_done_callback(lambda _: self._living.discard(process))
+    def _use(self, environment: Environment) -> None:
+        self._used_s[environment] = time.monotonic()
+        self._upkeep.stir()
+
+    def _watch(self, process: PredictorProcess, environment: Environment) -> PredictorProcess:
+        self._living[process] = environment
+        process.ended.add_done_callback(lambda _: self._forget(process))
+        self._upkeep.stir()
         if self._closing:
             process.kill("the endpoint ended")
         return process
+
+    def _forget(self, process: PredictorProcess) -> None:
+        self._let_go(self._living.pop(process))
+        self._upkeep.stir()
+
+    def _let_go(self, environment: Environment) -> None:
+        """Let an environment be removed if nothing runs in it any more."""
+        self._made = [each for each in self._made if not each[1].gone.done()]
+        used = [*self._living.values(), *(each for each, _ in self._made)]
+        if not any(each.python == environment.python for each in used):
+            self._launcher.let_go(environment.python)
 
     def _template(self, environment: Environment) -> Template:
         template = self._templates.get(environment)
@@ -152,18 +213,23 @@ class Nursery:
         template = Template(self._launcher, environment, modules)
         framework = environment.framework
         self._started[framework] = self._started.get(framework, 0) + 1
-        self._made = [each for each in (*self._made, (framework, template)) if each[1].lost is None]
+        self._made.append((environment, template))
+        self._used_s.setdefault(environment, time.monotonic())
+        template.ready.add_done_callback(lambda _: self._upkeep.stir())
+        template.gone.add_done_callback(lambda _: self._let_go(environment))
+        self._begin_upkeep()
         return template
 
-    def _discard(self, environment: Environment) -> None:
-        template = self._templates.pop(environment, None)
-        if template is not None:
+    def _discard(self, environment: Environment, template: Template) -> None:
+        """A template could not be forked: the next request has another one."""
+        if self._templates.get(environment) is template:
+            del self._templates[environment]
             template.close("it could not be forked")
 
     async def _teach(self, environment: Environment, modules: list[str]) -> None:
         """Make a template that has imported these, too, and put it in the place of the last one."""
         try:
-            await self._calm()
+            await self.calm()
             learned = [*self._learned.get(environment, []), *modules]
             template = self._make(environment, [*environment.modules(), *learned])
             try:
@@ -186,28 +252,108 @@ class Nursery:
         self._learned[environment] = [each for each in learned if each not in template.failed]
         self._banned.setdefault(environment, set()).update(template.failed)
         before, self._templates[environment] = self._templates.get(environment), template
+        self._leaving.discard(environment)
         if before is not None:
             before.retire()
-            self._retired = [each for each in (*self._retired, before) if each.lost is None]
         for spare in self._spares.pop(environment, []):  # they lack it
             await spare.end()
         self.tend(environment)
 
     async def _tend(self, environment: Environment) -> None:
         try:
-            await self._calm()
-            while len(self._spares.get(environment, ())) < self._most_spares:
+            await self.calm()
+            while self._wants_spare(environment):
                 spare = await self._fork(environment)
                 await spare.ask(
                     {"op": "prepare", "modules": environment.modules(), "threads": self._threads}, deadline_s=_PREPARE_S
                 )
                 self._spares.setdefault(environment, []).append(spare)
+                self._upkeep.stir()
         except Exception as error:  # noqa: BLE001 - without a spare, the next predictor is forked or spawned
             _log.warning("no spare predictor for %s: %s", environment.framework, error)
         finally:
             self._tending.discard(environment)
 
-    async def _calm(self) -> None:
+    def _wants_spare(self, environment: Environment) -> bool:
+        """Whether to make one more: not for an environment without use, and not where it would be ended again."""
+        if len(self._spares.get(environment, ())) >= self._most_spares:
+            return False
+        template = self._templates.get(environment)
+        if template is not None and template.lost is None:
+            return self._has_room(self._spare_sizes.get(environment, 0))
+        used = environment in self._kept or environment in self._living.values()
+        return used and self._has_room(self._sizes.get(environment, 0) + self._spare_sizes.get(environment, 0))
+
+    def _has_room(self, nbytes: int) -> bool:
+        most_bytes = self._upkeep.limits.most_bytes
+        return most_bytes is None or self._upkeep.total_bytes + nbytes <= most_bytes
+
+    # -- upkeep ----------------------------------------------------------------------------------------------------
+
+    def _begin_upkeep(self) -> None:
+        if not self._keeping:
+            self._keeping = True
+            self._background(self._upkeep.run())
+
+    def _running(self) -> list[tuple[Environment, Template]]:
+        return [each for each in self._made if each[1].lost is None]
+
+    def _processes(self) -> list[tuple[Environment, int]]:
+        """Of all templates and spares."""
+        templates = [(environment, template.pid) for environment, template in self._running()]
+        return templates + [(each, spare.pid) for each, spares in self._spares.items() for spare in spares]
+
+    def pids(self) -> list[int]:
+        """See `Household`."""
+        return [pid for _, pid in self._processes()]
+
+    def standings(self, counted: Mapping[int, Footprint]) -> tuple[list[Standing], int]:
+        """See `Household`."""
+        served = {id(template) for template in self._templates.values()}
+        others = [template.pid for _, template in self._running() if id(template) not in served]
+        environments = {*self._templates, *(each for each, spares in self._spares.items() if spares)}
+        found = [self._standing(each, counted) for each in environments]
+        return found, sum(counted[pid].share_bytes for pid in others if pid in counted)
+
+    def _standing(self, environment: Environment, counted: Mapping[int, Footprint]) -> Standing:
+        template, spares = self._templates.get(environment), self._spares.get(environment, [])
+        pids = {spare.pid for spare in spares}
+        alive = template is not None and template.lost is None
+        if template is not None and alive and template.pid in counted:
+            self._sizes[environment] = max(self._sizes.get(environment, 0), counted[template.pid].share_bytes)
+        if spares and spares[-1].pid in counted:
+            self._spare_sizes[environment] = counted[spares[-1].pid].own_bytes
+        return Standing(
+            environment,
+            nbytes=counted[template.pid].share_bytes if template and alive and template.pid in counted else 0,
+            spare_bytes=tuple(counted[pid].share_bytes if pid in counted else 0 for pid in pids),
+            used_s=self._used_s.get(environment, 0.0),
+            predictors=len(template.predictors - pids) if template and alive else 0,
+            waited_for=bool(template and alive and template.waited_for),
+            kept=environment in self._kept,
+            leaving=environment in self._leaving,
+        )
+
+    async def carry_out(self, step: Step) -> None:
+        """See `Household`."""
+        environment: Environment = step.environment  # type: ignore[assignment]
+        _log.info("%s for %s: %s", _TOLD[type(step)], environment.framework, step.why)
+        if isinstance(step, Leave):
+            self._leaving.add(environment)
+        elif isinstance(step, EndSpare):
+            await self._spares[environment].pop(0).end()
+        else:
+            await self._end(environment)
+
+    async def _end(self, environment: Environment) -> None:
+        self._leaving.discard(environment)
+        template, spares = self._templates.pop(environment, None), self._spares.pop(environment, [])
+        if template is not None:
+            template.retire()  # it goes with its last spare
+        for spare in spares:
+            await spare.end()
+
+    async def calm(self) -> None:
         """Wait until no request is answered, but not for ever."""
         until = time.monotonic() + _LONGEST_CALM_S
         while self._busy() and time.monotonic() < until:
@@ -225,7 +371,7 @@ class Nursery:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._end_all()  # before their templates, which alone learn how they end
-        for template in [*self._templates.values(), *self._retired]:
+        for _, template in self._running():
             template.close()
         await self._end_all()  # what was forked meanwhile
 

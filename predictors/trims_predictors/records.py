@@ -30,6 +30,8 @@ class Settings:
         load_deadline_s: Seconds a predictor may take to load its model.
         run_deadline_s: Seconds that one run may take, for models that do not say it.
         queue_deadline_s: Seconds that a request waits for a predictor, if it does not say it.
+        template_keep_alive_s: Seconds that a template stays without use; None: until its memory is needed.
+        most_template_bytes: Memory of all templates and spares together; None for no bound.
     """
 
     runtime_dir: str
@@ -40,6 +42,8 @@ class Settings:
     load_deadline_s: float = 600.0
     run_deadline_s: float = 60.0
     queue_deadline_s: float = 600.0
+    template_keep_alive_s: float | None = 600.0
+    most_template_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

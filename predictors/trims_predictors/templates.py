@@ -36,6 +36,9 @@ class Template:
         launcher: Starts it.
         environment: It is for.
         modules: To import at once.
+
+    Attributes:
+        gone: Done when the process is gone.
     """
 
     def __init__(self, launcher: Launcher, environment: Environment, modules: Sequence[str]) -> None:
@@ -53,12 +56,30 @@ class Template:
         self.failed: set[str] = set()
         self.lost: str | None = None
         self._retired = False
+        #: Forks that are waited for.
+        self._forking = 0
         self._answers: deque[asyncio.Future[tuple[Message, list[int]]]] = deque()
         self._statuses: dict[int, asyncio.Future[int]] = {}
         self._living: set[int] = set()
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._peer = Peer(ours, self._heard, self._end)
         self.ready = asyncio.ensure_future(self._import(modules))
         self.ready.add_done_callback(_look_at)
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        return self._process.pid
+
+    @property
+    def predictors(self) -> frozenset[int]:
+        """Processes that were forked from it and have not ended, spares among them."""
+        return frozenset(self._living)
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether it imports, or a fork is waited for."""
+        return self._forking > 0 or not self.ready.done()
 
     async def _import(self, modules: Sequence[str]) -> None:
         """Have it import modules, as many at a time as a message holds; those that cannot be are skipped."""
@@ -72,7 +93,15 @@ class Template:
 
     async def fork(self) -> PredictorProcess:
         """A new predictor. Raises PredictorError if the template must not be forked, LostPeerError if it is gone."""
-        await asyncio.shield(self.ready)
+        self._forking += 1
+        try:
+            await asyncio.shield(self.ready)
+            return await self._fork()
+        finally:
+            self._forking -= 1
+            self._end_if_retired()
+
+    async def _fork(self) -> PredictorProcess:
         ours, theirs = messages.pair()
         with theirs:
             try:
@@ -127,13 +156,13 @@ class Template:
         self.close(why)
 
     def retire(self) -> None:
-        """Keep it for as long as its predictors run, because it learns how they end."""
+        """Keep it for as long as its predictors run, because it learns how they end, and until its last fork."""
         self._retired = True
         self._end_if_retired()
 
     def _end_if_retired(self) -> None:
-        if self._retired and not self._living:
-            self.close("it was replaced")
+        if self._retired and not self._living and not self._forking:
+            self.close("it was retired")
 
     def close(self, why: str = "it was closed") -> None:
         """End it; its predictors live on. What waits for it gets LostPeerError. Idempotent."""
@@ -143,7 +172,8 @@ class Template:
         self._peer.close()
         self._process.kill()
         # A process with a framework takes the kernel many milliseconds to take apart.
-        asyncio.get_running_loop().run_in_executor(None, self._process.wait)
+        waited = asyncio.get_running_loop().run_in_executor(None, self._process.wait)
+        waited.add_done_callback(lambda _: self.gone.set_result(None))
         for answer in self._answers:
             if not answer.done():
                 answer.set_exception(LostPeerError(f"the template is gone: {why}"))

@@ -168,3 +168,11 @@ def _of_fleet(report: Mapping[str, Any]) -> Iterator[Metric]:
         for framework, counted in report["templates"].items():
             family.add_metric((framework,), counted[event])
         yield family
+    nbytes = GaugeMetricFamily(
+        "trims_template_bytes",
+        "Anonymous memory of templates and their spares; of what they share with predictors, their part.",
+        labels=("framework",),
+    )
+    for framework, counted in report["templates"].items():
+        nbytes.add_metric((framework,), counted["bytes"])
+    yield nbytes

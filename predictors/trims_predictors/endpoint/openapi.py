@@ -72,7 +72,10 @@ SCHEMAS: Json = {
         name=_TEXT, platform=_TEXT, max_batch_size={"type": "integer"}, input=_list(_ANY), output=_list(_ANY),
     ),
     "Statistics": _object(required=("model_stats",), model_stats=_list(_ANY)),
-    "State": _object(required=("models", "spares", "counters"), models=_ANY, spares=_ANY, counters=_ANY),
+    "State": _object(
+        required=("models", "spares", "templates", "counters"),
+        models=_ANY, spares=_ANY, templates=_ANY, counters=_ANY,
+    ),
     "InferRequest": _object(
         required=("inputs",),
         id=_TEXT,
@@ -90,8 +93,8 @@ SCHEMAS: Json = {
     "UnloadRequest": _object(parameters={"type": ["object", "null"]}),
     "Nothing": {"type": "object", "maxProperties": 0},
     "Overview": _object(
-        required=("version", "daemon", "places", "models", "spares"),
-        version=_TEXT, daemon=_ANY, places=_list(_ANY), models=_list(_ANY), spares=_ANY,
+        required=("version", "daemon", "places", "models", "spares", "templates"),
+        version=_TEXT, daemon=_ANY, places=_list(_ANY), models=_list(_ANY), spares=_ANY, templates=_ANY,
     ),
     "PlaceRequest": _object(place={"type": ["string", "null"], "description": "cpu, disk or gpu:N"}),
     "Brought": _object(required=("place", "bytes"), place=_TEXT, bytes={"type": "integer"}),

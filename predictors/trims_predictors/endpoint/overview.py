@@ -135,5 +135,6 @@ def _write(found: _Found, report: Mapping[str, Any]) -> bytes:
         "places": found.places,
         "models": [{**each, "predictors": running.get(each["name"], _NO_PREDICTORS)} for each in found.models],
         "spares": report["spares"],
+        "templates": report["templates"],
     }
     return json.dumps(message, separators=(",", ":")).encode()

@@ -22,10 +22,12 @@ def test_flags_become_settings(tmp_path: Path) -> None:
     token.chmod(0o600)
     flags = ["--port", "0", "--token-file", str(token), "--predictors", "3", "--queue", "4", "--keep-alive-s", "lazy"]
     flags += ["--max-body", "1MiB", "--preload", "torch,onnxruntime", "--environments", f"mxnet={sys.executable}"]
+    flags += ["--template-keep-alive-s", "5", "--template-memory", "2GiB"]
     found = _settings(build_parser().parse_args(["endpoint", "--runtime-dir", "/run/x", *flags]))
     assert (found.port, found.token, found.most_body_bytes) == (0, "secret", 1 << 20)
     assert (found.fleet.predictors, found.fleet.queue, found.fleet.keep_alive_s) == (3, 4, None)
     assert (found.preload, found.environments) == (("torch", "onnxruntime"), {"mxnet": Path(sys.executable)})
+    assert (found.fleet.template_keep_alive_s, found.fleet.most_template_bytes) == (5.0, 2 << 30)
     assert found.fleet.runtime_dir == "/run/x"
 
 
@@ -34,6 +36,9 @@ def test_flags_become_settings(tmp_path: Path) -> None:
     [
         (["--predictors", "0"], "--predictors is 0; it must be 1 or more"),
         (["--keep-alive-s", "long"], "--keep-alive-s is 'long'"),
+        (["--template-keep-alive-s", "never"], "--template-keep-alive-s is 'never'; .* or lazy"),
+        (["--template-memory", "0"], "--template-memory is '0'; it must be a size such as 2GiB, or none"),
+        (["--template-memory", "much"], "'much' is not a size"),
         (["--environments", "mxnet"], "framework=/path/to/python"),
         (["--environments", "mxnet=/no/python"], "/no/python, is not a file"),
         (["--token-file", "/no/token"], "no token can be read"),

@@ -16,6 +16,7 @@ from fleets import Driver, arrays, drive, register, text
 from looking import wait_until
 from trims_predictors.records import Answer
 from trims_predictors.tensors import from_array
+from trims_predictors.turnover import Limits as TemplateLimits
 
 from trims.core.errors import (
     BusyError,
@@ -80,6 +81,32 @@ def test_a_spare_is_taken_before_a_fork_and_made_again_after_an_answer(scaler: D
         assert driver.fleet.report()["models"] == {"m": {"queued": 0, "starting": 0, "idle": 1, "busy": 0}}
         while not nursery._spares.get(plan.environment):
             await asyncio.sleep(0.01)
+
+    drive(scaler, work, spares=1)
+
+
+def test_spares_go_first_when_templates_hold_too_much_and_are_not_made_again(scaler: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        nursery = driver.fleet._nursery
+        plan = await driver.plan()
+
+        def spares() -> int:
+            return len(nursery._spares.get(plan.environment, ()))
+
+        await driver.ask(x=[1.0])
+        while nursery._teaching:
+            await asyncio.sleep(0.01)
+        while not (spares() and nursery._spares[plan.environment][0].pid in nursery._upkeep.counted):
+            await asyncio.sleep(0.01)
+        nursery._upkeep.limits = TemplateLimits(None, nursery._upkeep.total_bytes - 1)
+        nursery._upkeep.stir()
+        while spares():
+            await asyncio.sleep(0.01)
+        assert (await driver.ask(x=[1.0])).how == "running"
+        while nursery._tending:
+            await asyncio.sleep(0.01)
+        assert not spares()
+        assert nursery._templates[plan.environment].lost is None
 
     drive(scaler, work, spares=1)
 

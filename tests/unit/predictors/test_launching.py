@@ -54,6 +54,23 @@ def test_a_made_environment_is_held_from_the_first_start_until_the_launcher_clos
     shelf.remove(made.name)
 
 
+def test_an_environment_that_was_let_go_may_be_removed_until_the_next_start(folder: Path) -> None:
+    made = put(folder / "environments", numpy="2.0")
+    shelf, launcher = Shelf(folder / "environments"), Launcher(str(folder))
+    environment = Environment("numpy", str(made.python))
+    for _ in range(2):
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            process = launcher.start("trims_predictors.template", environment, theirs.fileno())
+        process.wait(10)
+        with pytest.raises(InUseError, match=f"{made.name} is in use by"):
+            shelf.remove(made.name)
+        launcher.let_go(environment.python)
+        launcher.let_go(environment.python)
+    shelf.remove(made.name)
+    launcher.close()
+
+
 def test_an_environment_that_was_removed_by_force_and_made_again_is_held_again(folder: Path) -> None:
     shelf, launcher = Shelf(folder / "environments"), Launcher(str(folder))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

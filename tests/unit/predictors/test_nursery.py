@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trims_predictors import templates
+from made_environments import put
+from trims_predictors import templates, upkeep
 from trims_predictors.launching import Environment, Launcher
 from trims_predictors.nursery import Nursery
+from trims_predictors.turnover import Limits
 
-from trims.core.errors import DrainingError, PredictorError
+from trims.core.errors import DrainingError, InUseError, PredictorError
+from trims.environments.shelf import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -21,10 +25,15 @@ if TYPE_CHECKING:
 NUMPY = Environment("numpy")
 
 
-def nurse(folder: Path, work: Callable[[Nursery], Awaitable[Any]], spares: int = 0) -> Any:
+OTHER = Environment("numpy", sys.executable)
+
+
+def nurse(
+    folder: Path, work: Callable[[Nursery], Awaitable[Any]], spares: int = 0, limits: Limits | None = None
+) -> Any:
     async def run() -> Any:
         launcher = Launcher(str(folder))
-        nursery = Nursery(launcher, spares=spares, threads=1, busy=lambda: False)
+        nursery = Nursery(launcher, spares=spares, threads=1, busy=lambda: False, limits=limits)
         try:
             return await asyncio.wait_for(work(nursery), 120)
         finally:
@@ -178,12 +187,174 @@ def test_a_predictor_that_stays_after_its_kill_keeps_no_descriptor(
 
 def test_templates_are_counted_when_they_start_and_when_they_have_ended(folder: Path) -> None:
     async def work(nursery: Nursery) -> None:
+        def counted() -> tuple[int, int]:
+            found = nursery.templates()["numpy"]
+            return found["started"], found["ended"]
+
         assert nursery.templates() == {}
         await (await nursery.take(NUMPY)).end()
-        assert nursery.templates() == {"numpy": {"started": 1, "ended": 0}}
+        assert counted() == (1, 0)
         nursery._templates[NUMPY].close("the test ends it")
-        assert nursery.templates() == {"numpy": {"started": 1, "ended": 1}}
+        assert counted() == (1, 1)
         await (await nursery.take(NUMPY)).end()
-        assert nursery.templates() == {"numpy": {"started": 2, "ended": 1}}
+        assert counted() == (2, 1)
 
     nurse(folder, work)
+
+
+# -- templates come and go by use -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counts_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "_PAUSE_S", 0.01)
+
+
+def running(nursery: Nursery) -> int:
+    found = nursery.templates().get("numpy", {"started": 0, "ended": 0})
+    return found["started"] - found["ended"]
+
+
+async def predictor_of(nursery: Nursery, environment: Environment = NUMPY) -> Any:
+    predictor = await nursery.take(environment)
+    assert predictor.how == "forked"
+    return predictor
+
+
+@pytest.mark.usefixtures("counts_often")
+def test_a_template_without_use_ends_and_the_next_request_starts_it_again(folder: Path) -> None:
+    async def work(nursery: Nursery) -> None:
+        for started in (1, 2):
+            await (await predictor_of(nursery)).end()
+            await until(lambda: not running(nursery))
+            assert nursery.templates()["numpy"] == {"started": started, "ended": started, "bytes": 0}
+
+    nurse(folder, work, limits=Limits(0.0))
+
+
+@pytest.mark.usefixtures("counts_often")
+def test_a_template_with_a_living_predictor_is_in_use_for_as_long_as_that_lives(folder: Path) -> None:
+    async def work(nursery: Nursery) -> None:
+        first, second = await predictor_of(nursery), await predictor_of(nursery)
+        await first.end()
+        await until(lambda: nursery.templates()["numpy"]["bytes"])
+        await asyncio.sleep(0.1)
+        assert running(nursery) == 1
+        await second.end()
+        await until(lambda: not running(nursery))
+
+    nurse(folder, work, limits=Limits(0.0))
+
+
+@pytest.mark.usefixtures("counts_often")
+def test_a_template_that_is_to_be_ready_stays_without_use_until_its_memory_is_needed(folder: Path) -> None:
+    async def work(nursery: Nursery) -> None:
+        nursery.keep(NUMPY)
+        await (await predictor_of(nursery)).end()
+        await until(lambda: nursery.templates()["numpy"]["bytes"])
+        await asyncio.sleep(0.1)
+        assert running(nursery) == 1
+        nursery._upkeep.limits = Limits(0.0, 1)
+        nursery._upkeep.stir()
+        await until(lambda: not running(nursery))
+
+    nurse(folder, work, limits=Limits(0.0))
+
+
+@pytest.mark.usefixtures("counts_often")
+def test_an_environment_may_be_removed_once_nothing_runs_in_it_any_more(folder: Path) -> None:
+    shelf = Shelf(folder / "environments")
+    made = put(shelf.folder, numpy="2.0")
+
+    async def work(nursery: Nursery) -> None:
+        environment = Environment("numpy", str(made.python))
+        first, second = await nursery.take(environment), await nursery.take(environment)
+        await first.end()
+        with pytest.raises(InUseError, match=f"{made.name} is in use by"):
+            shelf.remove(made.name)
+        await second.end()
+        await until(lambda: not running(nursery))
+        await until(lambda: not nursery._launcher._holds)
+        shelf.remove(made.name)
+
+    nurse(folder, work, limits=Limits(0.0))
+
+
+@pytest.mark.usefixtures("counts_often")
+def test_over_the_bound_the_template_used_least_recently_goes_and_the_other_stays(folder: Path) -> None:
+    async def work(nursery: Nursery) -> None:
+        for environment in (OTHER, NUMPY):
+            await (await predictor_of(nursery, environment)).end()
+        await until(lambda: all(each.pid in nursery._upkeep.counted for each in nursery._templates.values()))
+        nursery._upkeep.limits = Limits(None, nursery._upkeep.total_bytes - 1)
+        nursery._upkeep.stir()
+        await until(lambda: running(nursery) == 1)
+        assert list(nursery._templates) == [NUMPY]
+        await (await predictor_of(nursery, OTHER)).end()
+        await until(lambda: running(nursery) == 1)
+        assert list(nursery._templates) == [OTHER], "it was used last"
+
+    nurse(folder, work)
+
+
+@pytest.mark.usefixtures("counts_often")
+def test_a_template_over_the_bound_counts_until_it_goes_with_its_last_predictor(folder: Path) -> None:
+    async def work(nursery: Nursery) -> None:
+        first, second = await predictor_of(nursery), await predictor_of(nursery)
+        await until(lambda: nursery._leaving)
+        assert await first.end() == "it exited with status 0"
+        assert (running(nursery), nursery._upkeep.total_bytes > 0) == (1, True)
+        third = await predictor_of(nursery)
+        assert nursery.templates()["numpy"]["started"] == 1, "it is used again, and not a second one"
+        for predictor in (second, third):
+            assert await predictor.end() == "it exited with status 0"
+        await until(lambda: not running(nursery))
+
+    nurse(folder, work, limits=Limits(None, 1))
+
+
+@pytest.mark.usefixtures("counts_often")
+def test_requests_of_more_environments_than_fit_are_all_answered(folder: Path) -> None:
+    async def work(nursery: Nursery) -> None:
+        for _ in range(5):
+            taken = await asyncio.gather(*(nursery.take(each) for each in (NUMPY, OTHER, NUMPY)))
+            for predictor in taken:
+                assert predictor.how == "forked"
+                assert await predictor.end() == "it exited with status 0"
+
+    nurse(folder, work, limits=Limits(0.0, 1))
+
+
+@pytest.mark.usefixtures("counts_often")
+@pytest.mark.parametrize("turns", [0, 1, 2, 4, 8, 16, 32])
+def test_a_template_that_is_killed_at_any_moment_costs_no_request(folder: Path, turns: int) -> None:
+    async def work(nursery: Nursery) -> None:
+        taking = asyncio.ensure_future(nursery.take(NUMPY))
+        await until(lambda: nursery._made)
+        for _ in range(turns):
+            await asyncio.sleep(0.01)
+        os.kill(nursery._made[0][1].pid, signal.SIGKILL)
+        predictor = await taking
+        assert predictor.how in ("forked", "spawned")
+        await until(lambda: nursery._made == [] or nursery._made[0][1].lost)
+        again = await predictor_of(nursery)
+        for each in (predictor, again):
+            await each.end()
+        await until(lambda: not running(nursery) and not nursery._launcher._holds)
+
+    nurse(folder, work, limits=Limits(0.0, 1))
+
+
+@pytest.mark.usefixtures("counts_often")
+def test_a_template_that_is_killed_while_it_is_to_go_leaves_nothing(folder: Path) -> None:
+    async def work(nursery: Nursery) -> None:
+        predictor = await predictor_of(nursery)
+        await until(lambda: nursery._leaving)
+        os.kill(nursery._made[0][1].pid, signal.SIGKILL)
+        await until(lambda: not running(nursery))
+        assert await predictor.end() == "it ended, and so did its template"
+        await until(lambda: not nursery._templates and not nursery._leaving)
+        assert not nursery._living
+        assert not nursery._made
+
+    nurse(folder, work, limits=Limits(0.0, 1))

@@ -79,3 +79,17 @@ def test_a_predictor_whose_fork_is_not_waited_for_any_more_ends_by_itself(folder
         assert await predictor.end() == "it exited with status 0"
 
     drive(folder, work)
+
+
+def test_a_template_that_is_retired_while_a_fork_is_waited_for_ends_after_it(folder: Path) -> None:
+    async def work(template: Template) -> None:
+        fork = asyncio.ensure_future(template.fork())
+        await asyncio.sleep(0)
+        template.retire()
+        predictor = await fork
+        assert template.lost is None
+        assert await predictor.end() == "it exited with status 0"
+        assert template.lost == "it was retired"
+        await template.gone
+
+    drive(folder, work)

@@ -24,7 +24,7 @@ REPORT = {
     "models": {"m": {"queued": 3, "starting": 1, "idle": 0, "busy": 2}},
     "spares": {"torch": 1},
     "learning": [],
-    "templates": {"torch": {"started": 2, "ended": 1}},
+    "templates": {"torch": {"started": 2, "ended": 1, "bytes": 4096}},
     "counters": {"started_spare": 4, "started_spawned": 1, "ended": 2},
 }
 STATS = Stats(
@@ -128,6 +128,7 @@ def test_the_fleet_and_the_daemon_are_on_the_same_page(metrics: Metrics) -> None
     assert found("trims_predictors_ended_total") == 2
     assert found("trims_templates_started_total", "torch") == 2
     assert found("trims_templates_ended_total", "torch") == 1
+    assert found("trims_template_bytes", "torch") == 4096
     assert found("trims_daemon_resident_bytes", "cpu") == 40
 
 

@@ -19,7 +19,7 @@ STATS = Stats(
     sessions=3, leases=4, uptime_s=5.55, devices=(DEVICE,), gpu_off="", unverified_bytes=0, max_files=1, max_sessions=1,
     max_images=8, images=2,
 )  # fmt: skip
-REPORT = {"models": {"m": {"queued": 2, "starting": 0, "idle": 1, "busy": 1}}, "spares": {"torch": 1}}
+REPORT = {"models": {"m": {"queued": 2, "starting": 0, "idle": 1, "busy": 1}}, "spares": {"torch": 1}, "templates": {}}
 
 
 def replica(place: str = "cpu", *, pinned: bool = False, keep_left_s: float | None = None) -> Replica:

@@ -1,0 +1,129 @@
+"""Which templates and spares are ended when: pure decisions, no clock, no process.
+
+A template without use for `keep_alive_s` goes with its spares. If all templates and spares together hold more than
+`most_bytes`, one thing goes at a time, and what is left is counted again: first a spare, then a template that has no
+predictors, then one that has some. In each group it is the one whose environment was used least recently. A template
+that has predictors stays as long as they do, because it alone learns how they end. One that a request waits for stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What templates may cost.
+
+    Attributes:
+        keep_alive_s: Seconds that a template stays after its last use; None: until its memory is needed.
+        most_bytes: Of all templates and spares together; None for no bound.
+    """
+
+    keep_alive_s: float | None = None
+    most_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One environment's template and spares.
+
+    Attributes:
+        environment: Which.
+        nbytes: Of the template; 0 if it has ended.
+        spare_bytes: Of each spare.
+        used_s: When a predictor was asked for, or ended, last.
+        predictors: Those forked from it that live, without spares.
+        waited_for: Whether a request, or a spare in the making, waits for it now.
+        kept: Whether it is to stay without use.
+        leaving: Whether it was told to go with its last predictor.
+    """
+
+    environment: Hashable
+    nbytes: int = 0
+    spare_bytes: tuple[int, ...] = ()
+    used_s: float = 0.0
+    predictors: int = 0
+    waited_for: bool = False
+    kept: bool = False
+    leaving: bool = False
+
+    @property
+    def all_bytes(self) -> int:
+        """Of the template and its spares."""
+        return self.nbytes + sum(self.spare_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class EndSpare:
+    """End one spare."""
+
+    environment: Hashable
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End the template and its spares."""
+
+    environment: Hashable
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Let the template go with its last predictor, unless a request needs it before."""
+
+    environment: Hashable
+    why: str
+
+
+Step = EndSpare | End | Leave
+_OVER, _UNUSED = "memory is needed (--template-memory)", "it was not used (--template-keep-alive-s)"
+
+
+def next_step(standings: Sequence[Standing], limits: Limits, now_s: float, other_bytes: int = 0) -> Step | None:
+    """What is to be done first; None if all is well.
+
+    Args:
+        standings: Of all environments.
+        limits: What they may cost.
+        now_s: On the clock of `used_s`.
+        other_bytes: Of templates that serve no more, or not yet: they count, but cannot be ended.
+    """
+    for each in standings:
+        idle = not each.predictors and not each.waited_for
+        if idle and each.leaving:
+            return End(each.environment, _OVER)
+        if idle and _ends_s(each, limits) <= now_s:
+            return End(each.environment, _UNUSED)
+    if limits.most_bytes is None or other_bytes + sum(each.all_bytes for each in standings) <= limits.most_bytes:
+        return None
+    return _make_room(sorted(standings, key=lambda each: each.used_s))
+
+
+def next_end_s(standings: Sequence[Standing], limits: Limits) -> float | None:
+    """When the next template is without use for too long, if nothing happens; None if that is never."""
+    ends = [_ends_s(each, limits) for each in standings if not each.predictors and not each.waited_for]
+    return min((each for each in ends if each != float("inf")), default=None)
+
+
+def _ends_s(standing: Standing, limits: Limits) -> float:
+    if standing.kept or limits.keep_alive_s is None:
+        return float("inf")
+    return standing.used_s + limits.keep_alive_s
+
+
+def _make_room(oldest_first: Sequence[Standing]) -> Step | None:
+    for each in oldest_first:
+        if each.spare_bytes:
+            return EndSpare(each.environment, _OVER)
+    free = [each for each in oldest_first if not each.waited_for and not each.leaving and each.nbytes]
+    for each in free:
+        if not each.predictors:
+            return End(each.environment, _OVER)
+    return Leave(free[0].environment, _OVER) if free else None
