@@ -145,3 +145,10 @@ soak: env ## simulate the store on all cores; print which states met which event
 .PHONY: mutants
 mutants: env ## put known defects back, one at a time, and show that the simulation or a test finds each
 	$(BIN)/python -m tests.simulation.mutants --jobs $$(nproc)
+
+# Each child connects, runs its framework with two threads, answers a request and ends. That takes hours.
+FORKS ?= 100000
+FORK_ARGS ?=
+.PHONY: fork-soak
+fork-soak: env ## fork 100,000 predictors from one template; none may hang or leave anything behind
+	$(BIN)/python tests/support/fork_soak.py --forks $(FORKS) $(FORK_ARGS)
