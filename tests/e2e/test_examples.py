@@ -7,21 +7,29 @@ import os
 import re
 import subprocess
 import sys
+import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from looking import wait_until
 from repository import ROOT
 from safetensors.numpy import save_file
+from trims_client import connect
 from trims_client.weights import Weights
 
 from trims.control import admin
+from trims.core.errors import DaemonAwayError, ManifestError, ModelNotFoundError
 from trims.core.place import CPU
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
+    from trims_client import Session
+
+    from trims.control import Admin
     from trims.daemon.main import Daemon
 
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
@@ -153,32 +161,120 @@ def test_a_format_plugin_passes_its_contract_and_is_found_by_its_files(folder: P
         assert weights["weight"].tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
-def test_a_policy_plugin_passes_its_contract_and_is_found_by_its_name(folder: Path, linear: Path) -> None:
-    environment = install(PLUGIN, folder)
+@contextmanager
+def serving(environment: dict[str, str], folder: Path, *flags: str) -> Iterator[Admin]:
+    """A daemon in a process of its own that has the plug-in; it ends, and keeps its memory, with the block."""
     serve = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(folder / "run"), "serve", "--gpus", "none"]
-    serve += ["--state-dir", str(folder / "state"), "--cpu-policy", "largest"]
-    process = subprocess.Popen(serve, env=environment, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*serve, "--state-dir", str(folder / "state"), *flags], env=environment)
     try:
         with admin(folder / "run") as daemon:
-            policies = wait_for_policies(lambda: {tier.place: tier.policy for tier in daemon.status().stats.tiers})
-            assert policies[str(CPU)] == "largest"
-            daemon.add(linear)
-            daemon.shutdown(purge=True)
+            wait_for(daemon, process)
+            try:
+                yield daemon
+            except BaseException:
+                daemon.shutdown(purge=True)
+                raise
     finally:
         process.terminate()
         process.wait(WAIT_S)
+    assert process.returncode == 0
 
 
-def wait_for_policies(ask: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """The policy of each place, once the daemon serves."""
-    import time
-
-    from trims.core.errors import DaemonAwayError
-
+def wait_for(daemon: Admin, process: subprocess.Popen[bytes]) -> None:
+    """Until the daemon answers."""
     until = time.monotonic() + WAIT_S
     while True:
         try:
-            return ask()
+            daemon.status()
         except DaemonAwayError:
+            assert process.poll() is None, "the daemon did not come up"
             assert time.monotonic() < until
             time.sleep(0.05)
+        else:
+            return
+
+
+def command(environment: dict[str, str], folder: Path, *words: str) -> str:
+    """What a command of trims prints, on both of its outputs."""
+    line = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(folder / "run"), *words]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout + done.stderr
+
+
+def test_a_policy_plugin_passes_its_contract_and_is_found_by_its_name(folder: Path, linear: Path) -> None:
+    environment = install(PLUGIN, folder)
+    with serving(environment, folder, "--cpu-policy", "largest") as daemon:
+        policies = {tier.place: tier.policy for tier in daemon.status().stats.tiers}
+        assert policies[str(CPU)] == "largest"
+        daemon.add(linear)
+        daemon.shutdown(purge=True)
+
+
+def test_a_registry_plugin_passes_its_contract_and_serves_a_daemon(folder: Path, linear: Path) -> None:
+    environment = install(EXAMPLES / "registry_plugin", folder)
+    manifests = folder / "manifests"
+    manifests.mkdir()
+    flags = ("--registry", f"folder:{manifests}")
+    with serving(environment, folder, *flags) as daemon:
+        assert "registered linear" in command(environment, folder, "add", str(linear), "--name", "linear")
+        assert "name: linear" in (manifests / "linear.yaml").read_text()
+        hand = {"name": "by-hand", "artifact": {"path": str(linear)}, "description": "as it was"}
+        (manifests / "by-hand.yaml").write_text(json.dumps(hand))
+        (manifests / "broken.yaml").write_text("name: [")
+        listed = command(environment, folder, "list")
+        assert all(name in listed for name in ("linear", "by-hand"))
+        assert f"broken cannot be read: {manifests}/broken.yaml: is not YAML" in listed
+        with connect(folder / "run") as session:
+            for name in ("linear", "by-hand"):
+                with session.open(name) as weights:
+                    assert weights["bias"].tolist() == [1, 1, 1, 1]
+            with pytest.raises(ManifestError, match=r"broken\.yaml: is not YAML"):
+                session.open("broken")
+            other = folder / "other.safetensors"
+            save_file({"bias": np.zeros(2, np.float32)}, other)
+            (manifests / "by-hand.yaml").write_text(json.dumps({**hand, "artifact": {"path": str(other)}}))
+            wait_until(lambda: values(session, "by-hand") == [0, 0], "the edited manifest counts")
+            (manifests / "by-hand.yaml").unlink()
+            wait_until(lambda: is_unknown(session, "by-hand"), "the removed manifest is gone")
+    with serving(environment, folder, *flags) as daemon:
+        assert [model.name for model in daemon.models()] == ["broken", "linear"]
+        assert "linear" in command(environment, folder, "show", "linear")
+        image = str(folder / "image")
+        named = {**environment, "TRIMS_REGISTRY": flags[1], "TRIMS_STATE_DIR": str(folder / "state")}
+        command(named, folder, "convert", "linear", "-o", image)
+        with Weights.map_file(image) as weights:
+            assert weights["weight"].shape == (4, 8)
+        command(environment, folder, "rm", "linear")
+        assert [path.name for path in manifests.iterdir()] == ["broken.yaml"]
+        daemon.shutdown(purge=True)
+
+
+def values(session: Session, name: str) -> object:
+    """A model's biases."""
+    with session.open(name) as weights:
+        return weights["bias"].tolist()
+
+
+def is_unknown(session: Session, name: str) -> bool:
+    """Whether no model has the name."""
+    try:
+        session.open(name).close()
+    except ModelNotFoundError:
+        return True
+    return False
+
+
+def test_a_plugin_that_cannot_be_opened_ends_the_daemon_with_its_name(folder: Path) -> None:
+    environment = install(EXAMPLES / "registry_plugin", folder)
+    serve = [sys.executable, "-m", "trims.cli.main", "--runtime-dir", str(folder / "run"), "serve", "--gpus", "none"]
+    serve += ["--state-dir", str(folder / "state")]
+    for registry, said in (
+        ("folder:/nonexistent", r"plug-in 'folder' \(manifest_folder:open_folder\) cannot be opened: folder:/none"),
+        ("etcd", "there is no registry 'etcd'; known are folder, sqlite"),
+    ):
+        line = [*serve, "--registry", registry]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)
+        assert done.returncode == 1
+        assert re.search(rf"^trims: .*{said}", done.stderr, re.MULTILINE)
+        assert "Traceback" not in done.stderr

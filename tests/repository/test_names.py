@@ -12,8 +12,8 @@ from repository import ROOT
 NAMED = re.compile(r"`(trims(?:_client|_bench|_predictors)?(?:\.\w+)+)(?:\([^`]*\))?`")
 #: Names of entry-point groups, not of modules.
 GROUPS = {entry.group for entry in importlib.metadata.distribution("trims").entry_points}
-#: A group for the packages of others: ours names nothing in it.
-GROUPS |= {"trims.predictors"}
+#: Groups for the packages of others: ours names nothing in them.
+GROUPS |= {"trims.predictors", "trims.registries", "trims.tiers"}
 #: Attributes of spans.
 SPANS = (ROOT / f"predictors/trims_predictors/endpoint/{name}.py" for name in ("otlp", "tracing"))
 ATTRIBUTES = {name for file in SPANS for name in re.findall(r'"(trims(?:\.\w+)+)":', file.read_text())}

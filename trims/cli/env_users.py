@@ -32,7 +32,7 @@ def users_of(made: Sequence[Made], shelf: Shelf, runtime_dir: str | None) -> Map
 
 def refuse_if_needed(name: str, shelf: Shelf, runtime_dir: str | None) -> bool:
     """Raise InUseError if registered models run in an environment and in no other one; False if no daemon answers."""
-    manifests = _manifests(runtime_dir)
+    manifests = _manifests(runtime_dir, every=True)
     if manifests is None:
         return False
     picker, without = _picker(shelf), _picker(shelf, without=name)
@@ -47,7 +47,8 @@ def refuse_if_needed(name: str, shelf: Shelf, runtime_dir: str | None) -> bool:
     return True
 
 
-def _manifests(runtime_dir: str | None) -> list[Manifest] | None:
+def _manifests(runtime_dir: str | None, *, every: bool = False) -> list[Manifest] | None:
+    """Of all registered models; None without a daemon. With `every`, raises InUseError for one that cannot be read."""
     from trims.control import admin
     from trims.core.manifest import parse_manifest
 
@@ -56,7 +57,13 @@ def _manifests(runtime_dir: str | None) -> list[Manifest] | None:
             models = daemon.models()
     except DaemonAwayError:
         return None
-    return [parse_manifest(model.manifest, model.origin) for model in models]
+    for model in models:
+        if model.problem and every:
+            raise InUseError(
+                f"what {model.name} needs is not known, as its manifest cannot be read ({model.problem}); correct it, "
+                "or use --force"
+            )
+    return [parse_manifest(model.manifest, model.origin) for model in models if not model.problem]
 
 
 def _picker(shelf: Shelf, without: str = "") -> Picker:

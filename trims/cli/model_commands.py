@@ -109,9 +109,13 @@ def _list(options: argparse.Namespace) -> None:
             ", ".join(replica.place for replica in model.replicas if replica.state == "sealed"),
         ]
         for model in models
+        if not model.problem
     ]
     columns = ("model", "version", "framework", "format", "image>", "resident at")
     table(columns, rows, empty="no models are registered; `trims add` registers one")
+    for model in models:
+        if model.problem:
+            note(f"{model.name} cannot be read: {model.problem}")
 
 
 def _ps(options: argparse.Namespace) -> None:

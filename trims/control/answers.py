@@ -8,6 +8,8 @@ from functools import cache
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
+from trims.core.errors import ManifestError
+
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
@@ -86,6 +88,7 @@ class Model:
         image_bytes: Length of its image; 0 until it was converted.
         origin: Folder that the relative paths of its manifest begin at; empty if they are absolute.
         in_memory: `yes: ...` or `no: ...`: whether its image is in shared memory, and why it is or is not.
+        problem: Why its manifest cannot be read, in a list of all models; all but the name is empty then.
     """
 
     name: str
@@ -100,10 +103,13 @@ class Model:
     license: str
     origin: str
     in_memory: str
+    problem: str = ""
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """Its manifest, read."""
+        """Its manifest, read. Raises ManifestError if that could not be."""
+        if self.problem:
+            raise ManifestError(self.problem)
         found: dict[str, Any] = json.loads(self.manifest_json)
         return found
 

@@ -21,12 +21,14 @@ from trims.formats.base import Limits
 from trims.formats.conversion import start_conversion
 from trims.formats.picking import Picker
 from trims.registry.base import read_manifest
+from trims.registry.opening import open_registry
 from trims.registry.sqlite import SqliteRegistry
 from trims.store.catalog import Catalog
 from trims.store.resolve import Resolver
 
 if TYPE_CHECKING:
     from trims.daemon.config import Config
+    from trims.registry.base import Registry
 
 
 def convert(source: str, fd: int) -> int:
@@ -62,11 +64,11 @@ def convert(source: str, fd: int) -> int:
             registry.close()
 
 
-def _registry_with(source: str, scratch: Path, config: Config) -> tuple[SqliteRegistry, str]:
+def _registry_with(source: str, scratch: Path, config: Config) -> tuple[Registry, str]:
     """A registry that has the source, and the name it has there."""
     path = Path(source)
     if not path.is_file():
-        return SqliteRegistry(config.state_dir / "registry.db"), source
+        return open_registry(config.registry, config.state_dir), source
     is_manifest = path.suffix in (".yaml", ".yml")
     raw, origin = read_manifest(path) if is_manifest else (manifest_for(path, "artifact"), "")
     registry = SqliteRegistry(scratch / "registry.db")

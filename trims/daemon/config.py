@@ -22,6 +22,7 @@ from trims.environments.interpreters import parse_interpreters
 from trims.environments.shelf import default_folder
 from trims.memory.available import allowed_bytes
 from trims.memory.shm import SHM_FOLDER
+from trims.plugins import Choice
 from trims.tiers.transfer import default_threads
 from trims.wire.address import default_runtime_dir
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 CPU_MEMORIES = ("shm", "memfd")
 ENDPOINTS = ("auto", "yes", "no")
+#: Names of our own parts, which a plugin's may replace.
+SQLITE, SHARED, FOLDER = Choice("sqlite"), Choice("shared"), Choice("folder")
 _CHOICES = {
     "trust": TRUSTS,
     "cpu_memory": CPU_MEMORIES,
@@ -51,6 +54,9 @@ class Config:
             and control groups allow, with `memfd`.
         disk_capacity_bytes: Images on disk. Default: half of what is free or held by images already, at most
             256 GiB.
+        registry: Where manifests are kept: `sqlite`, `sqlite:/path/file.db`, or a plugin's with its argument.
+        cpu_tier: What holds images in memory: `shared`, or a plugin's tier with its argument.
+        disk_tier: What holds images on disk: `folder`, in the state folder, or a plugin's tier with its argument.
         cpu_policy: Eviction policy of the cpu tier (lru, lfu, fifo, gdsf or a plugin's).
         disk_policy: The same for the disk tier.
         keep_alive_s: Seconds an idle replica stays in memory: None until the room is needed (lazy), 0 not at all
@@ -90,6 +96,9 @@ class Config:
     state_dir: Path
     cpu_capacity_bytes: int
     disk_capacity_bytes: int
+    registry: Choice = SQLITE
+    cpu_tier: Choice = SHARED
+    disk_tier: Choice = FOLDER
     cpu_policy: str = "lru"
     disk_policy: str = "lru"
     keep_alive_s: float | None = None
@@ -133,6 +142,8 @@ class Config:
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
+        if self.cpu_tier != SHARED and (self.cpu_memory != "shm" or self.segment_dir != SHM_FOLDER):
+            raise ConfigError(f"cpu_memory and segment_dir have no meaning with cpu_tier {self.cpu_tier}")
         if self.cpu_memory != "shm" and self.segment_dir != SHM_FOLDER:
             raise ConfigError(f"segment_dir {self.segment_dir} has no meaning with cpu_memory {self.cpu_memory}")
         if not 0 < self.gpu_share <= 1:
@@ -164,6 +175,7 @@ def build_config(
     if unknown:
         raise ConfigError(f"unknown setting {sorted(unknown)[0]!r}; known are {', '.join(sorted(_PARSERS))}")
     values = {name: _parse(name, value) for name, value in given.items()}
+    _check_capacities(values)
     config = Config(**{**_defaults(env, values), **values})
     config.validate()
     return config
@@ -243,6 +255,9 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "state_dir": lambda value: Path(value).absolute(),
     "cpu_capacity_bytes": parse_bytes,
     "disk_capacity_bytes": parse_bytes,
+    "registry": lambda value: Choice.parse(str(value)),
+    "cpu_tier": lambda value: Choice.parse(str(value)),
+    "disk_tier": lambda value: Choice.parse(str(value)),
     "cpu_policy": str,
     "disk_policy": str,
     "keep_alive_s": _keep_alive,
@@ -285,6 +300,14 @@ def _defaults(env: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any
         "cpu_capacity_bytes": _default_cpu_bytes(given),
         "disk_capacity_bytes": _default_disk_bytes(state_dir),
     }
+
+
+def _check_capacities(given: Mapping[str, Any]) -> None:
+    """The default capacities are of our own tiers' folders, and say nothing of what a plugin's tier has."""
+    for tier, ours in (("cpu", SHARED), ("disk", FOLDER)):
+        chosen = given.get(f"{tier}_tier", ours)
+        if chosen != ours and f"{tier}_capacity_bytes" not in given:
+            raise ConfigError(f"{tier}_capacity_bytes must be given with {tier}_tier {chosen}: only it knows its room")
 
 
 def _bytes_in(folder: Path) -> int:

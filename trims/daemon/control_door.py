@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
 
-from trims.core.errors import CallerError, CapacityError, InternalError, ManifestError, TrimsError
+from trims.core.errors import CallerError, CapacityError, InternalError, ManifestError, ModelNotFoundError, TrimsError
 from trims.core.place import CPU, Place
 from trims.core.replica import State
 from trims.daemon import views
@@ -166,8 +166,17 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
 
     @_guarded
     def List(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ModelList:
-        """All registered models."""
-        return pb.ModelList(models=[self._model(self._registry.get(name)) for name in self._registry.names()])
+        """All registered models. One whose manifest cannot be read hides no other."""
+        listed = (self._listed(name) for name in self._registry.names())
+        return pb.ModelList(models=[model for model in listed if model is not None])
+
+    def _listed(self, name: str) -> pb.Model | None:
+        try:
+            return self._model(self._registry.get(name))
+        except ModelNotFoundError:
+            return None  # it was removed meanwhile
+        except ManifestError as error:
+            return pb.Model(name=name, problem=str(error))
 
     @_guarded
     def Describe(self, request: pb.NameRequest, context: grpc.ServicerContext) -> pb.Model:

@@ -32,7 +32,7 @@ from trims.formats.plugins import load_all
 from trims.formats.scratch import sweep_scratch
 from trims.memory.memfd import SealedMemfd
 from trims.memory.shm import PosixShm, check_folder
-from trims.registry.sqlite import SqliteRegistry
+from trims.registry.opening import open_registry
 from trims.store.catalog import Catalog
 from trims.store.resolve import Resolver
 from trims.store.store import Store
@@ -122,7 +122,7 @@ class Daemon:
         config = self.config
         limits = Limits(memory_bytes=config.converter_memory_bytes, time_s=config.converter_time_s)
         self.budget = budget(config.max_sessions)
-        self.registry = SqliteRegistry(config.state_dir / "registry.db")
+        self.registry = open_registry(config.registry, config.state_dir)
         undo.callback(self.registry.close)
         self.catalog = Catalog(config.state_dir / "catalog.db")
         undo.callback(self.catalog.close)

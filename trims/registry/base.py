@@ -1,16 +1,24 @@
-"""The registry protocol, and reading manifests from files."""
+"""The registry protocol, and what registries share: reading manifests from files, and the errors for names.
+
+Third parties add registries with the entry-point group `trims.registries`: a function that is given `RegistrySettings`
+and returns a `Registry`. The setting `registry` names it. The contract suite is `trims.testing.registries`.
+"""
 
 from __future__ import annotations
 
+import difflib
+import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import yaml
 
-from trims.core.errors import ManifestError
+from trims.core.errors import ManifestError, ModelExistsError, ModelNotFoundError
 from trims.core.manifest import Manifest, parse_manifest
 from trims.core.units import format_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 _MAX_MANIFEST_BYTES = 1 << 20
@@ -18,36 +26,103 @@ _MAX_MANIFEST_BYTES = 1 << 20
 _MAX_VALUES = 20_000
 
 
+@dataclass(frozen=True, slots=True)
+class RegistrySettings:
+    """What a registry is opened with.
+
+    Attributes:
+        state_dir: This daemon's folder for what outlives it; locked by the daemon, if there is one.
+        argument: What the setting `registry` says after the name's colon; empty without.
+    """
+
+    state_dir: Path
+    argument: str = ""
+
+
 @runtime_checkable
 class Registry(Protocol):
-    """Names to manifests. Safe to call from several threads."""
+    """Names to manifests.
+
+    All methods may be called from several threads at once: the workers that look into names, and the workers of the
+    control door. The thread that serves sessions calls none. A method may block; a registry of a plug-in is given ten
+    seconds for each call, and eight calls at once (`trims.registry.guarded`). What it raises beyond the errors named
+    here reaches the client as InternalError with the plug-in's name.
+    """
+
+    @property
+    def changes_outside(self) -> bool:
+        """True if manifests may come, change or go without a call here, because others write where they lie.
+
+        Then `get` is called at every look into a name, so at most every half second for each name that is opened.
+        """
+        ...
 
     def put(self, raw: dict[str, Any], origin: str, *, replace: bool = False) -> Manifest:
         """Check and keep a manifest. The same one twice is fine; another under a taken name needs `replace`.
 
-        Raises ManifestError or ModelExistsError.
+        When this returns, the manifest outlives the process, if it does so at all. A process that is killed meanwhile
+        leaves the old manifest or the new one.
+
+        Args:
+            raw: The manifest as it is written, which `raw` gives back.
+            origin: Folder that its relative paths begin at; empty if they are absolute.
+            replace: Whether another manifest of that name may be replaced.
+
+        Raises:
+            ManifestError: It is no manifest, or holds a value JSON cannot carry. What was kept before stays.
+            ModelExistsError: The name has another manifest or another origin.
         """
         ...
 
     def get(self, name: str) -> Manifest:
-        """Raises ModelNotFoundError with the nearest names."""
+        """The manifest of a name.
+
+        Raises ModelNotFoundError with the nearest names, ManifestError if what is kept is none (any more).
+        """
         ...
 
     def raw(self, name: str) -> dict[str, Any]:
-        """The manifest as it was put, to be read or put again. Raises ModelNotFoundError."""
+        """The manifest as it was put, to be read or put again. Raises what `get` does."""
         ...
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """All names, sorted; also of manifests that `get` refuses."""
         ...
 
     def remove(self, name: str) -> None:
-        """Raises ModelNotFoundError."""
+        """Forget a name, for good when this returns. Raises ModelNotFoundError."""
         ...
 
     def close(self) -> None:
         """Let go of files and connections. Idempotent."""
         ...
+
+
+def check_manifest(raw: dict[str, Any], origin: str) -> Manifest:
+    """The manifest that a mapping is. Raises ManifestError, also for a value that JSON cannot carry."""
+    manifest = parse_manifest(raw, origin)
+    json_of(raw, manifest.name)
+    return manifest
+
+
+def json_of(raw: dict[str, Any], name: str) -> str:
+    """A manifest as JSON, equal for equal manifests. Raises ManifestError if JSON cannot carry it."""
+    try:
+        return json.dumps(raw, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ManifestError(f"{name}: holds a value JSON cannot carry ({error}); quote it") from error
+
+
+def unknown_model(name: str, known: Iterable[str]) -> ModelNotFoundError:
+    """The error for a name that is not registered, with the nearest ones that are."""
+    near = difflib.get_close_matches(name, list(known), n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else "`trims list` shows what is; `trims add` registers one"
+    return ModelNotFoundError(f"no model {name!r} is registered; {hint}")
+
+
+def taken_name(name: str) -> ModelExistsError:
+    """The error for a name that has another manifest."""
+    return ModelExistsError(f"{name!r} is registered with another manifest; remove it first, or replace it")
 
 
 def parse_yaml(text: str) -> dict[str, Any]:

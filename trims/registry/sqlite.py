@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import ConfigError, ManifestError, ModelExistsError, ModelNotFoundError
+from trims.core.errors import ConfigError
 from trims.core.manifest import Manifest, parse_manifest
+from trims.registry.base import json_of, taken_name, unknown_model
 from trims.registry.database import damaged, open_database
 
 if TYPE_CHECKING:
     import sqlite3
-    from pathlib import Path
+
+    from trims.registry.base import RegistrySettings
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS models (
@@ -38,17 +40,29 @@ def version_of(connection: sqlite3.Connection) -> int:
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
+def open_sqlite(settings: RegistrySettings) -> SqliteRegistry:
+    """The registry `sqlite`: a file in the state folder, or `sqlite:/path/file.db`, which several daemons may share."""
+    if not settings.argument:
+        return SqliteRegistry(settings.state_dir / "registry.db")
+    path = Path(settings.argument)
+    if not path.is_absolute():
+        raise ConfigError(f"the registry sqlite:{path} needs an absolute path: daemon and commands start anywhere")
+    return SqliteRegistry(path, shared=True)
+
+
 class SqliteRegistry:
     """See `Registry`.
 
     Args:
         path: The file; made if it is not there. Raises ConfigError if a newer trims wrote it, else as `open_database`.
+        shared: Whether other daemons may write it.
 
     What is wrong with the file may show later: every method may raise what `open_database` does.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
         self._path = path
+        self._shared = shared
         self._lock = threading.Lock()
         self._db = connect(path, _SCHEMA)
         try:
@@ -66,21 +80,28 @@ class SqliteRegistry:
         if found != _VERSION:
             self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
+    @property
+    def changes_outside(self) -> bool:
+        """See `Registry.changes_outside`."""
+        return self._shared
+
     def put(self, raw: dict[str, Any], origin: str, *, replace: bool = False) -> Manifest:
         """See `Registry.put`."""
         manifest = parse_manifest(raw, origin)
-        try:
-            text = json.dumps(raw, sort_keys=True, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise ManifestError(f"{manifest.name}: holds a value JSON cannot carry ({error}); quote it") from error
+        text = json_of(raw, manifest.name)
+        row = (manifest.name, text, origin)
         with self._lock:
-            row = self._db.execute("SELECT raw, origin FROM models WHERE name = ?", (manifest.name,)).fetchone()
-            if row is not None and row != (text, origin) and not replace:
-                raise ModelExistsError(
-                    f"{manifest.name!r} is registered with another manifest; remove it first, or replace it"
-                )
-            self._db.execute("INSERT OR REPLACE INTO models VALUES (?, ?, ?)", (manifest.name, text, origin))
+            if replace:
+                self._db.execute("INSERT OR REPLACE INTO models VALUES (?, ?, ?)", row)
+            elif not self._inserted(row):
+                raise taken_name(manifest.name)
         return manifest
+
+    def _inserted(self, row: tuple[str, str, str]) -> bool:
+        """True if the row is there now. One statement decides: another process may write between two."""
+        self._db.execute("INSERT INTO models VALUES (?, ?, ?) ON CONFLICT (name) DO NOTHING", row)
+        same = "SELECT 1 FROM models WHERE name = ? AND raw = ? AND origin = ?"
+        return self._db.execute(same, row).fetchone() is not None
 
     def get(self, name: str) -> Manifest:
         """See `Registry.get`."""
@@ -94,7 +115,7 @@ class SqliteRegistry:
         with self._lock:
             row = self._db.execute("SELECT raw, origin FROM models WHERE name = ?", (name,)).fetchone()
         if row is None:
-            raise self._unknown(name)
+            raise unknown_model(name, self.names())
         try:
             return json.loads(row[0]), row[1]
         except (ValueError, RecursionError) as error:
@@ -110,14 +131,9 @@ class SqliteRegistry:
         with self._lock:
             gone = self._db.execute("DELETE FROM models WHERE name = ?", (name,)).rowcount
         if not gone:
-            raise self._unknown(name)
+            raise unknown_model(name, self.names())
 
     def close(self) -> None:
         """See `Registry.close`."""
         with self._lock:
             self._db.close()
-
-    def _unknown(self, name: str) -> ModelNotFoundError:
-        near = difflib.get_close_matches(name, self.names(), n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "`trims list` shows what is; `trims add` registers one"
-        return ModelNotFoundError(f"no model {name!r} is registered; {hint}")

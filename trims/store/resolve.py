@@ -218,6 +218,8 @@ class Resolver:
             return None
         if self._always_hash and known.checked_at_s + _TRUST_S <= self._clock():
             return None
+        if self._registry.changes_outside and self.manifest(name) != known.manifest:
+            return None
         same = identities_of(known.artifact.files) == known.identities and builder_is_as_before(known)
         if self._python_again(known.manifest, required=known.converted) != known.python:
             return None  # an environment was made or removed

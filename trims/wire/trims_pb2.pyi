@@ -130,7 +130,7 @@ class Holder(_message.Message):
     def __init__(self, session: _Optional[int] = ..., pid: _Optional[int] = ..., uid: _Optional[int] = ..., agent: _Optional[str] = ..., leases: _Optional[int] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "description", "framework", "format", "key", "replicas", "manifest_json", "image_bytes", "license", "origin", "in_memory")
+    __slots__ = ("name", "version", "description", "framework", "format", "key", "replicas", "manifest_json", "image_bytes", "license", "origin", "in_memory", "problem")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,7 @@ class Model(_message.Message):
     LICENSE_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     IN_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     description: str
@@ -155,7 +156,8 @@ class Model(_message.Message):
     license: str
     origin: str
     in_memory: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., framework: _Optional[str] = ..., format: _Optional[str] = ..., key: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., manifest_json: _Optional[str] = ..., image_bytes: _Optional[int] = ..., license: _Optional[str] = ..., origin: _Optional[str] = ..., in_memory: _Optional[str] = ...) -> None: ...
+    problem: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., description: _Optional[str] = ..., framework: _Optional[str] = ..., format: _Optional[str] = ..., key: _Optional[str] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., manifest_json: _Optional[str] = ..., image_bytes: _Optional[int] = ..., license: _Optional[str] = ..., origin: _Optional[str] = ..., in_memory: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class ModelList(_message.Message):
     __slots__ = ("models",)

@@ -78,6 +78,19 @@ def test_without_a_daemon_the_users_are_not_known(shelf: Shelf, monkeypatch: pyt
     assert not refuse_if_needed(made.name, shelf, None)
 
 
+def test_a_model_that_cannot_be_read_is_no_user_and_may_need_the_environment(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = put(shelf.folder, mxnet="1.0")
+    broken = replace(MODEL, name="odd", manifest_json="", problem="/srv/odd.yaml: is not YAML")
+    monkeypatch.setattr(control, "admin", Operator(models=[broken, model("any", {"name": "mxnet"})]).admin)
+    assert users_of([made], shelf, None) == {made.name: ["any"]}
+    with pytest.raises(
+        InUseError, match=r"what odd needs is not known, .*/srv/odd\.yaml: is not YAML\); correct it, or"
+    ):
+        refuse_if_needed(made.name, shelf, None)
+
+
 def test_an_environment_whose_record_cannot_be_read_is_needed_by_none(shelf: Shelf) -> None:
     made = put(shelf.folder, mxnet="1.0")
     (Path(made.folder) / "environment.json").write_text("{}")

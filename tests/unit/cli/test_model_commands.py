@@ -139,6 +139,17 @@ def test_list_says_where_a_model_is_sealed_and_how_to_register_the_first(
     assert told(capsys, "list") == "no models are registered; `trims add` registers one\n"
 
 
+def test_list_tells_apart_what_cannot_be_read(
+    answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(models=[replace(MODEL, name="odd", manifest_json="", problem="/srv/odd.yaml: is not YAML"), MODEL])
+    assert main(["list"]) == 0
+    printed = capsys.readouterr()
+    assert "bert" in printed.out
+    assert "odd" not in printed.out
+    assert printed.err == "odd cannot be read: /srv/odd.yaml: is not YAML\n"
+
+
 def test_ps_as_json_is_a_list_of_replicas(answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]) -> None:
     answer(residents=Residents((a_replica(),), ()))
     (shown,) = json.loads(told(capsys, "ps", "--json"))

@@ -9,6 +9,7 @@ import pytest
 
 from trims import control
 from trims.control.answers import Loading, Replica, read
+from trims.core.errors import ManifestError
 from trims.wire import trims_pb2 as pb
 
 #: Each answer, and the message with the fields of the same names.
@@ -57,3 +58,8 @@ def test_an_answer_cannot_be_changed_and_outlives_its_message() -> None:
 def test_a_models_manifest_is_read_from_its_text() -> None:
     model = read(control.Model, pb.Model(name="m", manifest_json='{"name": "m", "pin": ["cpu"]}'))
     assert model.manifest == {"name": "m", "pin": ["cpu"]}
+
+
+def test_a_manifest_that_could_not_be_read_is_an_error_with_the_reason() -> None:
+    with pytest.raises(ManifestError, match=r"^/srv/odd\.yaml: is not YAML$"):
+        read(control.Model, pb.Model(name="odd", problem="/srv/odd.yaml: is not YAML")).manifest  # noqa: B018

@@ -14,6 +14,7 @@ from trims.core.errors import ConfigError
 from trims.daemon.config import Config, build_config
 from trims.environments.shelf import default_folder
 from trims.memory.available import allowed_bytes
+from trims.plugins import Choice
 
 
 def build(environment: dict[str, str] | None = None, file: Path | None = None, **flags: object) -> Config:
@@ -57,6 +58,10 @@ def test_an_unknown_setting_is_named_with_the_known_ones(tmp_path: Path) -> None
         ("keep_alive_s", "-1"),
         ("keep_alive_s", "nan"),
         ("keep_alive_s", "inf"),
+        ("registry", ""),
+        ("registry", ":/path"),
+        ("cpu_tier", "No Name"),
+        ("disk_tier", "/mnt/a"),
         ("cpu_memory", "ram"),
         ("environments", "mxnet=/no/such/python"),
         ("environments", "mxnet"),
@@ -88,7 +93,8 @@ def test_a_value_that_cannot_be_used_is_named_wherever_it_comes_from(name: str, 
 def test_every_setting_can_come_from_the_environment() -> None:
     given = {
         "runtime_dir": "/r", "state_dir": "/s", "cpu_capacity_bytes": "2GiB", "disk_capacity_bytes": "3 GB",
-        "cpu_policy": "lfu", "disk_policy": "fifo", "keep_alive_s": "1.5", "cpu_memory": "MEMFD",
+        "registry": "git:/m:x", "cpu_tier": "pool", "disk_tier": "several:/a,/b",
+        "cpu_policy": "lfu", "disk_policy": "fifo", "keep_alive_s": "1.5", "cpu_memory": "SHM",
         "segment_dir": "/dev/shm", "large_pages": "no", "gpus": "GPU-1,GPU-2", "gpu_driver": "ipc", "gpu_share": "0.5",
         "gpu_reserve_bytes": "2GiB", "gpu_policy": "gdsf", "cuda": "fake:/f",
         "environments": f"mxnet={sys.executable},other={sys.executable}", "environments_dir": "/e",
@@ -100,7 +106,8 @@ def test_every_setting_can_come_from_the_environment() -> None:
     assert set(given) == {field.name for field in fields(Config)}
     config = build({f"TRIMS_{name.upper()}": text for name, text in given.items()})
     assert config == Config(
-        Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, "lfu", "fifo", 1.5, "memfd", Path("/dev/shm"), False,
+        Path("/r"), Path("/s"), 2 << 30, 3_000_000_000, Choice("git", "/m:x"), Choice("pool"),
+        Choice("several", "/a,/b"), "lfu", "fifo", 1.5, "shm", Path("/dev/shm"), False,
         "GPU-1,GPU-2", "ipc", 0.5, 2 << 30, "gdsf", "fake:/f",
         {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, Path("/e"), 1 << 20, 7.0, 3, 5, 1 << 20, 0o660,
         77, True, "verified", "yes", ("--port", "9000"), True, "debug",
@@ -179,3 +186,17 @@ def test_memory_without_a_name_lies_in_no_folder() -> None:
 
 def test_the_default_capacity_of_memory_without_a_name_does_not_depend_on_dev_shm() -> None:
     assert build(cpu_memory="memfd").cpu_capacity_bytes == allowed_bytes() // 2
+
+
+def test_a_tier_of_a_plugin_needs_a_stated_capacity_and_ours_none() -> None:
+    for tier, name in (("cpu", "pool:x"), ("disk", "several:/a,/b")):
+        with pytest.raises(ConfigError, match=rf"^{tier}_capacity_bytes must be given with {tier}_tier {name}: only"):
+            build(**{f"{tier}_tier": name})
+        assert str(getattr(build(**{f"{tier}_tier": name, f"{tier}_capacity_bytes": "1GiB"}), f"{tier}_tier")) == name
+    assert build(cpu_tier="shared", disk_tier="folder") == build()
+
+
+def test_kinds_of_shared_memory_have_no_meaning_with_a_tier_of_a_plugin(tmp_path: Path) -> None:
+    for more in ({"cpu_memory": "memfd"}, {"segment_dir": tmp_path}):
+        with pytest.raises(ConfigError, match=r"cpu_memory and segment_dir have no meaning with cpu_tier pool"):
+            build(cpu_tier="pool", cpu_capacity_bytes="1GiB", **more)

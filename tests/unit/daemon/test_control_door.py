@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from trims.core.manifest import Manifest
     from trims.daemon.main import Daemon
 
 
@@ -83,6 +84,27 @@ def test_a_wrong_manifest_is_refused_by_name_and_registers_nothing(stub: Any, ma
     with refused(ManifestError, "surprise"):
         register(stub, manifest(surprise=1))
     assert list(stub.List(pb.Empty()).models) == []
+
+
+def test_a_manifest_that_cannot_be_read_is_listed_with_the_reason_and_hides_no_other(
+    daemon: Daemon, stub: Any, manifest: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(stub, manifest("a"))
+    register(stub, manifest("z"))
+    real = daemon.registry.get
+
+    def get(name: str) -> Manifest:
+        if name == "broken":
+            raise ManifestError("/srv/broken.yaml: is not YAML")
+        return real(name)
+
+    monkeypatch.setattr(daemon.registry, "get", get)
+    monkeypatch.setattr(daemon.registry, "names", lambda: ["a", "broken", "just-gone", "z"])
+    listed = list(stub.List(pb.Empty()).models)
+    assert [model.name for model in listed] == ["a", "broken", "z"]
+    assert [model.problem for model in listed] == ["", "/srv/broken.yaml: is not YAML", ""]
+    with refused(ManifestError, "/srv/broken.yaml: is not YAML"):
+        stub.Describe(pb.NameRequest(name="broken"))
 
 
 def test_another_manifest_under_a_name_needs_to_say_that_it_replaces(stub: Any, manifest: Callable[..., str]) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import os
 import threading
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from trims.core.errors import (
 from trims.environments.shelf import Shelf
 from trims.formats.base import Limits
 from trims.formats.picking import Picker
+from trims.registry.sqlite import SqliteRegistry
 from trims.store import resolve
 from trims.store.catalog import ImageRecord
 from trims.store.resolve import Resolver
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from trims.registry.sqlite import SqliteRegistry
     from trims.store.catalog import Catalog
 
 
@@ -94,6 +95,37 @@ def test_an_edited_builder_makes_another_image_at_the_next_look(
     assert resolver.resolve("m").key != before.key
     file.write_text("x = 1")
     assert resolver.resolve("m").key == before.key
+
+
+def test_a_manifest_that_is_changed_behind_the_daemon_counts_at_the_next_look(
+    catalog: Catalog, checkpoint: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
+    shared, other = (SqliteRegistry(folder / "shared.db", shared=True) for _ in range(2))
+    with closing(shared), closing(other):
+        resolver = Resolver(shared, catalog, Picker(), folder / "artifacts", Limits())
+        put(other, {"path": str(checkpoint("a"))})
+        before = resolver.resolve("m")
+        assert resolver.resolve("m").key == before.key
+        put(other, {"path": str(checkpoint("b"))})
+        assert resolver.resolve("m").key != before.key
+        put(other, {"path": str(checkpoint("a"))}, description="the same file")
+        after = resolver.resolve("m")
+        assert (after.key, after.manifest.description) == (before.key, "the same file")
+        other.remove("m")
+        with pytest.raises(ModelNotFoundError):
+            resolver.resolve("m")
+
+
+def test_a_registry_that_only_the_daemon_changes_is_not_read_at_each_look(
+    resolver: Resolver, registry: SqliteRegistry, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint("a")
+    put(registry, {"path": str(path)})
+    resolver.resolve("m")
+    monkeypatch.setattr(registry, "get", None)
+    assert resolver.resolve("m").artifact.files == (path,)
+    assert resolver.resolve(f"file:{path}").artifact.files == (path,)
 
 
 # -- paths ---------------------------------------------------------------------------------------------------------

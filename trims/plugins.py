@@ -1,0 +1,147 @@
+"""Parts that other packages bring and a setting chooses: registries and tiers. They are found by entry point.
+
+The setting says `NAME` or `NAME:ARGUMENT`. A name is one of ours or an entry point of the part's group, and stands for
+a function that is given a frozen record and returns the part. What goes wrong while the part is opened is a ConfigError
+that names the plug-in and the cause. Not covered: formats (`trims.formats.plugins`) and policies, which take nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from trims.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+log = logging.getLogger(__name__)
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
+_Given = TypeVar("_Given")
+_Part = TypeVar("_Part")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a setting says.
+
+    Attributes:
+        name: Of the part.
+        argument: All that follows the first colon, as it was written; empty without one.
+    """
+
+    name: str
+    argument: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.argument}" if self.argument else self.name
+
+    @classmethod
+    def parse(cls, text: str) -> Choice:
+        """Read `NAME` or `NAME:ARGUMENT`. Raises ConfigError."""
+        name, _, argument = text.partition(":")
+        if not _NAME.match(name):
+            raise ConfigError(f"{text!r} is not NAME or NAME:ARGUMENT, with a name of lower-case letters and digits")
+        return cls(name, argument)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened(Generic[_Part]):
+    """A part that was opened.
+
+    Attributes:
+        part: Itself.
+        where: The plug-in that it comes from, to be named in errors; empty for one of ours.
+    """
+
+    part: _Part
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[_Given, _Part]):
+    """A kind of part that may come from another package.
+
+    Attributes:
+        group: Of the entry points.
+        what: The kind as a sentence names it, such as `registry`.
+        builtin: Ours, by name: no plug-in may have their names.
+        reserved: Names of ours that are no choice here.
+        check: Says why something is no part of this kind; returns an empty text for one that is.
+    """
+
+    group: str
+    what: str
+    builtin: Mapping[str, Callable[[_Given], _Part]]
+    check: Callable[[object, _Given], str]
+    reserved: frozenset[str] = frozenset()
+
+    def open(self, choice: Choice, given: _Given) -> Opened[_Part]:
+        """The part that a setting names.
+
+        Raises ConfigError if there is none of the name, or a plug-in cannot be imported, raises, or returns something
+        else, which is closed. What one of ours raises is raised as it is.
+        """
+        if choice.name in self.builtin:
+            return Opened(self.builtin[choice.name](given), "")
+        entry = self._plugins().get(choice.name)
+        if entry is None:
+            known = ", ".join(self.names())
+            raise ConfigError(
+                f"there is no {self.what} {choice.name!r}; known are {known} (a package adds one as an entry point of "
+                f"the group {self.group})"
+            )
+        return self._open(entry, given)
+
+    def names(self) -> list[str]:
+        """All that may be chosen, sorted."""
+        return sorted({*self.builtin, *self._plugins()})
+
+    def _plugins(self) -> dict[str, importlib.metadata.EntryPoint]:
+        """Raises ConfigError for two of one name, or one of ours: which of them serves must not be chance."""
+        found: dict[str, importlib.metadata.EntryPoint] = {}
+        for entry in importlib.metadata.entry_points(group=self.group):
+            if entry.name in self.builtin or entry.name in self.reserved:
+                raise ConfigError(f"{self._where(entry)} has the name of a {self.what} of trims; uninstall its package")
+            other = found.setdefault(entry.name, entry)
+            if other.value != entry.value:
+                raise ConfigError(
+                    f"two {self.group} plug-ins call themselves {entry.name!r}: {other.value} and {entry.value}; "
+                    "uninstall one of their packages"
+                )
+        return found
+
+    def _where(self, entry: importlib.metadata.EntryPoint) -> str:
+        return f"the {self.group} plug-in {entry.name!r} ({entry.value})"
+
+    def _open(self, entry: importlib.metadata.EntryPoint, given: _Given) -> Opened[_Part]:
+        where = self._where(entry)
+        log.info("opening %s", where)
+        try:
+            part = entry.load()(given)
+        except (Exception, SystemExit) as error:  # a plug-in may fail in any way; it must not look like our failure
+            raise ConfigError(f"{where} cannot be opened: {_said(error)}") from error
+        try:
+            wrong = self.check(part, given)
+        except Exception as error:  # noqa: BLE001 - its properties are code of the plug-in, too
+            wrong = f"cannot be asked what it is: {_said(error)}"
+        if wrong:
+            _close(part)
+            raise ConfigError(f"{where} {wrong}")
+        return Opened(part, where)
+
+
+def _said(error: BaseException) -> str:
+    """An error of our tree is a sentence for the operator; any other needs its type to be understood."""
+    return str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+
+
+def _close(part: Any) -> None:
+    """Nothing of a refused part stays open, as far as it can be closed."""
+    with contextlib.suppress(Exception):
+        part.close()

@@ -1,0 +1,36 @@
+"""Which registries there are, and opening the one that the setting `registry` names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trims.plugins import Kind
+from trims.registry.base import Registry, RegistrySettings
+from trims.registry.guarded import Guarded
+from trims.registry.sqlite import open_sqlite
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trims.plugins import Choice
+
+_MEMBERS = ("put", "get", "raw", "names", "remove", "close", "changes_outside")
+
+
+def open_registry(choice: Choice, state_dir: Path) -> Registry:
+    """Open the registry of a daemon, or of a command that does without. One of a plug-in is guarded.
+
+    Raises ConfigError, also with the plug-in's name and the cause if that cannot be opened.
+    """
+    opened = KIND.open(choice, RegistrySettings(state_dir, choice.argument))
+    return Guarded(opened.part, opened.where) if opened.where else opened.part
+
+
+def _wrong(part: object, settings: RegistrySettings) -> str:
+    del settings
+    lacking = [name for name in _MEMBERS if not hasattr(part, name)]
+    return f"returned no Registry: {type(part).__name__} has no {', '.join(lacking)}" if lacking else ""
+
+
+GROUP = "trims.registries"
+KIND: Kind[RegistrySettings, Registry] = Kind(GROUP, "registry", {"sqlite": open_sqlite}, _wrong)
