@@ -36,9 +36,11 @@ from trims.registry.opening import open_registry
 from trims.store.catalog import Catalog
 from trims.store.resolve import Resolver
 from trims.store.store import Store
+from trims.tiers.base import TierSettings
 from trims.tiers.cpu import CpuTier
 from trims.tiers.disk import DiskTier
 from trims.tiers.file import FileTier
+from trims.tiers.opening import open_tier
 from trims.trace.spans import Tracer
 from trims.wire.address import ATTACH_SOCKET, CONTROL_SOCKET
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.config import Config
     from trims.memory.segments import SegmentDriver
+    from trims.plugins import Choice
     from trims.tiers.base import Tier
 
 log = logging.getLogger(__name__)
@@ -135,11 +138,11 @@ class Daemon:
             always_hash=config.always_hash,
             in_place=config.trust == "identity",
         )
-        tiers: list[Tier] = [
-            CpuTier(segment_driver(config), config.cpu_capacity_bytes, large_pages=config.large_pages),
-            DiskTier(config.state_dir / "images", config.disk_capacity_bytes),
-            FileTier(),
-        ]
+        tiers: list[Tier] = []
+        for opened in (cpu_tier, disk_tier):
+            tiers.append(opened(config))
+            undo.callback(tiers[-1].close)
+        tiers.append(FileTier())
         policies: dict[Place, Policy] = {
             CPU: load_policy(config.cpu_policy),
             DISK: load_policy(config.disk_policy),
@@ -211,7 +214,7 @@ class Daemon:
         for gpu in self.gpus if self._purge else ():
             gpu.end_keeper()
         if self._purge:
-            _remove_segments(self.config)
+            _remove_segments(self.config, "the daemon was asked to free its memory")
         self.control.stop()
         self.registry.close()
         self.catalog.close()
@@ -239,11 +242,52 @@ def segment_driver(config: Config) -> SegmentDriver:
     return SealedMemfd(prefix)
 
 
-def _remove_segments(config: Config) -> None:
-    """What the store did not know of, too: images that were beyond its limit of files, or could not be looked at."""
+def cpu_tier(config: Config) -> Tier:
+    """The tier that the setting names. Raises ConfigError."""
+
+    def shared(given: TierSettings) -> Tier:
+        _takes_no_argument(config.cpu_tier)
+        return CpuTier(segment_driver(config), given.capacity_bytes, large_pages=config.large_pages)
+
+    opened = open_tier(config.cpu_tier, _given(config, CPU), {"shared": shared})
+    if config.cpu_tier.name != "shared":
+        _remove_segments(config, f"cpu_tier is {config.cpu_tier} now, no client would ever use it")
+    return opened
+
+
+def disk_tier(config: Config) -> Tier:
+    """The tier that the setting names. Raises ConfigError."""
+    images = config.state_dir / "images"
+
+    def folder(given: TierSettings) -> Tier:
+        _takes_no_argument(config.disk_tier)
+        return DiskTier(images, given.capacity_bytes)
+
+    opened = open_tier(config.disk_tier, _given(config, DISK), {"folder": folder})
+    if config.disk_tier.name != "folder" and images.is_dir() and any(images.iterdir()):
+        log.warning(
+            "%s stays and is not served, as disk_tier is %s now; remove it for its room", images, config.disk_tier
+        )
+    return opened
+
+
+def _given(config: Config, place: Place) -> TierSettings:
+    choice, capacity_bytes = (
+        (config.cpu_tier, config.cpu_capacity_bytes) if place is CPU else (config.disk_tier, config.disk_capacity_bytes)
+    )
+    return TierSettings(place, capacity_bytes, config.state_dir, shm_prefix(config.state_dir), choice.argument)
+
+
+def _takes_no_argument(choice: Choice) -> None:
+    if choice.argument:
+        raise ConfigError(f"the tier {choice.name!r} takes no argument, and {choice.argument!r} was given")
+
+
+def _remove_segments(config: Config, why: str) -> None:
+    """All with this daemon's prefix: also those that no store knows of, as they were beyond its limit of files."""
     named = PosixShm(shm_prefix(config.state_dir), config.segment_dir)
     for name in list(named.names()):
-        log.info("segment %s is removed: the daemon was asked to free its memory", name)
+        log.info("segment %s is removed: %s", name, why)
         named.remove(name)
 
 

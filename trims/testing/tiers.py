@@ -1,13 +1,16 @@
 """The contract every tier keeps, as an inheritable suite; tiers that fail on purpose are in `wrapped_tiers`.
 
-A plugin's tests subclass `TierContract` and say how to make the tier and how to look behind its back. The suite is for
-tiers whose replicas are files.
+A plug-in's tests subclass `TierContract` and say how to make the tier and how to look behind its back. The suite is for
+tiers of the host, whose replicas are files.
 """
 
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +18,18 @@ import blake3
 import pytest
 
 from trims.core.errors import CapacityError, DrainingError, ImageError
+from trims.core.place import CPU, DISK
 from trims.image.plan import SourceTensor, plan_image
 from trims.testing.descriptors import few_descriptors
 from trims.testing.wrapped_tiers import FaultyTier, SlowTier, WrappedTier
 from trims.tiers import checking
-from trims.tiers.base import identity_of
+from trims.tiers.base import DeviceTier, InPlaceTier, Tier, identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from trims.tiers.base import Extent, Tier
+    from trims.tiers.base import Extent
 
 __all__ = ["KEY", "FaultyTier", "SlowTier", "TierContract", "WrappedTier", "an_image", "put"]
 
@@ -53,10 +57,12 @@ class TierContract:
     """Subclass it as `TestMyTier`, provide `make` and `traces`, and declare what the tier promises.
 
     Attributes:
+        spaces: Folders, or the like, that a scan lists; one that cannot be listed counts as one thing skipped.
         survives_restart: The next daemon finds what was sealed. Where not, it must find nothing.
         tamper_proof: No process can change a sealed replica, root's included. Where not, `verify` must notice.
     """
 
+    spaces = 1
     survives_restart = True
     tamper_proof = False
 
@@ -69,6 +75,11 @@ class TierContract:
         raise NotImplementedError
 
     @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """A folder of the test's own."""
+        return tmp_path
+
+    @pytest.fixture
     def tier(self, folder: Path) -> Iterator[Tier]:
         """A tier that is emptied after the test."""
         made = self.make(folder)
@@ -79,6 +90,16 @@ class TierContract:
             last.free(extent)
         last.close()
         assert not self.traces(folder)
+
+    def test_it_is_a_tier_of_the_host_that_says_what_it_holds(self, tier: Tier) -> None:
+        assert isinstance(tier, Tier)
+        assert not isinstance(tier, (DeviceTier, InPlaceTier))
+        assert tier.place in (CPU, DISK)
+        assert type(tier.capacity_bytes) is int
+        assert 0 < tier.capacity_bytes <= 1 << 20
+        assert type(tier.hash_on_adoption) is bool
+        assert list(tier.scan()) == []
+        assert tier.skipped == 0
 
     def test_a_sealed_replica_reads_as_it_was_written(self, tier: Tier) -> None:
         data = an_image()
@@ -96,6 +117,36 @@ class TierContract:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.pwrite(extent.fd, b"x", 0)
         assert os.fstat(extent.fd).st_mode & 0o777 == 0o400
+
+    def test_a_draft_is_filled_by_another_process_through_a_mapping(self, tier: Tier) -> None:
+        data = an_image()
+        draft = tier.create(KEY, 1, len(data), allocate=True)
+        command = [sys.executable, "-c", _FILL, str(draft.fd)]
+        subprocess.run(command, input=data, pass_fds=[draft.fd], check=True, timeout=100)
+        extent = tier.seal(draft, KEY, blake3.blake3(data).hexdigest())
+        with mmap.mmap(extent.fd, extent.nbytes, prot=mmap.PROT_READ) as mapping:
+            assert mapping[:] == data
+        tier.verify(extent)
+
+    def test_two_replicas_have_two_labels_and_keep_them_over_a_restart(self, tier: Tier, folder: Path) -> None:
+        extents = [put(tier, an_image(), key=f"{number}" * 64, generation=number) for number in range(1, 4)]
+        labels = {extent.key: extent.label for extent in extents}
+        assert len(set(labels.values())) == 3
+        for second in self.next_daemon(tier, folder):
+            assert {each.key: each.label for each in second.scan()} == (labels if self.survives_restart else {})
+
+    def test_closing_twice_is_fine_and_keeps_no_descriptor(self, folder: Path) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        tier = self.make(folder)
+        put(tier, an_image())
+        tier.free(put(tier, an_image(), key="b" * 64))
+        tier.close()
+        tier.close()
+        assert len(os.listdir("/proc/self/fd")) == before
+        for second in self.next_daemon(tier, folder):
+            for extent in list(second.scan()):
+                second.free(extent)
+        assert not self.traces(folder)
 
     def test_an_aborted_draft_leaves_nothing(self, tier: Tier, folder: Path) -> None:
         tier.abort(tier.create(KEY, 1, 10_000, allocate=True))
@@ -244,9 +295,10 @@ class TierContract:
             with few_descriptors(left=1):
                 taken = list(second.scan())
             assert self.traces(folder) == before
-            assert len(taken) + second.skipped == 3 * self.survives_restart
+            assert len(taken) < 3
+            assert 0 <= len(taken) + second.skipped - 3 * self.survives_restart < self.spaces
             assert ("Too many open files" in caplog.text) is self.survives_restart
-            assert len(caplog.records) <= 1
+            assert len(caplog.records) <= self.spaces
             for extent in taken:
                 second.free(extent)
 
@@ -342,6 +394,15 @@ class TierContract:
         finally:
             os.close(fd)
             os.chmod(path, 0o400)
+
+
+#: Fills the draft whose descriptor it is given with what it reads.
+_FILL = """
+import mmap, sys
+data = sys.stdin.buffer.read()
+with mmap.mmap(int(sys.argv[1]), len(data)) as mapping:
+    mapping[:] = data
+"""
 
 
 def _count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -2,6 +2,11 @@
 
 A tier knows how to hold images at one place. It never decides what to hold: capacity is charged by residency, which
 asks for nothing that does not fit; a tier still refuses with CapacityError when the machine has less than was promised.
+
+Third parties add tiers with the entry-point group `trims.tiers`: a function that is given `TierSettings` and returns a
+`Tier`. The settings `cpu_tier` and `disk_tier` name it. Only these two tiers of the host can be replaced. A device's
+tier has a wider protocol (`DeviceTier`), and is built from what the driver finds; the tier of artifacts in place
+(`InPlaceTier`) has no memory of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from trims.image.descriptors import explain_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from trims.core.place import Place
     from trims.image.in_place import InPlacePlan
@@ -24,7 +30,35 @@ if TYPE_CHECKING:
     from trims.memory.large_pages import LargePages
     from trims.memory.pages import Pages
 
-__all__ = ["DeviceTier", "Draft", "Extent", "InPlaceTier", "Tier", "explain_descriptors", "identity_of"]
+__all__ = [
+    "DeviceTier",
+    "Draft",
+    "Extent",
+    "InPlaceTier",
+    "Tier",
+    "TierSettings",
+    "explain_descriptors",
+    "identity_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    """What a tier of the host is opened with.
+
+    Attributes:
+        place: `cpu` or `disk`: what the tier must say its place is.
+        capacity_bytes: Bytes of images that it is to hold; it may say that it holds less.
+        state_dir: This daemon's folder for what outlives it; locked by the daemon.
+        prefix: For names in a space that daemons share, such as a disk: each state folder has another one.
+        argument: What the setting says after the name's colon; empty without.
+    """
+
+    place: Place
+    capacity_bytes: int
+    state_dir: Path
+    prefix: str
+    argument: str = ""
 
 
 def identity_of(fd: int) -> tuple[int, ...]:
@@ -112,7 +146,20 @@ class Extent:
 
 @runtime_checkable
 class Tier(Protocol):
-    """One kind of memory at one place. Methods may block; all are safe to call from several threads."""
+    """One kind of memory at one place. Methods may block; all are safe to call from several threads.
+
+    The store's workers call them: fills, frees and verifications of several replicas at once, and `scan` alone before
+    all. The threads that serve sessions and commands call none. What they take for granted:
+
+    - The descriptors are of files that a process may map. A draft's is filled through mappings and by other processes
+      (the converter). A replica's goes to sessions, which map it from its beginning; it is open for reading only.
+    - A label is the replica's own, and the same after a restart: the catalog vouches for a replica by label and
+      identity.
+    - Nothing touches the file of a sealed replica: at `disk`, one whose times changed is taken back at the next open.
+    - At `disk`, replicas outlive `trims shutdown --purge`; at `cpu`, they are freed then. At `cpu`, pages stay in
+      memory: `cpu` promises that to readers.
+    - What a method raises beyond CapacityError, ImageError and OSError fails that one load, with the tier's name.
+    """
 
     @property
     def place(self) -> Place:
@@ -192,7 +239,10 @@ class Tier(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of descriptors and keep the replicas for the next daemon to find, if they are of a kind that stays."""
+        """Let go of descriptors and keep the replicas for the next daemon to find, if they are of a kind that stays.
+
+        Idempotent.
+        """
         ...
 
 
