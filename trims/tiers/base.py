@@ -156,8 +156,8 @@ class Tier(Protocol):
     - A label is the replica's own, and the same after a restart: the catalog vouches for a replica by label and
       identity.
     - Nothing touches the file of a sealed replica: at `disk`, one whose times changed is taken back at the next open.
-    - At `disk`, replicas outlive `trims shutdown --purge`; at `cpu`, they are freed then. At `cpu`, pages stay in
-      memory: `cpu` promises that to readers.
+    - At `disk`, replicas outlive `trims shutdown --purge`; at `cpu`, those in the books are freed then.
+    - At `cpu`, pages stay in memory: `cpu` promises that to readers.
     - What a method raises beyond CapacityError, ImageError and OSError fails that one load, with the tier's name.
     """
 
