@@ -29,6 +29,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     endpoint.add_argument("--template-keep-alive-s", default="600", help=text)
     text = "memory of all templates and spares together, such as 2GiB, or none for no bound (default: none)"
     endpoint.add_argument("--template-memory", default="none", help=text)
+    text = "how far predictors are kept apart: process, user:NAME, namespaces, or auto for the best without privileges"
+    endpoint.add_argument("--isolation", default="auto", help=f"{text} (default: auto)")
+    text = "folder or file of the daemon that predictors must not see (with namespaces); may be repeated"
+    endpoint.add_argument("--hide", type=Path, action="append", default=[], help=text)
+    text = "memory of its own that each predictor may take, such as 4GiB, or none for no limit (default: none)"
+    endpoint.add_argument("--predictor-memory", default="none", help=text)
     endpoint.add_argument("--max-body", default="256MiB", help="largest request (default: 256MiB)")
     text = "frameworks to have predictors ready for at once, with commas between, such as torch,onnxruntime"
     endpoint.add_argument("--preload", default="", help=text)
@@ -69,6 +75,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
     from trims.core.units import parse_bytes
     from trims.wire.address import default_runtime_dir
     from trims_predictors.endpoint.settings import EndpointSettings, read_token
+    from trims_predictors.isolation import choose
     from trims_predictors.records import Settings
 
     fleet = Settings(
@@ -78,6 +85,8 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         keep_alive_s=_seconds(options.keep_alive_s, "--keep-alive-s"),
         template_keep_alive_s=_seconds(options.template_keep_alive_s, "--template-keep-alive-s"),
         most_template_bytes=_bound(options.template_memory),
+        isolation=choose(options.isolation, [str(path) for path in _hidden(options)]),
+        most_predictor_bytes=_memory(options.predictor_memory, "--predictor-memory"),
     )
     return EndpointSettings(
         fleet=fleet,
@@ -113,17 +122,35 @@ def _port(text: str, flag: str, otherwise: str = "") -> int:
 
 def _bound(text: str) -> int | None:
     """Bytes. Raises ConfigError if they are none, or if this machine cannot count what is bounded."""
+    from trims_predictors.footprints import require_footprints
+
+    most_bytes = _memory(text, "--template-memory")
+    if most_bytes is not None:
+        require_footprints()
+    return most_bytes
+
+
+def _memory(text: str, flag: str) -> int | None:
     from trims.core.errors import ConfigError
     from trims.core.units import parse_bytes
-    from trims_predictors.footprints import require_footprints
 
     if text == "none":
         return None
     most_bytes = parse_bytes(text)
     if not most_bytes:
-        raise ConfigError(f"--template-memory is {text!r}; it must be a size such as 2GiB, or none for no bound")
-    require_footprints()
+        raise ConfigError(f"{flag} is {text!r}; it must be a size such as 2GiB, or none for no bound")
     return most_bytes
+
+
+def _hidden(options: argparse.Namespace) -> list[Path]:
+    """What predictors must not see: as the daemon that starts the endpoint says, else where a daemon has its files."""
+    from trims.daemon.config import build_config
+
+    secrets = [path for path in (options.token_file, options.private_key) if path is not None]
+    if options.hide:
+        return [*options.hide, *secrets]
+    config = build_config({"runtime_dir": options.runtime_dir} if options.runtime_dir else {})
+    return [config.state_dir, config.segment_dir, *secrets]
 
 
 def _seconds(text: str, flag: str) -> float | None:

@@ -73,7 +73,7 @@ class Fleet:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._schedule = Schedule(settings.predictors)
-        self._launcher = Launcher(settings.runtime_dir)
+        self._launcher = Launcher(settings.runtime_dir, settings.isolation)
         self._nursery = Nursery(
             self._launcher,
             spares=settings.spares,
@@ -187,6 +187,7 @@ class Fleet:
 
     def report(self) -> dict[str, Any]:
         """Predictors and waiting requests by model, spares and templates by framework, and what was counted."""
+        isolation = self._settings.isolation
         lines = {plan.model: self._schedule.line(line) for line, plan in self._plans.items()}
         return {
             "models": {model: line for model, line in lines.items() if any(line.values())},
@@ -194,6 +195,7 @@ class Fleet:
             "learning": self._nursery.learning(),
             "templates": self._nursery.templates(),
             "counters": dict(self.counters),
+            "isolation": {"level": isolation.level, "why_not_more": isolation.why_not_more},
         }
 
     def signature(self, plan: Plan) -> tuple[tuple[TensorType, ...], tuple[TensorType, ...]]:
@@ -233,7 +235,8 @@ class Fleet:
         process.ended.add_done_callback(lambda ended: self._ended(predictor, ended.result()))
         self._count(f"started_{process.how}")
         try:
-            answer = await process.ask(load_message(plan), deadline_s=self._settings.load_deadline_s)
+            message = load_message(plan, self._settings.most_predictor_bytes)
+            answer = await process.ask(message, deadline_s=self._settings.load_deadline_s)
         except TrimsError as error:
             self._refuse(predictor, error)
             return

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from trims.core.errors import PredictorError
 from trims.environments.shelf import hold
+from trims_predictors.isolation import OWN_PROCESS, Isolation
 
 #: What each predictor needs, whatever its framework.
 _ALWAYS = (
@@ -73,15 +74,25 @@ class Launcher:
 
     Args:
         runtime_dir: Folder of the daemon's sockets.
+        isolation: How far what it starts is kept apart.
     """
 
-    def __init__(self, runtime_dir: str) -> None:
+    def __init__(self, runtime_dir: str, isolation: Isolation = OWN_PROCESS) -> None:
         self.runtime_dir = runtime_dir
+        self.isolation = isolation
         self.lifeline, self._held = os.pipe()
         self._holds: dict[str, int | None] = {}
 
-    def start(self, module: str, environment: Environment, sock: int) -> subprocess.Popen[bytes]:
+    def start(
+        self, module: str, environment: Environment, sock: int, *, all_end: bool = False
+    ) -> subprocess.Popen[bytes]:
         """Start `module` with a socket.
+
+        Args:
+            module: Of ours, with a function `main`.
+            environment: Where.
+            sock: Descriptor of the socket.
+            all_end: Whether SIGKILL for the process ends all that it has started, where processes have a namespace.
 
         Raises PredictorError if the interpreter cannot be started, NotSupportedError if its environment is being
         removed.
@@ -95,12 +106,29 @@ class Launcher:
         if environment.python:
             for ours in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):
                 variables.pop(ours, None)
+        isolated = self.isolation.wrapped(command, self.runtime_dir, self._shown(environment), all_end=all_end)
         try:
             return subprocess.Popen(
-                command, pass_fds=[sock, self.lifeline], env=variables, stdin=subprocess.DEVNULL, stdout=_STANDARD_ERROR
+                isolated.command,
+                pass_fds=[fd for fd in (sock, self.lifeline, isolated.fd) if fd >= 0],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=_STANDARD_ERROR,
+                **isolated.how,
             )
-        except OSError as error:
-            raise PredictorError(f"{command[0]} cannot be started: {error}") from error
+        except (OSError, subprocess.SubprocessError) as error:
+            raise PredictorError(f"{isolated.command[0]} cannot be started: {error}") from error
+        finally:
+            isolated.close()
+
+    @staticmethod
+    def _shown(environment: Environment) -> list[str]:
+        """What must be seen whatever is hidden: our packages, and the environment."""
+        found = {os.path.dirname(folder) for folder in _packages().values()}
+        found.add(sys.prefix)
+        if environment.python:
+            found.add(os.path.dirname(os.path.dirname(os.path.abspath(environment.python))))
+        return sorted(found)
 
     def _hold(self, python: str) -> None:
         held = self._holds.get(python)

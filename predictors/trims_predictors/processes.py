@@ -231,7 +231,7 @@ def spawn(launcher: Launcher, environment: Environment) -> PredictorProcess:
     ours, theirs = pair()
     with theirs:
         try:
-            process = launcher.start("trims_predictors.worker", environment, theirs.fileno())
+            process = launcher.start("trims_predictors.worker", environment, theirs.fileno(), all_end=True)
         except BaseException:
             ours.close()
             raise

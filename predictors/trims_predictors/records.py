@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from trims_predictors.isolation import OWN_PROCESS, Isolation
 from trims_predictors.tensors import describe
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Settings:
         queue_deadline_s: Seconds that a request waits for a predictor, if it does not say it.
         template_keep_alive_s: Seconds that a template stays without use; None: until its memory is needed.
         most_template_bytes: Memory of all templates and spares together; None for no bound.
+        isolation: How far predictors are kept apart.
+        most_predictor_bytes: Memory of its own that a predictor may take for its model; None for no limit.
     """
 
     runtime_dir: str
@@ -44,6 +47,8 @@ class Settings:
     queue_deadline_s: float = 600.0
     template_keep_alive_s: float | None = 600.0
     most_template_bytes: int | None = None
+    isolation: Isolation = OWN_PROCESS
+    most_predictor_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +102,14 @@ class Plan:
     run_deadline_s: float | None = None
 
 
-def load_message(plan: Plan) -> Message:
-    """What a predictor's process is told to load; see `worker`."""
+def load_message(plan: Plan, memory_bytes: int | None = None) -> Message:
+    """What a predictor's process is told to load, and the memory that it may take for that; see `worker`."""
     return {
         "op": "load", "model": plan.model, "version": plan.version, "call": plan.call, "how": plan.how,
         "origin": plan.origin, "options": dict(plan.options), "attributes": dict(plan.attributes),
         "threads": plan.threads, "place": plan.place, "deadline_s": None, "inputs": describe(plan.inputs),
         "outputs": describe(plan.outputs), "preprocess": [asdict(each) for each in plan.preprocess],
-        "postprocess": [asdict(each) for each in plan.postprocess],
+        "postprocess": [asdict(each) for each in plan.postprocess], "memory_bytes": memory_bytes,
     }  # fmt: skip
 
 

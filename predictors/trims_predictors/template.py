@@ -3,6 +3,7 @@
 Standard library only until it is told what to import. It touches no device and connects nowhere: its socket to the
 supervisor is the only one. Messages:
 
+                                        -> {"op": "here"} and a pidfd of the template itself, at once
     {"op": "import", "modules": [...]}  -> {"op": "imported", "failed": {module: why}, "spoilt": why or null}
     {"op": "fork"} and two descriptors, the predictor's socket and the lifeline
                                         -> {"op": "forked", "pid": ...} and a pidfd, or {"op": "refused", "why": ...}
@@ -48,6 +49,9 @@ class Template:
 
     def serve(self) -> None:
         """Carry out messages and bury predictors until the supervisor lets go."""
+        own = os.pidfd_open(os.getpid())  # the supervisor may be in another namespace, where numbers are others
+        messages.send(self._sock, {"op": "here"}, [own])
+        os.close(own)
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is not self._sock:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
+import signal
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -60,7 +63,9 @@ class Template:
         self._forking = 0
         self._answers: deque[asyncio.Future[tuple[Message, list[int]]]] = deque()
         self._statuses: dict[int, asyncio.Future[int]] = {}
-        self._living: set[int] = set()
+        #: Processes as the template calls them, and as they are called here.
+        self._living: dict[int, int] = {}
+        self._pidfd = -1
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._peer = Peer(ours, self._heard, self._end)
         self.ready = asyncio.ensure_future(self._import(modules))
@@ -69,12 +74,12 @@ class Template:
     @property
     def pid(self) -> int:
         """Of its process."""
-        return self._process.pid
+        return pid_behind(self._pidfd, self._process.pid)
 
     @property
     def predictors(self) -> frozenset[int]:
         """Processes that were forked from it and have not ended, spares among them."""
-        return frozenset(self._living)
+        return frozenset(self._living.values())
 
     @property
     def waited_for(self) -> bool:
@@ -112,9 +117,9 @@ class Template:
                 ours.close()
                 raise
         pid = int(answer["pid"])
-        self._living.add(pid)
+        here = self._living[pid] = pid_behind(fds[0], pid)
         self._statuses[pid] = asyncio.get_running_loop().create_future()
-        return PredictorProcess(ours, pid, fds[0], "forked", lambda: self._status(pid))
+        return PredictorProcess(ours, here, fds[0], "forked", lambda: self._status(pid))
 
     async def _ask(self, message: Message, fds: Sequence[int], deadline_s: float) -> tuple[Message, list[int]]:
         answer: asyncio.Future[tuple[Message, list[int]]] = asyncio.get_running_loop().create_future()
@@ -134,8 +139,11 @@ class Template:
             status = self._statuses.get(int(message["pid"]))
             if status is not None and not status.done():
                 status.set_result(int(message["status"]))
-            self._living.discard(int(message["pid"]))
+            self._living.pop(int(message["pid"]), None)
             self._end_if_retired()
+            return
+        if message["op"] == "here":
+            (self._pidfd,) = fds
             return
         answer = self._answers.popleft()
         if answer.done():
@@ -170,7 +178,7 @@ class Template:
             return
         self.lost = why
         self._peer.close()
-        self._process.kill()
+        self._kill()
         # A process with a framework takes the kernel many milliseconds to take apart.
         waited = asyncio.get_running_loop().run_in_executor(None, self._process.wait)
         waited.add_done_callback(lambda _: self.gone.set_result(None))
@@ -179,6 +187,27 @@ class Template:
                 answer.set_exception(LostPeerError(f"the template is gone: {why}"))
                 answer.add_done_callback(_drop)
         self._answers.clear()
+
+    def _kill(self) -> None:
+        """End the template's process and no other: in a namespace, the end of the program round it ends all in it."""
+        if self._pidfd < 0:
+            self._process.kill()
+            return
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+
+def pid_behind(pidfd: int, otherwise: int) -> int:
+    """The number of a process in this namespace, by a descriptor of it; `otherwise` if it is not told."""
+    try:
+        with open(f"/proc/self/fdinfo/{pidfd}") as file:
+            told = next(line for line in file if line.startswith("Pid:"))
+    except (OSError, StopIteration):
+        return otherwise
+    number = int(told.split()[1])
+    return number if number > 0 else otherwise
 
 
 def _look_at(ready: asyncio.Future[None]) -> None:

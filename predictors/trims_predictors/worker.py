@@ -31,6 +31,7 @@ from trims.core.serving import TensorType, parse_tensors
 from trims.wire.lifeline import depend_on
 from trims_predictors import messages
 from trims_predictors.arena import Receiver, Sender
+from trims_predictors.limits import limit_memory
 from trims_predictors.predictor import Context
 from trims_predictors.telling import told, traceback_of
 from trims_predictors.tensors import check_mask, check_name, describe, from_array, to_array, types_of
@@ -125,6 +126,8 @@ class Worker:
     def _load(self, message: Message) -> tuple[Message, None]:
         before, stages = set(sys.modules), _Stages()
         context = _context(message)
+        if message.get("memory_bytes") is not None:
+            limit_memory(int(message["memory_bytes"]))
         with stages.timed("connect_s"):
             session = self._connect()
         with stages.timed("open_s"):

@@ -186,3 +186,24 @@ class Unsendable(Echo):
             "number": {1: np.zeros(1)},
         }
         return {**found[inputs["do"].item().decode()], "x": inputs["x"]}
+
+
+class Prober:
+    """Carries out Python code that a test sends, and tells its value, or the error that it raises."""
+
+    def load(self, weights: Weights, context: Context) -> None:
+        self.weights = weights
+        del context
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        code = inputs["code"][0]
+        names: dict[str, Any] = {"weights": self.weights}
+        try:
+            exec(code if isinstance(code, str) else code.decode(), names)
+            told = repr(names.get("value"))
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"
+        return {"told": np.array([told.encode()], dtype=object)}
+
+    def unload(self) -> None:
+        del self.weights

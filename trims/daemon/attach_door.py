@@ -33,6 +33,7 @@ from trims.core.place import CPU
 from trims.daemon.clients import Connection, Unsent
 from trims.daemon.requests import Requests
 from trims.daemon.sockets import SocketName
+from trims.wire.address import ATTACH_FOLDER
 from trims.wire.answers import PROTOCOL_VERSION, error_message, shortened
 from trims.wire.frames import Message, encode
 from trims.wire.messages import Hello, Request, parse_request
@@ -94,7 +95,7 @@ class AttachDoor:
     ) -> None:
         self._store = store
         self._requests = Requests(store, self._send, self._answered)
-        self._name = SocketName(path)
+        self._name = SocketName(path, path.with_name(ATTACH_FOLDER))
         self._mode = mode
         self._boot = boot
         self._budget = budget

@@ -154,6 +154,8 @@ def endpoint_of(config: Config, missing: Callable[[], str] | None = None) -> End
             raise ConfigError(f"the setting endpoint is yes, but {off}")
     command = [sys.executable, "-m", "trims.cli.main", "endpoint", "--supervised"]
     command += ["--runtime-dir", str(config.runtime_dir), "--environments-dir", str(config.environments_dir)]
+    for hidden in (config.state_dir, config.segment_dir):
+        command += ["--hide", str(hidden)]
     if config.environments:
         command += ["--environments", ",".join(f"{name}={path}" for name, path in config.environments.items())]
     return EndpointKeeper([*command, *config.endpoint_flags], str(config.runtime_dir), off)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ATTACH_SOCKET = "attach.sock"
+#: Has the same socket under the same name, and nothing else: what a container or a namespace is shown of the folder.
+ATTACH_FOLDER = "attach"
 CONTROL_SOCKET = "control.sock"
 RUNTIME_VARIABLE = "TRIMS_RUNTIME_DIR"
 

@@ -44,6 +44,10 @@ def serve(settings: EndpointSettings) -> None:
     """Serve until SIGTERM or SIGINT, then let running requests finish. Raises ConfigError, or OSError for the port."""
     settings.validate()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="trims endpoint: %(levelname)s %(message)s")
+    isolation = settings.fleet.isolation
+    _log.info("predictors are isolated at the level %s", isolation.level)
+    if isolation.why_not_more:
+        _log.warning("predictors have the rights of this user: no namespaces, because %s", isolation.why_not_more)
     uvloop.run(_serve(settings))
 
 

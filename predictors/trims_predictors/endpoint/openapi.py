@@ -73,8 +73,8 @@ SCHEMAS: Json = {
     ),
     "Statistics": _object(required=("model_stats",), model_stats=_list(_ANY)),
     "State": _object(
-        required=("models", "spares", "templates", "counters"),
-        models=_ANY, spares=_ANY, templates=_ANY, counters=_ANY,
+        required=("models", "spares", "templates", "counters", "isolation"),
+        models=_ANY, spares=_ANY, templates=_ANY, counters=_ANY, isolation=_ANY,
     ),
     "InferRequest": _object(
         required=("inputs",),

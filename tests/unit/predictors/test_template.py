@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from trims_predictors import messages
 from trims_predictors.launching import _ALWAYS, ENVIRONMENT
+from trims_predictors.templates import pid_behind
 
 if TYPE_CHECKING:
     import socket
@@ -29,6 +30,8 @@ class Supervisor:
             command, pass_fds=[theirs.fileno(), self.lifeline], cwd=folder, env={**os.environ, **ENVIRONMENT}
         )
         theirs.close()
+        message, self.itself = self.hear()
+        assert message == {"op": "here"}
 
     def hear(self) -> tuple[dict[str, Any], list[int]]:
         received = messages.receive(self.sock)
@@ -47,7 +50,7 @@ class Supervisor:
 
     def end(self) -> None:
         self.sock.close()
-        for fd in (self.lifeline, self._held):
+        for fd in (self.lifeline, self._held, *self.itself):
             if fd >= 0:
                 os.close(fd)
         self.process.wait()
@@ -58,6 +61,11 @@ def supervisor(folder: Path) -> Iterator[Supervisor]:
     made = Supervisor(folder)
     yield made
     made.end()
+
+
+def test_a_template_begins_with_a_descriptor_of_itself(supervisor: Supervisor) -> None:
+    (pidfd,) = supervisor.itself
+    assert pid_behind(pidfd, -1) == supervisor.process.pid
 
 
 def test_modules_are_imported_and_those_that_cannot_be_are_told(supervisor: Supervisor) -> None:

@@ -1,0 +1,179 @@
+"""How far predictors are kept apart from the machine, in one of three levels.
+
+1. `process`: a process of its own, in a process group of its own, with the rights of the user who runs the endpoint.
+2. `user:NAME`: the same with the rights of another user. Only root can start such.
+3. `namespaces`: bubblewrap (`bwrap`) starts templates, without any privilege, in namespaces of their own (user, mount,
+   process ids, IPC, network, host name). The file system is read-only. The daemon's files, its control socket and the
+   shared memory of other models are not there. No network is reachable, and no other process is seen. System calls
+   that no model needs fail (see `seccomp`). It works wherever unprivileged user namespaces are allowed.
+
+Predictors of one environment share the namespaces of its template: they see each other, and may end each other.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import ConfigError
+from trims.wire.address import ATTACH_FOLDER
+from trims_predictors.seccomp import filter_program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+AUTO, PROCESS, NAMESPACES, USER = "auto", "process", "namespaces", "user:"
+_PROGRAM = "bwrap"
+_APART = (
+    "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
+    "--cap-drop", "ALL",
+)  # fmt: skip
+#: A new one, in memory: temporary files of predictors lie there.
+_SCRATCH = "/dev/shm"  # noqa: S108 - inside the namespace, where it is empty
+_PROBE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """A level, and what it takes.
+
+    Attributes:
+        level: `process`, `user:NAME` or `namespaces`.
+        hidden: Folders and files that are empty for predictors, at the level `namespaces`.
+        why_not_more: Why `auto` chose no higher level; empty if it did.
+    """
+
+    level: str = PROCESS
+    hidden: tuple[str, ...] = ()
+    why_not_more: str = ""
+
+    def wrapped(
+        self, command: Sequence[str], runtime_dir: str, shown: Sequence[str] = (), *, all_end: bool = False
+    ) -> Wrapped:
+        """A command that runs `command` at this level.
+
+        Args:
+            command: Program and arguments.
+            runtime_dir: Folder of the daemon's sockets, of which only that for clients is shown.
+            shown: Folders that must be seen, also inside hidden ones.
+            all_end: Whether the end of the program ends everything that it has started.
+        """
+        if self.level.startswith(USER):
+            entry = _entry_of(self.level.removeprefix(USER))
+            return Wrapped(list(command), {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []})
+        if self.level == PROCESS:
+            return Wrapped(list(command), {})
+        program, fd = filter_program(), -1
+        flags = [_PROGRAM, *_APART, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+        flags += ["--die-with-parent"] if all_end else []
+        for device in _graphics_devices():
+            flags += ["--dev-bind", device, device]
+        for path in map(os.path.realpath, self.hidden):
+            if os.path.isdir(path) and not path.startswith("/dev/"):  # of which there is a new one
+                flags += ["--tmpfs", path]
+            elif os.path.isfile(path):
+                flags += ["--ro-bind", os.devnull, path]
+        for folder in shown:
+            flags += ["--ro-bind", folder, folder]
+        sockets = os.path.join(runtime_dir, ATTACH_FOLDER)
+        os.makedirs(sockets, exist_ok=True)  # a daemon that is still to come puts its socket there
+        flags += ["--ro-bind", sockets, os.path.realpath(runtime_dir), "--setenv", "TMPDIR", _SCRATCH]
+        if program is not None:
+            fd = os.memfd_create("trims-seccomp")
+            os.write(fd, program)
+            os.lseek(fd, 0, os.SEEK_SET)
+            flags += ["--seccomp", str(fd)]
+        return Wrapped([*flags, "--", *command], {}, fd)
+
+
+OWN_PROCESS = Isolation()
+
+
+@dataclass(slots=True)
+class Wrapped:
+    """A command at its level of isolation.
+
+    Attributes:
+        command: Program and arguments.
+        how: Further arguments for `subprocess.Popen`.
+        fd: That the program must inherit; -1 for none. `close` it once the program has started.
+    """
+
+    command: list[str]
+    how: dict[str, Any]
+    fd: int = -1
+
+    def close(self) -> None:
+        """Let go of the descriptor. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def choose(level: str, hidden: Sequence[str] = ()) -> Isolation:
+    """The isolation that a setting stands for.
+
+    Args:
+        level: `auto`, or one of the levels. `auto` is `namespaces` where that works, else `process`.
+        hidden: Folders and files of the daemon and the endpoint.
+
+    Raises:
+        ConfigError: There is no such level, or it does not work here; the message says why, and the remedy.
+    """
+    if level == PROCESS:
+        return Isolation(PROCESS)
+    if level.startswith(USER):
+        _entry_of(level.removeprefix(USER))
+        if os.geteuid() != 0:
+            raise ConfigError(f"--isolation {level} needs root, which alone can start processes of other users")
+        return Isolation(level)
+    if level not in (AUTO, NAMESPACES):
+        raise ConfigError(f"--isolation is {level!r}; it must be auto, process, user:NAME or namespaces")
+    why = why_no_namespaces()
+    if not why:
+        return Isolation(NAMESPACES, tuple(hidden))
+    if level == NAMESPACES:
+        raise ConfigError(f"--isolation namespaces does not work here: {why}")
+    return Isolation(PROCESS, why_not_more=why)
+
+
+def why_no_namespaces() -> str:
+    """Why namespaces cannot be made here, with the remedy; empty if they can. Takes some milliseconds."""
+    if shutil.which(_PROGRAM) is None:
+        return "bwrap is not installed (Debian, Fedora: the package bubblewrap)"
+    with tempfile.TemporaryDirectory(prefix="trims-probe-") as folder:
+        try:
+            tried = Isolation(NAMESPACES).wrapped(["true"], folder)
+            try:
+                done = subprocess.run(
+                    tried.command, pass_fds=[tried.fd] if tried.fd >= 0 else [], capture_output=True, text=True,
+                    timeout=_PROBE_S, check=False, **tried.how,
+                )  # fmt: skip
+            finally:
+                tried.close()
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"bwrap cannot be run: {error}"
+    if done.returncode == 0:
+        return ""
+    return (
+        f"bwrap says: {done.stderr.strip()[:300]} (unprivileged user namespaces may be switched off: "
+        "`sysctl kernel.unprivileged_userns_clone kernel.apparmor_restrict_unprivileged_userns`)"
+    )
+
+
+def _entry_of(name: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        raise ConfigError(f"--isolation user:{name}: there is no user {name!r} on this machine") from None
+
+
+def _graphics_devices() -> list[str]:
+    """What a process needs of /dev to use NVIDIA's GPUs."""
+    with os.scandir("/dev") as entries:
+        return sorted(entry.path for entry in entries if entry.name.startswith("nvidia"))

@@ -1,0 +1,260 @@
+"""Levels of isolation: what a predictor cannot do in a namespace, what it still can, and errors of the settings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from fleets import Driver, arrays, drive, register, text
+from looking import wait_until
+from repository import ROOT
+from trims_predictors import isolation
+from trims_predictors.footprints import footprint
+from trims_predictors.isolation import NAMESPACES, OWN_PROCESS, Isolation, choose, why_no_namespaces
+
+from trims.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trims.daemon.main import Daemon
+
+#: Fetched by `make clients-env` where bubblewrap is not installed.
+_FETCHED = ROOT / ".venv-clients" / "bin"
+os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], str(_FETCHED)])
+WHY_NOT = why_no_namespaces()
+namespaces = pytest.mark.skipif(bool(WHY_NOT), reason=f"no namespaces: {WHY_NOT}")
+
+
+#: Calls that fail with EPERM, which is 1.
+_CALL = "import ctypes; it = ctypes.CDLL(None, use_errno=True); "
+
+
+@pytest.fixture
+def prober(daemon: Daemon, checkpoint: Callable[..., Path]) -> Daemon:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Prober"})
+    return daemon
+
+
+def probe(daemon: Daemon, *codes: str, level: str = NAMESPACES, **settings: Any) -> list[str]:
+    """What a predictor tells of each piece of code."""
+
+    async def work(driver: Driver) -> list[str]:
+        answers = [await driver.ask(code=text(code)) for code in codes]
+        return [arrays(answer)["told"][0].decode() for answer in answers]
+
+    kept = choose(level, [str(daemon.config.state_dir)])
+    found: list[str] = drive(daemon, work, isolation=kept, **settings)
+    return found
+
+
+@namespaces
+def test_weights_are_read_in_a_namespace_as_everywhere(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"})
+
+    async def work(driver: Driver) -> None:
+        first = await driver.ask(x=np.ones(1_000_000))
+        assert arrays(first)["y"].sum() == 2_000_000
+        assert (first.how, first.place) == ("forked", "cpu")
+
+    drive(daemon, work, isolation=choose(NAMESPACES))
+
+
+@namespaces
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("open('/etc/trims-was-here', 'w')", "OSError: [Errno 30] Read-only file system"),
+        ("import os; value = os.listdir({state!r})", "[]"),
+        ("import os; value = sorted(os.listdir({run!r}))", "['attach.sock']"),
+        ("import os; value = [name for name in os.listdir('/dev/shm') if 'trims' in name]", "[]"),
+        ("import socket; socket.create_connection(('127.0.0.1', {port}), 5)", "ConnectionRefusedError"),
+        ("import os; os.kill({pid}, 0)", "ProcessLookupError"),
+        ("import os; value = len([name for name in os.listdir('/proc') if name.isdigit()]) < 5", "True"),
+        (_CALL + "it.ptrace(0, 0, 0, 0); value = ctypes.get_errno()", "1"),
+        (_CALL + "it.unshare(0x10000000); value = ctypes.get_errno()", "1"),
+        (_CALL + "it.mount(0, 0, 0, 0, 0); value = ctypes.get_errno()", "1"),
+        ("value = [line for line in open('/proc/self/status') if line.startswith('CapEff')]", "0000000000000000"),
+    ],
+)  # fmt: skip
+def test_a_predictor_in_a_namespace_cannot(prober: Daemon, code: str, told: str) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        facts = {
+            "state": str(prober.config.state_dir), "run": str(prober.config.runtime_dir), "pid": os.getpid(),
+            "port": listener.getsockname()[1],
+        }  # fmt: skip
+        found = code
+        for name, value in facts.items():
+            found = found.replace(f"{{{name}!r}}", repr(value)).replace(f"{{{name}}}", str(value))
+        assert told in probe(prober, found)[0]
+
+
+@namespaces
+def test_a_predictor_in_a_namespace_still_has_temporary_files_threads_and_children(prober: Daemon) -> None:
+    told = probe(
+        prober,
+        "import tempfile\nwith tempfile.TemporaryFile() as file: value = file.write(b'x')",
+        "import threading; it = threading.Thread(target=lambda: None); it.start(); it.join(); value = 'fine'",
+        "import subprocess; value = subprocess.check_output(['echo', 'fine'])",
+    )
+    assert told == ["1", "'fine'", "b'fine\\n'"]
+
+
+@namespaces
+def test_a_daemon_that_comes_back_is_found_from_within_a_namespace(
+    daemon: Daemon, serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Prober"})
+    reads = "value = float(weights['factor'])"
+    opens = "import trims_client\nwith trims_client.connect({!r}) as it: value = it.open('m').place"
+
+    async def work(driver: Driver) -> list[str]:
+        told = [arrays(await driver.ask(code=text(reads)))["told"][0]]
+        await asyncio.to_thread(daemon.stop)
+        again = await asyncio.to_thread(serve)
+        code = opens.format(str(again.config.runtime_dir))
+        return [told[0].decode(), arrays(await driver.ask(code=text(code)))["told"][0].decode()]
+
+    assert drive(daemon, work, isolation=choose(NAMESPACES)) == ["2.0", "'cpu'"]
+
+
+@namespaces
+def test_processes_in_a_namespace_are_known_by_their_numbers_here_and_end(prober: Daemon) -> None:
+    seen: list[int] = []
+
+    async def work(driver: Driver) -> None:
+        await driver.ask(code=text("value = 1"))
+        (running,) = driver.fleet._running.values()
+        (template,) = driver.fleet._nursery._templates.values()
+        seen.extend([running.process.pid, template.pid, *template.predictors])
+        assert all(footprint(pid) is not None for pid in seen)
+        assert running.process.pid in template.predictors
+        os.kill(running.process.pid, signal.SIGKILL)
+        assert await running.process.ended == "it was ended by SIGKILL"
+        assert arrays(await driver.ask(code=text("value = 2")))["told"][0] == b"2"
+
+    drive(prober, work, isolation=choose(NAMESPACES))
+    for pid in seen:
+        wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"process {pid} is left")  # type: ignore[misc]
+
+
+@namespaces
+def test_a_template_that_hangs_in_a_namespace_is_ended(
+    prober: Daemon, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trims_predictors.launching import Environment, Launcher
+    from trims_predictors.templates import Template
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    (folder / "hangs.py").write_text("import time; time.sleep(600)")
+
+    async def work() -> int:
+        launcher = Launcher(str(prober.config.runtime_dir), choose(NAMESPACES))
+        template = Template(launcher, Environment("numpy"), ["hangs"])
+        while template._pidfd < 0:
+            await asyncio.sleep(0.01)
+        pid = template.pid
+        template.close()
+        await template.gone
+        launcher.close()
+        return pid
+
+    pid = asyncio.run(work())
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the template is left")
+
+
+@namespaces
+def test_secrets_and_folders_are_hidden_and_what_must_be_seen_is_not(prober: Daemon, folder: Path) -> None:
+    secret, inner = folder / "token", folder / "state" / "environment"
+    secret.write_text("very secret")
+    inner.mkdir()
+    (inner / "python").write_text("seen")
+    wrapped = Isolation(NAMESPACES, (str(secret), str(folder / "state"))).wrapped(
+        ["sh", "-c", f"cat {secret}; cat {inner}/python; ls {folder}/state"],
+        str(prober.config.runtime_dir), [str(inner)],
+    )  # fmt: skip
+    done = subprocess.run(wrapped.command, pass_fds=[wrapped.fd], capture_output=True, text=True, check=False)
+    wrapped.close()
+    assert done.stdout == "seenenvironment\n"
+    assert "Permission denied" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
+def test_another_user_s_process_has_that_user_s_rights() -> None:
+    wrapped = choose("user:nobody").wrapped(["sh", "-c", "id -u; id -G; cat /etc/shadow"], "/run")
+    done = subprocess.run(wrapped.command, capture_output=True, text=True, check=False, **wrapped.how)
+    assert done.stdout.split() == [str(pwd.getpwnam("nobody").pw_uid), str(pwd.getpwnam("nobody").pw_gid)]
+    assert "Permission denied" in done.stderr
+
+
+def test_memory_of_a_predictor_is_limited(prober: Daemon) -> None:
+    told = probe(
+        prober,
+        "import numpy; value = numpy.ones(200_000_000, dtype='u1').sum()",
+        "import numpy; value = numpy.ones(1_000_000, dtype='u1').sum()",
+        level="process",
+        most_predictor_bytes=64 << 20,
+    )
+    assert told[0].startswith(("_ArrayMemoryError", "MemoryError", "numpy._core._exceptions._ArrayMemoryError"))
+    assert "1000000" in told[1]
+
+
+# -- settings --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("level", "why"),
+    [
+        ("container", "--isolation is 'container'; it must be auto, process, user:NAME or namespaces"),
+        ("user:no-such-user", "there is no user 'no-such-user' on this machine"),
+    ],
+)
+def test_a_level_that_is_none_is_named(level: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        choose(level)
+
+
+def test_another_user_needs_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ConfigError, match="--isolation user:root needs root"):
+        choose("user:root")
+
+
+def test_without_bubblewrap_auto_says_why_and_namespaces_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    chosen = choose("auto")
+    assert chosen.level == "process"
+    assert chosen.why_not_more == "bwrap is not installed (Debian, Fedora: the package bubblewrap)"
+    with pytest.raises(ConfigError, match="--isolation namespaces does not work here: bwrap is not installed"):
+        choose("namespaces")
+
+
+def test_a_bubblewrap_that_fails_is_quoted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = folder / "bwrap"
+    program.write_text("#!/bin/sh\necho 'No permissions to create new namespace' >&2; exit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    assert "bwrap says: No permissions to create new namespace" in why_no_namespaces()
+    monkeypatch.setattr(isolation, "_PROBE_S", 0.2)
+    program.write_text("#!/bin/sh\nsleep 5\n")
+    assert "bwrap cannot be run" in why_no_namespaces()
+
+
+def test_a_process_of_its_own_is_the_command_as_it_is() -> None:
+    wrapped = OWN_PROCESS.wrapped(["python", "-c", "pass"], "/run")
+    assert (wrapped.command, wrapped.how, wrapped.fd) == (["python", "-c", "pass"], {}, -1)
+
+
+@namespaces
+def test_auto_takes_namespaces_where_they_work() -> None:
+    assert choose("auto", ["/state"]) == Isolation(NAMESPACES, ("/state",))
