@@ -20,7 +20,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import BadMessageError, DrainingError, LostPeerError, PredictorError
+from trims.core.errors import BadMessageError, DrainingError, LostPeerError, PredictorError, TrimsError
 from trims_predictors.processes import PredictorProcess, spawn
 from trims_predictors.templates import Template
 from trims_predictors.turnover import End, EndSpare, Leave, Limits, Standing
@@ -264,9 +264,12 @@ class Nursery:
             await self.calm()
             while self._wants_spare(environment):
                 spare = await self._fork(environment)
-                await spare.ask(
-                    {"op": "prepare", "modules": environment.modules(), "threads": self._threads}, deadline_s=_PREPARE_S
-                )
+                prepare = {"op": "prepare", "modules": environment.modules(), "threads": self._threads}
+                try:
+                    await spare.ask(prepare, deadline_s=_PREPARE_S)
+                except BaseException:
+                    spare.kill("it could not be prepared")
+                    raise
                 self._spares.setdefault(environment, []).append(spare)
                 self._upkeep.stir()
         except Exception as error:  # noqa: BLE001 - without a spare, the next predictor is forked or spawned
@@ -362,7 +365,15 @@ class Nursery:
     def _background(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, TrimsError):  # such as an environment that was removed since
+            _log.warning("a template cannot be started: %s", error)
+        elif error is not None:
+            _log.critical("a bug in trims: the nursery's work failed", exc_info=error)
 
     async def close(self) -> None:
         """End all predictors and templates; none is left afterwards."""

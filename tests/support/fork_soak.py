@@ -242,6 +242,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end earlier, after about so long")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or its daemon would stay
     with tempfile.TemporaryDirectory(prefix="trims-soak-") as folder, _daemon(Path(folder)) as runtime_dir:
         return asyncio.run(_soak(runtime_dir, options.forks, options.framework, options.at_once, options.seconds))
 

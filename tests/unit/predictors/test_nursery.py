@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -202,6 +203,16 @@ def test_templates_are_counted_when_they_start_and_when_they_have_ended(folder: 
     nurse(folder, work)
 
 
+def test_a_spare_that_cannot_be_prepared_is_ended(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(nursery: Nursery) -> None:
+        nursery.keep(NUMPY)
+        await until(lambda: "no spare predictor for numpy: no daemon answers at" in caplog.text)
+        await until(lambda: not nursery._living)
+        assert not nursery._spares
+
+    nurse(folder, work, spares=1)
+
+
 # -- templates come and go by use -----------------------------------------------------------------------------------
 
 
@@ -358,3 +369,33 @@ def test_a_template_that_is_killed_while_it_is_to_go_leaves_nothing(folder: Path
         assert not nursery._made
 
     nurse(folder, work, limits=Limits(0.0, 1))
+
+
+@pytest.mark.usefixtures("counts_often")
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_that_race_with_limits_lessons_and_kills_leave_nothing(modules: Path, seed: int) -> None:
+    choose = random.Random(seed)
+
+    async def client(nursery: Nursery) -> None:
+        for _ in range(6):
+            environment = choose.choice((NUMPY, OTHER))
+            predictor = await nursery.take(environment)
+            nursery.teach(environment, [choose.choice(("harmless", "spoils", "exits"))])
+            await asyncio.sleep(choose.random() / 20)
+            if choose.random() < 0.3:
+                predictor.kill("the test ends it")
+            await predictor.end()
+            for _, template in choose.sample(nursery._made, min(1, len(nursery._made))):
+                if choose.random() < 0.3 and template.lost is None:
+                    os.kill(template.pid, signal.SIGKILL)
+
+    async def work(nursery: Nursery) -> None:
+        await asyncio.gather(*(client(nursery) for _ in range(3)))
+        nursery._upkeep.limits = Limits(0.0)
+        nursery._upkeep.stir()
+        await until(lambda: not (nursery._teaching or nursery._templates or nursery._living or nursery._made))
+        assert not nursery._launcher._holds
+        assert running(nursery) == 0
+
+    limits = (Limits(0.0, 1), Limits(0.05, 30 << 20), Limits(None, 30 << 20))
+    nurse(modules, work, limits=limits[seed])
