@@ -89,6 +89,10 @@ class Kind(Generic[_Given, _Part]):
         """
         if choice.name in self.builtin:
             return Opened(self.builtin[choice.name](given), "")
+        return self._open(self.find(choice), given)
+
+    def find(self, choice: Choice) -> importlib.metadata.EntryPoint:
+        """The plug-in of that name; nothing of it is imported. Raises ConfigError if there is none."""
         entry = self._plugins().get(choice.name)
         if entry is None:
             known = ", ".join(self.names())
@@ -96,7 +100,7 @@ class Kind(Generic[_Given, _Part]):
                 f"there is no {self.what} {choice.name!r}; known are {known} (a package adds one as an entry point of "
                 f"the group {self.group})"
             )
-        return self._open(entry, given)
+        return entry
 
     def names(self) -> list[str]:
         """All that may be chosen, sorted."""

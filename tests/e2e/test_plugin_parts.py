@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 import own_parts
 import pytest
+from looking import wait_until
 from own_parts import MemoryRegistry, declare
 from trims_client import connect
 
 from trims.control import admin
-from trims.core.errors import DeadlineError, InternalError, ModelNotFoundError
+from trims.core.errors import ConfigError, DeadlineError, InternalError, ModelNotFoundError
 from trims.core.place import CPU, DISK
 from trims.daemon.main import shm_prefix
 from trims.memory.shm import PosixShm
@@ -22,6 +22,8 @@ from trims.memory.shm import PosixShm
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from trims_client import Session
 
     from trims.daemon.main import Daemon
     from trims.tiers.base import Draft
@@ -131,6 +133,54 @@ def test_a_tier_that_fails_fails_one_load_and_its_name_is_told(
     load(daemon, f"file:{checkpoint('b')}")
 
 
+def test_a_start_that_fails_leaves_what_our_own_tier_holds(
+    serve: Callable[..., Daemon],
+    serve_files: Callable[..., Daemon],
+    checkpoint: Callable[..., Path],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = serve()
+    load(ours, f"file:{checkpoint('m')}")
+    ours.ask_to_end()
+    ours.stop()
+    with monkeypatch.context() as patched:
+        patched.setattr(own_parts.FilesAsMemory, "scan", lambda _: raise_one(OSError(5, "Input/output error")))
+        with pytest.raises(ConfigError, match=r"cannot be scanned: .*Input/output error"):
+            serve_files()
+    assert len(list(PosixShm(shm_prefix(folder / "state")).names())) == 1
+    serve()
+
+
+def raise_one(error: Exception) -> None:
+    raise error
+
+
+def test_two_daemons_share_a_registry_and_see_each_others_changes(
+    serve: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    shared = f"sqlite:{folder}/shared.db"
+    one = serve(registry=shared)
+    two = serve(registry=shared, runtime_dir=folder / "run2", state_dir=folder / "state2")
+    with admin(one.config.runtime_dir) as control, connect(two.config.runtime_dir) as session:
+        control.add(checkpoint("a"), name="m", lazy=True)
+        with session.open("m") as weights:
+            before = int(weights["step"])
+        control.add(checkpoint("b"), name="m", replace=True, lazy=True)
+        wait_until(lambda: step_of(session, "m") not in (before, None), "the other daemon serves the new manifest")
+        control.remove("m")
+        wait_until(lambda: step_of(session, "m") is None, "the other daemon knows that it is gone")
+
+
+def step_of(session: Session, name: str) -> int | None:
+    """A value of the model; None if no model has the name."""
+    try:
+        with session.open(name) as weights:
+            return int(weights["step"])
+    except ModelNotFoundError:
+        return None
+
+
 @pytest.mark.parametrize("part", ["registry", "disk_tier"])
 def test_a_daemon_that_cannot_open_a_plugin_leaves_nothing_open(
     serve: Callable[..., Daemon], folder: Path, monkeypatch: pytest.MonkeyPatch, part: str
@@ -181,16 +231,14 @@ def test_a_registry_that_hangs_fails_its_own_models_and_serves_all_other_request
         with pytest.raises(DeadlineError):
             control.models()
         Hanging.go_on.set()
-        until = time.monotonic() + WAIT_S
-        while not is_served(session, "m"):
-            assert time.monotonic() < until
+        wait_until(lambda: is_served(session, "m"), "the registry answers again")
         with pytest.raises(ModelNotFoundError):
             session.open("n")
 
 
-def is_served(session: object, name: str) -> bool:
+def is_served(session: Session, name: str) -> bool:
     try:
-        session.open(name).close()  # type: ignore[attr-defined]
+        session.open(name).close()
     except DeadlineError:
         return False
     return True

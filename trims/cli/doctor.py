@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trims.cli.finding import Finding
 from trims.core.errors import DaemonAwayError, TrimsError
+from trims.core.place import CPU, DISK
 from trims.core.units import format_bytes
 from trims.memory.available import available_bytes
 from trims.memory.large_pages import why_no_large_pages
@@ -31,6 +32,7 @@ def examine(runtime_dir: str | None) -> list[Finding]:
         _python,
         _shared_memory,
         lambda: _orphans(runtime_dir),
+        _plugins,
         _descriptors,
         _folders,
         lambda: _daemon(runtime_dir),
@@ -56,6 +58,8 @@ def _shared_memory() -> Iterator[Finding]:
     from trims.daemon.config import build_config
 
     config = build_config({})
+    if config.cpu_tier.name != "shared":
+        return  # a plug-in knows where its memory is
     if config.cpu_memory == "memfd":
         yield Finding("ok", f"sealed memfds: {format_bytes(available_bytes())} of memory available for them")
         return
@@ -100,6 +104,20 @@ def _orphans(runtime_dir: str | None) -> Iterator[Finding]:
                 "state folder; no process has any of them open",
                 f"if that state folder is gone for good: rm {config.segment_dir}/{prefix}.*",
             )
+
+
+def _plugins() -> Iterator[Finding]:
+    """Registry and tiers that the settings take from other packages. None is opened: a daemon may be using it."""
+    from trims.daemon.config import build_config
+    from trims.registry import opening as registries
+    from trims.tiers import opening as tiers
+
+    config = build_config({})
+    if config.registry.name != "sqlite":
+        yield Finding("ok", f"registry {config.registry}: {registries.find_plugin(config.registry)}")
+    for place, choice in ((CPU, config.cpu_tier), (DISK, config.disk_tier)):
+        if choice.name not in tiers.OURS:
+            yield Finding("ok", f"{place} tier {choice}: {tiers.find_plugin(choice, place)}")
 
 
 def _bytes_of(path: Path) -> int:

@@ -110,6 +110,7 @@ class Daemon:
             self._build(undo)
             undo.callback(self.store.stop)
             self.store.start()
+            leave_our_tiers(config)
             undo.pop_all()
         leases = self.store.device_leases
         for gpu in self.gpus:
@@ -249,26 +250,28 @@ def cpu_tier(config: Config) -> Tier:
         _takes_no_argument(config.cpu_tier)
         return CpuTier(segment_driver(config), given.capacity_bytes, large_pages=config.large_pages)
 
-    opened = open_tier(config.cpu_tier, _given(config, CPU), {"shared": shared})
-    if config.cpu_tier.name != "shared":
-        _remove_segments(config, f"cpu_tier is {config.cpu_tier} now, no client would ever use it")
-    return opened
+    return open_tier(config.cpu_tier, _given(config, CPU), {"shared": shared})
 
 
 def disk_tier(config: Config) -> Tier:
     """The tier that the setting names. Raises ConfigError."""
-    images = config.state_dir / "images"
 
     def folder(given: TierSettings) -> Tier:
         _takes_no_argument(config.disk_tier)
-        return DiskTier(images, given.capacity_bytes)
+        return DiskTier(config.state_dir / "images", given.capacity_bytes)
 
-    opened = open_tier(config.disk_tier, _given(config, DISK), {"folder": folder})
+    return open_tier(config.disk_tier, _given(config, DISK), {"folder": folder})
+
+
+def leave_our_tiers(config: Config) -> None:
+    """What our own tiers hold, once those of plug-ins have taken their places: memory is freed, a disk is told of."""
+    if config.cpu_tier.name != "shared":
+        _remove_segments(config, f"cpu_tier is {config.cpu_tier} now, no client would ever use it")
+    images = config.state_dir / "images"
     if config.disk_tier.name != "folder" and images.is_dir() and any(images.iterdir()):
         log.warning(
             "%s stays and is not served, as disk_tier is %s now; remove it for its room", images, config.disk_tier
         )
-    return opened
 
 
 def _given(config: Config, place: Place) -> TierSettings:

@@ -26,6 +26,11 @@ def open_registry(choice: Choice, state_dir: Path) -> Registry:
     return Guarded(opened.part, opened.where) if opened.where else opened.part
 
 
+def find_plugin(choice: Choice) -> str:
+    """The module and function of a plug-in's registry; nothing is imported. Raises ConfigError if there is none."""
+    return KIND.find(choice).value
+
+
 def _wrong(part: object, settings: RegistrySettings) -> str:
     del settings
     lacking = [name for name in _MEMBERS if not hasattr(part, name)]

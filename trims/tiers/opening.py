@@ -11,6 +11,7 @@ from trims.tiers.guarded import GuardedTier
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from trims.core.place import Place
     from trims.plugins import Choice
 
 GROUP = "trims.tiers"
@@ -32,8 +33,17 @@ def open_tier(choice: Choice, settings: TierSettings, ours: Mapping[str, Callabl
 
     Raises ConfigError, also with the plug-in's name and the cause if that cannot be opened.
     """
-    opened = Kind(GROUP, f"{settings.place} tier", ours, _wrong, OURS).open(choice, settings)
+    opened = _kind(settings.place, ours).open(choice, settings)
     return GuardedTier(opened.part, opened.where) if opened.where else opened.part
+
+
+def find_plugin(choice: Choice, place: Place) -> str:
+    """The module and function of a plug-in's tier; nothing is imported. Raises ConfigError if there is none."""
+    return _kind(place, {}).find(choice).value
+
+
+def _kind(place: Place, ours: Mapping[str, Callable[[TierSettings], Tier]]) -> Kind[TierSettings, Tier]:
+    return Kind(GROUP, f"{place} tier", ours, _wrong, OURS)
 
 
 def _wrong(part: object, settings: TierSettings) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from made_environments import install, put
+from own_parts import declare
 
 from trims.cli import doctor
 from trims.core.errors import ConfigError
@@ -53,6 +54,25 @@ def test_this_python_and_the_memory_of_its_segments_are_named(folder: Path, monk
     monkeypatch.setenv("TRIMS_CPU_MEMORY", "memfd")
     (sealed,) = doctor._shared_memory()
     assert (sealed.verdict, "sealed memfds" in sealed.what) == ("ok", True)
+
+
+def test_parts_of_other_packages_are_named_and_one_that_is_not_installed_is_bad(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert list(doctor._plugins()) == []
+    for name, value in (
+        ("REGISTRY", "memory:x"), ("CPU_TIER", "files:/m"), ("CPU_CAPACITY_BYTES", "1GiB"),
+        ("DISK_TIER", "several:/a"), ("DISK_CAPACITY_BYTES", "1GiB"),
+    ):  # fmt: skip
+        monkeypatch.setenv(f"TRIMS_{name}", value)
+    declare(monkeypatch, "trims.registries", memory="MemoryRegistry")
+    declare(monkeypatch, "trims.tiers", files="memory_tier")
+    assert list(doctor._shared_memory()) == []
+    found = [(each.verdict, each.what) for each in doctor.examine(None)]
+    (unknown,) = (what for verdict, what in found if verdict == "bad" and "tier" in what)
+    assert unknown.startswith("there is no disk tier 'several'; known are files (a package adds one as an entry point")
+    assert ("ok", "registry memory:x: own_parts:MemoryRegistry") in found
+    assert ("ok", "cpu tier files:/m: own_parts:memory_tier") in found
 
 
 def test_shared_memory_of_a_container_that_was_told_nothing_is_bad_with_the_remedy(
