@@ -1,10 +1,11 @@
 """Names that are being looked into: one look for each name and epoch, and deadlines that hold meanwhile.
 
 Looking may take minutes (a builder runs, a large file is hashed) or hang for ever (a dead network mount). So looks run
-in workers, and each mount point has workers of its own: what hangs on one file system holds up no other. Files that
-take long to hash have workers apart, so that short files, and models that are known, do not wait for them. Files that
-are hashed behind their readers have one worker for each mount point and a pace, until a request waits for one of them.
-A file that no ask waits for any more is not read to its end. Not covered: what looking means (`resolve`).
+in workers, and each mount point has workers of its own: what hangs on one file system holds up no other. Paths need no
+registry, and do not wait for names that do: a registry of a plug-in may be slow. Files that take long to hash have
+workers apart, so that short files, and models that are known, do not wait for them. Files that are hashed behind their
+readers have one worker for each mount point and a pace, until a request waits for one of them. A file that no ask waits
+for any more is not read to its end. Not covered: what looking means (`resolve`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from trims.core.due import DueTimes
 from trims.core.errors import ArtifactError, DeadlineError, InternalError, TrimsError
 from trims.image.descriptors import explain_descriptors
 from trims.store.asks import session_ended
+from trims.store.catalog import FILE_PREFIX
 from trims.store.pace import Behind, Pace
 from trims.store.resolve import DigestNeededError, LongReadError, NotWantedError, Reading
 from trims.store.work import BEHIND
@@ -86,6 +88,7 @@ class Lookups:
         self._by_session: dict[int, set[int]] = {}
         self._due: DueTimes[int] = DueTimes(lambda _, ticket: ticket in self._by_ticket)
         self._sorters = pools("names", _SORTERS)
+        self._path_sorters = pools("paths", 1)
         self._behind_by_mount: dict[str, Pool] = {}
         self._by_mount: dict[str, Pool] = {}
         self._long_by_mount: dict[str, Pool] = {}
@@ -169,7 +172,7 @@ class Lookups:
             self._by_session.clear()
             self._looks.clear()
             by_mount = (self._by_mount, self._long_by_mount, self._behind_by_mount)
-            pools = [self._sorters, *(pool for each in by_mount for pool in each.values())]
+            pools = [self._sorters, self._path_sorters, *(pool for each in by_mount for pool in each.values())]
         for pool in pools:
             pool.stop(drop=True, timeout_s=1.0)
         return left
@@ -180,7 +183,8 @@ class Lookups:
         if remembered is not None:
             self._look_soon(look, remembered.mount)
         else:
-            self._sorters.submit(lambda: self._sort(look))
+            sorters = self._path_sorters if look.name.startswith(FILE_PREFIX) else self._sorters
+            sorters.submit(lambda: self._sort(look))
 
     def _sort(self, look: _Look) -> None:
         try:

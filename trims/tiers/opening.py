@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from trims.core.place import CPU, DISK
 from trims.plugins import Kind
 from trims.tiers.base import DeviceTier, InPlaceTier, Tier, TierSettings
 from trims.tiers.guarded import GuardedTier
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 GROUP = "trims.tiers"
 #: Names of our own tiers, at whichever place.
-OURS = frozenset({"shared", "folder"})
+_OURS_AT = {CPU: "shared", DISK: "folder"}
+OURS = frozenset(_OURS_AT.values())
 _MEMBERS = (
     "place", "capacity_bytes", "hash_on_adoption", "skipped",
     "create", "seal", "abort", "explain", "free", "scan", "leave", "verify", "close",
@@ -39,7 +41,11 @@ def open_tier(choice: Choice, settings: TierSettings, ours: Mapping[str, Callabl
 
 def find_plugin(choice: Choice, place: Place) -> str:
     """The module and function of a plug-in's tier; nothing is imported. Raises ConfigError if there is none."""
-    return _kind(place, {}).find(choice).value
+    return _kind(place, {_OURS_AT[place]: _unopened}).find(choice).value
+
+
+def _unopened(settings: TierSettings) -> Tier:
+    raise AssertionError(f"only names are asked for, not {settings}")
 
 
 def _kind(place: Place, ours: Mapping[str, Callable[[TierSettings], Tier]]) -> Kind[TierSettings, Tier]:

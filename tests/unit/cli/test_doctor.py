@@ -70,7 +70,9 @@ def test_parts_of_other_packages_are_named_and_one_that_is_not_installed_is_bad(
     assert list(doctor._shared_memory()) == []
     found = [(each.verdict, each.what) for each in doctor.examine(None)]
     (unknown,) = (what for verdict, what in found if verdict == "bad" and "tier" in what)
-    assert unknown.startswith("there is no disk tier 'several'; known are files (a package adds one as an entry point")
+    assert unknown.startswith(
+        "there is no disk tier 'several'; known are files, folder (a package adds one as an entry point"
+    )
     assert ("ok", "registry memory:x: own_parts:MemoryRegistry") in found
     assert ("ok", "cpu tier files:/m: own_parts:memory_tier") in found
 

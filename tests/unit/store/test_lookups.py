@@ -135,6 +135,14 @@ def test_a_name_that_is_remembered_is_looked_into_without_asking_the_registry(be
     assert bench.workers.names == ["resolve"]
 
 
+def test_a_path_does_not_wait_for_names_that_the_registry_is_asked_for(bench: Bench) -> None:
+    bench.model("file:/m")
+    bench.ask("file:/m")
+    assert bench.workers.names == ["paths"]
+    bench.workers.run()
+    assert len(bench.found) == 1
+
+
 def test_a_name_that_is_not_registered_is_answered_with_the_error(bench: Bench) -> None:
     ticket = bench.ask("absent")
     bench.workers.run()
