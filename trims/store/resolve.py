@@ -214,11 +214,11 @@ class Resolver:
     def _looked_at_again(self, name: str, reading: Reading) -> Resolved | None:
         """What is known of the name, if its files are still those that were looked at."""
         known = self._known.get(name)
+        if known is not None and self._registry.changes_outside and self.manifest(name) != known.manifest:
+            return None
         if known is None or (reading.digest and not known.hashed):
             return None
         if self._always_hash and known.checked_at_s + _TRUST_S <= self._clock():
-            return None
-        if self._registry.changes_outside and self.manifest(name) != known.manifest:
             return None
         same = identities_of(known.artifact.files) == known.identities and builder_is_as_before(known)
         if self._python_again(known.manifest, required=known.converted) != known.python:
