@@ -143,7 +143,7 @@ def install(plugin: Path, folder: Path) -> dict[str, str]:
     """Install a plug-in as a user would, apart, and run its own tests; returns an environment that has it."""
     environment = put_there(plugin, folder)
     suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(plugin), "--rootdir", str(plugin)]
-    done = subprocess.run(suite, capture_output=True, text=True, timeout=WAIT_S, check=False, env=environment)
+    done = subprocess.run(suite, capture_output=True, text=True, timeout=3 * WAIT_S, check=False, env=environment)
     assert done.returncode == 0, done.stdout[-2000:]
     return environment
 

@@ -316,11 +316,11 @@ def serve(config: Config) -> None:
     raise_limit()
     daemon = Daemon(config)
     daemon.start()
+    for number in (signal.SIGTERM, signal.SIGINT):  # not before: a plug-in that hangs while it opens can be interrupted
+        signal.signal(number, lambda *_: daemon.ask_to_end())
     load_all()
     gc.collect()
     gc.freeze()  # what is there now stays: no collection, and so no open that falls into one, walks it again
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: daemon.ask_to_end())
     daemon.endpoint.start()
     daemon.wait()
     daemon.stop()

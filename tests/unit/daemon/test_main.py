@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -105,6 +107,22 @@ def test_a_daemon_that_is_asked_to_end_purges_if_one_request_said_so(
     assert list(named.names()) == []
     assert os.listdir(folder / "run") == ["lock"]
     FolderLock(folder / "state", "the state folder").release()
+
+
+ENDED_WHILE_IT_LOADS_CONVERTERS = """
+import os, signal, sys
+import trims.daemon.main as module
+from trims.daemon.config import build_config
+module.load_all = lambda: os.kill(os.getpid(), signal.SIGTERM)
+module.serve(build_config({"runtime_dir": sys.argv[1], "state_dir": sys.argv[2], "gpus": "none"}))
+"""
+
+
+def test_a_daemon_that_is_asked_to_end_as_soon_as_it_answers_ends_in_order(folder: Path) -> None:
+    command = [sys.executable, "-c", ENDED_WHILE_IT_LOADS_CONVERTERS, str(folder / "run"), str(folder / "state")]
+    done = subprocess.run(command, timeout=WAIT_S, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert os.listdir(folder / "run") == ["lock"]
 
 
 def test_an_unknown_policy_is_named_with_the_known_ones() -> None:
