@@ -127,6 +127,9 @@ $(CLIENTS_READY): Makefile tools/fetch_perf_analyzer.py
 	@cd $(CLIENTS_VENV) && apt-get download prometheus >/dev/null 2>&1 \
 	  && dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool && mv usr/bin/promtool bin/ \
 	  && rm -r usr prometheus_*.deb || echo "promtool cannot be fetched here (Debian: prometheus); its test is left out"
+	@cd $(CLIENTS_VENV) && apt-get download bubblewrap >/dev/null 2>&1 \
+	  && dpkg-deb --fsys-tarfile bubblewrap_*.deb | tar -x ./usr/bin/bwrap && mv usr/bin/bwrap bin/ \
+	  && rm -r usr bubblewrap_*.deb || echo "bubblewrap cannot be fetched here; without it namespaces are not tested"
 	@$(CLIENTS_VENV)/bin/python tools/fetch_perf_analyzer.py $(CLIENTS_VENV)/perf_analyzer \
 	  || echo "perf_analyzer cannot be fetched here; its tests are left out"
 	@touch $@

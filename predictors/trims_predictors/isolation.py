@@ -31,7 +31,7 @@ AUTO, PROCESS, NAMESPACES, USER = "auto", "process", "namespaces", "user:"
 _PROGRAM = "bwrap"
 _APART = (
     "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
-    "--cap-drop", "ALL",
+    "--cap-drop", "ALL", "--new-session",
 )  # fmt: skip
 #: A new one, in memory: temporary files of predictors lie there.
 _SCRATCH = "/dev/shm"  # noqa: S108 - inside the namespace, where it is empty

@@ -124,7 +124,8 @@ def test_it_gets_the_daemons_folder_and_environments_and_its_own_flags(folder: P
     assert command[:5] == [sys.executable, "-m", "trims.cli.main", "endpoint", "--supervised"]
     assert command[5:7] == ["--runtime-dir", str(folder / "run")]
     assert command[7:9] == ["--environments-dir", str(config.environments_dir)]
-    assert command[9:] == ["--environments", f"mxnet={sys.executable}", "--port", "9000", "--preload", "a b"]
+    assert command[9:13] == ["--hide", str(config.state_dir), "--hide", str(config.segment_dir)]
+    assert command[13:] == ["--environments", f"mxnet={sys.executable}", "--port", "9000", "--preload", "a b"]
 
 
 def test_a_package_that_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,8 @@ def test_a_daemon_that_is_asked_to_end_purges_if_one_request_said_so(
     daemon.stop()
     assert daemon.ended
     assert list(named.names()) == []
-    assert os.listdir(folder / "run") == ["lock"]
+    assert sorted(os.listdir(folder / "run")) == ["attach", "lock"]
+    assert os.listdir(folder / "run" / "attach") == []
     FolderLock(folder / "state", "the state folder").release()
 
 
@@ -122,7 +123,8 @@ def test_a_daemon_that_is_asked_to_end_as_soon_as_it_answers_ends_in_order(folde
     command = [sys.executable, "-c", ENDED_WHILE_IT_LOADS_CONVERTERS, str(folder / "run"), str(folder / "state")]
     done = subprocess.run(command, timeout=WAIT_S, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert os.listdir(folder / "run") == ["lock"]
+    assert sorted(os.listdir(folder / "run")) == ["attach", "lock"]
+    assert os.listdir(folder / "run" / "attach") == []
 
 
 def test_an_unknown_policy_is_named_with_the_known_ones() -> None:

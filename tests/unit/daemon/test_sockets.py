@@ -53,3 +53,23 @@ def test_what_a_killed_process_of_the_same_number_left_is_in_no_way(tmp_path: Pa
 def test_the_unpublished_name_is_no_longer_than_the_published_one(tmp_path: Path) -> None:
     for name in ("attach.sock", "control.sock"):
         assert len(SocketName(tmp_path / name).unpublished.name) <= len("control.sock")
+
+
+def test_a_socket_has_its_name_in_a_folder_of_its_own_too(tmp_path: Path) -> None:
+    """A folder that is mounted elsewhere shows the next daemon's socket; a mounted socket would stay the old one."""
+    path, folder = tmp_path / "attach.sock", tmp_path / "attach"
+    (tmp_path).chmod(0o711)
+    for _ in range(2):
+        name = SocketName(path, folder)
+        name.clear()
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(name.unpublished))
+            name.publish(0o660)
+        there = folder / "attach.sock"
+        assert there.stat().st_ino == path.stat().st_ino
+        assert stat.S_IMODE(there.stat().st_mode) == 0o660
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o711
+        assert os.listdir(folder) == ["attach.sock"]
+    name.withdraw()
+    assert os.listdir(tmp_path) == ["attach"]
+    assert os.listdir(folder) == []

@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from trims_predictors import isolation
 from trims_predictors.command import _settings
+from trims_predictors.isolation import OWN_PROCESS, Isolation
 
 from trims.cli.main import build_parser, main
 from trims.core.errors import ConfigError
+from trims.daemon.config import build_config
 
 
 def settings(*arguments: str) -> object:
@@ -23,12 +26,33 @@ def test_flags_become_settings(tmp_path: Path) -> None:
     flags = ["--port", "0", "--token-file", str(token), "--predictors", "3", "--queue", "4", "--keep-alive-s", "lazy"]
     flags += ["--max-body", "1MiB", "--preload", "torch,onnxruntime", "--environments", f"mxnet={sys.executable}"]
     flags += ["--template-keep-alive-s", "5", "--template-memory", "2GiB"]
+    flags += ["--isolation", "process", "--predictor-memory", "4GiB"]
     found = _settings(build_parser().parse_args(["endpoint", "--runtime-dir", "/run/x", *flags]))
     assert (found.port, found.token, found.most_body_bytes) == (0, "secret", 1 << 20)
     assert (found.fleet.predictors, found.fleet.queue, found.fleet.keep_alive_s) == (3, 4, None)
     assert (found.preload, found.environments) == (("torch", "onnxruntime"), {"mxnet": Path(sys.executable)})
     assert (found.fleet.template_keep_alive_s, found.fleet.most_template_bytes) == (5.0, 2 << 30)
+    assert (found.fleet.isolation, found.fleet.most_predictor_bytes) == (OWN_PROCESS, 4 << 30)
     assert found.fleet.runtime_dir == "/run/x"
+
+
+def test_files_of_the_daemon_and_secrets_are_hidden_from_predictors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, hidden = tmp_path / "token", []
+    token.write_text("secret")
+    token.chmod(0o600)
+
+    def chosen(_: str, paths: list[str]) -> Isolation:
+        hidden.append(paths)
+        return OWN_PROCESS
+
+    monkeypatch.setattr(isolation, "choose", chosen)
+    settings("--hide", "/state", "--hide", "/segments", "--token-file", str(token))
+    assert hidden.pop() == ["/state", "/segments", str(token)]
+    settings()
+    config = build_config({"runtime_dir": Path("/run/x")})
+    assert hidden.pop() == [str(config.state_dir), str(config.segment_dir)]
 
 
 @pytest.mark.parametrize(
@@ -39,6 +63,8 @@ def test_flags_become_settings(tmp_path: Path) -> None:
         (["--template-keep-alive-s", "never"], "--template-keep-alive-s is 'never'; .* or lazy"),
         (["--template-memory", "0"], "--template-memory is '0'; it must be a size such as 2GiB, or none"),
         (["--template-memory", "much"], "'much' is not a size"),
+        (["--predictor-memory", "0"], "--predictor-memory is '0'; it must be a size such as 2GiB, or none"),
+        (["--isolation", "much"], "--isolation is 'much'; it must be auto, process, user:NAME or namespaces"),
         (["--environments", "mxnet"], "framework=/path/to/python"),
         (["--environments", "mxnet=/no/python"], "/no/python, is not a file"),
         (["--token-file", "/no/token"], "no token can be read"),

@@ -149,8 +149,9 @@ def test_processes_in_a_namespace_are_known_by_their_numbers_here_and_end(prober
 
 
 @namespaces
-def test_a_template_that_hangs_in_a_namespace_is_ended(
-    prober: Daemon, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by", ["its supervisor", "the end of its supervisor"])
+def test_a_template_that_hangs_in_a_namespace_is_ended_by(
+    by: str, prober: Daemon, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from trims_predictors.launching import Environment, Launcher
     from trims_predictors.templates import Template
@@ -164,9 +165,12 @@ def test_a_template_that_hangs_in_a_namespace_is_ended(
         while template._pidfd < 0:
             await asyncio.sleep(0.01)
         pid = template.pid
+        if by == "the end of its supervisor":
+            launcher.close()  # closes the lifeline, as the kernel does when the supervisor is killed
+            await asyncio.to_thread(wait_until, lambda: not Path(f"/proc/{pid}").exists(), "the template is left")
         template.close()
         await template.gone
-        launcher.close()
+        launcher.close() if by == "its supervisor" else None
         return pid
 
     pid = asyncio.run(work())
