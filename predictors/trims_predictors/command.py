@@ -35,6 +35,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     endpoint.add_argument("--hide", type=Path, action="append", default=[], help=text)
     text = "memory of its own that each predictor may take, such as 4GiB, or none for no limit (default: none)"
     endpoint.add_argument("--predictor-memory", default="none", help=text)
+    text = "what becomes of a run that no client waits for any more: end or finish (default: end)"
+    endpoint.add_argument("--abandoned-runs", choices=("end", "finish"), default="end", help=text)
     endpoint.add_argument("--max-body", default="256MiB", help="largest request (default: 256MiB)")
     text = "frameworks to have predictors ready for at once, with commas between, such as torch,onnxruntime"
     endpoint.add_argument("--preload", default="", help=text)
@@ -86,6 +88,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         template_keep_alive_s=_seconds(options.template_keep_alive_s, "--template-keep-alive-s"),
         most_template_bytes=_bound(options.template_memory),
         isolation=choose(options.isolation, [str(path) for path in _hidden(options)]),
+        end_abandoned=options.abandoned_runs == "end",
         most_predictor_bytes=_memory(options.predictor_memory, "--predictor-memory"),
     )
     return EndpointSettings(

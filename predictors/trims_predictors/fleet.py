@@ -51,6 +51,8 @@ class _Running:
     warm: bool = False
     stages: dict[str, float] = field(default_factory=dict)
     keep_alive_s: float | None = None
+    #: Of the run that is under way.
+    jobs: Sequence[Job] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -82,6 +84,8 @@ class Fleet:
             limits=TemplateLimits(settings.template_keep_alive_s, settings.most_template_bytes),
         )
         self._running: dict[int, _Running] = {}
+        #: Jobs that run, and which predictor runs them.
+        self._runs: dict[Job, int] = {}
         self._plans: dict[str, Plan] = {}
         #: Model -> its line, inputs and outputs, as a predictor has told them last.
         self._signatures: dict[str, tuple[str, tuple[TensorType, ...], tuple[TensorType, ...]]] = {}
@@ -146,7 +150,7 @@ class Fleet:
             self._answered_s = self._loop.time()
             timer.cancel()
             if not answer.done() or answer.cancelled():  # the client has hung up
-                self._do(self._schedule.cancel(job) or [])
+                self._abandon(job)
 
     def expect(self, plan: Plan, tensors: Sequence[Tensor]) -> None:
         """A request of these tensors is about to come, once its plan is looked up again: have a predictor load already.
@@ -176,6 +180,27 @@ class Fleet:
             model = job.payload.plan.model
             self._fail(job, DeadlineError(f"no predictor of {model!r} was free within {deadline_s:g} s"))
             self._do(steps)
+
+    def _abandon(self, job: Job) -> None:
+        """A client has hung up. A run that no client waits for goes on for as long as a new predictor would take.
+
+        So what is nearly done costs no new predictor, and what takes minutes costs no minutes.
+        """
+        steps = self._schedule.cancel(job)
+        self._do(steps or [])
+        predictor = self._runs.get(job)
+        if predictor is None or not self._settings.end_abandoned:
+            return
+        running = self._running[predictor]
+        if all(each.payload.answer.done() for each in running.jobs):
+            again_s = sum(running.stages.values())
+            self._loop.call_later(again_s, self._end_abandoned, predictor, running.jobs)
+
+    def _end_abandoned(self, predictor: int, jobs: Sequence[Job]) -> None:
+        running = self._running.get(predictor)
+        if running is not None and running.jobs is jobs:
+            self._count("abandoned")
+            running.process.kill("no client waits for its run any more")
 
     def retire(self, line: str) -> None:
         """Let the predictors of a line end, as soon as they are idle."""
@@ -255,6 +280,10 @@ class Fleet:
 
     async def _run(self, predictor: int, jobs: Sequence[Job]) -> None:
         running = self._running[predictor]
+        running.jobs = jobs
+        self._runs.update(dict.fromkeys(jobs, predictor))
+        if jobs[0].payload.answer.cancelled():  # between the decision and this
+            self._abandon(jobs[0])
         try:
             await self._run_together(running, jobs)
         except TrimsError as error:
@@ -264,6 +293,9 @@ class Fleet:
             else:  # one of them may be to blame: the others are answered
                 for job in jobs:
                     await self._run_alone(running, job)
+        running.jobs = ()
+        for job in jobs:
+            del self._runs[job]
         running.keep_alive_s = jobs[-1].payload.keep_alive_s
         if not running.process.dying:  # else its end will be told
             self._do(self._schedule.done(predictor))

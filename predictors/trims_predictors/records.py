@@ -34,6 +34,8 @@ class Settings:
         template_keep_alive_s: Seconds that a template stays without use; None: until its memory is needed.
         most_template_bytes: Memory of all templates and spares together; None for no bound.
         isolation: How far predictors are kept apart.
+        end_abandoned: Whether a run is ended that no client waits for any more, and that would take longer than a new
+            predictor.
         most_predictor_bytes: Memory of its own that a predictor may take for its model; None for no limit.
     """
 
@@ -49,6 +51,7 @@ class Settings:
     most_template_bytes: int | None = None
     isolation: Isolation = OWN_PROCESS
     most_predictor_bytes: int | None = None
+    end_abandoned: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,14 @@ class Rows(Echo):
         return {"x": inputs["x"], "rows": np.full(rows, rows), "text": np.array([b"r" * i for i in range(rows)], "O")}
 
 
+class Napper(Rows):
+    """Takes its time."""
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        time.sleep(0.5)
+        return super().predict(inputs)
+
+
 class Troubled(Echo):
     """Does what the text in `do` says."""
 
@@ -98,6 +106,9 @@ class Troubled(Echo):
 
     def hang(self) -> None:
         time.sleep(3600)
+
+    def nap(self) -> None:
+        time.sleep(0.5)
 
     def hang_deaf(self) -> None:
         """Hangs, and nothing but SIGKILL ends it."""

@@ -221,6 +221,67 @@ def test_a_client_that_hangs_up_while_it_waits_is_forgotten(troubled: Daemon) ->
     drive(troubled, work)
 
 
+def test_a_run_whose_client_hangs_up_ends_sooner_than_its_deadline(troubled: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        hanging = asyncio.ensure_future(driver.ask(do=text("hang")))
+        line = (await driver.plan()).line
+        while not driver.fleet.state(line)["busy"]:
+            await asyncio.sleep(0.01)
+        hanging.cancel()
+        assert (await driver.ask(do=text("nothing"))).cold, "another predictor answers"
+        assert driver.fleet.counters["abandoned"] == 1
+        assert driver.fleet._runs == {}
+
+    drive(troubled, work, run_deadline_s=3600.0)
+
+
+def test_a_run_that_ends_soon_keeps_its_predictor_though_its_client_hung_up(troubled: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        await driver.ask(do=text("nothing"))
+        (running,) = driver.fleet._running.values()
+        running.stages = {"load_s": 30.0}  # a new one would take so long
+        short = asyncio.ensure_future(driver.ask(do=text("nap")))
+        line = (await driver.plan()).line
+        while not driver.fleet.state(line)["busy"]:
+            await asyncio.sleep(0.01)
+        short.cancel()
+        assert not (await driver.ask(do=text("nothing"))).cold
+        assert "abandoned" not in driver.fleet.counters
+
+    drive(troubled, work)
+
+
+def test_a_run_is_finished_for_the_client_that_stays_and_where_settings_say_so(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    register(
+        daemon, checkpoint, predictor={"call": "own_predictors:Napper", "max_batch_size": 2, "batch_delay_s": 10.0}
+    )
+
+    async def together(driver: Driver) -> None:
+        both = [asyncio.ensure_future(driver.ask(x=[[float(number)]])) for number in range(2)]
+        line = (await driver.plan()).line
+        while not driver.fleet.state(line)["busy"]:
+            await asyncio.sleep(0.01)
+        both[0].cancel()
+        assert arrays(await both[1])["x"].tolist() == [[1.0]]
+
+    async def alone(driver: Driver) -> None:
+        await together(driver)
+        plan = await driver.plan()
+        only = asyncio.ensure_future(driver.ask(x=[[1.0], [2.0]]))
+        while not driver.fleet.state(plan.line)["busy"]:
+            await asyncio.sleep(0.01)
+        only.cancel()
+        while driver.fleet.state(plan.line)["busy"]:
+            await asyncio.sleep(0.01)
+        assert driver.fleet.state(plan.line)["idle"] == 1
+        assert "abandoned" not in driver.fleet.counters
+
+    drive(daemon, together)
+    drive(daemon, alone, end_abandoned=False)
+
+
 def test_a_model_that_cannot_be_loaded_tells_its_reason_to_all_who_ask(
     daemon: Daemon, checkpoint: Callable[..., Path]
 ) -> None:
