@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import sys
 import threading
@@ -50,14 +51,14 @@ class MemoryRegistry:
         with self._lock:
             if not replace and self._kept.get(manifest.name, (raw, origin)) != (raw, origin):
                 raise taken_name(manifest.name)
-            self._kept[manifest.name] = (raw, origin)
+            self._kept[manifest.name] = (copy.deepcopy(raw), origin)
         return manifest
 
     def get(self, name: str) -> Manifest:
         return check_manifest(*self._of(name))
 
     def raw(self, name: str) -> dict[str, Any]:
-        return self._of(name)[0]
+        return copy.deepcopy(self._of(name)[0])
 
     def names(self) -> list[str]:
         return sorted(self._kept)

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
 
-from trims.core.errors import CallerError, CapacityError, InternalError, ManifestError, ModelNotFoundError, TrimsError
+from trims.core.errors import (
+    CallerError,
+    CapacityError,
+    InternalError,
+    LostPeerError,
+    ManifestError,
+    ModelNotFoundError,
+    TrimsError,
+)
 from trims.core.place import CPU, Place
 from trims.core.replica import State
 from trims.daemon import views
@@ -167,10 +175,12 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def List(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ModelList:
         """All registered models. One whose manifest cannot be read hides no other."""
-        listed = (self._listed(name) for name in self._registry.names())
+        listed = (self._listed(name, context) for name in self._registry.names())
         return pb.ModelList(models=[model for model in listed if model is not None])
 
-    def _listed(self, name: str) -> pb.Model | None:
+    def _listed(self, name: str, context: grpc.ServicerContext) -> pb.Model | None:
+        if self._stopping or not context.is_active():  # a registry may take long for each
+            raise LostPeerError("the daemon ends, or the client has gone, before all models were listed")
         try:
             return self._model(self._registry.get(name))
         except ModelNotFoundError:

@@ -1,8 +1,9 @@
 """A registry of a plug-in, kept from harming the daemon: slow calls, foreign exceptions and wrong answers.
 
 Each call runs in a thread of its own, at most eight at once, and its caller waits ten seconds for it. So a registry
-that hangs holds up no worker for longer, and once all eight calls hang, further ones are refused at once. A thread that
-hangs is left to itself; it ends with the process.
+that hangs holds up no worker for longer. A call that hangs is not begun again, so models whose manifests can be read
+go on being served. Once eight different calls hang, further ones are refused at once. A thread that hangs is left to
+itself; it ends with the process.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Guarded:
         self._patience_s = patience_s
         self._slots = threading.BoundedSemaphore(_CALLS)
         self._moved_s = time.monotonic()
+        #: Calls that were given up and have not ended, by method and name.
+        self._hanging: dict[tuple[str, str], None] = {}
         self._changes_outside = bool(inner.changes_outside)
 
     @property
@@ -57,16 +60,16 @@ class Guarded:
 
     def put(self, raw: dict[str, Any], origin: str, *, replace: bool = False) -> Manifest:
         """See `Registry.put`."""
-        found = self._call("put", lambda: self._inner.put(raw, origin, replace=replace))
+        found = self._call("put", lambda: self._inner.put(raw, origin, replace=replace), raw.get("name"))
         return self._manifest("put", found, raw.get("name"))
 
     def get(self, name: str) -> Manifest:
         """See `Registry.get`."""
-        return self._manifest("get", self._call("get", lambda: self._inner.get(name)), name)
+        return self._manifest("get", self._call("get", lambda: self._inner.get(name), name), name)
 
     def raw(self, name: str) -> dict[str, Any]:
         """See `Registry.raw`."""
-        found = self._call("raw", lambda: self._inner.raw(name))
+        found = self._call("raw", lambda: self._inner.raw(name), name)
         if not _is_json_mapping(found):
             raise self._wrong("raw", found, "a mapping that JSON can carry")
         return found
@@ -80,7 +83,7 @@ class Guarded:
 
     def remove(self, name: str) -> None:
         """See `Registry.remove`."""
-        self._call("remove", lambda: self._inner.remove(name))
+        self._call("remove", lambda: self._inner.remove(name), name)
 
     def close(self) -> None:
         """See `Registry.close`. What goes wrong is logged: the daemon ends all the same."""
@@ -95,13 +98,19 @@ class Guarded:
         return found
 
     def _wrong(self, method: str, found: object, expected: str) -> InternalError:
-        told = repr(found)
+        try:
+            told = repr(found)
+        except Exception as error:  # noqa: BLE001 - its own code
+            told = f"{type(found).__name__} whose repr fails: {type(error).__name__}"
         told = told if len(told) <= _TOLD else f"{told[:_TOLD]}..."
         return InternalError(
             f"{self._where} answered `{method}` with {told}, which is not {expected}; its author must correct that"
         )
 
-    def _call(self, method: str, function: Callable[[], _Answer]) -> _Answer:
+    def _call(self, method: str, function: Callable[[], _Answer], name: object = None) -> _Answer:
+        about = method, str(name)
+        if about in self._hanging:  # else a few names that hang would take all slots, and the other models with them
+            raise DeadlineError(f"{self._where} has not ended `{method}` of {name!r} yet; it was not begun again")
         left_s = max(0.0, self._moved_s + self._patience_s - time.monotonic())
         if not self._slots.acquire(blocking=False) and not self._slots.acquire(timeout=left_s):
             raise DeadlineError(f"{self._where} has {_CALLS} calls under way that do not end; `{method}` was not begun")
@@ -109,6 +118,8 @@ class Guarded:
         future: Future[_Answer] = Future()
         self._start(method, lambda: self._run(function, future))
         if not wait([future], self._patience_s).done:
+            self._hanging[about] = None
+            future.add_done_callback(lambda _: self._hanging.pop(about, None))
             raise DeadlineError(
                 f"{self._where} did not answer `{method}` within {self._patience_s:g} s; what it does may still happen"
             )

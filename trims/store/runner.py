@@ -130,11 +130,16 @@ class Runner:
         self._behind_fills: dict[str, Pool] = {}
         self._freers = pools("free", 2, niceness=BEHIND)
         self._verifiers = pools("verify", 1, niceness=LAST)
-        #: A device that does not answer holds up no other place: (copies, frees) of each.
-        self._of_devices: dict[Place, tuple[Pool, Pool]] = {
+        #: A device, or a tier of a plug-in, that does not answer holds up no other place: (copies, frees) of each.
+        self._apart: dict[Place, tuple[Pool, Pool]] = {
             place: (pools(f"copy-{place}", workers), pools(f"free-{place}", 1))
             for place, tier in tiers.items()
-            if isinstance(tier, DeviceTier)
+            if isinstance(tier, DeviceTier) or getattr(tier, "apart", False)
+        }
+        self._converters_apart = {
+            place: pools(f"convert-{place}", converters, niceness=BEHIND)
+            for place in self._apart
+            if not isinstance(tiers[place], DeviceTier)
         }
         self._lock = threading.Lock()
         self.sealed: dict[ReplicaId, Extent] = {}
@@ -240,12 +245,12 @@ class Runner:
 
         A source that turns out broken is reported with ReplicaBroken first.
         """
-        device = next((it.place for it in (replica, source) if it and it.place in self._of_devices), None)
+        device = next((it.place for it in (replica, source) if it and it.place in self._apart), None)
         if source is None:
             pool = self._pool_of(replica)
         else:
             self.abandon(replica)  # while it was measured, the image came to lie somewhere
-            pool = self._copiers if device is None else self._of_devices[device][0]
+            pool = self._copiers if device is None else self._apart[device][0]
         where = "" if source is not None else self._plans.mount_of(replica)
         with self._lock:  # a `hurry` comes before this, or finds the fill in line
             in_line = replica in self._unawaited and device is None
@@ -265,7 +270,9 @@ class Runner:
         """Workers for a fill from the artifact."""
         if replica.place is FILE:
             return self._planners_of(self._plans.mount_of(replica))
-        return self._converters if self._plans.needs_child(replica) else self._copiers
+        if self._plans.needs_child(replica):
+            return self._converters_apart.get(replica.place, self._converters)
+        return self._apart[replica.place][0] if replica.place in self._apart else self._copiers
 
     def verify(self, replica: ReplicaId, extent: Extent) -> None:
         """Read and hash what an earlier daemon left, before it is lent; ends in Filled or FillFailed.
@@ -348,7 +355,7 @@ class Runner:
         """Give the memory back; ends in Freed."""
         with self._lock:
             self._freeing.add(replica)
-        freers = self._of_devices[replica.place][1] if replica.place in self._of_devices else self._freers
+        freers = self._apart[replica.place][1] if replica.place in self._apart else self._freers
         freers.submit(lambda: self._free(replica, tries))
 
     def try_again(self, now_s: float) -> None:
@@ -371,7 +378,7 @@ class Runner:
         self._stopping.set()
         self._plans.end()
         self._verifiers.stop()
-        copiers = [copier for copier, _ in self._of_devices.values()]
+        copiers = [copier for copier, _ in self._apart.values()] + list(self._converters_apart.values())
         for pool in (*self._planners.values(), *self._behind_fills.values(), self._converters, self._copiers, *copiers):
             if not pool.stop(timeout_s=END_S):
                 log.error("a fill hangs in a read or a write: it is left behind")
@@ -380,8 +387,9 @@ class Runner:
     def stop(self) -> None:
         """Finish, and close the tiers. Sealed replicas stay."""
         self.finish()
-        for pool in (self._freers, *(freer for _, freer in self._of_devices.values())):
-            pool.stop()
+        for pool in (self._freers, *(freer for _, freer in self._apart.values())):
+            if not pool.stop(timeout_s=END_S):
+                log.error("memory that hangs while it is given back is left behind")
         self._look_again()  # no pool takes work any more: they are refused
         self._plans.close()
         for tier in self._tiers.values():
@@ -403,7 +411,7 @@ class Runner:
             if self._stopping.is_set():
                 raise LostPeerError(SHUTTING_DOWN)
             event = work()
-        except Exception as error:  # noqa: BLE001 - every failure is an outcome
+        except BaseException as error:  # noqa: BLE001 - every failure is an outcome, also one that is no Exception
             event = failed(_as_answer(replica, error))
         if event is not None:
             self._unawaited.discard(replica)
@@ -554,7 +562,7 @@ class Runner:
             if extent is not None:
                 with self._tracer.span(f"free.{replica.place}", key=replica.key[:16], image_bytes=extent.nbytes):
                     self._tiers[replica.place].free(extent)
-        except Exception as error:
+        except BaseException as error:
             log.exception("%s at %s cannot be given back", replica.key[:16], replica.place)
             if tries < FREE_TRIES and not self._stopping.is_set():
                 with self._lock:
@@ -574,7 +582,7 @@ def _about(replica: ReplicaId) -> dict[str, Any]:
     return {"key": replica.key, "place": replica.place, "generation": replica.generation}
 
 
-def _as_answer(replica: ReplicaId, error: Exception) -> TrimsError:
+def _as_answer(replica: ReplicaId, error: BaseException) -> TrimsError:
     if isinstance(error, OSError):
         error = explain_descriptors(error)
     if isinstance(error, TrimsError):

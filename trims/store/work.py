@@ -104,7 +104,7 @@ class ThreadPool:
         while (work := self._next()) is not None:
             try:
                 work()
-            except Exception:
+            except BaseException:  # also one that is no Exception: a worker that ended would leave its pool without one
                 log.exception("work of %s failed", self._name)
 
     def _next(self) -> Callable[[], object] | None:

@@ -249,6 +249,22 @@ class RegistryContract:
             _tell(other)
             assert _line(other) == "['theirs']"
 
+    def test_what_another_process_has_replaced_is_got_at_the_next_look(self, registry: Registry, place: Path) -> None:
+        if not self.survives_restart:
+            pytest.skip("manifests are the process's own")
+        registry.put(manifest(description="old"), "")
+        assert registry.get("m").description == "old"
+        with self.process(place, "replaces", "new") as other:
+            assert _line(other) == "replaced"
+        assert registry.get("m").description == registry.raw("m")["description"] == "new"
+
+    def test_a_manifest_that_a_caller_changes_is_kept_as_it_was(self, registry: Registry) -> None:
+        given = manifest(attributes={"a": [1]})
+        registry.put(given, "")
+        for mine in (given, registry.raw("m")):
+            mine["attributes"]["a"].append(2)
+            assert registry.raw("m") == manifest(attributes={"a": [1]})
+
     def test_of_processes_that_put_one_new_name_exactly_one_wins(self, place: Path) -> None:
         if not self.survives_restart:
             pytest.skip("manifests are the process's own")
@@ -316,6 +332,9 @@ elif what == "adds":
     say(registry.names())
     sys.stdin.readline()
     say(registry.names())
+elif what == "replaces":
+    registry.put(manifest(description=words[0]), "", replace=True)
+    say("replaced")
 elif what == "race":
     say("ready")
     sys.stdin.readline()

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import blake3
@@ -235,6 +236,35 @@ class TierContract:
         extent = put(tier, an_image())
         self.is_found_wrong(tier, folder, extent, lambda fd: os.pwrite(fd, b"\xff", extent.nbytes - 10), "hash to")
 
+    def test_verifying_reads_the_bytes_though_no_time_of_the_file_has_changed(self, tier: Tier) -> None:
+        extent = put(tier, an_image())
+        if self.tamper_proof:
+            return
+        self.damage(extent, lambda fd: os.pwrite(fd, b"\xff", extent.nbytes - 10))
+        extent.identity = identity_of(extent.fd)  # as after bits have rotted on a disk
+        with pytest.raises(ImageError, match="hash to"):
+            tier.verify(extent)
+
+    def test_verifying_that_is_stopped_from_the_beginning_proves_nothing(self, tier: Tier) -> None:
+        extent, stop = put(tier, an_image(100_000)), threading.Event()
+        extent.fresh = False
+        stop.set()
+        with pytest.raises(DrainingError):
+            tier.verify(extent, stop)
+        assert not extent.fresh
+
+    def test_a_sealed_replica_is_not_touched_any_more(self, tier: Tier) -> None:
+        data = an_image()
+        extent = put(tier, data)
+        before = identity_of(extent.fd)
+        other = put(tier, data, key="b" * 64)
+        tier.verify(extent)
+        time.sleep(0.05)
+        assert identity_of(extent.fd) == before
+        assert os.pread(extent.fd, len(data) + 1, 0) == data
+        tier.free(other)
+        assert identity_of(extent.fd) == before
+
     def test_verifying_finds_a_truncated_replica(self, tier: Tier, folder: Path) -> None:
         extent = put(tier, an_image())
         self.is_found_wrong(tier, folder, extent, lambda fd: os.ftruncate(fd, 100), "has 100 bytes")
@@ -307,6 +337,12 @@ class TierContract:
             tier.create(KEY, 1, 4096, allocate=True)
         assert not self.traces(folder)
         assert "no descriptor left" in str(tier.explain(OSError(errno.EMFILE, "Too many open files"), 4096))
+
+    def test_a_write_that_finds_no_room_is_explained_as_a_lack_of_room(self, tier: Tier) -> None:
+        explained = tier.explain(OSError(errno.ENOSPC, "No space left on device"), 4096)
+        assert isinstance(explained, CapacityError)
+        other = OSError(errno.EIO, "Input/output error")
+        assert tier.explain(other, 4096) is other
 
     def test_more_than_the_machine_has_is_a_capacity_error_and_leaves_nothing(self, tier: Tier, folder: Path) -> None:
         with pytest.raises(CapacityError):

@@ -1,8 +1,8 @@
 """A tier of a plug-in: foreign exceptions and wrong answers become errors that name it.
 
 What a tier hands out goes to sessions, so it is looked at before: a descriptor that can be written would let any
-session change the weights of all others. Calls are made by the store's workers, which a tier that hangs holds up as a
-disk that hangs does.
+session change the weights of all others. The store has workers apart for such a tier (`apart`), so one that hangs holds
+up no fill of another place.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ import contextlib
 import fcntl
 import logging
 import os
+import threading
 from typing import TYPE_CHECKING, TypeVar
 
 from trims.core.errors import ConfigError, InternalError, TrimsError
 from trims.tiers.base import Draft, Extent
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterator
 
     from trims.core.place import Place
     from trims.tiers.base import Tier
 
 log = logging.getLogger(__name__)
+#: Seconds that the end of a daemon waits for a tier of a plug-in to close.
+CLOSE_S = 10.0
 _Answer = TypeVar("_Answer")
 
 
@@ -44,6 +46,8 @@ class GuardedTier:
         self.place: Place = inner.place
         self.capacity_bytes: int = inner.capacity_bytes
         self.hash_on_adoption: bool = bool(inner.hash_on_adoption)
+        #: Whether its work is done by workers of its own.
+        self.apart = True
 
     @property
     def skipped(self) -> int:
@@ -55,7 +59,7 @@ class GuardedTier:
         found = self._call("create", lambda: self._inner.create(key, generation, nbytes, allocate=allocate))
         wrong = _wrong_draft(found, nbytes)
         if wrong:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(BaseException):
                 self._inner.abort(found)
             raise self._refusal("create", wrong)
         return found
@@ -66,7 +70,7 @@ class GuardedTier:
         found = self._call("seal", lambda: self._inner.seal(draft, key, digest))
         wrong = self._wrong_extent(found) or _other_image(found, key, digest, nbytes)
         if wrong:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(BaseException):
                 self._inner.free(found)
             raise self._refusal("seal", wrong)
         return found
@@ -111,6 +115,13 @@ class GuardedTier:
 
     def close(self) -> None:
         """See `Tier.close`. What goes wrong is logged: the daemon ends all the same."""
+        closing = threading.Thread(target=self._close, name="trims-tier-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
+        if closing.is_alive():
+            log.error("%s has not closed within %g s, and is left to itself", self._where, CLOSE_S)
+
+    def _close(self) -> None:
         try:
             self._call("close", self._inner.close)
         except (TrimsError, OSError) as error:
@@ -133,7 +144,7 @@ class GuardedTier:
             return function()
         except (TrimsError, OSError):
             raise
-        except Exception as error:
+        except BaseException as error:  # a cancellation, an exit, a panic of a library: none may end a worker
             log.exception("%s failed in `%s`", self._where, method)
             raise InternalError(
                 f"{self._where} failed in `{method}`: {type(error).__name__}: {error}; its author must correct that"

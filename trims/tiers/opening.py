@@ -64,6 +64,6 @@ def _wrong_tier(part: Any, settings: TierSettings) -> str:
         return "returned a tier of a device or of files in place, which no setting opens"
     if part.place is not settings.place:
         return f"returned a tier at {part.place}, where one at {settings.place} was asked for"
-    if not isinstance(part.capacity_bytes, int) or not 0 < part.capacity_bytes <= settings.capacity_bytes:
+    if type(part.capacity_bytes) is not int or not 0 < part.capacity_bytes <= settings.capacity_bytes:
         return f"returned a tier of {part.capacity_bytes} bytes, where at most {settings.capacity_bytes} were asked for"
     return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -129,9 +130,9 @@ def test_a_call_that_hangs_is_given_up_and_others_go_on(hanging: Hanging) -> Non
 
 def test_once_all_calls_hang_further_ones_are_refused_and_later_served(hanging: Hanging) -> None:
     guarded = Guarded(hanging, WHERE, patience_s=0.05)
-    for _ in range(8):
+    for number in range(8):
         with pytest.raises(DeadlineError, match="did not answer"):
-            guarded.get("m")
+            guarded.get(f"m{number}")
     with pytest.raises(DeadlineError, match=r"has 8 calls under way that do not end; `names` was not begun"):
         guarded.names()
     hanging.go_on.set()
@@ -139,6 +140,21 @@ def test_once_all_calls_hang_further_ones_are_refused_and_later_served(hanging: 
     patient._slots = guarded._slots
     patient._moved_s = guarded._moved_s + WAIT_S
     assert patient.get("m").name == "m"
+
+
+def test_a_call_that_hangs_is_not_begun_again_and_takes_no_second_slot(hanging: Hanging) -> None:
+    guarded = Guarded(hanging, WHERE, patience_s=0.05)
+    with pytest.raises(DeadlineError, match="did not answer"):
+        guarded.get("m")
+    for _ in range(20):
+        with pytest.raises(DeadlineError, match=r"has not ended `get` of 'm' yet; it was not begun again"):
+            guarded.get("m")
+    assert guarded.names() == ["m"]
+    hanging.go_on.set()
+    until = time.monotonic() + WAIT_S
+    while guarded._hanging:
+        assert time.monotonic() < until
+    assert Guarded(hanging, WHERE).get("m") == guarded.get("m")
 
 
 def test_calls_beyond_eight_wait_for_those_that_end(hanging: Hanging) -> None:

@@ -381,3 +381,37 @@ def test_the_end_of_a_runner_answers_fills_in_the_line_behind_readers(bench: Ben
     bench.workers.run()
     (event,) = bench.reported
     assert isinstance(event, FillFailed)
+
+
+# -- a tier of a plug-in -----------------------------------------------------------------------------------------------
+
+
+def test_a_tier_that_ends_its_worker_fails_the_fill_and_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(*_: object, **__: object) -> None:
+        raise SystemExit(3)
+
+    bench.converted(AT_DISK)
+    monkeypatch.setattr(bench.cpu, "create", ends)
+    bench.runner.fill(AT_CPU, len(DATA), AT_DISK)
+    event = bench.event()
+    assert isinstance(event, FillFailed)
+    assert "SystemExit" in str(event.error)
+    monkeypatch.undo()
+    bench.runner.fill(AT_CPU, len(DATA), AT_DISK)
+    assert isinstance(bench.event(), Filled)
+
+
+def test_a_tier_apart_has_workers_that_no_other_place_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Unfreeable, "apart", True, raising=False)
+    bench = Bench(folder)
+    for begin, worker in (
+        (lambda: bench.runner.measure(AT_CPU, 1, resolved()), "plan"),
+        (lambda: bench.runner.fill(AT_CPU, len(DATA), None), "copy-cpu"),
+        (lambda: bench.runner.fill(AT_DISK, len(DATA), AT_CPU), "copy-cpu"),
+        (lambda: bench.runner.free(AT_CPU), "free-cpu"),
+        (lambda: bench.runner.free(AT_DISK), "free"),
+    ):
+        begin()
+        assert bench.workers.names == [worker]
+        assert not isinstance(bench.event(), FillFailed)
+    bench.end()

@@ -60,11 +60,14 @@ def test_a_stopped_pool_takes_no_work_and_drops_what_has_not_begun_if_asked() ->
     assert done == []
 
 
-def test_work_that_fails_is_logged_and_the_next_runs(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kind", [RuntimeError, SystemExit, KeyboardInterrupt])
+def test_work_that_fails_is_logged_and_the_next_runs(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
     pool, done = ThreadPool("fails", 1), []
 
     def fails() -> None:
-        raise RuntimeError("a bug in some work")
+        raise kind("a bug in some work")
 
     pool.submit(fails)
     pool.submit(lambda: done.append("next"))

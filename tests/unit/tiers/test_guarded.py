@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import threading
@@ -12,6 +13,7 @@ import pytest
 from trims.core.errors import CapacityError, ConfigError, InternalError
 from trims.core.place import CPU
 from trims.testing.tiers import KEY, TierContract, an_image, put
+from trims.tiers import guarded
 from trims.tiers.disk import DiskTier
 from trims.tiers.guarded import GuardedTier
 
@@ -200,3 +202,28 @@ def test_an_explanation_that_is_none_leaves_the_error_as_it_is(
     error = OSError(errno.EIO, "Input/output error")
     monkeypatch.setattr(inner, "explain", lambda *_: None)
     assert tier.explain(error, 1) is error
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError(), KeyboardInterrupt()], ids=repr)
+def test_what_is_no_exception_ends_no_worker_either(
+    error: BaseException, inner: DiskTier, tier: GuardedTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    for method in ("create", "free"):
+        monkeypatch.setattr(inner, method, fails)
+    with pytest.raises(InternalError, match=f"failed in `create`: {type(error).__name__}"):
+        tier.create(KEY, 1, 4096, allocate=True)
+
+
+def test_a_tier_that_does_not_close_is_left_to_itself(
+    inner: DiskTier, tier: GuardedTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ends = threading.Event()
+    monkeypatch.setattr(guarded, "CLOSE_S", 0.05)
+    monkeypatch.setattr(inner, "close", ends.wait)
+    tier.close()
+    assert "has not closed within 0.05 s, and is left to itself" in caplog.text
+    monkeypatch.undo()
+    ends.set()
