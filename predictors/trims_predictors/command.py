@@ -30,7 +30,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "memory of all templates and spares together, such as 2GiB, or none for no bound (default: none)"
     endpoint.add_argument("--template-memory", default="none", help=text)
     text = "how far predictors are kept apart: process, user:NAME, namespaces, or auto for the best without privileges"
-    endpoint.add_argument("--isolation", default="auto", help=f"{text} (default: auto)")
+    endpoint.add_argument("--isolation", default="process", help=f"{text} (default: process)")
     text = "folder or file of the daemon that predictors must not see (with namespaces); may be repeated"
     endpoint.add_argument("--hide", type=Path, action="append", default=[], help=text)
     text = "memory of its own that each predictor may take, such as 4GiB, or none for no limit (default: none)"
@@ -150,10 +150,8 @@ def _hidden(options: argparse.Namespace) -> list[Path]:
     from trims.daemon.config import build_config
 
     secrets = [path for path in (options.token_file, options.private_key) if path is not None]
-    if options.hide:
-        return [*options.hide, *secrets]
     config = build_config({"runtime_dir": options.runtime_dir} if options.runtime_dir else {})
-    return [config.state_dir, config.segment_dir, *secrets]
+    return [*options.hide, config.state_dir, config.segment_dir, *secrets]
 
 
 def _seconds(text: str, flag: str) -> float | None:

@@ -7,7 +7,8 @@
    shared memory of other models are not there. No network is reachable, and no other process is seen. System calls
    that no model needs fail (see `seccomp`). It works wherever unprivileged user namespaces are allowed.
 
-Predictors of one environment share the namespaces of its template: they see each other, and may end each other.
+Predictors of one environment share the namespaces of its template. They see each other, and Landlock keeps them from
+reading each other's memory (`landlock`). docs/inference.md lists what the level `namespaces` does not do.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConfigError
 from trims.wire.address import ATTACH_FOLDER
+from trims_predictors import landlock
 from trims_predictors.seccomp import filter_program
 
 if TYPE_CHECKING:
@@ -52,6 +54,11 @@ class Isolation:
     hidden: tuple[str, ...] = ()
     why_not_more: str = ""
 
+    @property
+    def writable(self) -> str:
+        """The one folder that predictors may write to; empty where they may write wherever their user can."""
+        return "/dev" if self.level == NAMESPACES else ""
+
     def wrapped(
         self, command: Sequence[str], runtime_dir: str, shown: Sequence[str] = (), *, all_end: bool = False
     ) -> Wrapped:
@@ -70,6 +77,7 @@ class Isolation:
             return Wrapped(list(command), {})
         program, fd = filter_program(), -1
         flags = [_PROGRAM, *_APART, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+        flags += ["--ro-bind-try", "/proc/sys", "/proc/sys"]  # which root may else write, without a capability
         flags += ["--die-with-parent"] if all_end else []
         for device in _graphics_devices():
             flags += ["--dev-bind", device, device]
@@ -78,8 +86,10 @@ class Isolation:
                 flags += ["--tmpfs", path]
             elif os.path.isfile(path):
                 flags += ["--ro-bind", os.devnull, path]
-        for folder in shown:
-            flags += ["--ro-bind", folder, folder]
+        within = tuple(f"{os.path.realpath(each)}/" for each in self.hidden)
+        for folder in map(os.path.realpath, shown):
+            if folder.startswith(within):  # all else is seen anyway
+                flags += ["--ro-bind", folder, folder]
         sockets = os.path.join(runtime_dir, ATTACH_FOLDER)
         os.makedirs(sockets, exist_ok=True)  # a daemon that is still to come puts its socket there
         flags += ["--ro-bind", sockets, os.path.realpath(runtime_dir), "--setenv", "TMPDIR", _SCRATCH]
@@ -134,7 +144,7 @@ def choose(level: str, hidden: Sequence[str] = ()) -> Isolation:
         return Isolation(level)
     if level not in (AUTO, NAMESPACES):
         raise ConfigError(f"--isolation is {level!r}; it must be auto, process, user:NAME or namespaces")
-    why = why_no_namespaces()
+    why = why_no_namespaces() or ("" if landlock.version() else "this kernel has no Landlock (Linux 5.13 or later)")
     if not why:
         return Isolation(NAMESPACES, tuple(hidden))
     if level == NAMESPACES:

@@ -101,6 +101,7 @@ class Launcher:
         command = [
             environment.python or sys.executable, "-c", _BOOTSTRAP, json.dumps(_packages()), module,
             "--socket", str(sock), "--lifeline", str(self.lifeline), "--runtime-dir", self.runtime_dir,
+            "--writable", self.isolation.writable,
         ]  # fmt: skip
         variables = {**os.environ, **ENVIRONMENT}
         if environment.python:

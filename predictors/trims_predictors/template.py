@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import LostPeerError
 from trims.wire.lifeline import depend_on
 from trims_predictors import gate, messages, worker
+from trims_predictors.landlock import restrict
 
 if TYPE_CHECKING:
     from trims.wire.frames import Message
@@ -37,11 +38,13 @@ class Template:
     Args:
         sock: To the supervisor.
         runtime_dir: Folder of the daemon's sockets, for its predictors.
+        writable: The one folder that predictors may write to; empty if each has its user's rights.
     """
 
-    def __init__(self, sock: socket.socket, runtime_dir: str) -> None:
+    def __init__(self, sock: socket.socket, runtime_dir: str, writable: str = "") -> None:
         self._sock = sock
         self._runtime_dir = runtime_dir
+        self._writable = writable
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
         #: pidfd -> pid
@@ -110,6 +113,8 @@ class Template:
             self._selector.close()
             self._sock.close()
             messages.close_all(list(self._children))
+            if self._writable:  # once more, which makes a border between this predictor and the others
+                restrict([self._writable])
             worker.run(socket.socket(fileno=theirs), lifeline, self._runtime_dir)
             status = 0
         except BaseException:  # noqa: BLE001 - nothing may get back into the template's code
@@ -144,7 +149,7 @@ def main() -> None:
     os.close(options.lifeline)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(LostPeerError):
-        Template(socket.socket(fileno=options.socket), options.runtime_dir).serve()
+        Template(socket.socket(fileno=options.socket), options.runtime_dir, options.writable).serve()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from trims.core.serving import TensorType, parse_tensors
 from trims.wire.lifeline import depend_on
 from trims_predictors import messages
 from trims_predictors.arena import Receiver, Sender
+from trims_predictors.landlock import restrict
 from trims_predictors.limits import limit_memory
 from trims_predictors.predictor import Context
 from trims_predictors.telling import told, traceback_of
@@ -302,13 +303,17 @@ def run(sock: socket.socket, lifeline: int, runtime_dir: str) -> None:
 def begin() -> argparse.Namespace:
     """Read what the supervisor starts a program with, and lead a group of one's own.
 
-    A lifeline ends the whole group, which must not be the endpoint's.
+    A lifeline ends the whole group, which must not be the endpoint's. With `--writable` the process gives up writing to
+    files anywhere but beneath that folder (see `landlock`).
     """
     parser = argparse.ArgumentParser()
     for name in ("--socket", "--lifeline"):
         parser.add_argument(name, type=int, required=True)
     parser.add_argument("--runtime-dir", required=True)
+    parser.add_argument("--writable", default="")
     options = parser.parse_args()
+    if options.writable:
+        restrict([options.writable])
     for fd in (options.socket, options.lifeline):
         os.set_inheritable(fd, False)
     os.setsid()

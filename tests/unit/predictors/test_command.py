@@ -48,11 +48,12 @@ def test_files_of_the_daemon_and_secrets_are_hidden_from_predictors(
         return OWN_PROCESS
 
     monkeypatch.setattr(isolation, "choose", chosen)
-    settings("--hide", "/state", "--hide", "/segments", "--token-file", str(token))
-    assert hidden.pop() == ["/state", "/segments", str(token)]
-    settings()
     config = build_config({"runtime_dir": Path("/run/x")})
-    assert hidden.pop() == [str(config.state_dir), str(config.segment_dir)]
+    always = [str(config.state_dir), str(config.segment_dir)]
+    settings("--hide", "/state", "--hide", "/segments", "--token-file", str(token))
+    assert hidden.pop() == ["/state", "/segments", *always, str(token)]
+    settings()
+    assert hidden.pop() == always
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,12 @@ WHY_NOT = why_no_namespaces()
 namespaces = pytest.mark.skipif(bool(WHY_NOT), reason=f"no namespaces: {WHY_NOT}")
 
 
+#: Descriptors of files that the daemon has opened for this process.
+_OWN = (
+    "import os; own = [int(fd) for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}') and "
+    "('.safetensors' in os.readlink(f'/proc/self/fd/{fd}') or 'trims-' in os.readlink(f'/proc/self/fd/{fd}'))]; "
+    "assert own; "
+)
 #: Calls that fail with EPERM, which is 1.
 _CALL = "import ctypes; it = ctypes.CDLL(None, use_errno=True); "
 
@@ -83,6 +89,13 @@ def test_weights_are_read_in_a_namespace_as_everywhere(daemon: Daemon, checkpoin
         (_CALL + "it.unshare(0x10000000); value = ctypes.get_errno()", "1"),
         (_CALL + "it.mount(0, 0, 0, 0, 0); value = ctypes.get_errno()", "1"),
         ("value = [line for line in open('/proc/self/status') if line.startswith('CapEff')]", "0000000000000000"),
+        (_OWN + "[os.open(f'/proc/self/fd/{fd}', os.O_RDWR) for fd in own]", "PermissionError"),
+        (_OWN + "[os.fchmod(fd, 0o600) for fd in own]", "PermissionError: [Errno 1]"),
+        (_OWN + "[os.utime(fd) for fd in own]", "PermissionError: [Errno 1]"),
+        ("open('/proc/sys/kernel/core_pattern', 'r+')", "Read-only file system"),
+        ("import os; open(f'/proc/{os.getppid()}/mem', 'rb')", "PermissionError"),
+        ("import os, signal; os.kill(os.getppid(), signal.SIGTERM)", "PermissionError"),
+        ("open('/proc/self/fd/2', 'r+b')", "PermissionError"),
     ],
 )  # fmt: skip
 def test_a_predictor_in_a_namespace_cannot(prober: Daemon, code: str, told: str) -> None:
@@ -183,9 +196,10 @@ def test_secrets_and_folders_are_hidden_and_what_must_be_seen_is_not(prober: Dae
     secret.write_text("very secret")
     inner.mkdir()
     (inner / "python").write_text("seen")
+    (folder / "link").symlink_to(inner)
     wrapped = Isolation(NAMESPACES, (str(secret), str(folder / "state"))).wrapped(
         ["sh", "-c", f"cat {secret}; cat {inner}/python; ls {folder}/state"],
-        str(prober.config.runtime_dir), [str(inner)],
+        str(prober.config.runtime_dir), [str(folder / "link"), str(folder)],
     )  # fmt: skip
     done = subprocess.run(wrapped.command, pass_fds=[wrapped.fd], capture_output=True, text=True, check=False)
     wrapped.close()
