@@ -108,7 +108,8 @@ class PredictorProcess:
         finally:
             self._answer = None
         if answer["op"] == "failed":
-            raise from_code(answer["code"], answer["message"])
+            # JSON can spell halves of characters, which no protocol of ours can send on.
+            raise from_code(answer["code"], answer["message"].encode("utf-8", "replace").decode())
         return answer
 
     async def _end_of(self, otherwise: str) -> str:

@@ -190,3 +190,12 @@ def test_an_error_that_a_process_passes_on_is_no_end_of_the_process() -> None:
 
     refusal = "{'op': 'failed', 'code': 'daemon_away', 'message': 'no daemon'}"
     with_process(f"while True: hear(); messages.send(sock, {refusal})", work)
+
+
+def test_an_error_with_half_a_character_can_be_sent_on() -> None:
+    async def work(process: PredictorProcess) -> None:
+        with pytest.raises(PredictorError, match=r"^half: \?$"):
+            await process.ask({"op": "load"}, deadline_s=30)
+
+    refusal = r"{'op': 'failed', 'code': 'predictor', 'message': 'half: \ud800'}"
+    with_process(f"while True: hear(); messages.send(sock, {refusal})", work)
