@@ -59,6 +59,14 @@ class Isolation:
         """The one folder that predictors may write to; empty where they may write wherever their user can."""
         return "/dev" if self.level == NAMESPACES else ""
 
+    def identities(self, runtime_dir: str) -> tuple[tuple[int, int], ...]:
+        """Device and inode of everything that is hidden now; none where nothing is.
+
+        The kernel takes a mount away when what lies under it is removed or renamed, and with it what it hides. So a
+        template that was started under other identities may see what it must not.
+        """
+        return tuple(map(_identity, (runtime_dir, *self.hidden))) if self.level == NAMESPACES else ()
+
     def wrapped(
         self, command: Sequence[str], runtime_dir: str, shown: Sequence[str] = (), *, all_end: bool = False
     ) -> Wrapped:
@@ -174,6 +182,14 @@ def why_no_namespaces() -> str:
         f"bwrap says: {done.stderr.strip()[:300]} (unprivileged user namespaces may be switched off: "
         "`sysctl kernel.unprivileged_userns_clone kernel.apparmor_restrict_unprivileged_userns`)"
     )
+
+
+def _identity(path: str) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
 
 
 def _entry_of(name: str) -> pwd.struct_passwd:

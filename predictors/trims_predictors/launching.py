@@ -122,6 +122,10 @@ class Launcher:
         finally:
             isolated.close()
 
+    def identities(self) -> tuple[tuple[int, int], ...]:
+        """What is hidden from programs that are started now (see `Isolation.identities`)."""
+        return self.isolation.identities(self.runtime_dir)
+
     @staticmethod
     def _shown(environment: Environment) -> list[str]:
         """What must be seen whatever is hidden: our packages, and the environment."""

@@ -100,6 +100,7 @@ class Nursery:
         return process
 
     async def _take(self, environment: Environment) -> PredictorProcess:
+        self._leave_what_sees_too_much(environment)
         spares = self._spares.get(environment, [])
         while spares:
             spare = spares.pop()
@@ -112,6 +113,19 @@ class Nursery:
             self._check_open()
             _log.warning("a predictor for %s is spawned, not forked: %s", environment.framework, error)
             return self._watch(spawn(self._launcher, environment), environment)
+
+    def _leave_what_sees_too_much(self, environment: Environment) -> None:
+        """Use a template and its spares no more if something that is hidden from them was replaced meanwhile."""
+        template = self._templates.get(environment)
+        if template is None or template.lost is not None or template.identities == self._launcher.identities():
+            return
+        _log.info(
+            "a template of %s is replaced, because a file or folder that is hidden from it was", environment.framework
+        )
+        del self._templates[environment]
+        template.retire()
+        for spare in self._spares.pop(environment, []):
+            spare.kill(why)
 
     def spares(self) -> dict[str, int]:
         """How many spares each framework has."""

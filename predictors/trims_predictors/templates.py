@@ -46,6 +46,8 @@ class Template:
 
     def __init__(self, launcher: Launcher, environment: Environment, modules: Sequence[str]) -> None:
         self._launcher = launcher
+        #: What was hidden from it at its start.
+        self.identities = launcher.identities()
         ours, theirs = messages.pair()
         with theirs:
             try:

@@ -207,6 +207,33 @@ def test_secrets_and_folders_are_hidden_and_what_must_be_seen_is_not(prober: Dae
     assert "Permission denied" in done.stderr
 
 
+@namespaces
+@pytest.mark.parametrize("spares", [0, 1])
+def test_what_is_replaced_while_a_template_runs_is_hidden_from_the_next_predictor(
+    spares: int, prober: Daemon, folder: Path
+) -> None:
+    token, again = folder / "token", folder / "again"
+    token.write_text("secret")
+    reads = f"value = open({str(token)!r}).read()"
+
+    async def work(driver: Driver) -> None:
+        assert "PermissionError" in await told(driver)
+        while spares and not driver.fleet.report()["spares"]:
+            await asyncio.sleep(0.01)
+        again.write_text("new secret")
+        again.rename(token)
+        plan = await driver.plan()
+        driver.fleet.retire(plan.line)
+        while any(driver.fleet.state(plan.line).values()):
+            await asyncio.sleep(0.01)
+        assert "PermissionError" in await told(driver)
+
+    async def told(driver: Driver) -> str:
+        return str(arrays(await driver.ask(code=text(reads)))["told"][0].decode())
+
+    drive(prober, work, isolation=choose(NAMESPACES, [str(token)]), spares=spares)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
 def test_another_user_s_process_has_that_user_s_rights() -> None:
     wrapped = choose("user:nobody").wrapped(["sh", "-c", "id -u; id -G; cat /etc/shadow"], "/run")
