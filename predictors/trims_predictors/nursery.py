@@ -119,9 +119,8 @@ class Nursery:
         template = self._templates.get(environment)
         if template is None or template.lost is not None or template.identities == self._launcher.identities():
             return
-        _log.info(
-            "a template of %s is replaced, because a file or folder that is hidden from it was", environment.framework
-        )
+        why = "a file or folder that is hidden from it was replaced"
+        _log.info("a template of %s is used no more: %s", environment.framework, why)
         del self._templates[environment]
         template.retire()
         for spare in self._spares.pop(environment, []):
