@@ -222,7 +222,7 @@ def test_a_registry_that_hangs_fails_its_own_models_and_serves_all_other_request
     with connect(hanging.config.runtime_dir) as session, admin(hanging.config.runtime_dir) as control:
         for _ in range(12):
             with pytest.raises(
-                DeadlineError, match=r"plug-in 'slow' \(own_parts:Hanging\) (did not answer|has 8 calls)"
+                DeadlineError, match=r"plug-in 'slow' \(own_parts:Hanging\) (did not answer|has not ended)"
             ):
                 session.open("m")
             with session.open(f"file:{path}") as weights:
