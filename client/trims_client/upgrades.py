@@ -31,7 +31,8 @@ def upgrade(channel: Channel, mappings: MappedImages) -> None:
         if told.channel is not channel or channel.broken:
             continue  # its leases have ended with its connection
         for mapping in mappings.of_image(channel, told.key):
-            if mapping not in told.tried and mapping.place != told.place and mapping.anywhere:
+            may_move = mapping.place != told.place and mapping.anywhere and mapping.attachment.can_exchange
+            if may_move and mapping not in told.tried:
                 told.tried.add(mapping)
                 _move(channel, mappings, mapping, told.place)
         told.looks += 1

@@ -105,6 +105,11 @@ class Attachment:
         """A mapped file stays whole whichever process dies."""
         return
 
+    @property
+    def can_exchange(self) -> bool:
+        """Whether `exchange` would change anything now, as far as can be said without trying."""
+        return self._live.mappings == 1 and self._mapped.can_exchange
+
     def exchange(self, fd: int) -> bool:
         """Map the same bytes from another file instead, at the same addresses; views stay valid.
 

@@ -88,6 +88,11 @@ class FileMapping:
             return whole
         return whole.cast("B") if self._writable else whole.cast("B").toreadonly()
 
+    @property
+    def can_exchange(self) -> bool:
+        """Whether `exchange` would do anything now."""
+        return self._exchanged() is not None
+
     def exchange(self, fd: int) -> bool:
         """Map another file with the same bytes instead, at the same addresses, in one step of the kernel.
 

@@ -196,6 +196,30 @@ def test_an_answer_that_is_no_grant_changes_nothing(
     borrow.close()
 
 
+def test_what_cannot_move_now_is_not_asked_for_until_it_can(granter: Any, segment: Callable[..., int]) -> None:
+    mappings, disk, memory = MappedImages(), segment(1), segment(2)
+    borrow = on_disk(mappings, granter, disk)
+    private = borrow.private_data()
+    upgrades.upgrade(granter, mappings)
+    assert (granter.asked, borrow.place) == ([], "disk")
+    del private
+    granter.answers.append((grant({"id": 9}, memory, lease=3), os.dup(memory)))
+    upgrades.upgrade(granter, mappings)
+    assert borrow.place == "cpu"
+    borrow.close()
+
+
+def test_small_weights_are_not_asked_for(
+    granter: Any, segment: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapping, "_WORTH_BYTES", 16 << 20)
+    mappings, disk = MappedImages(), segment()
+    borrow = on_disk(mappings, granter, disk)
+    upgrades.upgrade(granter, mappings)
+    assert granter.asked == []
+    borrow.close()
+
+
 def test_events_of_a_connection_that_has_ended_are_dropped(granter: Any, segment: Callable[..., int]) -> None:
     mappings, disk = MappedImages(), segment()
     borrow = on_disk(mappings, granter, disk)

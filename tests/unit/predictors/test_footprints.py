@@ -15,8 +15,9 @@ from trims.core.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
-_BYTES = 64 << 20
-_SLACK = 16 << 20
+#: Much more than what else a process of tests takes and gives back meanwhile.
+_BYTES = 256 << 20
+_SLACK = 64 << 20
 
 
 def fork_that_waits() -> tuple[int, int]:
