@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import stat
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from trims.memory.reading import read_up_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
 #: Large enough that the system call is noise, small enough that two threads share one tensor and cancelling is quick.
@@ -144,10 +146,14 @@ def _read_all(
             on_read(_read_piece(target, piece, fds[piece.file]))
         return
     with ThreadPoolExecutor(_READERS, "trims-read") as pool:
+        reads: deque[Future[int]] = deque()
         try:
-            reads = [pool.submit(_read_piece, target, piece, fds[piece.file]) for piece in pieces]
-            for read in as_completed(reads):
-                on_read(read.result())
+            for piece in pieces:
+                if len(reads) > _READERS:  # no further ahead of `on_read`, which may pause the reading
+                    on_read(reads.popleft().result())
+                reads.append(pool.submit(_read_piece, target, piece, fds[piece.file]))
+            while reads:
+                on_read(reads.popleft().result())
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise

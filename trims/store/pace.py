@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: How much work behind readers does between two pauses: a millisecond or less of a processor, which readers share.
+PIECE_BYTES = 1 << 20
 #: Seconds after which a pause looks again whether a request has come to wait.
 _LOOK_S = 0.02
 

@@ -43,6 +43,7 @@ from trims.formats.in_place import may_be_in_place
 from trims.memory.reading import read_up_to
 from trims.store.catalog import FILE_PREFIX, identities_of, identity_of
 from trims.store.mounts import mount_of
+from trims.store.pace import PIECE_BYTES
 from trims.store.work import stepped_back
 from trims.tiers.transfer import default_threads
 
@@ -487,9 +488,12 @@ def _read_digests(file: Path, *, with_sha256: bool, reading: Reading) -> tuple[s
 
     Raises NotWantedError.
     """
-    threads = default_threads() if reading.behind is None else 1
+    threads, most_bytes = (default_threads(), _READ_BYTES) if reading.behind is None else (1, PIECE_BYTES)
     tree, sha256, done = blake3.blake3(max_threads=threads), hashlib.sha256(), 0
-    with open(file, "rb", buffering=0) as source, memoryview(bytearray(_buffer_bytes(source.fileno()))) as view:
+    with (
+        open(file, "rb", buffering=0) as source,
+        memoryview(bytearray(_buffer_bytes(source.fileno(), most_bytes))) as view,
+    ):
         while got := read_up_to(source.fileno(), view, done):
             tree.update(view[:got])
             if with_sha256:
@@ -504,9 +508,9 @@ def _read_digests(file: Path, *, with_sha256: bool, reading: Reading) -> tuple[s
     return tree.hexdigest(), sha256.hexdigest() if with_sha256 else None
 
 
-def _buffer_bytes(fd: int) -> int:
+def _buffer_bytes(fd: int, most_bytes: int) -> int:
     """No more than the file has: zeroing memory takes longer than reading a small file."""
-    return max(1, min(_READ_BYTES, os.fstat(fd).st_size))
+    return max(1, min(most_bytes, os.fstat(fd).st_size))
 
 
 def _key(files: tuple[Path, ...], digests: list[str], made_by: Mapping[str, Any]) -> str:
