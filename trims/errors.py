@@ -6,6 +6,7 @@
     |  +- PermissionDeniedError                          also PermissionError
     +- InUseError               a lease or a pin holds it; try again later
     +- CapacityError            no room; try again later, except TooLargeError. Also MemoryError
+    |  +- QuotaError                                     a tenant holds as much as it may
     +- DeadlineError            the deadline passed; the load goes on. Also TimeoutError
     +- LostPeerError            daemon, keeper or device went away; try again. Also ConnectionError
     +- BrokenWeightsError       an artifact, image or segment is not what it claims to be
@@ -55,6 +56,7 @@ from trims.core.errors import (
     NotSupportedError,
     PermissionDeniedError,
     PredictorError,
+    QuotaError,
     TensorNotFoundError,
     TooLargeError,
     TrimsError,
@@ -91,6 +93,7 @@ __all__ = [
     "NotSupportedError",
     "PermissionDeniedError",
     "PredictorError",
+    "QuotaError",
     "TensorNotFoundError",
     "TooLargeError",
     "TrimsError",

@@ -24,6 +24,7 @@ from trims_predictors.endpoint.rest import build_app
 import trims
 from trims.cli.main import build_parser
 from trims.core.manifest import parse_manifest
+from trims.tenants import read_tenants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -237,7 +238,11 @@ def test_the_example_that_needs_a_gpu_is_python() -> None:
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=str)
-def test_a_block_of_yaml_is_a_manifest(block: Block) -> None:
+def test_a_block_of_yaml_is_a_manifest_or_a_tenants_file(block: Block, tmp_path: Path) -> None:
+    if block.text.startswith("blue:"):
+        (tmp_path / "tenants.yaml").write_text(block.text)
+        assert read_tenants(tmp_path / "tenants.yaml").by_name["blue"].models == ("bert-*", "gpt2")
+        return
     assert parse_manifest(yaml.safe_load(block.text), "/models").name
 
 

@@ -48,7 +48,11 @@ def test_every_state_is_described_and_no_other() -> None:
 
 
 def test_every_setting_is_documented_and_no_other() -> None:
-    named = {name for row in table_rows("operations.md", 3) for name in re.findall(r"`([a-z_]+)`", row[0])}
+    named = {
+        name
+        for row in table_under("operations.md", "setting", "default")
+        for name in re.findall(r"`([a-z_]+)`", row[0])
+    }
     assert {item.name for item in fields(Config)} == named
 
 

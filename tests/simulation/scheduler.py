@@ -85,8 +85,9 @@ class SimPool:
         self._name = name
         self._stopped = False
 
-    def submit(self, work: Callable[[], object]) -> bool:
-        """See `Pool.submit`."""
+    def submit(self, work: Callable[[], object], tenant: str | None = None) -> bool:
+        """See `Pool.submit`. Work is done in any order here, so turns mean nothing."""
+        del tenant
         if self._stopped:
             return False
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from trims.core.events import (
     Adopted,
     Changed,
@@ -21,6 +23,11 @@ from trims.core.policy import LeastRecentlyUsed
 from trims.core.replica import State
 from trims.core.residency import Residency
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trims.core.tenancy import Quota
+
 #: The second device.
 OTHER = Place(TierKind.GPU, 1)
 
@@ -28,9 +35,15 @@ OTHER = Place(TierKind.GPU, 1)
 class Bench:
     """A residency with a clock of its own, validated after every event."""
 
-    def __init__(self, cpu_bytes: int = 100, disk_bytes: int = 1000, gpu_bytes: int = 100) -> None:
+    def __init__(
+        self,
+        cpu_bytes: int = 100,
+        disk_bytes: int = 1000,
+        gpu_bytes: int = 100,
+        quotas: Mapping[str, Quota] | None = None,
+    ) -> None:
         places = {CPU: cpu_bytes, DISK: disk_bytes, GPU: gpu_bytes}
-        self.residency = Residency(places, {place: LeastRecentlyUsed() for place in places})
+        self.residency = Residency(places, {place: LeastRecentlyUsed() for place in places}, quotas=quotas)
         self.now = 0.0
         self.ticket = 0
 
@@ -49,11 +62,13 @@ class Bench:
         deadline_in_s: float | None = None,
         lease: bool = True,
         keep_alive_s: float | None = None,
+        tenant: str | None = None,
+        **more: Any,
     ) -> list[Instruction]:
         self.ticket += 1
         deadline = None if deadline_in_s is None else self.now + 1.0 + deadline_in_s
-        waiter = Waiter(self.ticket, session, lease, deadline)
-        return self.feed(Requested, key=key, place=place, waiter=waiter, keep=KeepAlive(keep_alive_s))
+        waiter = Waiter(self.ticket, session, lease, deadline, tenant=tenant)
+        return self.feed(Requested, key=key, place=place, waiter=waiter, keep=KeepAlive(keep_alive_s), **more)
 
     def generation(self, key: str, place: Place = CPU) -> int:
         replica = self.residency.find(key, place)

@@ -95,7 +95,8 @@ class _Pool:
         self._name = name
         self._stopped = False
 
-    def submit(self, work: Callable[[], object]) -> bool:
+    def submit(self, work: Callable[[], object], tenant: str | None = None) -> bool:
+        del tenant
         if not self._stopped:
             self._workers.waiting.append((self._name, work))
         return not self._stopped

@@ -1,7 +1,8 @@
-"""Commands about the daemon: serve, status, check, drain, shutdown."""
+"""Commands about the daemon: serve, status, tenants, check, drain, shutdown."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from trims.cli.output import as_json, note, say, say_devices, say_json, table
 from trims.control import admin
 from trims.core.place import FILE
 from trims.core.units import format_bytes, format_seconds
+from trims.tenants import hash_of
 
 if TYPE_CHECKING:
     import argparse
@@ -43,6 +45,7 @@ _FLAGS = {
     "(default: 512MiB)",
     "workers": "loads that run at once (default: as many as processors, 2 to 8)",
     "socket-mode": "permissions of the attach socket, octal (default: 600, this user only)",
+    "tenants": "the tenants file: who shares this machine, and how much each may hold (default: none)",
     "max-sessions": "clients that may be connected at once (default: 4096, fewer if the limit of open files is low)",
     "always-hash": "yes: read artifacts at each look, for those written through shared mappings (default: no)",
     "trust": "verified: hash each artifact before its first reader has it (default: identity, hash it behind)",
@@ -62,6 +65,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         serve.add_argument(f"--{flag}", help=text)
     status = _add(commands, "status", "say whether a daemon runs, and how full it is", _status)
     status.add_argument("--json", action="store_true", help="print JSON")
+    tenants = _add(commands, "tenants", "say what each tenant holds, and how much it may", _tenants)
+    tenants.add_argument("--hash", action="store_true", help="print what stands for a token, read from standard input")
+    tenants.add_argument("--json", action="store_true", help="print JSON")
     check = _add(commands, "check", "hold the books of the running daemon against the facts", _check)
     check.add_argument("--verify", action="store_true", help="read and hash every replica")
     check.add_argument("--json", action="store_true", help="print JSON")
@@ -123,6 +129,34 @@ def _status(options: argparse.Namespace) -> None:
         say(f"no gpu tier: {stats.gpu_off}")
     if stats.endpoint or stats.endpoint_off:
         say(f"endpoint: {stats.endpoint}" if stats.endpoint else f"no endpoint: {stats.endpoint_off}")
+
+
+def _tenants(options: argparse.Namespace) -> None:
+    if options.hash:
+        say(hash_of(sys.stdin.readline().strip()))
+        return
+    with admin(options.runtime_dir) as daemon:
+        tenants = daemon.status().stats.tenants
+    if options.json:
+        say_json(as_json(tenants))
+    elif not tenants:
+        say("no tenants: this daemon serves one user without limits; see `trims serve --tenants`")
+    else:
+        rows = [
+            [
+                each.name,
+                _of(each.sessions, each.most_sessions, str),
+                _of(each.leases, each.most_leases, str),
+                _of(each.leased_bytes, each.most_leased_bytes, format_bytes),
+                _of(each.resident_bytes, each.most_resident_bytes, format_bytes),
+            ]
+            for each in tenants
+        ]
+        table(("tenant", "sessions>", "leases>", "leased>", "resident>"), rows)
+
+
+def _of(held: int, most: int | None, show: Callable[[int], str]) -> str:
+    return show(held) if most is None else f"{show(held)} of {show(most)}"
 
 
 def _check(options: argparse.Namespace) -> int:

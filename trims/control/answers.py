@@ -176,6 +176,28 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
+class Tenant:
+    """What a tenant holds, and the most that it may hold; None where there is no limit.
+
+    Attributes:
+        sessions: Clients that are connected.
+        leases: Leases of these.
+        leased_bytes: Bytes in memory that they lease.
+        resident_bytes: Bytes in memory that were brought there for it.
+    """
+
+    name: str
+    sessions: int
+    leases: int
+    leased_bytes: int
+    resident_bytes: int
+    most_sessions: int | None
+    most_leases: int | None
+    most_leased_bytes: int | None
+    most_resident_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
     """Counters and sums.
 
@@ -189,6 +211,7 @@ class Stats:
         images: Images that are open now.
         endpoint: URL of the inference endpoint that the daemon has started; empty if it does not answer.
         endpoint_off: Why it does not.
+        tenants: What each tenant holds.
     """
 
     counters: dict[str, int]
@@ -205,6 +228,7 @@ class Stats:
     images: int
     endpoint: str = ""
     endpoint_off: str = ""
+    tenants: tuple[Tenant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from trims.core import choice, refusals
 from trims.core.demand import COUNTED_AT_ONCE
-from trims.core.errors import CapacityError, DeadlineError, InUseError, TooLargeError, TrimsError
+from trims.core.errors import CapacityError, DeadlineError, InUseError, QuotaError, TooLargeError, TrimsError
 from trims.core.events import KeepAlive, Requested
 from trims.core.line import Line
 from trims.core.place import CPU, DISK, FILE, TierKind
@@ -92,11 +92,13 @@ class Admission:
         if place not in ledger.capacity.at:
             self.refuse(waiter, refusals.no_such_place(place, ledger.capacity.at), event.at_s)
             return
+        if waiter.tenant is not None and self._is_over_quota(event, replica):
+            return
         replica = replica or self.enqueue(event.key, place, event.at_s)
         replica.mappable = replica.mappable or event.in_place is not None
         if event.keep is not None:
             replica.keep_alive_s = event.keep.seconds
-        if event.workspace_bytes is not None and place.tier is TierKind.GPU:
+        if event.workspace_bytes is not None:
             self.expect_work(replica, event.workspace_bytes)
         if sealed and waiter.wants_lease and waiter.session is not None:
             ledger.grant(replica, waiter, waiter.session, event.at_s, warm=True)
@@ -105,6 +107,23 @@ class Admission:
         else:
             ledger.join(replica, replace(waiter, modest=True) if event.modest else waiter)
             self._waiter_joined(replica, event.at_s)
+
+    def _is_over_quota(self, event: Requested, replica: Replica | None) -> bool:
+        """True if a tenant may not have this lease: then it is served from files if it can be, else gets the error."""
+        waiter = event.waiter
+        if not waiter.wants_lease or waiter.tenant is None:
+            return False
+        refusal = self._ledger.tenancy.refusal(waiter.tenant, replica)
+        if refusal is None:
+            return False
+        if replica is not None and event.in_place is not None:
+            in_place = replace(event, key=event.in_place, place=FILE, anywhere=False, modest=False, in_place=None)
+            self.request(replace(in_place, keep=IN_PLACE_STAYS), again=True)
+        elif replica is not None:
+            self.turn_away(replica, replace(waiter, modest=event.modest), refusal, event.at_s)
+        else:
+            self.refuse(waiter, refusal, event.at_s)
+        return True
 
     def _request_anywhere(self, event: Requested) -> None:
         """The image is not sealed at the event's place: choose where on the host to serve it."""
@@ -128,10 +147,11 @@ class Admission:
         if keep_alive_s == 0 or not ledger.promotions.may_earn(at_s):
             return
         earned = choice.may_be_tried(ledger, event.key, event.in_place, at_s)
-        if earned and not (self.lines[CPU] or self.claims[CPU]):
+        tenant = event.waiter.tenant
+        if earned and not (self.lines[CPU] or self.claims[CPU]) and choice.may_pay(ledger, tenant, event.key):
             replica = self.enqueue(event.key, CPU, at_s)
             replica.keep_alive_s, replica.mappable = keep_alive_s, event.in_place is not None
-            ledger.join(replica, ledger.promotions.begin_earned(replica))
+            ledger.join(replica, ledger.promotions.begin_earned(replica, tenant))
 
     def enqueue(self, key: str, place: Place, at_s: float) -> Replica:
         """A new replica in the queue of its place."""
@@ -142,14 +162,18 @@ class Admission:
 
     def expect_work(self, replica: Replica, nbytes: int) -> None:
         """Each session that reads the replica needs `nbytes` on the device beside it: activations, libraries' own."""
-        if nbytes != replica.workspace_bytes:
+        if replica.place.tier is TierKind.GPU and nbytes != replica.workspace_bytes:
             self._ledger.expect_work(replica, nbytes)
 
     def serve(self, replica: Replica, waiter: Waiter, at_s: float, *, warm: bool) -> None:
         """Grant the waiter its lease, or tell it that the replica is there."""
         ledger = self._ledger
         if waiter.wants_lease and waiter.session is not None:
-            ledger.grant(replica, waiter, waiter.session, at_s, warm=warm)
+            refusal = None if waiter.tenant is None else ledger.tenancy.refusal(waiter.tenant, replica)
+            if refusal is None:
+                ledger.grant(replica, waiter, waiter.session, at_s, warm=warm)
+            else:
+                self.turn_away(replica, waiter, refusal, at_s)
             return
         ledger.touch(replica, at_s)
         if ledger.promotions.end(waiter.ticket) is None and not waiter.is_promotion:
@@ -174,7 +198,7 @@ class Admission:
     def _note_failure(self, replica: Replica, waiter: Waiter, error: TrimsError, at_s: float) -> None:
         """An image that has earned a place in memory cannot be brought there: remember why, and have it logged once."""
         ledger = self._ledger
-        if waiter.ticket not in ledger.promotions.earned:
+        if waiter.ticket not in ledger.promotions.earned or isinstance(error, QuotaError):
             return
         noted = ledger.failures.note(replica.key, error, at_s)
         if noted is not None and noted.times == 1:
@@ -183,7 +207,8 @@ class Admission:
     def refuse(self, waiter: Waiter, error: TrimsError, at_s: float) -> None:
         """Answer a waiter with an error. A promotion passes it on to the waiters at its device."""
         ledger = self._ledger
-        ledger.promotions.end_earned(waiter.ticket, at_s + RETRY_EARNED_S)
+        if not isinstance(error, QuotaError):  # one tenant's quota holds back no other tenant
+            ledger.promotions.end_earned(waiter.ticket, at_s + RETRY_EARNED_S)
         promotion = ledger.promotions.end(waiter.ticket)
         if promotion is None:
             if not waiter.is_promotion:
@@ -377,6 +402,8 @@ class Admission:
         while claims:
             oldest = next(iter(claims.values()))
             need = books.need_of(oldest)
+            if not self._has_payer(oldest, at_s):
+                continue
             if need <= books.free_bytes:
                 self._start_fill(oldest, at_s)
             elif need > books.free_bytes + books.shares[Share.LEAVING]:
@@ -396,6 +423,8 @@ class Admission:
         books, line = self._ledger.capacity.at[replica.place], self.lines[replica.place]
         if books.least_need_of(replica) > books.capacity_bytes:
             self.refuse_all(replica, refusals.too_large(books, replica), at_s)
+            return True
+        if not self._has_payer(replica, at_s):
             return True
         need, first = books.need_of(replica), line.first()
         overtaken = first if first is not None and first.generation < replica.generation else None
@@ -450,11 +479,42 @@ class Admission:
         source = ledger.table.source_of(replica)
         if source is not None:
             ledger.lend(source, replica)
+        ledger.tenancy.pay(replica, ledger.capacity.at[replica.place].takes(replica.nbytes))
         ledger.step(replica, State.FILLING, at_s, f"room found, source {replica.source or 'artifact'}")
         awaited = not replica.waiters or self._is_awaited(replica)  # a demotion has no waiter, and makes room for one
         if not awaited:
             ledger.unawaited.begin(replica, {replica.place, replica.source or replica.place})
         ledger.outbox.fill(replica, behind=not awaited)
+
+    # -- quotas ----------------------------------------------------------------------------------------------------
+
+    def _has_payer(self, replica: Replica, at_s: float) -> bool:
+        """True if a tenant may pay for a queued replica, or none has to; else its waiters are turned away.
+
+        A tenant that has as much in memory as it may has its own idle replicas evicted, unless they are worth more.
+        """
+        ledger, place = self._ledger, replica.place
+        need = ledger.capacity.at[place].takes(replica.nbytes)
+        payer = ledger.tenancy.payer_of(replica, need)
+        missing = 0 if payer is None else payer.missing_bytes(need)
+        if payer is None or not missing:
+            return True
+        if payer.can_have(place, need):
+            victims = payer.victims(place, missing)
+            if self._insists(replica) or choice.is_worth_more(ledger, replica.key, victims):
+                for victim in victims:
+                    ledger.free(victim, at_s, f"evicted for room in the quota of {payer.name}", evicted=True)
+                return True
+        self._leave_queue(replica)
+        for waiter in ledger.take(replica):
+            account = ledger.tenancy.accounts[waiter.tenant or payer.name]
+            most = account.quota.resident_bytes or 0
+            held = account.resident_bytes - account.idle_bytes[place]
+            self.turn_away(replica, waiter, refusals.too_much_resident(account.name, held, need, most), at_s)
+        if replica.waiters:  # one was turned away at the next place as well: it is back, and insists now
+            self.fresh[replica.generation] = replica
+        self._drop_if_unwanted(replica, at_s)
+        return False
 
     # -- eviction --------------------------------------------------------------------------------------------------
 
@@ -470,9 +530,12 @@ class Admission:
 
     def _may_evict(self, replica: Replica, missing: int) -> bool:
         """True unless each of its waiters can be served elsewhere, and what would leave memory is worth more."""
-        insists = replica.modest < len(replica.waiters) or replica.place is not CPU
+        return self._insists(replica) or choice.is_worth_room(self._ledger, replica.key, missing)
+
+    def _insists(self, replica: Replica) -> bool:
+        """True unless each of its waiters can be served elsewhere."""
         pinned = (replica.key, CPU) in self._ledger.capacity.pins
-        return insists or pinned or choice.is_worth_room(self._ledger, replica.key, missing)
+        return replica.modest < len(replica.waiters) or replica.place is not CPU or pinned
 
     def _make_way(self, place: Place, at_s: float) -> None:
         """Readers' work exceeds what is free here: evict idle replicas, as far as there are any."""
@@ -506,7 +569,10 @@ class Admission:
             return False
         if self.lines[CPU] or self.claims[CPU]:  # the room is kept for those that wait for it
             return False
+        if victim.payer and ledger.tenancy.accounts[victim.payer].missing_bytes(victim.nbytes - victim.charged_bytes):
+            return False
         host = self.enqueue(victim.key, CPU, at_s)
+        host.payer = victim.payer
         host.nbytes, host.keep_alive_s = victim.nbytes, victim.keep_alive_s
         self._start_fill(host, at_s)
         ledger.retire(victim, at_s, "evicted for room, demoted to cpu")

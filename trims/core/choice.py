@@ -19,6 +19,8 @@ from trims.core.promotion import HOSTS
 from trims.core.replica import State
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from trims.core.ledger import Ledger
     from trims.core.place import Place
     from trims.core.replica import Replica
@@ -135,6 +137,17 @@ def is_worth_room(ledger: Ledger, key: str, missing: int) -> bool:
         for victim in victims:
             policy.idle(usage_of(victim))
     return missing <= 0 and mine > 0
+
+
+def is_worth_more(ledger: Ledger, key: str, victims: Iterable[Replica]) -> bool:
+    """True if an image is worth more in memory than these replicas, by the same margin."""
+    return ledger.demand.of(key) * DISK_MISS_S / MARGIN > sum(_worth(ledger, victim) for victim in victims)
+
+
+def may_pay(ledger: Ledger, tenant: str | None, key: str) -> bool:
+    """True if a tenant's quota allows an image that is read from disk in memory, too; its size may be unknown."""
+    read = ledger.table.find(key, DISK)
+    return tenant is None or ledger.tenancy.accounts[tenant].can_have(CPU, 0 if read is None else read.nbytes)
 
 
 def _worth(ledger: Ledger, replica: Replica) -> float:

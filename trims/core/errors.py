@@ -128,6 +128,12 @@ class TooLargeError(CapacityError):
     retryable = False
 
 
+class QuotaError(CapacityError):
+    """A tenant holds as much as it may; another tenant is served. The message names the quota."""
+
+    code = "quota"
+
+
 class BusyError(CapacityError):
     """More requests wait for a model than its queue holds; send it again later."""
 

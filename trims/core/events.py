@@ -246,12 +246,14 @@ class Measure(NamedTuple):
     place: Place
     generation: int
     measurement: int
+    tenant: str | None = None
 
 
 class Fill(NamedTuple):
     """Fill the replica from `source`, or from the planned conversion if None; answer with Filled or FillFailed.
 
-    `behind`: no request waits for it, only the store or residency itself. `Hurry` says when one does.
+    `behind`: no request waits for it, only the store or residency itself. `Hurry` says when one does. `tenant`: whose
+    request came first.
     """
 
     key: str
@@ -260,6 +262,7 @@ class Fill(NamedTuple):
     source: Place | None
     nbytes: int
     behind: bool
+    tenant: str | None = None
 
 
 class Hurry(NamedTuple):

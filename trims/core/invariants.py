@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import InvariantError
 from trims.core.place import TierKind
-from trims.core.replica import LEASABLE, Replica, Share, State
+from trims.core.replica import LEASABLE, Replica, ReplicaId, Share, State
+from trims.core.tenancy import MEMORY, NOT_RESIDENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from trims.core.capacity import PlaceBooks
     from trims.core.ledger import Ledger
     from trims.core.place import Place
+    from trims.core.tenancy import Account
 
 #: Replicas looked at in one piece: well below a millisecond.
 _PIECE = 100
@@ -40,6 +42,8 @@ def validate(ledger: Ledger, admission: Admission) -> None:
     _check_images(ledger)
     _check_leases(ledger)
     _check_waiters(ledger)
+    for account in ledger.tenancy.accounts.values():
+        _check_account(ledger, account)
 
 
 def pieces(ledger: Ledger, admission: Admission) -> Iterator[Callable[[], None]]:
@@ -59,6 +63,8 @@ def pieces(ledger: Ledger, admission: Admission) -> Iterator[Callable[[], None]]
         yield partial(_check_some_leases, ledger, numbers[begin : begin + _LEASES_IN_A_PIECE])
     yield partial(_check_lease_counts, ledger)
     yield partial(_check_waiters, ledger)
+    for account in ledger.tenancy.accounts.values():
+        yield partial(_check_account, ledger, account)
 
 
 def _check_some(ledger: Ledger, admission: Admission, ids: Sequence[tuple[str, Place]]) -> None:
@@ -138,6 +144,8 @@ def _check_replica(ledger: Ledger, replica: Replica) -> None:
     _check(promotions == replica.promotions, replica, "its promotions are others than it says")
     modest = sum(waiter.modest for waiter in replica.waiters.values())
     _check(modest == replica.modest, replica, "its modest waiters are others than it says")
+    tenants = Counter(waiter.tenant for waiter in replica.waiters.values())
+    _check(tenants == replica.tenants, replica, "its waiters are of other tenants than it says")
     late = replica.keep_until_s is not None and replica.alarm_s is None
     _check(not late, replica, "its keep-alive ends and no alarm is set")
 
@@ -268,6 +276,32 @@ def _check_waiters(ledger: Ledger) -> None:
         requests = [each for each in replica.waiters.values() if not (each.internal or each.ticket in known)]
         _check(replica.state is State.FILLING, replica, "counted among fills that no request waits for")
         _check(not requests, replica, "filled at a pace while a request waits")
+
+
+def _check_account(ledger: Ledger, account: Account) -> None:
+    """What a tenant holds is what its leases and the replicas it pays for add up to, and no more than its quota."""
+    held: Counter[ReplicaId] = Counter()
+    leases = [number for number, holder in ledger.tenancy.of_lease.items() if holder is account]
+    for number in leases:
+        lease = ledger.leases.by_number.get(number)
+        if lease is None:
+            raise InvariantError(f"tenant {account.name}: lease {number} has ended and still counts")
+        if lease.place.tier in MEMORY:
+            held[ReplicaId(lease.key, lease.place, lease.generation)] += 1
+    leased = sum(ledger.table.replicas[each.key, each.place].charged_bytes for each in held)
+    paid = [replica for replica in ledger.table.replicas.values() if replica.payer == account.name]
+    resident = sum(replica.charged_bytes for replica in paid if replica.share not in NOT_RESIDENT)
+    idle: Counter[Place] = Counter()
+    for replica in paid:
+        idle[replica.place] += replica.charged_bytes if replica.share is Share.IDLE else 0
+    found = (len(leases), leased, resident, +idle)
+    told = (account.leases, account.leased_bytes, account.resident_bytes, +account.idle_bytes)
+    if found != told or held != {each: count for each, (count, _) in account.readers.items()}:
+        raise InvariantError(f"tenant {account.name}: its account says {told}, its replicas and leases are {found}")
+    quota, sums = account.quota, (len(leases), leased, resident)
+    most = (quota.leases, quota.leased_bytes, quota.resident_bytes)
+    if any(limit is not None and value > limit for value, limit in zip(sums, most, strict=True)):
+        raise InvariantError(f"tenant {account.name}: leases, leased and resident bytes are {sums}, the most {most}")
 
 
 def _check(holds: bool, replica: Replica, rule: str) -> None:

@@ -44,6 +44,7 @@ class Waiter:
             served while the daemon drains.
         modest: It can be served at another place of the host as well: nothing that is worth more leaves memory for it,
             and it does not wait for leases of others to end.
+        tenant: On whose behalf; None for the daemon's own user, and for residency itself.
     """
 
     ticket: int
@@ -52,6 +53,7 @@ class Waiter:
     deadline_at_s: float | None
     internal: bool = False
     modest: bool = False
+    tenant: str | None = None
 
     @property
     def reader(self) -> int | None:

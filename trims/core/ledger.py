@@ -22,6 +22,7 @@ from trims.core.promotion import Promotions
 from trims.core.refusals import why_in_use
 from trims.core.replica import CHARGED, LEASABLE, ReplicaId, State
 from trims.core.table import ReplicaTable
+from trims.core.tenancy import Tenancy
 from trims.core.unawaited import Unawaited
 from trims.core.waiting import Waiters
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.policy import Policy
     from trims.core.replica import Replica
+    from trims.core.tenancy import Quota
 
 
 class Ledger:
@@ -44,6 +46,8 @@ class Ledger:
         units: See `Capacity`.
         peers: See `ReplicaTable`.
         first_lease: See `Leases`.
+        max_images: See `Capacity`.
+        quotas: See `Tenancy`.
 
     Attributes:
         outbox: What has to be done about the event at hand.
@@ -62,12 +66,14 @@ class Ledger:
         *,
         first_lease: int,
         max_images: int,
+        quotas: Mapping[str, Quota] | None = None,
     ) -> None:
         self.capacity = Capacity(capacities, policies, reserves, units, max_images)
         self.table = ReplicaTable(capacities, peers)
         self.leases = Leases(first_lease)
         self.waiters = Waiters()
         self.promotions = Promotions()
+        self.tenancy = Tenancy(quotas)
         self.demand = Demand()
         self.failures = Failures()
         self.unawaited = Unawaited()
@@ -100,6 +106,8 @@ class Ledger:
         promised = self._has_devices and replica.state is State.SEALED and self.table.is_promised(replica)
         if self.capacity.recount(replica, promised=promised):
             self.changed_places[replica.place] = None
+        if replica.payer is not None:
+            self.tenancy.recount(replica)
 
     def _siblings_changed(self, replica: Replica, *, sealed: bool) -> None:
         """A replica of an image changed: the other replicas may have to be filled from another source now."""
@@ -153,6 +161,8 @@ class Ledger:
         replica.uses += 1
         replica.last_used_s = at_s
         replica.leases[number] = None
+        if waiter.tenant is not None:
+            self.tenancy.leased(lease, waiter.tenant, replica)
         if session in replica.readers:
             replica.readers[session] += 1
         else:
@@ -192,6 +202,7 @@ class Ledger:
 
     def _strike(self, lease: Lease, replica: Replica) -> None:
         self.leases.end(lease)
+        self.tenancy.returned(lease, replica)
         del replica.leases[lease.number]
         self._count_reader(replica, lease.session, -1)
 

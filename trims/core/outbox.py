@@ -38,6 +38,7 @@ class Outbox:
             place=replica.place,
             generation=replica.generation,
             measurement=replica.measuring,
+            tenant=next(iter(replica.tenants), None),
         )
         self.instructions.append(measure)
 
@@ -54,6 +55,7 @@ class Outbox:
             source=replica.source,
             nbytes=replica.nbytes,
             behind=behind,
+            tenant=next(iter(replica.tenants), None),
         )
         self.instructions.append(fill)
 

@@ -43,9 +43,9 @@ class Promotions:
         """True if one more image may be brought to shared memory because of its use."""
         return len(self.earned) < _EARNED_AT_ONCE and at_s >= self.not_before_s
 
-    def begin_earned(self, replica: Replica) -> Waiter:
-        """Wait for a replica in shared memory that use has earned; returns the waiter."""
-        waiter = Waiter(-replica.generation, None, wants_lease=False, deadline_at_s=None, modest=True)
+    def begin_earned(self, replica: Replica, tenant: str | None) -> Waiter:
+        """Wait for a replica in shared memory that use, at last by `tenant`, has earned; returns the waiter."""
+        waiter = Waiter(-replica.generation, None, wants_lease=False, deadline_at_s=None, modest=True, tenant=tenant)
         self.earned.add(waiter.ticket)
         return waiter
 
@@ -57,7 +57,8 @@ class Promotions:
 
     def begin(self, replica: Replica, host: Place) -> Waiter:
         """Wait at a host place; returns the waiter. It has no deadline: the waiters at the device have theirs."""
-        waiter = Waiter(-replica.generation, None, wants_lease=False, deadline_at_s=None)
+        tenant = next(iter(replica.tenants), None)
+        waiter = Waiter(-replica.generation, None, wants_lease=False, deadline_at_s=None, tenant=tenant)
         self.by_ticket[waiter.ticket] = (replica, host)
         return waiter
 

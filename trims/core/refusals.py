@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CapacityError, DrainingError, InUseError, NotSupportedError, TooLargeError
+from trims.core.errors import (
+    CapacityError,
+    DrainingError,
+    InUseError,
+    NotSupportedError,
+    QuotaError,
+    TooLargeError,
+)
 from trims.core.replica import Replica, Share, State
 from trims.core.units import format_bytes
 
@@ -49,6 +56,31 @@ def reserved(books: PlaceBooks, replica: Replica, first: Replica) -> CapacityErr
         f"no room at {replica.place} just now: {format_bytes(books.need_of(replica))} needed; what comes free is kept "
         f"for an earlier request of {format_bytes(books.need_of(first))} that waits with a deadline. Ask again, or set "
         f"a deadline to wait for room"
+    )
+
+
+def too_many_leases(tenant: str, most: int) -> QuotaError:
+    """A tenant has as many leases as it may."""
+    return QuotaError(
+        f"tenant {tenant!r} has {most} leases, as many as it may; close weights, or raise its `leases` in the daemon's "
+        f"tenants file"
+    )
+
+
+def too_many_leased(tenant: str, leased_bytes: int, need: int, most: int) -> QuotaError:
+    """A tenant leases as many bytes as it may."""
+    return QuotaError(
+        f"tenant {tenant!r} leases {format_bytes(leased_bytes)} in memory, and {format_bytes(need)} more would exceed "
+        f"its {format_bytes(most)}; close weights, or raise its `leased_bytes` in the daemon's tenants file"
+    )
+
+
+def too_much_resident(tenant: str, resident_bytes: int, need: int, most: int) -> QuotaError:
+    """A tenant has as many bytes in memory as it may, and none of them can leave."""
+    return QuotaError(
+        f"tenant {tenant!r} has {format_bytes(resident_bytes)} in memory that cannot leave now, and "
+        f"{format_bytes(need)} more would exceed its {format_bytes(most)}; close weights, or raise its "
+        f"`resident_bytes` in the daemon's tenants file"
     )
 
 

@@ -94,6 +94,8 @@ class Replica:
         impatient: The waiters that have no deadline.
         promotions: How many of the waiters are promotions.
         modest: How many of the waiters can be served elsewhere as well.
+        tenants: How many of the waiters each tenant has, in order of arrival; None stands for those without one.
+        payer: The tenant for which its bytes count, from its fill on; None if it is none.
         source: Where a running fill reads from; None for the artifact.
         mappable: The artifact's own files can be served in its stead.
         descriptors: How many of the daemon's file descriptors it takes.
@@ -127,6 +129,8 @@ class Replica:
     impatient: dict[int, Waiter] = field(default_factory=dict)
     promotions: int = 0
     modest: int = 0
+    tenants: dict[str | None, int] = field(default_factory=dict)
+    payer: str | None = None
     source: Place | None = None
     mappable: bool = False
     descriptors: int = 1

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.policy import Policy
     from trims.core.replica import Replica
+    from trims.core.tenancy import Quota
 
 _About = Measured | MeasureFailed | Filled | FillFailed | Freed | ReplicaBroken
 #: Seconds by which keep-alive on the host is extended, again and again, while a device waits for room for the image.
@@ -69,6 +70,7 @@ class Residency:
         peers: Devices that copy from each other directly, as (target, source).
         first_lease: Number of the first lease; another one in each daemon's life.
         max_images: Images to hold at most; what is read or pinned stays beyond that.
+        quotas: What each tenant may hold, by its name.
     """
 
     def __init__(
@@ -81,9 +83,17 @@ class Residency:
         peers: Collection[tuple[Place, Place]] = (),
         first_lease: int = 1,
         max_images: int = sys.maxsize,
+        quotas: Mapping[str, Quota] | None = None,
     ) -> None:
         self._ledger = Ledger(
-            capacities, policies, reserves or {}, units or {}, peers, first_lease=first_lease, max_images=max_images
+            capacities,
+            policies,
+            reserves or {},
+            units or {},
+            peers,
+            first_lease=first_lease,
+            max_images=max_images,
+            quotas=quotas,
         )
         self._admission = Admission(self._ledger)
         self.capacity = self._ledger.capacity
@@ -92,6 +102,7 @@ class Residency:
         self.waiters = self._ledger.waiters
         self.promotions = self._ledger.promotions
         self.demand = self._ledger.demand
+        self.tenancy = self._ledger.tenancy
         self.draining = False
         self._handlers: dict[type[Event], Callable[..., None]] = {
             Requested: self._admission.request,
@@ -206,6 +217,8 @@ class Residency:
         self._ledger.seal(replica, event.at_s, "filled")
         for waiter in self._ledger.take(replica):
             self._admission.serve(replica, waiter, event.at_s, warm=False)
+        if not replica.held and replica.state is State.SEALED:  # quotas of tenants may have refused all of them
+            self._ledger.touch(replica, event.at_s)
 
     def _fill_failed(self, event: FillFailed) -> None:
         replica = self._current(event, State.FILLING)

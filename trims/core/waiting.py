@@ -31,6 +31,7 @@ class Waiters:
             replica.promotions += 1
         if waiter.modest:
             replica.modest += 1
+        replica.tenants[waiter.tenant] = replica.tenants.get(waiter.tenant, 0) + 1
         if waiter.session is not None:
             self.sessions.setdefault(waiter.session, {})[waiter.ticket] = None
 
@@ -45,6 +46,9 @@ class Waiters:
             replica.promotions -= 1
         if waiter.modest:
             replica.modest -= 1
+        replica.tenants[waiter.tenant] -= 1
+        if not replica.tenants[waiter.tenant]:
+            del replica.tenants[waiter.tenant]
         if waiter.session is not None:
             self._forget(waiter.session, ticket)
         return replica, waiter

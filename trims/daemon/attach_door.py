@@ -17,7 +17,7 @@ import select
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,14 +26,15 @@ from trims.core.errors import (
     CapacityError,
     InternalError,
     NotSupportedError,
+    QuotaError,
     TrimsError,
     is_system_error,
 )
 from trims.core.place import CPU
 from trims.daemon.clients import Connection, Unsent
+from trims.daemon.listeners import Listener, listeners
 from trims.daemon.requests import Requests
-from trims.daemon.sockets import SocketName
-from trims.wire.address import ATTACH_FOLDER
+from trims.tenants import Tenants
 from trims.wire.answers import PROTOCOL_VERSION, error_message, shortened
 from trims.wire.frames import Message, encode
 from trims.wire.messages import Hello, Request, parse_request
@@ -47,10 +48,10 @@ if TYPE_CHECKING:
     from trims.daemon.budget import Budget
     from trims.store.asks import Outcome
     from trims.store.store import Store
+    from trims.tenants import Tenant
 
 log = logging.getLogger(__name__)
 _READ_BYTES = 8 << 10
-_BACKLOG = 512
 #: Messages of one connection that are handled before the next connection has its turn.
 _TURN = 2
 #: The same for a connection that has sent more than it has been answered, in each round among such connections.
@@ -80,7 +81,11 @@ class AttachDoor:
         mode: Permissions of the socket: which users may connect at all.
         boot: Identifies this life of the daemon.
         budget: One client more than its sessions is refused.
+        tenants: Those that share the daemon; by default none.
         on_death: Called if the door's thread dies.
+
+    Attributes:
+        clients: How many clients each tenant has.
     """
 
     def __init__(
@@ -91,12 +96,15 @@ class AttachDoor:
         budget: Budget,
         mode: int = 0o600,
         boot: str = "",
+        tenants: Tenants | None = None,
         on_death: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._requests = Requests(store, self._send, self._answered)
-        self._name = SocketName(path, path.with_name(ATTACH_FOLDER))
-        self._mode = mode
+        self.tenants = tenants or Tenants()
+        self._path, self._mode = path, mode
+        self._listeners: dict[int, Listener] = {}
+        self.clients: Counter[str] = Counter()
         self._boot = boot
         self._budget = budget
         self._on_death = on_death
@@ -123,16 +131,14 @@ class AttachDoor:
 
     def start(self) -> None:
         """Bind and begin to serve."""
-        self._name.clear()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.setblocking(False)
-        self._listener.bind(str(self._name.unpublished))
-        self._listener.listen(_BACKLOG)
-        self._name.publish(self._mode)
+        for listener in listeners(self._path, self._mode, self.tenants.by_name.values()):
+            listener.open()
+            self._listeners[listener.sock.fileno()] = listener
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._spare_fd = _spare()
         self._epoll = select.epoll()
-        self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+        for fd in self._listeners:
+            self._epoll.register(fd, select.EPOLLIN)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._thread.start()
 
@@ -173,8 +179,8 @@ class AttachDoor:
             for fd, events in self._next_events():
                 if connection := self._by_fd.get(fd):
                     self._guarded(connection, partial(self._serve_socket, events=events))
-                elif fd == self._listener.fileno():
-                    self._accept()
+                elif fd in self._listeners:
+                    self._accept(self._listeners[fd])
                 elif fd == self._wake_fd:
                     os.eventfd_read(fd)
                 elif fd in self._gone:
@@ -191,10 +197,10 @@ class AttachDoor:
         for connection in self._gone.values():
             self._forget(connection)
         self._epoll.close()
-        self._listener.close()
+        for listener in self._listeners.values():
+            listener.close()
         if self._spare_fd >= 0:
             os.close(self._spare_fd)
-        self._name.withdraw()
 
     def _guarded(self, connection: Connection, serve: Callable[[Connection], None]) -> None:
         """Whatever one client provokes ends its session at most and must not reach the others."""
@@ -228,35 +234,55 @@ class AttachDoor:
 
     # -- clients come ----------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
+    def _accept(self, listener: Listener) -> None:
         for _ in range(_MOST_AT_ONCE):
             try:
-                sock, _ = self._listener.accept()
+                sock, _ = listener.sock.accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                self._accept_without_descriptor(error)
+                self._accept_without_descriptor(listener, error)
                 return
             if len(self._connections) >= self._budget.sessions:
                 limits = f"{self._budget.sessions} sessions at once with {self._budget.limit} open files"
-                self._turn_away(sock, f"this daemon serves {limits}, and all are taken")
+                self._turn_away(sock, _no_more_sessions(f"this daemon serves {limits}, and all are taken"))
             else:
-                self._begin(sock)
+                self._begin(sock, listener)
 
-    def _begin(self, sock: socket.socket) -> None:
+    def _begin(self, sock: socket.socket, listener: Listener) -> None:
         sock.setblocking(False)
         try:
-            connection = Connection(self._store.begin_session(), sock, Peer.of(sock))
-        except OSError as error:  # the client is gone already
+            peer = Peer.of(sock)
+            tenant = listener.tenant or self.tenants.of_user(peer.uid)
+            self._count(tenant)
+        except OSError as error:
+            if isinstance(error, TrimsError):
+                self._turn_away(sock, error)
+                return
             log.debug("a client went away while it connected: %s", error)
             sock.close()
             return
+        except TrimsError as error:
+            self._turn_away(sock, error)
+            return
+        connection = Connection(self._store.begin_session(), sock, peer, tenant)
         self._connections[connection.number] = connection
         self._by_fd[sock.fileno()] = connection
         connection.interest = select.EPOLLIN
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
-    def _accept_without_descriptor(self, error: OSError) -> None:
+    def _count(self, tenant: Tenant | None) -> None:
+        """A client comes. Raises QuotaError if its tenant has as many as it may."""
+        if tenant is None:
+            return
+        if tenant.sessions is not None and self.clients[tenant.name] >= tenant.sessions:
+            raise QuotaError(
+                f"tenant {tenant.name!r} has {tenant.sessions} sessions, as many as it may; close some, or raise its "
+                f"`sessions` in the daemon's tenants file"
+            )
+        self.clients[tenant.name] += 1
+
+    def _accept_without_descriptor(self, listener: Listener, error: OSError) -> None:
         """Let one client in by the spare descriptor, only to tell it why it cannot stay; then pause.
 
         The client that cannot be let in stays in the listener's queue, which is therefore not polled for a while: it
@@ -267,11 +293,13 @@ class AttachDoor:
             os.close(self._spare_fd)
             self._spare_fd = -1
             try:
-                self._turn_away(self._listener.accept()[0], f"this daemon has no descriptor left ({error.strerror})")
+                why = f"this daemon has no descriptor left ({error.strerror})"
+                self._turn_away(listener.sock.accept()[0], _no_more_sessions(why))
             except OSError as again:
                 log.warning("nor could a client be told so: %s", again)
             self._spare_fd = _spare()
-        self._epoll.modify(self._listener.fileno(), 0)
+        for fd in self._listeners:
+            self._epoll.modify(fd, 0)
         self._accept_at_s = time.monotonic() + _ACCEPT_PAUSE_S
 
     def _accept_again(self) -> None:
@@ -279,13 +307,13 @@ class AttachDoor:
             self._accept_at_s = None
             if self._spare_fd < 0:
                 self._spare_fd = _spare()
-            self._epoll.modify(self._listener.fileno(), select.EPOLLIN)
+            for fd in self._listeners:
+                self._epoll.modify(fd, select.EPOLLIN)
 
-    def _turn_away(self, sock: socket.socket, why: str) -> None:
-        remedy = "close sessions, or raise max_sessions and the daemon's limit of files (`ulimit -n`, LimitNOFILE=)"
+    def _turn_away(self, sock: socket.socket, error: TrimsError) -> None:
         self._store.counters["sessions_refused"] += 1
         with sock:
-            _send_last(sock, error_message(CapacityError(f"{why}; {remedy}"), None))
+            _send_last(sock, error_message(error, None))
 
     # -- clients ask -----------------------------------------------------------------------------------------------
 
@@ -434,6 +462,8 @@ class AttachDoor:
         if connection.over:
             return
         connection.over = True
+        if connection.tenant is not None:
+            self.clients[connection.tenant.name] -= 1
         del self._connections[connection.number]
         self._partial.discard(connection)
         connection.inbox.clear()
@@ -461,6 +491,11 @@ class AttachDoor:
         with self._waking:
             if self._wake_fd >= 0:  # an answer may come after the end; its descriptor may be another's by then
                 os.eventfd_write(self._wake_fd, 1)
+
+
+def _no_more_sessions(why: str) -> CapacityError:
+    remedy = "close sessions, or raise max_sessions and the daemon's limit of files (`ulimit -n`, LimitNOFILE=)"
+    return CapacityError(f"{why}; {remedy}")
 
 
 def _spare() -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from trims.wire.frames import Decoder
 
 if TYPE_CHECKING:
+    from trims.tenants import Tenant
     from trims.wire.frames import Message
     from trims.wire.peer import Peer
 
@@ -56,12 +57,14 @@ class Connection:
         inbox: Messages that were read and not handled yet: a connection has a few handled in each turn.
         queued: It waits for its turn.
         interest: Events its socket is polled for.
+        tenant: Its tenant; None for the operator.
         process_fd: Of the process (pidfd), if it was granted memory that counts as read until the process is gone.
     """
 
     number: int
     sock: socket.socket
     peer: Peer
+    tenant: Tenant | None = None
     agent: str = ""
     greeted: bool = False
     decoder: Decoder = field(default_factory=Decoder)

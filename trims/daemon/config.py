@@ -80,6 +80,7 @@ class Config:
         workers: Fills that run at once.
         behind_bytes_per_s: Bandwidth of hashing and copying that no request waits for; 0 for no limit.
         socket_mode: Permissions of the attach socket. 0600: this user only.
+        tenants: The tenants file: who shares the machine, and how much each may hold. None: one user, without limits.
         max_sessions: Clients that may be connected at once; fewer if the limit of open files is low.
         always_hash: Read every artifact at each look instead of comparing its times: for artifacts that programs write
             through shared mappings, which no time tells.
@@ -119,6 +120,7 @@ class Config:
     workers: int = 2
     behind_bytes_per_s: int = 512 << 20
     socket_mode: int = 0o600
+    tenants: Path | None = None
     max_sessions: int = 4096
     always_hash: bool = False
     trust: str = "identity"
@@ -278,6 +280,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "workers": int,
     "behind_bytes_per_s": parse_bytes,
     "socket_mode": _mode,
+    "tenants": lambda value: Path(value).absolute() if str(value) else None,
     "max_sessions": int,
     "always_hash": _flag,
     "trust": lambda value: str(value).lower(),

@@ -259,8 +259,15 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Stats(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.StatsReply:
         """Counters, tiers and devices."""
         uptime_s = time.monotonic() - self._started_at_s
+        attach = self._attach
         return views.stats(
-            self._read, len(self._attach.connections()), uptime_s, self._devices, self._budget, endpoint=self._endpoint
+            self._read,
+            len(attach.connections()),
+            uptime_s,
+            self._devices,
+            self._budget,
+            endpoint=self._endpoint,
+            tenants=views.tenants(self._read.accounts(), attach.tenants, attach.clients),
         )
 
     @_guarded

@@ -36,6 +36,7 @@ from trims.registry.opening import open_registry
 from trims.store.catalog import Catalog
 from trims.store.resolve import Resolver
 from trims.store.store import Store
+from trims.tenants import read_tenants
 from trims.tiers.base import TierSettings
 from trims.tiers.cpu import CpuTier
 from trims.tiers.disk import DiskTier
@@ -126,6 +127,7 @@ class Daemon:
         config = self.config
         limits = Limits(memory_bytes=config.converter_memory_bytes, time_s=config.converter_time_s)
         self.budget = budget(config.max_sessions)
+        self.tenants = read_tenants(config.tenants)
         self.registry = open_registry(config.registry, config.state_dir)
         undo.callback(self.registry.close)
         self.catalog = Catalog(config.state_dir / "catalog.db")
@@ -168,11 +170,13 @@ class Daemon:
             converters=config.converters,
             max_images=self.budget.images,
             behind_bytes_per_s=config.behind_bytes_per_s or None,
+            quotas=self.tenants.quotas(),
         )
         self.attach = AttachDoor(
             self.store,
             config.runtime_dir / ATTACH_SOCKET,
             budget=self.budget,
+            tenants=self.tenants,
             mode=config.socket_mode,
             boot=self.boot,
             on_death=self._door_died,

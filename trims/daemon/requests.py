@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.clients import Connection
     from trims.store.store import Store
+    from trims.tenants import Tenant
     from trims.wire.frames import Message
     from trims.wire.peer import Peer
 
@@ -102,9 +103,9 @@ class Requests:
 
     def _report_workspace(self, connection: Connection, request: Workspace) -> None:
         try:
-            if connection.peer.uid not in (0, os.geteuid()):
+            if connection.tenant is not None or connection.peer.uid not in (0, os.geteuid()):
                 raise PermissionDeniedError(
-                    f"user {connection.peer.uid} may not tell this daemon what models need; the daemon runs as user "
+                    f"{who(connection)} may not tell this daemon what models need; the daemon runs as user "
                     f"{os.geteuid()}"
                 )
             counted = self._leases.report_workspace(connection.number, request.lease, request.nbytes)
@@ -126,10 +127,15 @@ class Requests:
         def answer(outcome: Outcome) -> None:
             self._answered(connection, request.id, outcome)
 
+        tenant = connection.tenant
+        whose = None if tenant is None else tenant.name
         if isinstance(request, Resume):
-            self._store.resume(connection.number, request.key, Place.parse(request.place), answer)
+            if tenant is not None:
+                self._check_key(tenant, request.key)
+            self._store.resume(connection.number, request.key, Place.parse(request.place), answer, tenant=whose)
             return
-        name = request.model if request.model is not None else file_name(connection.peer, request.path or "")
+        name = name_of(connection, request)
+        verified = tenant is not None and tenant.verified
         place = Place.parse(request.place) if request.place not in (None, ANYWHERE) else None
         if request.instead_of is not None:
             self._store.counters["fallbacks"] += 1
@@ -137,9 +143,24 @@ class Requests:
             connection.pending -= 1
             self._send(connection, {"id": request.id, "accepted": True})
             failed = log_failure(f"a prefetch of {name} failed")
-            self._store.open(name, failed, place=place, deadline_s=request.deadline_s, lease=False)
+            self._store.open(
+                name, failed, place=place, deadline_s=request.deadline_s, lease=False, tenant=whose, verified=verified
+            )
         else:
-            self._store.open(name, answer, session=connection.number, place=place, deadline_s=request.deadline_s)
+            self._store.open(
+                name,
+                answer,
+                session=connection.number,
+                place=place,
+                deadline_s=request.deadline_s,
+                tenant=whose,
+                verified=verified,
+            )
+
+    def _check_key(self, tenant: Tenant, key: str) -> None:
+        """Raises PermissionDeniedError unless one of the names that stand for an image is the tenant's to open."""
+        if not any(tenant.may_open(name) for name in self._store.read.names_of(key)):
+            raise PermissionDeniedError(f"tenant {tenant.name!r} may not open the image {key[:16]}; open it by name")
 
     def _check_device_grant(self, connection: Connection, granted: Granted) -> None:
         """Raises if what was granted is gone already, or cannot be granted to this process after all."""
@@ -169,6 +190,28 @@ def grant_message(request_id: int, granted: Granted) -> Message:
         **({"files": granted.files} if granted.files else {}),
         **({"anywhere": True} if granted.anywhere else {}),
     }
+
+
+def name_of(connection: Connection, request: Open) -> str:
+    """The store's name for what is asked for. Raises PermissionDeniedError if it is not this client's to open."""
+    model, tenant = request.model, connection.tenant
+    path = request.path if model is None else model.removeprefix(FILE_PREFIX) if _is_path(model) else None
+    if tenant is not None:
+        if model is None or path is not None:
+            raise PermissionDeniedError(
+                f"{who(connection)} may open registered models of this daemon, no files by path"
+            )
+        tenant.check(model)
+    return file_name(connection.peer, path) if path is not None else model or ""
+
+
+def _is_path(model: str) -> bool:
+    return model.startswith(FILE_PREFIX)
+
+
+def who(connection: Connection) -> str:
+    """A client, for an error."""
+    return f"user {connection.peer.uid}" if connection.tenant is None else f"tenant {connection.tenant.name!r}"
 
 
 def file_name(peer: Peer, path: str) -> str:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 from trims.wire import trims_pb2 as pb
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from trims.core.events import Changed
     from trims.daemon.budget import Budget
     from trims.daemon.clients import Connection
     from trims.daemon.devices import Devices
     from trims.daemon.endpoint import EndpointKeeper
-    from trims.store.read_model import LoadView, ReadModel, ReplicaView
+    from trims.store.read_model import AccountView, LoadView, ReadModel, ReplicaView
+    from trims.tenants import Tenants
 
 
 def replica(view: ReplicaView, connections: Iterable[Connection]) -> pb.Replica:
@@ -64,6 +65,7 @@ def stats(
     budget: Budget | None = None,
     *,
     endpoint: EndpointKeeper | None = None,
+    tenants: Iterable[pb.TenantStats] = (),
 ) -> pb.StatsReply:
     """Counters and tiers at one moment, and the devices, if they are asked for, at the next."""
     whole = read.whole()
@@ -84,6 +86,7 @@ def stats(
         uptime_s=uptime_s,
         unverified_bytes=whole.unverified_bytes,
         images=whole.images,
+        tenants=tenants,
     )
     if devices is not None:
         message.devices.extend(devices.look(whole.tiers))
@@ -93,6 +96,28 @@ def stats(
     if endpoint is not None:
         message.endpoint, message.endpoint_off = endpoint.where(), endpoint.off()
     return message
+
+
+def tenants(accounts: Iterable[AccountView], known: Tenants, sessions: Mapping[str, int]) -> list[pb.TenantStats]:
+    """What each tenant holds, and the most that it may hold."""
+    found = []
+    for account in accounts:
+        tenant = known.by_name[account.name]
+        quota = tenant.quota
+        found.append(
+            pb.TenantStats(
+                name=account.name,
+                sessions=sessions.get(account.name, 0),
+                leases=account.leases,
+                leased_bytes=account.leased_bytes,
+                resident_bytes=account.resident_bytes,
+                most_sessions=tenant.sessions,
+                most_leases=quota.leases,
+                most_leased_bytes=quota.leased_bytes,
+                most_resident_bytes=quota.resident_bytes,
+            )
+        )
+    return found
 
 
 def load_progress(view: LoadView) -> pb.LoadProgress:

@@ -72,6 +72,7 @@ class Ask:
         resolved: Set once the name has been looked into.
         retried: True after one attempt met a broken replica.
         only_look: The name is to be looked into, and nothing else; `answer` is called if that fails.
+        verified: It must not be answered before the artifact was read.
     """
 
     waiter: Waiter
@@ -81,6 +82,7 @@ class Ask:
     resolved: Resolved | None = None
     retried: bool = False
     only_look: bool = False
+    verified: bool = False
 
     @property
     def names_no_place(self) -> bool:
@@ -90,7 +92,7 @@ class Ask:
     @property
     def anywhere(self) -> bool:
         """True if the request names no place and wants to read: it may be answered before the artifact was read."""
-        return self.place in (None, FILE) and self.waiter.wants_lease
+        return self.place in (None, FILE) and self.waiter.wants_lease and not self.verified
 
 
 def session_ended(ask: Ask) -> LostPeerError:

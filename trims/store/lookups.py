@@ -49,6 +49,7 @@ class _Look:
         dropped: All its asks were of clients that are gone. One whose asks only ran out of time goes on.
         behind: No request waits for it, only the store itself.
         running: A worker has begun it.
+        tenant: Whose ask came first.
     """
 
     name: str
@@ -58,6 +59,7 @@ class _Look:
     dropped: bool = False
     behind: bool = False
     running: bool = False
+    tenant: str | None = None
 
 
 class Lookups:
@@ -112,7 +114,7 @@ class Lookups:
         joins = look is not None and look.epoch == self._resolver.epoch(ask.name)
         if look is None or not joins:
             look = self._looks[ask.name, digest] = _Look(ask.name, self._resolver.epoch(ask.name), digest)
-            look.behind = ask.only_look
+            look.behind, look.tenant = ask.only_look, ask.waiter.tenant
         hurries, look.behind = look.behind and not ask.only_look, look.behind and ask.only_look
         look.asks[ask.waiter.ticket] = ask
         self._by_ticket[ask.waiter.ticket] = look
@@ -184,7 +186,7 @@ class Lookups:
             self._look_soon(look, remembered.mount)
         else:
             sorters = self._path_sorters if look.name.startswith(FILE_PREFIX) else self._sorters
-            sorters.submit(lambda: self._sort(look))
+            sorters.submit(lambda: self._sort(look), look.tenant)
 
     def _sort(self, look: _Look) -> None:
         try:
@@ -206,7 +208,7 @@ class Lookups:
                 if pool is None:
                     pool = pools[where] = self._new_pool("hash" if long else "resolve", workers)
             long = long or look.behind
-        pool.submit(lambda: self._look(look, where, long=long))
+        pool.submit(lambda: self._look(look, where, long=long), look.tenant)
 
     def _look(self, look: _Look, where: str, *, long: bool) -> None:
         with self._lock:

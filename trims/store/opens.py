@@ -94,6 +94,8 @@ class Opens:
         place: Place | None = None,
         deadline_s: float | None = None,
         lease: bool = True,
+        tenant: str | None = None,
+        verified: bool = False,
     ) -> None:
         """Ask for a model. `answer` is called once: at once if it is resident, else when it is or cannot be.
 
@@ -105,9 +107,12 @@ class Opens:
                 host the image lies, and a load brings it to shared memory.
             deadline_s: Seconds to wait for load and room; None waits for a load, but not for leases of others to end.
             lease: False to have it loaded only.
+            tenant: On whose behalf; None for the daemon's own user.
+            verified: Read the artifact before the answer, whatever the daemon trusts.
         """
         deadline_at_s = None if deadline_s is None else self._clock() + deadline_s
-        ask = Ask(Waiter(next(self._tickets), session, lease, deadline_at_s), name, place, answer)
+        waiter = Waiter(next(self._tickets), session, lease, deadline_at_s, tenant=tenant)
+        ask = Ask(waiter, name, place, answer, verified=verified)
         self._counters["opens" if lease else "prefetches"] += 1
         resolved = self._resolver.known(name)
         if resolved is not None and (resolved.hashed or ask.anywhere):
@@ -123,9 +128,11 @@ class Opens:
         self.open(name, pending.set, place=place, deadline_s=deadline_s, lease=False)
         return pending
 
-    def resume(self, session: int, key: str, place: Place, answer: Callable[[Outcome], None]) -> None:
+    def resume(
+        self, session: int, key: str, place: Place, answer: Callable[[Outcome], None], *, tenant: str | None = None
+    ) -> None:
         """Lease exactly this image if it is sealed there now; never loads."""
-        waiter = Waiter(next(self._tickets), session, wants_lease=True, deadline_at_s=None)
+        waiter = Waiter(next(self._tickets), session, wants_lease=True, deadline_at_s=None, tenant=tenant)
         ask = Ask(waiter, f"key:{key[:16]}", place, answer)
         if not self._shell.is_resident(key, place):
             answer(ModelNotFoundError(f"the image {key[:16]} is not resident at {place} any more; open it by name"))
@@ -178,7 +185,7 @@ class Opens:
             waiter=ask.waiter,
             anywhere=anywhere,
             modest=anywhere and terms.kept,
-            in_place=resolved.in_place if anywhere else None,
+            in_place=resolved.in_place if anywhere and not ask.verified else None,
             keep=STAYS if place is DISK else terms.keep,
             workspace_bytes=self._workspace.of(resolved.key) if place.tier is TierKind.GPU else None,
         )
@@ -197,7 +204,7 @@ class Opens:
 
     def _request_file(self, ask: Ask, resolved: Resolved) -> None:
         """The artifact's own files are asked for."""
-        if resolved.in_place is None:
+        if resolved.in_place is None or ask.verified:
             why = "its files are not as an image has them, not this user's own, or must be read first"
             ask.answer(NotInPlaceError(f"{resolved.name} cannot be served at file: {why}; open it without a place"))
         else:

@@ -83,6 +83,16 @@ class TierView:
 
 
 @dataclass(frozen=True, slots=True)
+class AccountView:
+    """What a tenant holds."""
+
+    name: str
+    leases: int
+    leased_bytes: int
+    resident_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StoreView:
     """The whole store at one moment.
 
@@ -226,6 +236,14 @@ class ReadModel:
                 images=images,
                 draining=self._residency.draining,
             )
+
+    def accounts(self) -> list[AccountView]:
+        """What each tenant holds now."""
+        with self._lock:
+            return [
+                AccountView(each.name, each.leases, each.leased_bytes, each.resident_bytes)
+                for each in self._residency.tenancy.accounts.values()
+            ]
 
     def _tier(self, place: Place) -> TierView:
         books, here = self._residency.capacity.at[place], self._residency.table.by_place[place]

@@ -149,6 +149,8 @@ class Runner:
         self._unawaited: set[ReplicaId] = set()
         #: Those of them that have not begun, and how ordinary workers begin them.
         self._in_line: dict[ReplicaId, Callable[[], None]] = {}
+        #: On whose behalf what has not ended is done; None where the daemon's own user asked.
+        self._tenants: dict[ReplicaId, str] = {}
         self._progress: dict[tuple[str, Place], Progress] = {}
         #: What could not be given back: (when to try again, how often it was tried, replica).
         self._unfreed: list[tuple[float, int, ReplicaId]] = []
@@ -195,8 +197,9 @@ class Runner:
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    def measure(self, replica: ReplicaId, measurement: int, resolved: Resolved) -> None:
-        """Plan the conversion of the artifact; ends in Measured or MeasureFailed."""
+    def measure(self, replica: ReplicaId, measurement: int, resolved: Resolved, tenant: str | None = None) -> None:
+        """Plan the conversion of the artifact; ends in Measured or MeasureFailed. Tenants take turns."""
+        self._note_tenant(replica, tenant)
         plan, before = self._plans.begin(replica, resolved)
         if before is not None:
             self._freers.submit(lambda: self._plans.drop(replica, before))
@@ -221,6 +224,10 @@ class Runner:
         in_child = resolved.converted and replica.place is not FILE
         self._submit(self._converters if in_child else self._planners_of(resolved.mount), replica, work, failed)
 
+    def _note_tenant(self, replica: ReplicaId, tenant: str | None) -> None:
+        if tenant is not None:
+            self._tenants[replica] = tenant
+
     def _planners_of(self, mount: str) -> Pool:
         """Workers that read headers on one file system."""
         with self._lock:
@@ -240,11 +247,12 @@ class Runner:
         with self._lock:
             self._unawaited.add(replica)
 
-    def fill(self, replica: ReplicaId, nbytes: int, source: ReplicaId | None) -> None:
+    def fill(self, replica: ReplicaId, nbytes: int, source: ReplicaId | None, tenant: str | None = None) -> None:
         """Fill from a sealed replica, or from the planned conversion; ends in Filled or FillFailed.
 
-        A source that turns out broken is reported with ReplicaBroken first.
+        A source that turns out broken is reported with ReplicaBroken first. Tenants take turns.
         """
+        self._note_tenant(replica, tenant)
         device = next((it.place for it in (replica, source) if it and it.place in self._apart), None)
         if source is None:
             pool = self._pool_of(replica)
@@ -400,7 +408,7 @@ class Runner:
     def _submit(
         self, pool: Pool, replica: ReplicaId, work: Callable[[], Event | None], failed: Callable[[TrimsError], Event]
     ) -> None:
-        if not pool.submit(lambda: self._guarded(replica, work, failed)):
+        if not pool.submit(lambda: self._guarded(replica, work, failed), self._tenants.get(replica)):
             self._report(failed(LostPeerError(SHUTTING_DOWN)))
 
     def _guarded(
@@ -415,6 +423,7 @@ class Runner:
             event = failed(_as_answer(replica, error))
         if event is not None:
             self._unawaited.discard(replica)
+            self._tenants.pop(replica, None)
             self._progress.pop((replica.key, replica.place), None)
             self._report(event)
 

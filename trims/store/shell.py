@@ -354,7 +354,7 @@ class Shell:
                 error=error,
             )
             return lambda: self.feed(failed)
-        return lambda: self._runner.measure(replica, it.measurement, resolved)
+        return lambda: self._runner.measure(replica, it.measurement, resolved, it.tenant)
 
     def _bind_fill(self, it: Fill) -> Callable[[], None]:
         self._counters[f"fills.{it.place}"] += 1
@@ -366,7 +366,7 @@ class Shell:
         replica = ReplicaId(it.key, it.place, it.generation)
         if it.behind:  # here, under the lock: a request that joins later must be the one that is heard last
             self._runner.take_time(replica)
-        return lambda: self._runner.fill(replica, it.nbytes, source)
+        return lambda: self._runner.fill(replica, it.nbytes, source, it.tenant)
 
     def _bind_lost(self, it: Lost) -> Callable[[], None]:
         self._counters["leases_lost"] += 1

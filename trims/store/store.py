@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 
     from trims.core.policy import Policy
     from trims.core.replica import ReplicaId
+    from trims.core.tenancy import Quota
     from trims.formats.base import Limits
     from trims.formats.conversion import Conversion
     from trims.memory.pages import Pages
@@ -100,6 +101,7 @@ class Store:
         clock: Monotonic seconds.
         max_images: Images that may be open at once: each takes a descriptor.
         behind_bytes_per_s: Bandwidth of hashing and copying that no request waits for; None for no limit.
+        quotas: What each tenant may hold, by its name.
 
     Attributes:
         open: Ask for a model: `Opens.open`.
@@ -127,6 +129,7 @@ class Store:
         clock: Callable[[], float] = time.monotonic,
         max_images: int = sys.maxsize,
         behind_bytes_per_s: float | None = None,
+        quotas: Mapping[str, Quota] | None = None,
     ) -> None:
         pace = Pace(behind_bytes_per_s)
         self._clock = clock
@@ -143,6 +146,7 @@ class Store:
             units={tier.place: tier.unit_bytes for tier in devices},
             peers=[(one.place, other.place) for one in devices for other in devices if other.uuid in one.peers],
             max_images=most_images,
+            quotas=quotas,
             first_lease=(secrets.randbelow(_LIVES) if life is None else life % _LIVES) * _LEASES_OF_A_LIFE + 1,
         )
         self._ticker = Ticker(self.next_due_s, self.tick)

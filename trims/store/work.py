@@ -11,9 +11,10 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from trims.store.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,10 +29,15 @@ LAST = 19
 
 
 class Pool(Protocol):
-    """Runs work, oldest first, some at a time."""
+    """Runs work, some at a time: tenants in turn, the work of each oldest first."""
 
-    def submit(self, work: Callable[[], object]) -> bool:
-        """Have it run soon, in another thread; False if the pool has stopped. Never blocks, never raises."""
+    def submit(self, work: Callable[[], object], tenant: str | None = None) -> bool:
+        """Have it run soon, in another thread; False if the pool has stopped. Never blocks, never raises.
+
+        Args:
+            work: What to do.
+            tenant: On whose behalf; None for the daemon's own user.
+        """
         ...
 
     def stop(self, *, drop: bool = False, timeout_s: float | None = None) -> bool:
@@ -66,17 +72,17 @@ class ThreadPool:
         self._most = threads
         self._niceness = niceness
         self._changed = threading.Condition()
-        self._work: deque[Callable[[], object]] = deque()
+        self._work: Turns[Callable[[], object]] = Turns()
         self._threads = 0
         self._idle = 0
         self._stopping = False
 
-    def submit(self, work: Callable[[], object]) -> bool:
+    def submit(self, work: Callable[[], object], tenant: str | None = None) -> bool:
         """See `Pool.submit`."""
         with self._changed:
             if self._stopping:
                 return False
-            self._work.append(work)
+            self._work.add(work, tenant)
             if self._idle >= len(self._work):
                 self._changed.notify()
             elif self._threads < self._most:
@@ -114,7 +120,7 @@ class ThreadPool:
                 self._changed.wait()
             self._idle -= 1
             if self._work:
-                return self._work.popleft()
+                return self._work.pop()
             self._threads -= 1
             self._changed.notify_all()
             return None

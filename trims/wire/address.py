@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 ATTACH_SOCKET = "attach.sock"
 #: Has the same socket under the same name, and nothing else: what a container or a namespace is shown of the folder.
 ATTACH_FOLDER = "attach"
+#: Has a folder for each tenant, with the attach socket of that tenant in it.
+TENANTS_FOLDER = "tenants"
 CONTROL_SOCKET = "control.sock"
 RUNTIME_VARIABLE = "TRIMS_RUNTIME_DIR"
 

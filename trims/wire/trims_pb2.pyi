@@ -216,7 +216,7 @@ class Device(_message.Message):
     def __init__(self, place: _Optional[str] = ..., uuid: _Optional[str] = ..., name: _Optional[str] = ..., driver: _Optional[str] = ..., keeper_pid: _Optional[int] = ..., keeper_awake: bool = ..., weights_bytes: _Optional[int] = ..., capacity_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class StatsReply(_message.Message):
-    __slots__ = ("counters", "tiers", "sessions", "leases", "uptime_s", "devices", "gpu_off", "unverified_bytes", "max_files", "max_sessions", "max_images", "images", "endpoint", "endpoint_off")
+    __slots__ = ("counters", "tiers", "sessions", "leases", "uptime_s", "devices", "gpu_off", "unverified_bytes", "max_files", "max_sessions", "max_images", "images", "endpoint", "endpoint_off", "tenants")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +238,7 @@ class StatsReply(_message.Message):
     IMAGES_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_OFF_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     counters: _containers.ScalarMap[str, int]
     tiers: _containers.RepeatedCompositeFieldContainer[TierStats]
     sessions: int
@@ -252,7 +253,30 @@ class StatsReply(_message.Message):
     images: int
     endpoint: str
     endpoint_off: str
-    def __init__(self, counters: _Optional[_Mapping[str, int]] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., uptime_s: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., gpu_off: _Optional[str] = ..., unverified_bytes: _Optional[int] = ..., max_files: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_images: _Optional[int] = ..., images: _Optional[int] = ..., endpoint: _Optional[str] = ..., endpoint_off: _Optional[str] = ...) -> None: ...
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantStats]
+    def __init__(self, counters: _Optional[_Mapping[str, int]] = ..., tiers: _Optional[_Iterable[_Union[TierStats, _Mapping]]] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., uptime_s: _Optional[float] = ..., devices: _Optional[_Iterable[_Union[Device, _Mapping]]] = ..., gpu_off: _Optional[str] = ..., unverified_bytes: _Optional[int] = ..., max_files: _Optional[int] = ..., max_sessions: _Optional[int] = ..., max_images: _Optional[int] = ..., images: _Optional[int] = ..., endpoint: _Optional[str] = ..., endpoint_off: _Optional[str] = ..., tenants: _Optional[_Iterable[_Union[TenantStats, _Mapping]]] = ...) -> None: ...
+
+class TenantStats(_message.Message):
+    __slots__ = ("name", "sessions", "leases", "leased_bytes", "resident_bytes", "most_sessions", "most_leases", "most_leased_bytes", "most_resident_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MOST_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MOST_LEASES_FIELD_NUMBER: _ClassVar[int]
+    MOST_LEASED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MOST_RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    sessions: int
+    leases: int
+    leased_bytes: int
+    resident_bytes: int
+    most_sessions: int
+    most_leases: int
+    most_leased_bytes: int
+    most_resident_bytes: int
+    def __init__(self, name: _Optional[str] = ..., sessions: _Optional[int] = ..., leases: _Optional[int] = ..., leased_bytes: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., most_sessions: _Optional[int] = ..., most_leases: _Optional[int] = ..., most_leased_bytes: _Optional[int] = ..., most_resident_bytes: _Optional[int] = ...) -> None: ...
 
 class Change(_message.Message):
     __slots__ = ("key", "place", "old", "new", "why", "generation", "names")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +13,10 @@ from operators import DEVICE, STATUS, Operator
 from trims.cli import daemon_commands
 from trims.cli.main import main
 from trims.control import Report
+from trims.control.answers import Tenant
 from trims.daemon import main as daemon_main
 from trims.daemon.config import Config
+from trims.tenants import hash_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,3 +123,32 @@ def test_an_order_is_passed_on_and_told_on_standard_error_only(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == 1
+
+
+def test_tenants_are_told_with_what_they_may_hold(
+    answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]
+) -> None:
+    blue = Tenant("blue", 1, 2, 3 << 20, 4 << 20, 5, None, None, 8 << 20)
+    answer(status=replace(STATUS, stats=replace(STATUS.stats, tenants=(blue,))))
+    assert main(["tenants"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()[1:]
+    assert line.split() == ["blue", "1", "of", "5", "2", "3.0", "MiB", "4.0", "MiB", "of", "8.0", "MiB"]
+    assert main(["tenants", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["most_resident_bytes"] == 8 << 20
+
+
+def test_a_daemon_without_tenants_says_so(answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]) -> None:
+    answer(status=STATUS)
+    assert main(["tenants"]) == 0
+    assert "no tenants: this daemon serves one user without limits" in capsys.readouterr().out
+
+
+def test_a_token_is_turned_into_what_the_tenants_file_has(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("0123456789abcdef\n"))
+    assert main(["tenants", "--hash"]) == 0
+    assert capsys.readouterr().out == f"{hash_of('0123456789abcdef')}\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("short\n"))
+    assert main(["tenants", "--hash"]) == 1
+    assert "at least 16 characters" in capsys.readouterr().err

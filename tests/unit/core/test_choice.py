@@ -418,7 +418,7 @@ def test_a_promotion_that_was_earned_is_told_apart_from_one_of_a_device() -> Non
     bench.ask("a")
     replica = bench.residency.find("a", CPU)
     assert replica is not None
-    waiter = promotions.begin_earned(replica)
+    waiter = promotions.begin_earned(replica, None)
     assert waiter.is_promotion
     assert promotions.end(waiter.ticket) is None
     assert promotions.earned == set()

@@ -100,7 +100,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "environments": f"mxnet={sys.executable},other={sys.executable}", "environments_dir": "/e",
         "converter_memory_bytes": "1MiB", "converter_time_s": "7", "behind_bytes_per_s": "1MiB",
         "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
-        "max_sessions": "77", "always_hash": "yes", "trust": "verified",
+        "tenants": "/t.yaml", "max_sessions": "77", "always_hash": "yes", "trust": "verified",
         "endpoint": "Yes", "endpoint_flags": "--port 9000", "log_level": "DEBUG",
     }  # fmt: skip
     assert set(given) == {field.name for field in fields(Config)}
@@ -110,7 +110,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         Choice("several", "/a,/b"), "lfu", "fifo", 1.5, "shm", Path("/dev/shm"), False,
         "GPU-1,GPU-2", "ipc", 0.5, 2 << 30, "gdsf", "fake:/f",
         {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, Path("/e"), 1 << 20, 7.0, 3, 5, 1 << 20, 0o660,
-        77, True, "verified", "yes", ("--port", "9000"), True, "debug",
+        Path("/t.yaml"), 77, True, "verified", "yes", ("--port", "9000"), True, "debug",
     )  # fmt: skip
 
 

@@ -15,13 +15,15 @@ from trims.daemon.clients import Connection
 from trims.daemon.requests import MAX_PENDING, Requests, file_name, grant_message
 from trims.memory.cuda.drivers import Export
 from trims.store.asks import Granted, Outcome
-from trims.wire.messages import Attach, Close, Open, Workspace, parse_request
+from trims.tenants import Tenant
+from trims.wire.messages import Attach, Close, Open, Resume, Workspace, parse_request
 from trims.wire.peer import Peer
 
 if TYPE_CHECKING:
     from trims.wire.frames import Message
 
 ME = os.geteuid()
+OPERATOR = {"tenant": None, "verified": False}
 EXPORT = Export("vmm", "GPU-1", 100, fd=5)
 
 
@@ -35,6 +37,7 @@ class Bench:
         self.has, self.outlives = True, False
         self.failure: Exception | None = None
         self.counters: Counter[str] = Counter()
+        self.names: dict[str, list[str]] = {}
         leases = SimpleNamespace(
             export_of=self._export_of,
             report_workspace=self._report_workspace,
@@ -45,9 +48,10 @@ class Bench:
         store: Any = SimpleNamespace(
             device_leases=leases,
             counters=self.counters,
+            read=SimpleNamespace(names_of=lambda key: self.names[key]),
             close=lambda *given: self.asked.append(("close", *given)),
             open=lambda name, _, **more: self.asked.append(("open", name, more)),
-            resume=lambda *given: self.asked.append(("resume", *given[:3])),
+            resume=lambda *given, tenant: self.asked.append(("resume", *given[:3], *([tenant] if tenant else []))),
         )
         self.requests = Requests(store, self._send, lambda _, number, outcome: self.answered.append((number, outcome)))
         self.connection = self.client(ME)
@@ -91,7 +95,7 @@ def test_a_close_is_confirmed_if_the_client_wants_to_know(bench: Bench, number: 
 
 def test_an_open_is_passed_on_with_the_session_and_counts_until_it_is_answered(bench: Bench) -> None:
     bench.requests.handle(bench.connection, an_open(model="bert", place="gpu:1", deadline_s=5.0))
-    wanted = {"session": 3, "place": Place.parse("gpu:1"), "deadline_s": 5.0}
+    wanted = {"session": 3, "place": Place.parse("gpu:1"), "deadline_s": 5.0, **OPERATOR}
     assert bench.asked == [("open", "bert", wanted)]
     assert bench.connection.pending == 1
     bench.requests.answer(bench.connection, 1, granted())
@@ -102,7 +106,7 @@ def test_an_open_is_passed_on_with_the_session_and_counts_until_it_is_answered(b
 def test_a_prefetch_is_accepted_at_once_and_outlives_its_session(bench: Bench) -> None:
     bench.requests.handle(bench.connection, an_open("prefetch", model="bert"))
     assert bench.sent == [({"id": 1, "accepted": True}, -1)]
-    assert bench.asked == [("open", "bert", {"place": None, "deadline_s": None, "lease": False})]
+    assert bench.asked == [("open", "bert", {"place": None, "deadline_s": None, "lease": False, **OPERATOR})]
     assert bench.connection.pending == 0
 
 
@@ -179,6 +183,50 @@ def test_a_file_is_named_by_its_absolute_path_without_detours() -> None:
         file_name(Peer(1, ME, 0), "a.npz")
     with pytest.raises(PermissionDeniedError, match=f"user {ME + 1} may open registered models"):
         file_name(Peer(1, ME + 1, 0), "/models/a.npz")
+
+
+BLUE = Tenant("blue", models=("bert-*",), verified=True)
+
+
+def test_a_tenants_open_carries_its_name_and_its_trust(bench: Bench) -> None:
+    bench.connection.tenant = BLUE
+    bench.requests.handle(bench.connection, an_open(model="bert-base"))
+    ((_, name, more),) = bench.asked
+    assert (name, more["tenant"], more["verified"]) == ("bert-base", "blue", True)
+
+
+@pytest.mark.parametrize("what", [{"model": "gpt2"}, {"model": "file:/models/a.npz"}, {"path": "/models/a.npz"}])
+def test_a_tenant_is_refused_what_is_not_its_to_open(bench: Bench, what: dict[str, str]) -> None:
+    bench.connection.tenant = BLUE
+    bench.requests.handle(bench.connection, an_open(**what))
+    ((_, error),) = bench.answered
+    assert isinstance(error, PermissionDeniedError)
+    assert "tenant 'blue' may" in str(error)
+    assert bench.asked == []
+
+
+def test_another_user_opens_no_path_that_is_dressed_up_as_a_model(bench: Bench) -> None:
+    stranger = bench.client(ME + 1)
+    bench.requests.handle(stranger, an_open(model="file:/models/a.npz"))
+    ((_, error),) = bench.answered
+    assert isinstance(error, PermissionDeniedError)
+    assert bench.asked == []
+
+
+def test_a_tenant_takes_up_only_images_of_its_models(bench: Bench) -> None:
+    bench.connection.tenant = BLUE
+    bench.names = {"a": ["gpt2"], "b": ["gpt2", "bert-base"]}
+    for number, key in enumerate("ab"):
+        bench.requests.handle(bench.connection, Resume(id=number, key=key, place="cpu"))
+    ((number, error),) = bench.answered
+    assert (number, type(error)) == (0, PermissionDeniedError)
+    assert bench.asked == [("resume", 3, "b", CPU, "blue")]
+
+
+def test_a_tenant_tells_nothing_about_workspaces(bench: Bench) -> None:
+    bench.connection.tenant = BLUE
+    bench.requests.handle(bench.connection, Workspace(id=1, lease=4, nbytes=70))
+    assert "tenant 'blue' may not tell this daemon what models need" in bench.error()["message"]
 
 
 def an_open(op: str = "open", **more: Any) -> Open:

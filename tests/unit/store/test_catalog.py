@@ -133,7 +133,7 @@ def test_what_is_learnt_counts_at_once_and_is_written_when_the_catalog_closes(fo
 class _NeverRuns:
     """Workers of a daemon that is killed before any of them runs."""
 
-    def submit(self, work: Callable[[], object]) -> bool:
+    def submit(self, work: Callable[[], object], tenant: str | None = None) -> bool:
         return True
 
     def stop(self, *, drop: bool = False, timeout_s: float | None = None) -> bool:

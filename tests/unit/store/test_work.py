@@ -111,3 +111,20 @@ def test_work_that_steps_back_hands_its_result_and_error_to_the_waiting_thread()
     with pytest.raises(ZeroDivisionError):
         stepped_back(lambda: 1 // 0)
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def test_tenants_take_turns_in_a_pool() -> None:
+    pool, entered, go_on, done = ThreadPool("turns", 1), threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        entered.set()
+        assert go_on.wait(WAIT_S)
+
+    pool.submit(first)
+    assert entered.wait(WAIT_S)
+    for number in range(3):
+        pool.submit(lambda number=number: done.append(f"greedy {number}"), "greedy")  # type: ignore[misc]
+    pool.submit(lambda: done.append("modest"), "modest")
+    go_on.set()
+    assert pool.stop(timeout_s=WAIT_S)
+    assert done == ["greedy 0", "modest", "greedy 1", "greedy 2"]
