@@ -11,11 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.place import DISK, FILE, Place, TierKind
+from trims.core.tenancy import MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims.core.events import Changed
+    from trims.tenants import Tenant
     from trims.tiers.base import Extent
 
     from .files import SimTier
@@ -69,6 +71,7 @@ class Judge:
         conversions: Conversions that hold something now.
         foul: Shared memory that was changed before the daemon that runs was started.
         stuck: Memory that could not be given back, once at least.
+        tenants: Of each client that belongs to one.
         in_door: The door's thread is at work: it must not look at any file.
     """
 
@@ -85,6 +88,7 @@ class Judge:
     stuck: set[str] = field(default_factory=set)
     foul: set[str] = field(default_factory=set)
     broken: list[str] = field(default_factory=list)
+    tenants: dict[int, Tenant] = field(default_factory=dict)
     draining: bool = False
     in_door: bool = False
     counts: Counter[str] = field(default_factory=Counter)
@@ -169,7 +173,18 @@ class Judge:
         if asked.kind == "open":
             self._check_meaning(asked, str(read))
         self.leases[number] = HeldLease(client, extent.label, extent.place, extent.key)
+        if client in self.tenants:
+            self._check_quota(self.tenants[client])
         return asked
+
+    def _check_quota(self, tenant: Tenant) -> None:
+        """What the clients of a tenant hold is no more than it may."""
+        held = [each for each in self.leases.values() if self.tenants.get(each.session) is tenant]
+        images = {(each.key, each.place) for each in held if each.place.tier in MEMORY}
+        leased_bytes = sum(self.sizes[self.by_key[key]] for key, _ in images)
+        quota = tenant.quota
+        self.check(len(held) <= (quota.leases or 0), f"{tenant.name} has {len(held)} leases")
+        self.check(leased_bytes <= (quota.leased_bytes or 0), f"{tenant.name} leases {leased_bytes} bytes")
 
     def _check_meaning(self, asked: Asked, content: str) -> None:
         now = self.clock()

@@ -55,6 +55,7 @@ def test_the_runs_serve_files_and_copy_them_behind_their_readers() -> None:
     assert happened["opens of what lies on the host"] > 20
     assert happened["opens of artifacts in place"] > 2
     assert happened["copies earned by use"] > 2
+    assert happened["refused for a quota"] > 2
 
 
 def test_the_runs_move_readers_of_disk_to_memory() -> None:

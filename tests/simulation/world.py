@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import BadMessageError, CapacityError, InUseError, InvariantError, TrimsError
+from trims.core.errors import BadMessageError, CapacityError, InUseError, InvariantError, QuotaError, TrimsError
 from trims.core.events import Grant, Refuse, Requested
 from trims.core.place import CPU, DISK, FILE, GPU
 from trims.core.policy import FirstInFirstOut, GreedyDualSizeFrequency, LeastFrequentlyUsed, LeastRecentlyUsed
 from trims.core.replica import State
+from trims.core.tenancy import Quota
 from trims.daemon.requests import Requests
 from trims.formats.base import Limits
 from trims.formats.picking import Picker
@@ -22,6 +23,7 @@ from trims.store.asks import Granted, Outcome
 from trims.store.catalog import Catalog
 from trims.store.resolve import ANY_READING, Reading, Resolved, Resolver
 from trims.store.store import Store
+from trims.tenants import Tenant
 from trims.trace.spans import Tracer
 from trims.wire.frames import encode
 from trims.wire.messages import parse_request
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 SIZES = {"c0": 10, "c1": 20, "c2": 30, "c3": 30, "c4": 45, "c5": 60, "c6": 90, "c7": 25, "c8": 500}
 CAPACITIES = {CPU: 100, DISK: 150, GPU: 80}
 POLICIES = (LeastRecentlyUsed, GreedyDualSizeFrequency, LeastFrequentlyUsed, FirstInFirstOut)
+#: Every second client belongs to one of these.
+TENANTS = (Tenant("small", quota=Quota(3, 60, 50)), Tenant("careful", quota=Quota(5, 90, 70), verified=True))
 NAMES = ("m0", "m1", "m2", "m3", "m4", "m5")
 
 
@@ -82,6 +86,7 @@ class Client:
 
     number: int
     peer: Peer = field(default_factory=lambda: Peer(1, 0, 0))
+    tenant: Tenant | None = None
     pending: int = 0
     over: bool = False
     inbox: deque[dict[str, Any]] = field(default_factory=deque)
@@ -203,6 +208,7 @@ class World:
             host=self.files,
             clock=scheduler.clock,
             max_images=self.max_images,
+            quotas={tenant.name: tenant.quota for tenant in TENANTS},
         )
         self._listen()
         self.answers: deque[tuple[Client, int, Outcome]] = deque()
@@ -230,8 +236,12 @@ class World:
                 self.happened["opens of artifacts in place"] += any(
                     isinstance(each, Grant) and each.lease.place is FILE for each in done
                 )
-                granted = any(isinstance(each, Grant) and each.ticket == event.waiter.ticket for each in done)
-                self.judge.check(granted, "an open that could be mapped at once waits")
+                mine = [each for each in done if getattr(each, "ticket", None) == event.waiter.ticket]
+                answered = any(
+                    isinstance(each, Grant) or (isinstance(each, Refuse) and isinstance(each.error, QuotaError))
+                    for each in mine
+                )
+                self.judge.check(answered, "an open that could be mapped at once waits")
             if (
                 was_draining
                 and isinstance(event, Requested)
@@ -257,6 +267,9 @@ class World:
 
     def _can_be_mapped(self, event: Requested) -> bool:
         found = [self.store.residency.find(event.key, place) for place in (CPU, DISK)]
+        tenant = event.waiter.tenant
+        if tenant is not None and self.store.residency.tenancy.refusal(tenant, found[0]) is not None:
+            found[0] = None  # what lies in memory is not for this tenant: its own files may have to be looked at
         if event.in_place is not None:
             found.append(self.store.residency.find(event.in_place, FILE))
         return any(replica is not None and replica.state is State.SEALED for replica in found)
@@ -312,7 +325,10 @@ class World:
 
     def connect(self) -> Client:
         """A client connects."""
-        client = Client(self.store.begin_session())
+        number = self.store.begin_session()
+        client = Client(number, tenant=(*TENANTS, None, None)[number % 4])
+        if client.tenant is not None:
+            self.judge.tenants[number] = client.tenant
         self.clients.append(client)
         return client
 
@@ -360,6 +376,7 @@ class World:
         """What the door would write into the client's socket."""
         encode(message)  # raises if it is too long for a frame
         if "error" in message:
+            self.happened["refused for a quota"] += message["error"]["code"] == "quota"
             self.judge.refused(client.number, message["id"], message["error"]["code"], message["error"]["message"])
         elif "lease" in message and "key" in message:
             assert isinstance(self._granting, Granted)

@@ -138,7 +138,7 @@ def _tenants(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon:
         tenants = daemon.status().stats.tenants
     if options.json:
-        say_json(as_json(tenants))
+        say_json([as_json(each) for each in tenants])
     elif not tenants:
         say("no tenants: this daemon serves one user without limits; see `trims serve --tenants`")
     else:

@@ -120,7 +120,8 @@ class Admission:
             in_place = replace(event, key=event.in_place, place=FILE, anywhere=False, modest=False, in_place=None)
             self.request(replace(in_place, keep=IN_PLACE_STAYS), again=True)
         elif replica is not None:
-            self.turn_away(replica, replace(waiter, modest=event.modest), refusal, event.at_s)
+            modest = event.modest and choice.is_sealed(self._ledger, event.key, DISK)
+            self.turn_away(replica, replace(waiter, modest=modest), refusal, event.at_s)
         else:
             self.refuse(waiter, refusal, event.at_s)
         return True
