@@ -236,6 +236,12 @@ def _count(value: Any) -> int:
     return int(value)
 
 
+def _at_least_one(value: Any) -> int:
+    if _count(value) == 0:
+        raise ValueError("must be 1 or more; leave its tokens out if it may not use the endpoint")
+    return int(value)
+
+
 def _bytes(value: Any) -> int:
     return parse_bytes(value)
 
@@ -255,5 +261,5 @@ _FIELDS: Mapping[str, Callable[[Any], Any]] = {
     "leases": _count,
     "leased_bytes": _bytes,
     "resident_bytes": _bytes,
-    "predictors": _count,
+    "predictors": _at_least_one,
 }

@@ -19,6 +19,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     endpoint.add_argument("--port", default="8000", help="for HTTP, 0 for any free one (default: 8000)")
     endpoint.add_argument("--grpc-port", default="8001", help="for gRPC, 0 for any free one, or none (default: 8001)")
     endpoint.add_argument("--token-file", type=Path, help="file with the bearer token that requests must bring")
+    text = "the daemon's tenants file: each tenant's tokens, models and predictors; needs --token-file"
+    endpoint.add_argument("--tenants", type=Path, help=text)
     endpoint.add_argument("--certificate", type=Path, help="TLS certificate, with its chain")
     endpoint.add_argument("--private-key", type=Path, help="its private key")
     endpoint.add_argument("--predictors", type=int, default=16, help="processes that run models at once (default: 16)")
@@ -75,6 +77,7 @@ def _serve(options: argparse.Namespace) -> None:
 
 def _settings(options: argparse.Namespace) -> EndpointSettings:
     from trims.core.units import parse_bytes
+    from trims.tenants import read_tenants
     from trims.wire.address import default_runtime_dir
     from trims_predictors.endpoint.settings import EndpointSettings, read_token
     from trims_predictors.isolation import choose
@@ -97,6 +100,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         port=_port(options.port, "--port"),
         grpc_port=None if options.grpc_port == "none" else _port(options.grpc_port, "--grpc-port", " or none"),
         token=None if options.token_file is None else read_token(options.token_file),
+        tenants=read_tenants(options.tenants),
         certificate=options.certificate,
         private_key=options.private_key,
         most_body_bytes=parse_bytes(options.max_body),
@@ -149,7 +153,7 @@ def _hidden(options: argparse.Namespace) -> list[Path]:
     """What predictors must not see: as the daemon that starts the endpoint says, else where a daemon has its files."""
     from trims.daemon.config import build_config
 
-    secrets = [path for path in (options.token_file, options.private_key) if path is not None]
+    secrets = [path for path in (options.token_file, options.private_key, options.tenants) if path is not None]
     config = build_config({"runtime_dir": options.runtime_dir} if options.runtime_dir else {})
     return [*options.hide, config.state_dir, config.segment_dir, *secrets]
 

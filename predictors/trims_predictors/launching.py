@@ -54,10 +54,12 @@ class Environment:
     Attributes:
         framework: `torch`, `onnxruntime`, `mxnet` or `numpy`.
         python: Interpreter; empty for this one.
+        tenant: Whose predictors run there, apart from those of others; empty for the operator's.
     """
 
     framework: str
     python: str = ""
+    tenant: str = ""
 
     def modules(self) -> list[str]:
         """What its template imports."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trims_predictors.isolation import OWN_PROCESS, Isolation
@@ -103,6 +103,16 @@ class Plan:
     batch_delay_s: float = 0.0
     keep_alive_s: float | None = None
     run_deadline_s: float | None = None
+
+    def for_tenant(self, tenant: str) -> Plan:
+        """The same model for a tenant, which has predictors, templates and a door to the daemon of its own."""
+        environment = replace(self.environment, tenant=tenant)
+        return replace(self, line=f"{self.line}/{tenant}", environment=environment)
+
+    @property
+    def model_line(self) -> str:
+        """The line without the tenant: the same for all that use this version of the manifest."""
+        return self.line.partition("/")[0]
 
 
 def load_message(plan: Plan, memory_bytes: int | None = None) -> Message:

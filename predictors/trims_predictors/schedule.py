@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import BusyError, InvariantError, PredictorError, TrimsError
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterator
 
 
 class State(enum.Enum):
@@ -127,9 +127,10 @@ class Schedule:
 
     Args:
         most: Predictors at once, those that are starting or stopping included.
+        numbers: Gives predictors their numbers; by default from 1 up.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, numbers: Iterator[int] | None = None) -> None:
         self._most = most
         self._lines: dict[str, _Line] = {}
         self._predictors: dict[int, _Predictor] = {}
@@ -139,7 +140,7 @@ class Schedule:
         self._stopping = 0
         self._wanting: OrderedDict[_Line, None] = OrderedDict()
         self._numbers = itertools.count()
-        self._ids = itertools.count(1)
+        self._ids = itertools.count(1) if numbers is None else numbers
 
     # -- events ----------------------------------------------------------------------------------------------------
 

@@ -98,6 +98,7 @@ def test_a_user_that_no_tenant_lists_is_refused_unless_one_takes_all(tmp_path: P
         ("blue: 4", "tenant 'blue': must be a mapping of users, tokens"),
         ("blue: {memory: 4}", "tenant 'blue': unknown field 'memory'; known are users, tokens"),
         ("blue: {leases: -1}", "leases: -1 cannot be used: must be a whole number from 0 up"),
+        ("blue: {predictors: 0}", "predictors: 0 cannot be used: must be 1 or more"),
         ("blue: {leases: true}", "leases: True cannot be used"),
         ("blue: {resident_bytes: much}", "resident_bytes: 'much' cannot be used"),
         ("blue: {trust: maybe}", "trust: 'maybe' cannot be used: must be one of"),

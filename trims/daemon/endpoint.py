@@ -158,6 +158,8 @@ def endpoint_of(config: Config, missing: Callable[[], str] | None = None) -> End
         command += ["--hide", str(hidden)]
     if config.environments:
         command += ["--environments", ",".join(f"{name}={path}" for name, path in config.environments.items())]
+    if config.tenants is not None:
+        command += ["--tenants", str(config.tenants)]
     return EndpointKeeper([*command, *config.endpoint_flags], str(config.runtime_dir), off)
 
 

@@ -6,7 +6,6 @@ clients know to try again.
 
 from __future__ import annotations
 
-import hmac
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -16,6 +15,7 @@ from trims.core.errors import BusyError, CallerError, ModelNotFoundError, TrimsE
 from trims.wire.status import status_of
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint import inference_pb2_grpc
+from trims_predictors.endpoint.callers import Callers, UnknownCallerError
 from trims_predictors.endpoint.grpc_requests import parse_request, write_answer
 from trims_predictors.endpoint.tracing import grpc_span
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
+    from trims.tenants import Tenants
     from trims_predictors.endpoint.health import Health
     from trims_predictors.endpoint.service import Service
 
@@ -131,14 +132,14 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
 
 class ErrorsAsStatus(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Turns errors into status codes, and refuses calls without the token.
+    """Turns errors into status codes, and refuses calls without a token.
 
     Args:
-        token: That every call must bring; None for none.
+        callers: Who may call.
     """
 
-    def __init__(self, token: str | None) -> None:
-        self._token = None if token is None else f"Bearer {token}"
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -160,10 +161,14 @@ class ErrorsAsStatus(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # g
         return grpc.unary_unary_rpc_method_handler(behaviour, handler.request_deserializer, handler.response_serializer)
 
     def _admits(self, details: grpc.HandlerCallDetails) -> bool:
-        if self._token is None or details.method.endswith(_OPEN_METHODS):
+        if details.method.endswith(_OPEN_METHODS):
             return True
         given = dict(details.invocation_metadata or ()).get("authorization", "")
-        return hmac.compare_digest(str(given).encode(), self._token.encode())
+        try:
+            self._callers.enter(str(given))  # each call has a task of its own, which goes on with the handler
+        except UnknownCallerError:
+            return False
+        return True
 
 
 _NEEDS_TOKEN = "this endpoint needs `authorization: Bearer TOKEN`"  # noqa: S105 - no token, but where it goes
@@ -190,11 +195,12 @@ async def start_server(
     token: str | None,
     certificate: Path | None,
     private_key: Path | None,
+    tenants: Tenants | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Listen on an address; returns the server and its port. Raises RuntimeError if the address is taken."""
     options = [("grpc.max_receive_message_length", most_body_bytes), ("grpc.max_send_message_length", -1)]
     options.append(("grpc.so_reuseport", 0))  # or a second endpoint would share the port in silence
-    server = grpc.aio.server(interceptors=[ErrorsAsStatus(token)], options=options)
+    server = grpc.aio.server(interceptors=[ErrorsAsStatus(Callers(token, tenants))], options=options)
     servicer = InferenceServicer(service)
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call] # generated
         servicer, server

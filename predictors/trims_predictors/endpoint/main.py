@@ -135,6 +135,7 @@ async def _start_grpc(settings: EndpointSettings, service: Service, health: Heal
             f"{host}:{settings.grpc_port}",
             most_body_bytes=settings.most_body_bytes,
             token=settings.token,
+            tenants=settings.tenants,
             certificate=settings.certificate,
             private_key=settings.private_key,
         )
@@ -197,6 +198,7 @@ async def _answer(
         most_body_bytes=settings.most_body_bytes,
         token=settings.token,
         loopback=is_loopback(settings.host) and settings.token is None,
+        tenants=settings.tenants,
     )
     config = uvicorn.Config(
         app,

@@ -7,7 +7,6 @@ Routes are those of the protocol, with and without a version, and of the extensi
 from __future__ import annotations
 
 import asyncio
-import hmac
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -18,6 +17,7 @@ from starlette.exceptions import HTTPException
 import trims
 from trims.core.errors import BusyError, CallerError, TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, read_body, read_object
+from trims_predictors.endpoint.callers import Callers, UnknownCallerError, may_ask_for
 from trims_predictors.endpoint.openapi import document, is_open
 from trims_predictors.endpoint.outcomes import GONE
 from trims_predictors.endpoint.page_routes import add_page_routes
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from trims.tenants import Tenants
     from trims_predictors.endpoint.metrics import Counting
     from trims_predictors.endpoint.otlp import RequestSpan
     from trims_predictors.endpoint.service import Service
@@ -48,7 +49,9 @@ _ONLY_READS = ("GET", "HEAD", "OPTIONS")
 _OWN_PAGE = ("same-origin", "none")
 
 
-def build_app(service: Service, *, most_body_bytes: int, token: str | None, loopback: bool) -> FastAPI:
+def build_app(
+    service: Service, *, most_body_bytes: int, token: str | None, loopback: bool, tenants: Tenants | None = None
+) -> FastAPI:
     """The application.
 
     Args:
@@ -56,6 +59,7 @@ def build_app(service: Service, *, most_body_bytes: int, token: str | None, loop
         most_body_bytes: Larger requests are refused.
         token: Bearer token that every request must bring but those for what `is_open`; None for none.
         loopback: Whether it listens on this machine only: then requests for other hosts' names are refused.
+        tenants: Those that have tokens of their own.
     """
     app = FastAPI(title="trims inference endpoint", version=trims.__version__, docs_url=None, redoc_url=None)
     stated = document(token=token is not None)
@@ -65,7 +69,7 @@ def build_app(service: Service, *, most_body_bytes: int, token: str | None, loop
     app.add_exception_handler(TooLargeBodyError, _too_large)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _bug)
-    app.add_middleware(Guard, token=token, loopback=loopback)
+    app.add_middleware(Guard, callers=Callers(token, tenants), loopback=loopback)
     return app
 
 
@@ -75,9 +79,9 @@ class Guard:
     Not a middleware of Starlette's own kind, which would put a queue and two tasks between each request and its answer.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, *, loopback: bool) -> None:
+    def __init__(self, app: ASGIApp, callers: Callers, *, loopback: bool) -> None:
         self._app = app
-        self._token = token
+        self._callers = callers
         self._loopback = loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,13 +98,20 @@ class Guard:
         if request.method not in _ONLY_READS and request.headers.get("sec-fetch-site", "none") not in _OWN_PAGE:
             return _error(403, "requests from pages of other sites are not taken")
         # Not `request.url.path`: older versions of Starlette make that from the header Host, too.
-        if self._token is not None and not is_open(request.scope["path"]):
-            given = request.headers.get("authorization", "").encode(errors="replace")
-            if not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
-                refused = _error(401, "this endpoint needs `Authorization: Bearer TOKEN`")
-                refused.headers["WWW-Authenticate"] = "Bearer"
-                return refused
-        return None
+        return None if is_open(request.scope["path"]) else self._not_allowed(request)
+
+    def _not_allowed(self, request: Request) -> Response | None:
+        """The answer to a request that its caller may not make; None if it may."""
+        path = request.scope["path"]
+        try:
+            tenant = self._callers.enter(request.headers.get("authorization", ""))
+        except UnknownCallerError:
+            refused = _error(401, "this endpoint needs `Authorization: Bearer TOKEN`")
+            refused.headers["WWW-Authenticate"] = "Bearer"
+            return refused
+        if may_ask_for(tenant, path):
+            return None
+        return _error(403, f"{path!r:.80} is for the operator of this endpoint; tenants ask for what is under /v2")
 
 
 def _router(service: Service, most_body_bytes: int) -> APIRouter:

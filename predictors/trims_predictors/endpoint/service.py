@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import trims
 from trims.core.errors import ModelNotFoundError, TrimsError
+from trims_predictors.endpoint.callers import caller, require_operator
 from trims_predictors.endpoint.daemon_figures import DaemonFigures, figures
 from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.endpoint.overview import Overview
@@ -43,7 +44,8 @@ class Service:
         self._daemon = daemon
         self.fleet = fleet
         self._plans = Plans(daemon, picker, fleet.retire)
-        self._statistics: dict[str, ModelStatistics] = {}
+        #: By tenant and model; those without a tenant are of all requests.
+        self._statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._figures = DaemonFigures(daemon)
         self.metrics = Metrics()
         self.tracing = tracing
@@ -63,11 +65,15 @@ class Service:
             return False
 
     async def models(self) -> list[Model]:
-        """All registered models."""
-        return await self._daemon.models()
+        """All registered models; for a tenant those that it may open."""
+        tenant = caller()
+        return [each for each in await self._daemon.models() if tenant is None or tenant.may_open(each.name)]
 
     async def plan(self, model: str, version: str = "") -> Plan:
-        """See `Plans.of`."""
+        """See `Plans.of`. A tenant has predictors of its own. Raises PermissionDeniedError if it may not open it."""
+        tenant = caller()
+        if tenant is not None:
+            tenant.check(model)
         try:
             plan = await self._plans.of(model, version)
         except ModelNotFoundError:
@@ -75,7 +81,7 @@ class Service:
                 self.metrics.forget(model)
             raise
         self.metrics.register(model)
-        return plan
+        return plan if tenant is None else plan.for_tenant(tenant.name)
 
     async def metrics_page(self) -> bytes:
         """What is counted, for Prometheus; with the daemon's figures if it answers soon."""
@@ -100,10 +106,12 @@ class Service:
     ) -> tuple[Plan, Answer]:
         """Answer one request, count it, and tell its span; see `Fleet.infer`."""
         began = time.perf_counter()
-        if (guess := self._plans.guess(model, version)) is not None:
-            self.fleet.expect(guess, tensors)
+        tenant = caller()
+        guess = self._plans.guess(model, version)
+        if guess is not None and (tenant is None or tenant.may_open(model)):
+            self.fleet.expect(guess if tenant is None else guess.for_tenant(tenant.name), tensors)
         plan = await self.plan(model, version)
-        statistics = self._statistics.setdefault(model, ModelStatistics())
+        statistics = self._statistics_of(model)
         try:
             answer = await self.fleet.infer(
                 plan,
@@ -114,12 +122,20 @@ class Service:
                 begin_run=None if span is None else span.begin_run,
             )
         except (TrimsError, asyncio.CancelledError):
-            statistics.failed(time.perf_counter() - began)
+            for counted in statistics:
+                counted.failed(time.perf_counter() - began)
             raise
-        statistics.answered(answer, time.perf_counter() - began)
+        for counted in statistics:
+            counted.answered(answer, time.perf_counter() - began)
         if span is not None:
             span.answered(plan, answer)
         return plan, answer
+
+    def _statistics_of(self, model: str) -> list[ModelStatistics]:
+        """What counts a request: the model's statistics, and for a tenant its own as well."""
+        tenant = caller()
+        names = ["", *([] if tenant is None else [tenant.name])]
+        return [self._statistics.setdefault((name, model), ModelStatistics()) for name in names]
 
     async def describe(self, model: str, version: str = "") -> dict[str, Any]:
         """Metadata of a model: its inputs and outputs as the manifest or a predictor has told them."""
@@ -149,12 +165,14 @@ class Service:
         }
 
     async def statistics(self, model: str = "", version: str = "") -> list[dict[str, Any]]:
-        """Of one model, or of all that were asked for."""
+        """Of one model, or of all that were asked for; for a tenant those of its own requests."""
+        tenant = caller()
+        whose = "" if tenant is None else tenant.name
         if model:
             plan = await self.plan(model, version)
-            return [self._statistics.get(model, ModelStatistics()).told(model, plan.version)]
+            return [self._statistics.get((whose, model), ModelStatistics()).told(model, plan.version)]
         told = []
-        for name, counted in self._statistics.items():
+        for name, counted in [(name, each) for (of, name), each in self._statistics.items() if of == whose]:
             try:
                 told.append(counted.told(name, (await self.plan(name)).version))
             except ModelNotFoundError:
@@ -190,12 +208,14 @@ class Service:
 
         A model that was just unloaded may still be read by predictors that end: that is waited for.
         """
+        require_operator("load models")
         self._plans.forget(model)
         await self.plan(model)
         await self._daemon.load(model, deadline_s=_LOAD_S)
 
     async def unload(self, model: str) -> None:
         """End a model's predictors and free its weights; those that are leased stay until the leases end."""
+        require_operator("unload models")
         await self.plan(model)
         self._plans.forget(model)
         await self._daemon.evict(model, drain=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ConfigError
+from trims.tenants import Tenants
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,7 @@ class EndpointSettings:
         port: For HTTP; 0 for any free one.
         grpc_port: For gRPC; 0 for any free one, None for no gRPC.
         token: That every request must bring; None only on loopback.
+        tenants: Those that have tokens of their own.
         certificate: File for TLS, with the chain.
         private_key: Its key.
         most_body_bytes: Larger requests are refused.
@@ -40,6 +42,7 @@ class EndpointSettings:
     port: int = 8000
     grpc_port: int | None = 8001
     token: str | None = None
+    tenants: Tenants = field(default_factory=Tenants)
     certificate: Path | None = None
     private_key: Path | None = None
     most_body_bytes: int = 256 << 20
@@ -53,6 +56,11 @@ class EndpointSettings:
         """Raise ConfigError if it would listen openly, or misses a half of what belongs together."""
         if (self.certificate is None) != (self.private_key is None):
             raise ConfigError("TLS needs both a certificate and its private key")
+        if self.tenants and self.token is None:
+            raise ConfigError(
+                "with --tenants the endpoint needs a token of the operator as well (--token-file), or every request "
+                "without a token would be the operator's"
+            )
         if is_loopback(self.host):
             return
         if self.token is None or self.certificate is None:

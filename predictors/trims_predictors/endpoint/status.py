@@ -13,6 +13,7 @@ from trims.core.errors import (
     ModelNotFoundError,
     NotSupportedError,
     PermissionDeniedError,
+    QuotaError,
     TrimsError,
 )
 
@@ -24,6 +25,7 @@ _STATUS: tuple[tuple[type[TrimsError], int], ...] = (
     (NotSupportedError, 501),
     (CallerError, 400),
     (InUseError, 409),
+    (QuotaError, 429),
     (CapacityError, 503),
     (DeadlineError, 504),
     (LostPeerError, 503),

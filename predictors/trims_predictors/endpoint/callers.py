@@ -1,0 +1,71 @@
+"""On whose behalf a request is answered: the operator's, or that of the tenant whose bearer token it brings."""
+
+from __future__ import annotations
+
+import hmac
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+from trims.core.errors import PermissionDeniedError
+from trims.tenants import Tenants
+
+if TYPE_CHECKING:
+    from trims.tenants import Tenant
+
+_SCHEME = "Bearer "
+#: What a tenant may ask for; everything else is the operator's.
+_OF_TENANTS = ("/v2", "/openapi.json")
+#: Of the request that the running task answers; None for the operator.
+_caller: ContextVar[Tenant | None] = ContextVar("caller", default=None)
+
+
+class UnknownCallerError(Exception):
+    """The token is missing or wrong."""
+
+
+class Callers:
+    """Who may ask.
+
+    Args:
+        token: The operator's; None if requests need none.
+        tenants: Those that have tokens of their own.
+    """
+
+    def __init__(self, token: str | None, tenants: Tenants | None = None) -> None:
+        self._expected = None if token is None else f"{_SCHEME}{token}".encode()
+        self._tenants = tenants or Tenants()
+
+    def enter(self, authorization: str) -> Tenant | None:
+        """Let the running task act for whom the header `Authorization` names. Raises UnknownCallerError.
+
+        Returns the tenant, None for the operator.
+        """
+        tenant = self._of(authorization)
+        _caller.set(tenant)
+        return tenant
+
+    def _of(self, authorization: str) -> Tenant | None:
+        given = authorization.encode(errors="replace")
+        if self._expected is None or hmac.compare_digest(given, self._expected):
+            return None
+        tenant = self._tenants.of_token(authorization.removeprefix(_SCHEME)) if authorization[:7] == _SCHEME else None
+        if tenant is None:
+            raise UnknownCallerError
+        return tenant
+
+
+def caller() -> Tenant | None:
+    """The tenant for which the running task acts; None for the operator."""
+    return _caller.get()
+
+
+def require_operator(what: str) -> None:
+    """Raises PermissionDeniedError for a tenant."""
+    tenant = _caller.get()
+    if tenant is not None:
+        raise PermissionDeniedError(f"tenant {tenant.name!r} may not {what}; only the operator of this endpoint may")
+
+
+def may_ask_for(tenant: Tenant | None, path: str) -> bool:
+    """Whether a path is one of those that tenants may ask for, if it is a tenant that asks."""
+    return tenant is None or path.startswith(_OF_TENANTS)
