@@ -96,11 +96,12 @@ class MappedImage:
         anywhere: True if every open of it has left the place to the daemon.
         names: The names that it was opened by.
         lost: Why its owner does not have the memory any more; None while the owner has it.
+        parked: Whether it has only its addresses now, and no lease (see `parking`).
     """
 
     __slots__ = (
         "__weakref__", "_asked", "_held", "anywhere", "attachment", "borrows", "digest", "identity", "key", "leases",
-        "lost", "names", "place", "region",
+        "lost", "names", "parked", "place", "region",
     )  # fmt: skip
 
     def __init__(
@@ -118,6 +119,7 @@ class MappedImage:
         self.anywhere = True
         self.names: set[str] = set()
         self.lost: str | None = None
+        self.parked = False
         self._asked: Channel | None = None
 
     @property
@@ -190,6 +192,7 @@ class MappedImage:
         """
         if (
             self.place == "file"
+            or self.parked
             or self._held.unmapped
             or self.lost is not None
             or self._asked is channel
@@ -374,6 +377,18 @@ class MappedImages:
                 del self._by_image[mapping.image]
                 self._unborrowed.add(mapping)
         mapping.close()
+
+    def put_aside(self, mapping: MappedImage) -> None:
+        """Let no open share a mapping from now on. Called under the lock, as `put_back` is."""
+        if self._by_image.get(mapping.image) is mapping:
+            del self._by_image[mapping.image]
+            self._unborrowed.add(mapping)
+
+    def put_back(self, mapping: MappedImage) -> None:
+        """Undo `put_aside`, unless the memory was mapped a second time since."""
+        if mapping.image not in self._by_image:
+            self._by_image[mapping.image] = mapping
+            self._unborrowed.discard(mapping)
 
     def find(self, channel: Channel, number: int) -> MappedImage | None:
         """The mapping that a lease keeps; None if its grant is not mapped yet, or not any more."""

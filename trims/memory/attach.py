@@ -15,13 +15,14 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ClosedError, ImageError
+from trims.core.errors import ClosedError, ImageError, NotSupportedError
 from trims.memory.mapping import FileMapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from trims.memory.pages import Pages
+    from trims.memory.parking import Parking
 
 
 class Attachment:
@@ -56,6 +57,7 @@ class Attachment:
         self._lock = threading.Lock()
         self._live = _Live(on_release)
         self._closed = False
+        self._parked = False
         try:
             self._mapped = self._live.map(self._fd, nbytes, self._pages)
             self._shared: FileMapping | None = self._mapped
@@ -88,6 +90,8 @@ class Attachment:
         with self._lock:
             if self._closed:
                 raise ClosedError("these weights are closed; open them again to read")
+            if self._parked:
+                raise ClosedError("these weights are parked; wake them to read")
             return self._live.map(self._fd, self.nbytes, self._pages, private=True).view()
 
     @property
@@ -105,10 +109,37 @@ class Attachment:
         """A mapped file stays whole whichever process dies."""
         return
 
+    def park(self, identity: tuple[int, int]) -> Parking:
+        """Let go of the memory and keep its addresses; nothing may read it until `wake`.
+
+        Args:
+            identity: Device and inode of the file.
+
+        Raises:
+            NotSupportedError: It consists of several files, is closed, or is not found in the kernel's list.
+            OSError: The kernel refused.
+        """
+        from trims.memory.parking import Parking
+
+        with self._lock:
+            if self._pages or self._closed or self._parked:
+                raise NotSupportedError("only open weights that lie in one file can be parked, once")
+            parking = Parking(identity)
+            self._parked = True
+            return parking
+
+    def wake(self, parking: Parking, fd: int) -> None:
+        """Map the same file again, at the same addresses. Raises ClosedError, OSError."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError("these weights are closed; open them again to read")
+            parking.restore(fd)
+            self._parked = False
+
     @property
     def can_exchange(self) -> bool:
         """Whether `exchange` would change anything now, as far as can be said without trying."""
-        return self._live.mappings == 1 and self._mapped.can_exchange
+        return self._live.mappings == 1 and not self._parked and self._mapped.can_exchange
 
     def exchange(self, fd: int) -> bool:
         """Map the same bytes from another file instead, at the same addresses; views stay valid.
@@ -128,7 +159,7 @@ class Attachment:
         if held < self.nbytes:
             raise ImageError(f"the segment has {held} bytes, the image {self.nbytes}")
         with self._lock:
-            if self._live.mappings != 1:
+            if self._live.mappings != 1 or self._parked:
                 return False
             fds = [] if self._closed else [os.dup(fd)]  # before: afterwards nothing may fail
             exchanged = False

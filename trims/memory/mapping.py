@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LARGE_PAGE_BYTES = 2 << 20
 #: Below this, aligning costs as much as it saves.
 _WORTH_BYTES = 16 << 20
-_FIXED, _NO_RESERVE, _POPULATE = 0x10, 0x4000, 0x8000
+FIXED, NO_RESERVE, _POPULATE = 0x10, 0x4000, 0x8000
 
 
 class FileMapping:
@@ -115,8 +115,8 @@ class FileMapping:
             return False
         import ctypes
 
-        how = (mmap.PROT_READ, mmap.MAP_SHARED | _FIXED | _POPULATE)
-        _checked(c_library().mmap(ctypes.addressof(memory), self._nbytes, *how, fd, 0))
+        how = (mmap.PROT_READ, mmap.MAP_SHARED | FIXED | _POPULATE)
+        checked(c_library().mmap(ctypes.addressof(memory), self._nbytes, *how, fd, 0))
         return True
 
     def close(self) -> None:
@@ -138,12 +138,12 @@ def _map_aligned(
     prot, flags = how
     length = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
     span = length + LARGE_PAGE_BYTES
-    room = _checked(libc.mmap(None, span, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE, -1, 0))
+    room = checked(libc.mmap(None, span, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE, -1, 0))
     start = -(-room // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
     try:
-        _checked(libc.mmap(start, nbytes, prot, flags | _FIXED, fd, 0))
+        checked(libc.mmap(start, nbytes, prot, flags | FIXED, fd, 0))
         for other, begin, count, offset in pages:
-            _checked(libc.mmap(start + begin, count, prot, flags | _FIXED, other, offset))
+            checked(libc.mmap(start + begin, count, prot, flags | FIXED, other, offset))
     except OSError:
         libc.munmap(room, span)
         raise
@@ -180,7 +180,8 @@ def c_library() -> Any:
     return _c_library
 
 
-def _checked(address: int | None) -> int:
+def checked(address: int | None) -> int:
+    """What `mmap` has returned. Raises OSError if it failed."""
     import ctypes
     import os
 
