@@ -126,7 +126,7 @@ class Demo:
     def _ask(self, done: Sequence[Compared]) -> None:
         """Requests to an endpoint, each for a model that no process runs."""
         frameworks = ",".join(_ASKED[compared.model.workload].framework for compared in done)
-        flags = ["--preload", frameworks, *environment_of(self._mxnet)]
+        flags = ["--preload", frameworks, "--hot-spares", "0", *environment_of(self._mxnet)]
         rows = []
         with (
             console.status("Requests to the endpoint, each for a model that no process runs ..."),

@@ -132,6 +132,16 @@ class EndpointProcess:
             time.sleep(_POLL_S)
         raise EndpointError(f"no spare for {framework} after {deadline_s:g} s: {self.state()}; {''.join(self._said)}")
 
+    def await_hot_spare(self, model: str, deadline_s: float = 120.0) -> None:
+        """Wait until no predictor of the model runs and a hot spare waits. Raises EndpointError after the deadline."""
+        until = time.monotonic() + deadline_s
+        while time.monotonic() < until:
+            state = self.state()
+            if state["hot"].get(model) and model not in state["models"]:
+                return
+            time.sleep(_POLL_S)
+        raise EndpointError(f"no hot spare of {model} after {deadline_s:g} s: {self.state()}; {''.join(self._said)}")
+
 
 def environment_of(mxnet: Path | None) -> list[str]:
     """Flags for the MXNet environment, if there is one."""

@@ -31,6 +31,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     endpoint.add_argument("--template-keep-alive-s", default="600", help=text)
     text = "memory of all templates and spares together, such as 2GiB, or none for no bound (default: none)"
     endpoint.add_argument("--template-memory", default="none", help=text)
+    text = "predictors that have loaded a model in steady demand ahead of need, of all models together, or 0"
+    endpoint.add_argument("--hot-spares", type=int, default=2, help=f"{text} (default: 2)")
     text = "how far predictors are kept apart: process, user:NAME, namespaces, or auto for the best without privileges"
     endpoint.add_argument("--isolation", default="process", help=f"{text} (default: process)")
     text = "folder or file of the daemon that predictors must not see (with namespaces); may be repeated"
@@ -85,12 +87,13 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
 
     fleet = Settings(
         runtime_dir=options.runtime_dir or default_runtime_dir(),
-        predictors=_at_least_one(options.predictors, "--predictors"),
-        queue=_at_least_one(options.queue, "--queue"),
+        predictors=_at_least(options.predictors, "--predictors", 1),
+        queue=_at_least(options.queue, "--queue", 1),
         keep_alive_s=_seconds(options.keep_alive_s, "--keep-alive-s"),
         template_keep_alive_s=_seconds(options.template_keep_alive_s, "--template-keep-alive-s"),
         most_template_bytes=_bound(options.template_memory),
         isolation=choose(options.isolation, [str(path) for path in _hidden(options)]),
+        hot_spares=_at_least(options.hot_spares, "--hot-spares", 0),
         end_abandoned=options.abandoned_runs == "end",
         most_predictor_bytes=_memory(options.predictor_memory, "--predictor-memory"),
     )
@@ -111,11 +114,11 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
     )
 
 
-def _at_least_one(value: int, flag: str) -> int:
+def _at_least(value: int, flag: str, least: int) -> int:
     from trims.core.errors import ConfigError
 
-    if value < 1:
-        raise ConfigError(f"{flag} is {value}; it must be 1 or more")
+    if value < least:
+        raise ConfigError(f"{flag} is {value}; it must be {least} or more")
     return value
 
 

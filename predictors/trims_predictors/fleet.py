@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, DeadlineError, DrainingError, PredictorError, TrimsError
 from trims_predictors.batches import join, rows_of, split
+from trims_predictors.hot_spares import HotSpares
 from trims_predictors.launching import Environment, Launcher
 from trims_predictors.nursery import Nursery
 from trims_predictors.records import Answer, load_message
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from trims.core.serving import TensorType
+    from trims.wire.frames import Message
     from trims_predictors.processes import PredictorProcess
     from trims_predictors.records import Plan, Settings
     from trims_predictors.tensors import Tensor
@@ -83,7 +85,11 @@ class Fleet:
             busy=self._is_busy,
             limits=TemplateLimits(settings.template_keep_alive_s, settings.most_template_bytes),
         )
+        #: Predictors that have loaded a model ahead of need.
+        self.hot = HotSpares(self._nursery, settings, self._count)
         self._running: dict[int, _Running] = {}
+        #: Predictors whose process is just being had, and that are wanted.
+        self._coming: set[int] = set()
         #: Jobs that run, and which predictor runs them.
         self._runs: dict[Job, int] = {}
         self._plans: dict[str, Plan] = {}
@@ -204,6 +210,7 @@ class Fleet:
 
     def retire(self, line: str) -> None:
         """Let the predictors of a line end, as soon as they are idle."""
+        self.hot.retire(line)
         self._do(self._schedule.retire(line))
 
     def state(self, line: str) -> dict[str, int]:
@@ -217,6 +224,7 @@ class Fleet:
         return {
             "models": {model: line for model, line in lines.items() if any(line.values())},
             "spares": self._nursery.spares(),
+            "hot": self.hot.report(),
             "learning": self._nursery.learning(),
             "templates": self._nursery.templates(),
             "counters": dict(self.counters),
@@ -247,11 +255,14 @@ class Fleet:
                 self._background(self._stop(step.predictor))
 
     async def _start(self, predictor: int, plan: Plan) -> None:
+        self._coming.add(predictor)
         try:
             began = time.perf_counter()
-            process = await self._nursery.take(plan.environment)
+            hot = await self.hot.take(plan)
+            process = await self._nursery.take(plan.environment) if hot is None else hot[0]
             taken = time.perf_counter()
         except (TrimsError, OSError) as error:
+            self._coming.discard(predictor)
             self._refuse(predictor, error)
             self._forget(predictor, plan.line, "it was not started")
             return
@@ -259,19 +270,31 @@ class Fleet:
         process.going.add_done_callback(lambda _: self._do(self._schedule.lost(predictor)))
         process.ended.add_done_callback(lambda ended: self._ended(predictor, ended.result()))
         self._count(f"started_{process.how}")
+        if predictor not in self._coming:  # its slot is needed by now
+            await process.end()
+            return
+        self._coming.discard(predictor)
+        if hot is not None:
+            self._loaded(predictor, running, hot[1], taken - began - sum(hot[1]["stages"].values()))
+            return
         try:
             message = load_message(plan, self._settings.most_predictor_bytes)
             answer = await process.ask(message, deadline_s=self._settings.load_deadline_s)
         except TrimsError as error:
             self._refuse(predictor, error)
             return
+        self._loaded(predictor, running, answer, taken - began)
+        if running.how != "spawned":
+            self._nursery.teach(plan.environment, [*plan.preload, *answer["imported"]])
+
+    def _loaded(self, predictor: int, running: _Running, answer: Message, process_s: float) -> None:
+        plan = running.plan
+        self.hot.loaded(plan, answer)
         running.place, running.warm = str(answer["place"]), bool(answer["warm"])
-        running.stages = {"process_s": taken - began, **answer["stages"]}
+        running.stages = {"process_s": max(0.0, process_s), **answer["stages"]}
         self._signatures[plan.model] = (plan.line, types_of(answer["inputs"]), types_of(answer["outputs"]))
         self._do(self._schedule.ready(predictor))
         self._watch_idle(predictor)
-        if running.how != "spawned":
-            self._nursery.teach(plan.environment, [*plan.preload, *answer["imported"]])
 
     def _refuse(self, predictor: int, error: TrimsError | OSError) -> None:
         if not isinstance(error, TrimsError):
@@ -301,6 +324,7 @@ class Fleet:
             self._do(self._schedule.done(predictor))
             self._watch_idle(predictor)
         self._nursery.tend(running.plan.environment)
+        self.hot.tend()
 
     async def _run_together(self, running: _Running, jobs: Sequence[Job]) -> None:
         began = time.perf_counter()
@@ -337,7 +361,9 @@ class Fleet:
 
     async def _stop(self, predictor: int) -> None:
         running = self._running.get(predictor)
-        if running is not None:
+        if running is None:
+            self._coming.discard(predictor)
+        else:
             await running.process.end()
 
     def _ended(self, predictor: int, why: str) -> None:
@@ -402,6 +428,7 @@ class Fleet:
             self.retire(each)
         for running in list(self._running.values()):
             running.process.kill("the endpoint ended")
+        await self.hot.close()
         await self._nursery.close()
         while self._tasks:  # tasks that end may start others
             await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import BadMessageError, DrainingError, LostPeerError, PredictorError, TrimsError
 from trims_predictors.processes import PredictorProcess, spawn
 from trims_predictors.templates import Template
-from trims_predictors.turnover import End, EndSpare, Leave, Limits, Standing
+from trims_predictors.turnover import End, EndHotSpare, EndSpare, Leave, Limits, Standing
 from trims_predictors.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -41,7 +41,12 @@ _BURIAL_S = 10.0
 _CALM_S, _LONGEST_CALM_S = 0.05, 2.0
 #: Rounds of learning of one template.
 _MOST_LESSONS = 32
-_TOLD = {EndSpare: "a spare ends", End: "a template ends", Leave: "a template ends with its last predictor"}
+_TOLD = {
+    EndHotSpare: "a hot spare ends",
+    EndSpare: "a spare ends",
+    End: "a template ends",
+    Leave: "a template ends with its last predictor",
+}
 
 
 class Nursery:
@@ -64,6 +69,8 @@ class Nursery:
         self._threads = threads
         self._templates: dict[Environment, Template] = {}
         self._spares: dict[Environment, list[PredictorProcess]] = {}
+        #: Processes that have loaded a model ahead of need (see `hot_spares`).
+        self._hot: dict[Environment, list[PredictorProcess]] = {}
         self._learned: dict[Environment, list[str]] = {}
         #: Modules that cannot be imported in a template.
         self._banned: dict[Environment, set[str]] = {}
@@ -85,6 +92,7 @@ class Nursery:
         #: The most bytes that a template had, which are fewer while it shares some; and those of a spare alone.
         self._sizes: dict[Environment, int] = {}
         self._spare_sizes: dict[Environment, int] = {}
+        self._hot_sizes: dict[Environment, int] = {}
         self._upkeep = Upkeep(self, limits or Limits())
         self._keeping = False
         self._closing = False
@@ -176,6 +184,49 @@ class Nursery:
             self._lessons[environment] = lessons + 1
             self._teaching.add(environment)
             self._background(self._teach(environment, new))
+
+    async def make(self, environment: Environment) -> PredictorProcess:
+        """A process of its own beside the spares, prepared as they are. Raises TrimsError."""
+        try:
+            process = await self._fork(environment)
+        except (PredictorError, LostPeerError, BadMessageError):
+            self._check_open()
+            process = self._watch(spawn(self._launcher, environment), environment)
+        return await self._prepared(process, environment)
+
+    async def _prepared(self, process: PredictorProcess, environment: Environment) -> PredictorProcess:
+        prepare = {"op": "prepare", "modules": environment.modules(), "threads": self._threads}
+        try:
+            await process.ask(prepare, deadline_s=_PREPARE_S)
+        except BaseException:
+            process.kill("it could not be prepared")
+            raise
+        return process
+
+    def shelve(self, process: PredictorProcess) -> None:
+        """Count a process as a hot spare, which goes first when memory is needed, until `unshelve` or its end."""
+        environment = self._living[process]
+        self._hot.setdefault(environment, []).append(process)
+        process.going.add_done_callback(lambda _: self.unshelve(process))
+        self._upkeep.stir()
+
+    def unshelve(self, process: PredictorProcess) -> bool:
+        """Count it no more. False if it was not counted, because it is being ended."""
+        for shelf in self._hot.values():
+            if process in shelf:
+                shelf.remove(process)
+                return True
+        return False
+
+    def has_room_for_hot(self, environment: Environment) -> bool:
+        """Whether one more hot spare would not be ended again at once for its memory."""
+        template = self._templates.get(environment)
+        missing = 0 if template is not None and template.lost is None else self._sizes.get(environment, 0)
+        return self._has_room(missing + self._hot_sizes.get(environment, self._spare_sizes.get(environment, 0)))
+
+    def identities(self) -> object:
+        """What is hidden from processes that start now; another value once something of it was replaced."""
+        return self._launcher.identities()
 
     async def _fork(self, environment: Environment) -> PredictorProcess:
         self._check_open()
@@ -276,13 +327,7 @@ class Nursery:
         try:
             await self.calm()
             while self._wants_spare(environment):
-                spare = await self._fork(environment)
-                prepare = {"op": "prepare", "modules": environment.modules(), "threads": self._threads}
-                try:
-                    await spare.ask(prepare, deadline_s=_PREPARE_S)
-                except BaseException:
-                    spare.kill("it could not be prepared")
-                    raise
+                spare = await self._prepared(await self._fork(environment), environment)
                 self._spares.setdefault(environment, []).append(spare)
                 self._upkeep.stir()
         except Exception as error:  # noqa: BLE001 - without a spare, the next predictor is forked or spawned
@@ -317,7 +362,8 @@ class Nursery:
     def _processes(self) -> list[tuple[Environment, int]]:
         """Of all templates and spares."""
         templates = [(environment, template.pid) for environment, template in self._running()]
-        return templates + [(each, spare.pid) for each, spares in self._spares.items() for spare in spares]
+        waiting = [*self._spares.items(), *self._hot.items()]
+        return templates + [(each, spare.pid) for each, spares in waiting for spare in spares]
 
     def pids(self) -> list[int]:
         """See `Household`."""
@@ -327,24 +373,29 @@ class Nursery:
         """See `Household`."""
         served = {id(template) for template in self._templates.values()}
         others = [template.pid for _, template in self._running() if id(template) not in served]
-        environments = {*self._templates, *(each for each, spares in self._spares.items() if spares)}
+        waiting = [*self._spares.items(), *self._hot.items()]
+        environments = {*self._templates, *(each for each, spares in waiting if spares)}
         found = [self._standing(each, counted) for each in environments]
         return found, sum(counted[pid].share_bytes for pid in others if pid in counted)
 
     def _standing(self, environment: Environment, counted: Mapping[int, Footprint]) -> Standing:
         template, spares = self._templates.get(environment), self._spares.get(environment, [])
-        pids = {spare.pid for spare in spares}
+        hot = self._hot.get(environment, [])
+        pids, hot_pids = {spare.pid for spare in spares}, {each.pid for each in hot}
         alive = template is not None and template.lost is None
         if template is not None and alive and template.pid in counted:
             self._sizes[environment] = max(self._sizes.get(environment, 0), counted[template.pid].share_bytes)
         if spares and spares[-1].pid in counted:
             self._spare_sizes[environment] = counted[spares[-1].pid].own_bytes
+        if hot and hot[-1].pid in counted:
+            self._hot_sizes[environment] = counted[hot[-1].pid].own_bytes
         return Standing(
             environment,
             nbytes=counted[template.pid].share_bytes if template and alive and template.pid in counted else 0,
             spare_bytes=tuple(counted[pid].share_bytes if pid in counted else 0 for pid in pids),
+            hot_bytes=tuple(counted[pid].share_bytes if pid in counted else 0 for pid in hot_pids),
             used_s=self._used_s.get(environment, 0.0),
-            predictors=len(template.predictors - pids) if template and alive else 0,
+            predictors=len(template.predictors - pids - hot_pids) if template and alive else 0,
             waited_for=bool(template and alive and template.waited_for),
             kept=environment in self._kept,
             leaving=environment in self._leaving,
@@ -356,6 +407,8 @@ class Nursery:
         _log.info("%s for %s: %s", _TOLD[type(step)], environment.framework, step.why)
         if isinstance(step, Leave):
             self._leaving.add(environment)
+        elif isinstance(step, EndHotSpare):
+            await self._hot[environment].pop(0).end()
         elif isinstance(step, EndSpare):
             await self._spares[environment].pop(0).end()
         else:
@@ -366,7 +419,7 @@ class Nursery:
         template, spares = self._templates.pop(environment, None), self._spares.pop(environment, [])
         if template is not None:
             template.retire()  # it goes with its last spare
-        for spare in spares:
+        for spare in [*spares, *self._hot.pop(environment, [])]:
             await spare.end()
 
     async def calm(self) -> None:

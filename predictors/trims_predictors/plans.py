@@ -138,6 +138,7 @@ class Plans:
             batch_delay_s=settings.batch_delay_s,
             keep_alive_s=settings.keep_alive_s,
             run_deadline_s=settings.deadline_s,
+            hot=settings.hot,
         )
 
     def _environment(self, manifest: Manifest, framework: str) -> Environment:

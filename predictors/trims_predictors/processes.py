@@ -40,7 +40,7 @@ class PredictorProcess:
         sock: Its socket.
         pid: Of the process, which leads a group of its own.
         pidfd: To that process; closed at its end.
-        how: `spare`, `forked` or `spawned`.
+        how: `hot`, `spare`, `forked` or `spawned`.
         tell_status: How the process ended, for people; asked once it has.
 
     Attributes:
@@ -247,6 +247,8 @@ def spawn(launcher: Launcher, environment: Environment) -> PredictorProcess:
 _FIELDS: Mapping[str, Mapping[str, type]] = {
     "prepared": {},
     "loaded": {"inputs": list, "outputs": list, "place": str, "warm": bool, "stages": dict, "imported": list},
+    "parked": {},
+    "woken": {"same": bool, "place": str, "warm": bool, "stages": dict},
     "answer": {"outputs": list, "stages": dict},
     "failed": {"code": str, "message": str},
 }

@@ -34,6 +34,7 @@ class Settings:
         template_keep_alive_s: Seconds that a template stays without use; None: until its memory is needed.
         most_template_bytes: Memory of all templates and spares together; None for no bound.
         isolation: How far predictors are kept apart.
+        hot_spares: Predictors, of all models together, that have loaded a model in steady demand ahead of need.
         end_abandoned: Whether a run is ended that no client waits for any more, and that would take longer than a new
             predictor.
         most_predictor_bytes: Memory of its own that a predictor may take for its model; None for no limit.
@@ -52,6 +53,7 @@ class Settings:
     isolation: Isolation = OWN_PROCESS
     most_predictor_bytes: int | None = None
     end_abandoned: bool = True
+    hot_spares: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class Plan:
         batch_delay_s: How long a request waits for others.
         keep_alive_s: As in the settings; None: what they say.
         run_deadline_s: The same.
+        hot: Predictors that have loaded it ahead of need; None for by demand.
     """
 
     line: str
@@ -103,6 +106,7 @@ class Plan:
     batch_delay_s: float = 0.0
     keep_alive_s: float | None = None
     run_deadline_s: float | None = None
+    hot: int | None = None
 
     def for_tenant(self, tenant: str) -> Plan:
         """The same model for a tenant, which has predictors, templates and a door to the daemon of its own."""
@@ -133,7 +137,7 @@ class Answer:
     Attributes:
         outputs: Tensors.
         cold: True if it was answered by a predictor that was started after the request had come.
-        how: What its predictor was before: `running`, `spare`, `forked` or `spawned`.
+        how: What its predictor was before: `running`, `hot`, `spare`, `forked` or `spawned`.
         place: Where the weights lie.
         warm: True if they were there already when the predictor opened them.
         batch: Requests that were answered in the same run.

@@ -1,9 +1,10 @@
 """Which templates and spares are ended when: pure decisions, no clock, no process.
 
 A template without use for `keep_alive_s` goes with its spares. If all templates and spares together hold more than
-`most_bytes`, one thing goes at a time, and what is left is counted again: first a spare, then a template that has no
-predictors, then one that has some. In each group it is the one whose environment was used least recently. A template
-that has predictors stays as long as they do, because it alone learns how they end. One that a request waits for stays.
+`most_bytes`, one thing goes at a time, and what is left is counted again: first a hot spare, which has loaded a model
+ahead of need, then a spare, then a template that has no predictors, then one that has some. In each group it is the one
+whose environment was used least recently. A template that has predictors stays as long as they do, because it alone
+learns how they end. One that a request waits for stays.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ class Standing:
         environment: Which.
         nbytes: Of the template; 0 if it has ended.
         spare_bytes: Of each spare.
+        hot_bytes: Of each hot spare.
         used_s: When a predictor was asked for, or ended, last.
-        predictors: Those forked from it that live, without spares.
+        predictors: Those forked from it that live, without spares and hot spares.
         waited_for: Whether a request, or a spare in the making, waits for it now.
         kept: Whether it is to stay without use.
         leaving: Whether it was told to go with its last predictor.
@@ -46,6 +48,7 @@ class Standing:
     environment: Hashable
     nbytes: int = 0
     spare_bytes: tuple[int, ...] = ()
+    hot_bytes: tuple[int, ...] = ()
     used_s: float = 0.0
     predictors: int = 0
     waited_for: bool = False
@@ -55,7 +58,15 @@ class Standing:
     @property
     def all_bytes(self) -> int:
         """Of the template and its spares."""
-        return self.nbytes + sum(self.spare_bytes)
+        return self.nbytes + sum(self.spare_bytes) + sum(self.hot_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class EndHotSpare:
+    """End one hot spare."""
+
+    environment: Hashable
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,7 @@ class Leave:
     why: str
 
 
-Step = EndSpare | End | Leave
+Step = EndHotSpare | EndSpare | End | Leave
 _OVER, _UNUSED = "memory is needed (--template-memory)", "it was not used (--template-keep-alive-s)"
 
 
@@ -119,6 +130,9 @@ def _ends_s(standing: Standing, limits: Limits) -> float:
 
 
 def _make_room(oldest_first: Sequence[Standing]) -> Step | None:
+    for each in oldest_first:
+        if each.hot_bytes:
+            return EndHotSpare(each.environment, _OVER)
     for each in oldest_first:
         if each.spare_bytes:
             return EndSpare(each.environment, _OVER)

@@ -5,10 +5,12 @@ supervisor (`fleet`). Messages:
 
     {"op": "prepare", ...}  connect to the daemon and warm the framework up, before it is known for which model
     {"op": "load", ...}     open the weights and make the predictor ready -> {"op": "loaded", ...}
+    {"op": "park"}          give the lease and the memory of the weights back until they are needed -> {"op": "parked"}
+    {"op": "wake", ...}     take them again, if they are the same -> {"op": "woken", ...}
     {"op": "predict", ...}  answer one request -> {"op": "answer", ...}
     {"op": "unload"}        give everything up and end
 
-What goes wrong in the first three is answered by {"op": "failed", "code": ..., "message": ...}. The traceback of an
+What goes wrong in all but the last is answered by {"op": "failed", "code": ..., "message": ...}. The traceback of an
 error that is not of trims's tree goes to standard error.
 """
 
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from trims_client import Session
+    from trims_client.parking import Parked
     from trims_client.weights import Weights
 
     from trims.wire.frames import Message
@@ -67,6 +70,8 @@ class Worker:
         self._session: Session | None = None
         self._weights: Weights | None = None
         self._predictor: Predictor | None = None
+        self._place: str | None = None
+        self._parked: Parked | None = None
         self._preprocess: Chain | None = None
         self._postprocess: Chain | None = None
         #: What an answer has after `postprocess`; empty for all that there is.
@@ -79,6 +84,8 @@ class Worker:
         operations: dict[str, Callable[[Message], tuple[Message, int | None]]] = {
             "prepare": self._prepare,
             "load": self._load,
+            "park": self._park,
+            "wake": self._wake,
             "predict": self._predict,
         }
         with contextlib.suppress(LostPeerError):
@@ -132,7 +139,7 @@ class Worker:
         with stages.timed("connect_s"):
             session = self._connect()
         with stages.timed("open_s"):
-            self._weights = session.open(context.model, place=message["place"], deadline_s=message["deadline_s"])
+            self._weights = self._opened(session, message)
         with stages.timed("import_s"):
             self._predictor = self._made(message, context)
         with stages.timed("load_s"):
@@ -148,9 +155,42 @@ class Worker:
             "outputs": _described(self._predictor, "outputs", context.outputs, bool(self._postprocess)),
             "place": self._weights.place,
             "warm": self._weights.warm,
+            "image": _image_of(self._weights),
             "stages": stages.seconds,
             "imported": _listed([name for name in sys.modules if name not in before and _is_file(name)]),
         }, None
+
+    def _opened(self, session: Session, message: Message) -> Weights:
+        """The weights by their name; of a predictor that is made ahead of need, only where they are resident."""
+        self._place, image = message["place"], message.get("image")
+        if image:
+            from trims_client.parking import open_resident
+
+            return open_resident(session, message["model"], *image)
+        return session.open(message["model"], place=self._place, deadline_s=message["deadline_s"])
+
+    def _park(self, message: Message) -> tuple[Message, None]:
+        """Wait for a first request without a lease on the weights."""
+        from trims_client.parking import Parked
+
+        del message
+        assert self._weights is not None, "park before load"
+        self._parked = Parked(self._connect(), self._weights, self._place)
+        return {"op": "parked"}, None
+
+    def _wake(self, message: Message) -> tuple[Message, None]:
+        """Have the weights again if the model still is what was loaded; `same` says it."""
+        from trims_client.parking import still_current
+
+        assert self._weights is not None, "wake before load"
+        stages = _Stages()
+        with stages.timed("open_s"):
+            if self._parked is None:
+                same = still_current(self._connect(), self._weights, self._place)
+            else:
+                same = self._parked.wake(message["deadline_s"])
+        found = {"place": self._weights.place, "warm": self._weights.warm, "stages": stages.seconds}
+        return {"op": "woken", "same": same, **found}, None
 
     def _made(self, message: Message, context: Context) -> Predictor:
         """The predictor, not loaded, and the steps around it."""
@@ -209,6 +249,13 @@ class Worker:
             self._weights.close()
         if self._session is not None:
             self._session.close()
+
+
+def _image_of(weights: Weights) -> list[str]:
+    """Key and place of the image that the weights lie in."""
+    from trims_client.parking import image_of
+
+    return list(image_of(weights))
 
 
 def _is_file(name: str) -> bool:

@@ -60,7 +60,7 @@ def drive(
 
     async def run() -> Any:
         async with aadmin(daemon.config.runtime_dir) as control:
-            fleet = Fleet(Settings(str(daemon.config.runtime_dir), **{"spares": 0, **settings}))
+            fleet = Fleet(Settings(str(daemon.config.runtime_dir), **{"spares": 0, "hot_spares": 0, **settings}))
             try:
                 return await asyncio.wait_for(
                     work(Driver(fleet, Plans(control, Picker(environments), fleet.retire))), 120

@@ -66,6 +66,7 @@ class PredictorSettings:
         batch_delay_s: How long a request waits for others to be put together with.
         keep_alive_s: Seconds that an idle predictor stays; None: until its slot is needed.
         deadline_s: Seconds that one run may take before its predictor is ended.
+        hot: How many predictors have loaded the model ahead of need; None: as its demand has it.
         name: Of a predictor that a package has installed as an entry point of the group `trims.predictors`.
         function: `package.module:function`, called with the weights and the inputs of each request.
     """
@@ -81,6 +82,7 @@ class PredictorSettings:
     deadline_s: float | None = None
     name: str = ""
     function: str = ""
+    hot: int | None = None
 
 
 def parse_predictor(raw: object, name: str) -> PredictorSettings:
@@ -100,6 +102,7 @@ def parse_predictor(raw: object, name: str) -> PredictorSettings:
         batch_delay_s=fields.seconds("batch_delay_s") or 0.0,
         keep_alive_s=fields.seconds("keep_alive_s"),
         deadline_s=fields.seconds("deadline_s"),
+        hot=None if (hot := fields.count("hot", -1, most=64)) < 0 else hot,
     )
     fields.done()
     stated = [key for key in ("call", "name", "function") if getattr(settings, key)]

@@ -21,6 +21,7 @@ from trims.formats.picking import Picker
 from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
 from trims_predictors.endpoint.grpc_service import start_server
 from trims_predictors.endpoint.health import Health
+from trims_predictors.endpoint.hot_models import HotModels
 from trims_predictors.endpoint.rest import build_app
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.settings import is_loopback
@@ -31,6 +32,7 @@ from trims_predictors.launching import Environment
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterator
 
+    from trims.control import AsyncAdmin
     from trims_predictors.endpoint.settings import EndpointSettings
 
 #: Seconds after which a connection without requests is closed. Clients that keep one for less do not meet its end.
@@ -60,6 +62,7 @@ async def _serve(settings: EndpointSettings) -> None:
             picker = Picker(settings.environments, shelf)
             service = Service(daemon, fleet, picker, tracing)
             ending = _Ending(fleet, settings.drain_s)
+            looks = asyncio.ensure_future(_look_for_hot_models(settings, daemon, service))
             try:
                 for framework in settings.preload:
                     python = picker.pick(f"--preload {framework}", framework)
@@ -68,10 +71,16 @@ async def _serve(settings: EndpointSettings) -> None:
                 with _announced(settings, sock, grpc):
                     await _answer(settings, service, sock, ending.begin)
             finally:
+                looks.cancel()
                 await ending.wait()
                 await service.close()
                 if tracing is not None:
                     await tracing.close()
+
+
+async def _look_for_hot_models(settings: EndpointSettings, daemon: AsyncAdmin, service: Service) -> None:
+    if settings.fleet.hot_spares:
+        await HotModels(daemon, service.plan, service.forget, service.fleet.hot.want).run()
 
 
 class _Ending:

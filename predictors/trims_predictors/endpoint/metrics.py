@@ -155,14 +155,17 @@ def _of_fleet(report: Mapping[str, Any]) -> Iterator[Metric]:
     spares = GaugeMetricFamily("trims_spares", "Predictors that are ready for any model.", labels=("framework",))
     for framework, count in report["spares"].items():
         spares.add_metric((framework,), count)
+    hot = GaugeMetricFamily("trims_hot_spares", "Predictors that have loaded a model already.", labels=("model",))
+    for model, count in report["hot"].items():
+        hot.add_metric((model,), count)
     started = CounterMetricFamily(
-        "trims_predictors_started", "Predictors by what they were: spare, forked or spawned.", labels=("how",)
+        "trims_predictors_started", "Predictors by what they were: hot, spare, forked or spawned.", labels=("how",)
     )
-    for how in ("spare", "forked", "spawned"):
+    for how in ("hot", "spare", "forked", "spawned"):
         started.add_metric((how,), report["counters"].get(f"started_{how}", 0))
     ended = CounterMetricFamily("trims_predictors_ended", "Predictors that have ended, for whatever reason.")
     ended.add_metric((), report["counters"].get("ended", 0))
-    yield from (predictors, queued, spares, started, ended)
+    yield from (predictors, queued, spares, hot, started, ended)
     for event, text in (("started", "Templates that were started."), ("ended", "Templates that have ended.")):
         family = CounterMetricFamily(f"trims_templates_{event}", text, labels=("framework",))
         for framework, counted in report["templates"].items():
@@ -170,7 +173,7 @@ def _of_fleet(report: Mapping[str, Any]) -> Iterator[Metric]:
         yield family
     nbytes = GaugeMetricFamily(
         "trims_template_bytes",
-        "Anonymous memory of templates and their spares; of what they share with predictors, their part.",
+        "Anonymous memory of templates, spares and hot spares; of what they share with predictors, their part.",
         labels=("framework",),
     )
     for framework, counted in report["templates"].items():

@@ -213,6 +213,10 @@ class Service:
         await self.plan(model)
         await self._daemon.load(model, deadline_s=_LOAD_S)
 
+    def forget(self, model: str) -> None:
+        """Let the predictors and hot spares of a model end: it was removed."""
+        self._plans.forget(model)
+
     async def unload(self, model: str) -> None:
         """End a model's predictors and free its weights; those that are leased stay until the leases end."""
         require_operator("unload models")

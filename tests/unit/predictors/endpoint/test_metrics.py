@@ -23,6 +23,7 @@ from trims.core.errors import BusyError
 REPORT = {
     "models": {"m": {"queued": 3, "starting": 1, "idle": 0, "busy": 2}},
     "spares": {"torch": 1},
+    "hot": {"m": 2},
     "learning": [],
     "templates": {"torch": {"started": 2, "ended": 1, "bytes": 4096}},
     "counters": {"started_spare": 4, "started_spawned": 1, "ended": 2},
@@ -123,6 +124,7 @@ def test_the_fleet_and_the_daemon_are_on_the_same_page(metrics: Metrics) -> None
     assert found("trims_predictors", "m", "busy") == 2
     assert found("trims_queued_requests", "m") == 3
     assert found("trims_spares", "torch") == 1
+    assert found("trims_hot_spares", "m") == 2
     assert found("trims_predictors_started_total", "forked") == 0
     assert found("trims_predictors_started_total", "spawned") == 1
     assert found("trims_predictors_ended_total") == 2
