@@ -31,7 +31,7 @@ _NOTE = (
     "template's spare takes it. Theirs: from the start of a fresh Python process to the same answer, the file in the "
     "page cache. More than compute: the request's time less `predict_s` of the next request, which the same predictor "
     "answers. Two threads on both sides. After each turn the predictor ends and a spare is made again, which is not "
-    "timed. Hot: the same, with `predictor: {hot: 1}` in the manifest, so a hot spare takes the request; another one is "
+    "timed. Hot: the same with `predictor: {hot: 1}` in the manifest, so a hot spare takes the request; another one is "
     "made after each turn, which is not timed."
 )
 _TOKENS = list(range(1000, 1016))
@@ -80,7 +80,7 @@ def run(setup: Setup) -> Figure:
     """Each model in turns: the endpoint, then a fresh process."""
     figure = Figure("predictor", TITLE, [], [_NOTE])
     frameworks = "torch,onnxruntime" + (",mxnet" if setup.has_mxnet else "")
-    flags = ["--preload", frameworks, *environment_of(setup.mxnet if setup.has_mxnet else None)]
+    flags = ["--preload", frameworks, "--hot-spares", "8", *environment_of(setup.mxnet if setup.has_mxnet else None)]
     with setup.scratch() as folder, setup.daemon() as daemon, EndpointProcess(daemon.runtime_dir, *flags) as endpoint:
         for kind in _KINDS[:1] if setup.quick else _KINDS:
             figure.comparisons += _torch(setup, folder, daemon, endpoint, kind)
@@ -113,6 +113,7 @@ def _torch(
     yield from turns.compare(kind.title, setup.repeats(9), theirs, _SOONER, _MORE)
     daemon.register({**manifest, "predictor": _HOT})
     yield turns.hot(kind.title, setup.repeats(9))
+    daemon.register(manifest)
 
 
 def _shipped(setup: Setup, daemon: DaemonProcess, endpoint: EndpointProcess) -> Iterator[Comparison]:
@@ -140,6 +141,7 @@ def _shipped(setup: Setup, daemon: DaemonProcess, endpoint: EndpointProcess) -> 
         yield from turns.compare(title, setup.repeats(7), theirs, sooner, more)
         daemon.register({**manifest, "predictor": _HOT})
         yield turns.hot(title, setup.repeats(7))
+        daemon.register({**manifest, "predictor": _COLD})
 
 
 class _Turns:
