@@ -85,7 +85,7 @@ class Parked:
                 same = _is_same(answer, fd, mapping)
                 if same:
                     if self._parking is not None:
-                        mapping.attachment.wake(self._parking, fd)
+                        mapping.attachment.wake(self._parking, fd, populate=mapping.place == "cpu")
                     mapping.parked = False
                     mapping.hold(lease)
                     images.put_back(mapping)

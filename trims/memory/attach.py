@@ -128,12 +128,12 @@ class Attachment:
             self._parked = True
             return parking
 
-    def wake(self, parking: Parking, fd: int) -> None:
-        """Map the same file again, at the same addresses. Raises ClosedError, OSError."""
+    def wake(self, parking: Parking, fd: int, *, populate: bool = False) -> None:
+        """Map the same file again, at the same addresses; see `Parking.restore`. Raises ClosedError, OSError."""
         with self._lock:
             if self._closed:
                 raise ClosedError("these weights are closed; open them again to read")
-            parking.restore(fd)
+            parking.restore(fd, populate=populate)
             self._parked = False
 
     @property

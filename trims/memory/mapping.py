@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LARGE_PAGE_BYTES = 2 << 20
 #: Below this, aligning costs as much as it saves.
 _WORTH_BYTES = 16 << 20
-FIXED, NO_RESERVE, _POPULATE = 0x10, 0x4000, 0x8000
+FIXED, NO_RESERVE, POPULATE = 0x10, 0x4000, 0x8000
 
 
 class FileMapping:
@@ -115,7 +115,7 @@ class FileMapping:
             return False
         import ctypes
 
-        how = (mmap.PROT_READ, mmap.MAP_SHARED | FIXED | _POPULATE)
+        how = (mmap.PROT_READ, mmap.MAP_SHARED | FIXED | POPULATE)
         checked(c_library().mmap(ctypes.addressof(memory), self._nbytes, *how, fd, 0))
         return True
 

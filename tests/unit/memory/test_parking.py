@@ -60,7 +60,7 @@ def test_parked_memory_is_neither_mapped_nor_held_and_comes_back(file: Path) -> 
     with pytest.raises(ClosedError, match="parked"):
         attachment.private_data()
     with open(file, "rb") as again:
-        attachment.wake(parking, again.fileno())
+        attachment.wake(parking, again.fileno(), populate=True)
     assert bytes(shared) == file.read_bytes()
     assert bytes(private[mmap.PAGESIZE : mmap.PAGESIZE + 4]) == b"own\3"
     assert bytes(private[: mmap.PAGESIZE]) == bytes(shared[: mmap.PAGESIZE])
