@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: For the daemon and the process together, to give a lease back.
 _PARK_S = 10.0
+#: Lines of which the image is remembered.
+_MOST_IMAGES = 4096
 #: Between two looks whether models have cooled.
 _LOOK_S = 10.0
 
@@ -162,7 +164,10 @@ class HotSpares:
         """A predictor of the model has loaded it: hot spares open the same image."""
         image = answer.get("image")
         if isinstance(image, list) and len(image) == 2 and all(isinstance(each, str) for each in image):
+            self._images.pop(plan.line, None)
             self._images[plan.line] = image
+            if len(self._images) > _MOST_IMAGES:  # of models that were registered again and again
+                del self._images[next(iter(self._images))]
 
     def want(self, plan: Plan) -> None:
         """Have hot spares of a model whose manifest states their number, also before its first request."""
@@ -177,6 +182,7 @@ class HotSpares:
             if plan.line == line:
                 del self._plans[model]
         self._unfit.discard(line)
+        self._failed.discard(line)
         if self._making is not None and self._making.plan.line == line:
             self._give_up(self._making, "its model was changed or unloaded")
         for hot in [each for each in self._waiting if each.plan.line == line]:

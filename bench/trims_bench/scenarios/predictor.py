@@ -140,7 +140,7 @@ def _shipped(setup: Setup, daemon: DaemonProcess, endpoint: EndpointProcess) -> 
         turns = _Turns(endpoint, framework, manifest["name"], image(given))
         yield from turns.compare(title, setup.repeats(7), theirs, sooner, more)
         daemon.register({**manifest, "predictor": _HOT})
-        yield turns.hot(title, setup.repeats(7))
+        yield turns.hot(title, setup.repeats(7), _MORE_MXNET if framework == "mxnet" else _MORE_HOT)
         daemon.register({**manifest, "predictor": _COLD})
 
 
@@ -173,7 +173,7 @@ class _Turns:
         extra = median(taken - computed for taken, computed in zip(cold, compute, strict=True)) / 1e6
         yield Comparison(f"{title}, more than compute", extra, "ms", more, (ours, Samples("compute", compute)))
 
-    def hot(self, title: str, count: int) -> Comparison:
+    def hot(self, title: str, count: int, bar: Bar = _MORE_HOT) -> Comparison:
         """How many ms more than its compute, by a hot spare."""
         taken, compute = [], []
         while not self._endpoint.state()["hot"].get(self._name):  # the manifest is new to the endpoint
@@ -188,7 +188,7 @@ class _Turns:
             compute.append(round(again["predict_s"] * 1e9))
         extra = median(cold - computed for cold, computed in zip(taken, compute, strict=True)) / 1e6
         both = (Samples("request", taken), Samples("compute", compute))
-        return Comparison(f"{title}, hot, more than compute", extra, "ms", _MORE_HOT, both)
+        return Comparison(f"{title}, hot, more than compute", extra, "ms", bar, both)
 
     def _timed(self, **parameters: object) -> tuple[int, dict[str, Any]]:
         began = time.perf_counter_ns()

@@ -46,6 +46,7 @@ def test_a_manifest_need_not_say_anything() -> None:
         {"predictor": {"preload": ["a b"]}},
         {"predictor": {"preload": "torch"}},
         {"predictor": {"instances": 0}},
+        {"predictor": {"hot": 65}},
         {"predictor": {"threads": -1}},
         {"predictor": {"max_batch_size": 1.5}},
         {"predictor": {"keep_alive_s": -1}},

@@ -60,6 +60,7 @@ def test_files_of_the_daemon_and_secrets_are_hidden_from_predictors(
     ("arguments", "message"),
     [
         (["--predictors", "0"], "--predictors is 0; it must be 1 or more"),
+        (["--hot-spares", "-1"], "--hot-spares is -1; it must be 0 or more"),
         (["--keep-alive-s", "long"], "--keep-alive-s is 'long'"),
         (["--template-keep-alive-s", "never"], "--template-keep-alive-s is 'never'; .* or lazy"),
         (["--template-memory", "0"], "--template-memory is '0'; it must be a size such as 2GiB, or none"),

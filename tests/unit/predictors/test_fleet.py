@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from trims_predictors.launching import Environment
+    from trims_predictors.processes import PredictorProcess
+
     from trims.daemon.main import Daemon
 
 
@@ -542,6 +545,35 @@ def test_a_predictor_that_was_expected_of_a_model_that_has_changed_ends(scaler: 
         assert driver.fleet.report()["models"] == {}
 
     drive(scaler, work)
+
+
+def test_a_slot_that_is_needed_before_its_process_is_there_is_given_up(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    for name in ("m", "n"):
+        register(daemon, checkpoint, name, predictor={"call": "own_predictors:Scaler"})
+
+    async def work(driver: Driver) -> None:
+        nursery, come = driver.fleet._nursery, asyncio.Event()
+        take = nursery.take
+
+        async def slowly(environment: Environment) -> PredictorProcess:
+            await come.wait()
+            return await take(environment)
+
+        nursery.take = slowly  # type: ignore[method-assign]
+        left = asyncio.ensure_future(driver.ask("m", x=[1.0]))
+        plan = await driver.plan("m")
+        while not driver.fleet.state(plan.line)["starting"]:
+            await asyncio.sleep(0.01)
+        left.cancel()
+        other = asyncio.ensure_future(driver.ask("n", x=[1.0]))
+        while driver.fleet.state(plan.line)["starting"]:
+            await asyncio.sleep(0.01)
+        come.set()
+        assert arrays(await other)["y"].tolist() == [2.0]
+
+    drive(daemon, work, predictors=1)
 
 
 def test_a_closing_fleet_that_is_closed_again_ends_what_runs_now(troubled: Daemon) -> None:

@@ -51,12 +51,12 @@ def made(daemon: Daemon, retired: list[str], **environments: Path) -> Plans:
 
 
 def test_a_plan_says_what_the_manifest_says(retired: list[str]) -> None:
-    predictor = {"call": "m:Class", "instances": 2, "threads": 3, "max_batch_size": 4, "keep_alive_s": 5}
+    predictor = {"call": "m:Class", "instances": 2, "threads": 3, "max_batch_size": 4, "keep_alive_s": 5, "hot": 3}
     inputs = [{"name": "x", "dtype": "FP32", "shape": [-1]}]
     daemon = Daemon(model(framework={"name": "numpy"}, predictor=predictor, inputs=inputs, attributes={"a": 1}))
     plan = asyncio.run(made(daemon, retired).of("m"))
     assert (plan.model, plan.version, plan.call, plan.origin) == ("m", "1.2.3", "m:Class", "/folder")
-    assert (plan.instances, plan.threads, plan.batch, plan.keep_alive_s) == (2, 3, 4, 5.0)
+    assert (plan.instances, plan.threads, plan.batch, plan.keep_alive_s, plan.hot) == (2, 3, 4, 5.0, 3)
     assert (plan.inputs[0].name, plan.attributes) == ("x", {"a": 1})
     assert plan.environment == Environment("numpy")
 

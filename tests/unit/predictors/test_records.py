@@ -13,4 +13,5 @@ def test_the_command_has_the_defaults_of_the_settings() -> None:
     register(parser.add_subparsers())
     options, defaults = parser.parse_args(["endpoint"]), Settings("")
     assert (options.predictors, options.queue) == (defaults.predictors, defaults.queue)
+    assert options.hot_spares == defaults.hot_spares
     assert float(options.keep_alive_s) == defaults.keep_alive_s
