@@ -85,9 +85,11 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
     from trims_predictors.isolation import choose
     from trims_predictors.records import Settings
 
+    tenants = read_tenants(options.tenants)
     fleet = Settings(
         runtime_dir=options.runtime_dir or default_runtime_dir(),
         predictors=_at_least(options.predictors, "--predictors", 1),
+        of_tenants={name: each.predictors for name, each in tenants.by_name.items() if each.predictors is not None},
         queue=_at_least(options.queue, "--queue", 1),
         keep_alive_s=_seconds(options.keep_alive_s, "--keep-alive-s"),
         template_keep_alive_s=_seconds(options.template_keep_alive_s, "--template-keep-alive-s"),
@@ -103,7 +105,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         port=_port(options.port, "--port"),
         grpc_port=None if options.grpc_port == "none" else _port(options.grpc_port, "--grpc-port", " or none"),
         token=None if options.token_file is None else read_token(options.token_file),
-        tenants=read_tenants(options.tenants),
+        tenants=tenants,
         certificate=options.certificate,
         private_key=options.private_key,
         most_body_bytes=parse_bytes(options.max_body),

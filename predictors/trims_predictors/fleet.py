@@ -1,4 +1,4 @@
-"""The fleet: predictors of all models. Carries out what `schedule` decides and tells it what came of it.
+"""The fleet: predictors of all models. Carries out what `schedule` and `slots` decide and tells them what came of it.
 
 One event loop, no threads of its own. A request waits in its model's line, is answered by a predictor in one run, alone
 or in a batch, and learns which stages took how long. Not covered: what a model is (`plans`), and protocols.
@@ -20,7 +20,8 @@ from trims_predictors.hot_spares import HotSpares
 from trims_predictors.launching import Environment, Launcher
 from trims_predictors.nursery import Nursery
 from trims_predictors.records import Answer, load_message
-from trims_predictors.schedule import Fail, Job, Limits, Run, Schedule, Start, Step, Stop
+from trims_predictors.schedule import Fail, Job, Limits, Run, Start, Step, Stop
+from trims_predictors.slots import Slots
 from trims_predictors.tensors import check_against, check_outputs, types_of
 from trims_predictors.turnover import Limits as TemplateLimits
 
@@ -76,7 +77,7 @@ class Fleet:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._schedule = Schedule(settings.predictors)
+        self._slots = Slots(settings.predictors, settings.of_tenants)
         self._launcher = Launcher(settings.runtime_dir, settings.isolation)
         self._nursery = Nursery(
             self._launcher,
@@ -143,9 +144,9 @@ class Fleet:
         job = self._job(request)
         answer: asyncio.Future[Answer] = job.payload.answer
         self._plans[plan.line] = plan
-        self._do(self._schedule.submit(job, self._limits(plan)))
+        self._do(self._slots.submit(job, self._limits(plan)))
         if not job.ripe:
-            self._loop.call_later(plan.batch_delay_s, lambda: self._do(self._schedule.ripen(job)))
+            self._loop.call_later(plan.batch_delay_s, lambda: self._do(self._slots.ripen(job)))
         deadline_s = self._settings.queue_deadline_s if queue_deadline_s is None else queue_deadline_s
         timer = self._loop.call_later(deadline_s, self._give_up, job, deadline_s)
         self._asked += 1
@@ -167,7 +168,7 @@ class Fleet:
             return
         with contextlib.suppress(CallerError):
             check_against(tensors, self.signature(plan)[0], plan.model)
-            steps = self._schedule.expect(plan.line, self._limits(plan))
+            steps = self._slots.expect(plan.line, self._limits(plan))
             if steps:
                 self._plans[plan.line] = plan
                 self._do(steps)
@@ -181,7 +182,7 @@ class Fleet:
         return Limits(plan.instances, self._settings.queue, plan.batch)
 
     def _give_up(self, job: Job, deadline_s: float) -> None:
-        steps = self._schedule.cancel(job)
+        steps = self._slots.cancel(job)
         if steps is not None:
             model = job.payload.plan.model
             self._fail(job, DeadlineError(f"no predictor of {model!r} was free within {deadline_s:g} s"))
@@ -192,7 +193,7 @@ class Fleet:
 
         So what is nearly done costs no new predictor, and what takes minutes costs no minutes.
         """
-        steps = self._schedule.cancel(job)
+        steps = self._slots.cancel(job)
         self._do(steps or [])
         predictor = self._runs.get(job)
         if predictor is None or not self._settings.end_abandoned:
@@ -209,18 +210,19 @@ class Fleet:
             running.process.kill("no client waits for its run any more")
 
     def retire(self, line: str) -> None:
-        """Let the predictors of a line end, as soon as they are idle."""
-        self.hot.retire(line)
-        self._do(self._schedule.retire(line))
+        """Let the predictors of a line end, as soon as they are idle; those of tenants for the same model, too."""
+        for each in {line, *(plan.line for plan in self._plans.values() if plan.model_line == line)}:
+            self.hot.retire(each)
+            self._do(self._slots.retire(each))
 
     def state(self, line: str) -> dict[str, int]:
         """How many of a line's predictors are in each state, and how many requests wait."""
-        return self._schedule.line(line)
+        return self._slots.line(line)
 
     def report(self) -> dict[str, Any]:
         """Predictors and waiting requests by model, spares and templates by framework, and what was counted."""
         isolation = self._settings.isolation
-        lines = {plan.model: self._schedule.line(line) for line, plan in self._plans.items()}
+        lines = {plan.subject: self._slots.line(line) for line, plan in self._plans.items()}
         return {
             "models": {model: line for model, line in lines.items() if any(line.values())},
             "spares": self._nursery.spares(),
@@ -234,7 +236,7 @@ class Fleet:
     def signature(self, plan: Plan) -> tuple[tuple[TensorType, ...], tuple[TensorType, ...]]:
         """Inputs and outputs of a model: as its manifest says, else as a predictor has told since; or empty."""
         line, inputs, outputs = self._signatures.get(plan.model, ("", (), ()))
-        known = line == plan.line
+        known = line == plan.model_line
         return plan.inputs or (inputs if known else ()), plan.outputs or (outputs if known else ())
 
     def prepare(self, environment: Environment) -> None:
@@ -267,7 +269,7 @@ class Fleet:
             self._forget(predictor, plan.line, "it was not started")
             return
         running = self._running[predictor] = _Running(plan, process, process.how, began)
-        process.going.add_done_callback(lambda _: self._do(self._schedule.lost(predictor)))
+        process.going.add_done_callback(lambda _: self._do(self._slots.lost(predictor)))
         process.ended.add_done_callback(lambda ended: self._ended(predictor, ended.result()))
         self._count(f"started_{process.how}")
         if predictor not in self._coming:  # its slot is needed by now
@@ -292,14 +294,14 @@ class Fleet:
         self.hot.loaded(plan, answer)
         running.place, running.warm = str(answer["place"]), bool(answer["warm"])
         running.stages = {"process_s": max(0.0, process_s), **answer["stages"]}
-        self._signatures[plan.model] = (plan.line, types_of(answer["inputs"]), types_of(answer["outputs"]))
-        self._do(self._schedule.ready(predictor))
+        self._signatures[plan.model] = (plan.model_line, types_of(answer["inputs"]), types_of(answer["outputs"]))
+        self._do(self._slots.ready(predictor))
         self._watch_idle(predictor)
 
     def _refuse(self, predictor: int, error: TrimsError | OSError) -> None:
         if not isinstance(error, TrimsError):
             error = PredictorError(f"no predictor can be started: {error}")
-        self._do(self._schedule.failed(predictor, error))
+        self._do(self._slots.failed(predictor, error))
 
     async def _run(self, predictor: int, jobs: Sequence[Job]) -> None:
         running = self._running[predictor]
@@ -321,7 +323,7 @@ class Fleet:
             del self._runs[job]
         running.keep_alive_s = jobs[-1].payload.keep_alive_s
         if not running.process.dying:  # else its end will be told
-            self._do(self._schedule.done(predictor))
+            self._do(self._slots.done(predictor))
             self._watch_idle(predictor)
         self._nursery.tend(running.plan.environment)
         self.hot.tend()
@@ -374,18 +376,18 @@ class Fleet:
         self._loop.call_soon(self._forget, predictor, running.plan.line, why)
 
     def _forget(self, predictor: int, line: str, why: str) -> None:
-        self._do(self._schedule.ended(predictor, why))
-        if not any(self._schedule.line(line).values()):
+        self._do(self._slots.ended(predictor, why))
+        if not any(self._slots.line(line).values()):
             self._plans.pop(line, None)
 
     def _watch_idle(self, predictor: int) -> None:
         """End an idle predictor once its keep-alive is over."""
-        running, idles = self._running.get(predictor), self._schedule.idles(predictor)
+        running, idles = self._running.get(predictor), self._slots.idles(predictor)
         if running is None or idles is None:
             return
         keep_alive_s = self._keep_alive_of(running.plan) if running.keep_alive_s is None else running.keep_alive_s
         if keep_alive_s is not None:
-            self._loop.call_later(keep_alive_s, lambda: self._do(self._schedule.expire(predictor, idles)))
+            self._loop.call_later(keep_alive_s, lambda: self._do(self._slots.expire(predictor, idles)))
 
     def _keep_alive_of(self, plan: Plan) -> float | None:
         return self._settings.keep_alive_s if plan.keep_alive_s is None else plan.keep_alive_s

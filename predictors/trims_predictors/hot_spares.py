@@ -105,8 +105,8 @@ class HotSpares:
         """
         if not self._settings.hot_spares:
             return None
-        self._demand.started(plan.model, self._clock())
-        self._plans[plan.model] = plan
+        self._demand.started(plan.subject, self._clock())
+        self._plans[plan.subject] = plan
         self._failed.discard(plan.line)
         while (hot := await self._next(plan)) is not None:
             woken = await self._woken(hot)
@@ -172,7 +172,7 @@ class HotSpares:
     def want(self, plan: Plan) -> None:
         """Have hot spares of a model whose manifest states their number, also before its first request."""
         if plan.hot and plan.line not in self._failed and not self._closing:
-            self._plans[plan.model] = plan
+            self._plans[plan.subject] = plan
             self._nursery.keep(plan.environment)
             self.tend()
 
@@ -192,7 +192,7 @@ class HotSpares:
         """How many hot spares wait for each model."""
         found: dict[str, int] = {}
         for hot in self._waiting:
-            found[hot.plan.model] = found.get(hot.plan.model, 0) + 1
+            found[hot.plan.subject] = found.get(hot.plan.subject, 0) + 1
         return found
 
     # -- making them -----------------------------------------------------------------------------------------------
@@ -227,8 +227,8 @@ class HotSpares:
     def _end_surplus(self, wanted: dict[str, int]) -> None:
         left = dict(wanted)
         for hot in list(self._waiting):
-            left[hot.plan.model] = left.get(hot.plan.model, 0) - 1
-            if left[hot.plan.model] < 0:
+            left[hot.plan.subject] = left.get(hot.plan.subject, 0) - 1
+            if left[hot.plan.subject] < 0:
                 self._drop(hot)
 
     def _missing(self, wanted: dict[str, int]) -> Plan | None:

@@ -68,7 +68,13 @@ class Isolation:
         return tuple(map(_identity, (runtime_dir, *self.hidden))) if self.level == NAMESPACES else ()
 
     def wrapped(
-        self, command: Sequence[str], runtime_dir: str, shown: Sequence[str] = (), *, all_end: bool = False
+        self,
+        command: Sequence[str],
+        runtime_dir: str,
+        shown: Sequence[str] = (),
+        *,
+        door: str = ATTACH_FOLDER,
+        all_end: bool = False,
     ) -> Wrapped:
         """A command that runs `command` at this level.
 
@@ -76,6 +82,7 @@ class Isolation:
             command: Program and arguments.
             runtime_dir: Folder of the daemon's sockets, of which only that for clients is shown.
             shown: Folders that must be seen, also inside hidden ones.
+            door: Folder in the runtime folder that is shown in its place: that for clients, or a tenant's.
             all_end: Whether the end of the program ends everything that it has started.
         """
         if self.level.startswith(USER):
@@ -98,7 +105,7 @@ class Isolation:
         for folder in map(os.path.realpath, shown):
             if folder.startswith(within):  # all else is seen anyway
                 flags += ["--ro-bind", folder, folder]
-        sockets = os.path.join(runtime_dir, ATTACH_FOLDER)
+        sockets = os.path.join(runtime_dir, door)
         os.makedirs(sockets, exist_ok=True)  # a daemon that is still to come puts its socket there
         flags += ["--ro-bind", sockets, os.path.realpath(runtime_dir), "--setenv", "TMPDIR", _SCRATCH]
         if program is not None:

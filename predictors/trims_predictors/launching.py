@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from trims.core.errors import PredictorError
 from trims.environments.shelf import hold
-from trims_predictors.isolation import OWN_PROCESS, Isolation
+from trims.wire.address import ATTACH_FOLDER, TENANTS_FOLDER
+from trims_predictors.isolation import NAMESPACES, OWN_PROCESS, Isolation
 
 #: What each predictor needs, whatever its framework.
 _ALWAYS = (
@@ -100,16 +101,19 @@ class Launcher:
         removed.
         """
         self._hold(environment.python)
+        door = os.path.join(TENANTS_FOLDER, environment.tenant) if environment.tenant else ATTACH_FOLDER
         command = [
             environment.python or sys.executable, "-c", _BOOTSTRAP, json.dumps(_packages()), module,
-            "--socket", str(sock), "--lifeline", str(self.lifeline), "--runtime-dir", self.runtime_dir,
+            "--socket", str(sock), "--lifeline", str(self.lifeline), "--runtime-dir", self._folder_of(door),
             "--writable", self.isolation.writable,
         ]  # fmt: skip
         variables = {**os.environ, **ENVIRONMENT}
         if environment.python:
             for ours in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):
                 variables.pop(ours, None)
-        isolated = self.isolation.wrapped(command, self.runtime_dir, self._shown(environment), all_end=all_end)
+        isolated = self.isolation.wrapped(
+            command, self.runtime_dir, self._shown(environment), door=door, all_end=all_end
+        )
         try:
             return subprocess.Popen(
                 isolated.command,
@@ -127,6 +131,11 @@ class Launcher:
     def identities(self) -> tuple[tuple[int, int], ...]:
         """What is hidden from programs that are started now (see `Isolation.identities`)."""
         return self.isolation.identities(self.runtime_dir)
+
+    def _folder_of(self, door: str) -> str:
+        """Where a predictor finds the attach socket: in a namespace the runtime folder has become the door's."""
+        within = door == ATTACH_FOLDER or self.isolation.level == NAMESPACES
+        return self.runtime_dir if within else os.path.join(self.runtime_dir, door)
 
     @staticmethod
     def _shown(environment: Environment) -> list[str]:

@@ -34,6 +34,7 @@ class Settings:
         template_keep_alive_s: Seconds that a template stays without use; None: until its memory is needed.
         most_template_bytes: Memory of all templates and spares together; None for no bound.
         isolation: How far predictors are kept apart.
+        of_tenants: Predictors at once of a tenant, by its name; of others as many as of the operator.
         hot_spares: Predictors, of all models together, that have loaded a model in steady demand ahead of need.
         end_abandoned: Whether a run is ended that no client waits for any more, and that would take longer than a new
             predictor.
@@ -54,6 +55,7 @@ class Settings:
     most_predictor_bytes: int | None = None
     end_abandoned: bool = True
     hot_spares: int = 2
+    of_tenants: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,11 @@ class Plan:
         """The same model for a tenant, which has predictors, templates and a door to the daemon of its own."""
         environment = replace(self.environment, tenant=tenant)
         return replace(self, line=f"{self.line}/{tenant}", environment=environment)
+
+    @property
+    def subject(self) -> str:
+        """Model and tenant."""
+        return f"{self.model}/{self.environment.tenant}" if self.environment.tenant else self.model
 
     @property
     def model_line(self) -> str:

@@ -57,10 +57,11 @@ class Endpoint:
         assert self.process.stderr is not None
         self.said.extend(self.process.stderr)
 
-    def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+    def ask(self, method: str, path: str, body: object = None, token: str = "") -> tuple[int, Any]:
         """One request in JSON: status and answer."""
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, method=method)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=120) as answer:
                 return answer.status, json.loads(answer.read())
@@ -74,10 +75,10 @@ class Endpoint:
             lines = answer.read().decode().splitlines()
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
-    def infer(self, model: str, x: list[float], **parameters: object) -> tuple[int, Any]:
+    def infer(self, model: str, x: list[float], token: str = "", **parameters: object) -> tuple[int, Any]:
         """One row of numbers."""
         inputs = [{"name": "x", "datatype": "FP64", "shape": [len(x)], "data": x}]
-        return self.ask("POST", f"/v2/models/{model}/infer", {"inputs": inputs, "parameters": parameters})
+        return self.ask("POST", f"/v2/models/{model}/infer", {"inputs": inputs, "parameters": parameters}, token)
 
     def infer_bytes(self, model: str, name: str, *elements: bytes) -> tuple[int, Any]:
         """Texts or images, one a row, after the JSON as binary data; the answer is JSON."""

@@ -1,0 +1,202 @@
+"""Tenants at the endpoint: real requests with tokens, predictors apart, and what one cannot do to another."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from endpoints import Endpoint
+from fleets import register
+from looking import wait_until
+from trims_predictors.endpoint import inference_pb2 as pb
+from trims_predictors.endpoint import inference_pb2_grpc
+from trims_predictors.endpoint.settings import EndpointSettings
+from trims_predictors.records import Settings
+
+from trims.core.errors import ConfigError
+from trims.tenants import hash_of, read_tenants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from trims.daemon.main import Daemon
+
+OPERATOR, BLUE, RED = (f"the long token of {name}" for name in ("the operator", "blue", "red"))
+TENANTS = f"""
+blue:
+  tokens: ["{hash_of(BLUE)}"]
+  models: ["blue-*", shared]
+  predictors: 1
+red:
+  tokens: ["{hash_of(RED)}"]
+  models: ["red-*", shared]
+  leases: 1
+"""
+
+
+@pytest.fixture
+def shared(folder: Path, serve: Callable[..., Daemon], checkpoint: Callable[..., Path]) -> Daemon:
+    """A daemon with two tenants; each has models of its own, and they have one in common."""
+    (folder / "tenants.yaml").write_text(TENANTS)
+    (folder / "token").write_text(OPERATOR)
+    (folder / "token").chmod(0o600)
+    daemon = serve(tenants=folder / "tenants.yaml")
+    for name, call in (
+        ("blue-1", "Echo"),
+        ("blue-2", "Echo"),
+        ("red-1", "Echo"),
+        ("red-2", "Echo"),
+        ("shared", "Echo"),
+    ):
+        register(daemon, checkpoint, name, predictor={"call": f"own_predictors:{call}"})
+    register(daemon, checkpoint, "blue-slow", predictor={"call": "own_predictors:Slow"})
+    return daemon
+
+
+@pytest.fixture
+def endpoint(shared: Daemon, folder: Path) -> Iterator[Endpoint]:
+    made = Endpoint(
+        shared.config.runtime_dir, "--tenants", str(folder / "tenants.yaml"), "--token-file", str(folder / "token")
+    )
+    yield made
+    made.end()
+
+
+def accounts(daemon: Daemon) -> dict[str, Any]:
+    return {each.name: each for each in daemon.store.read.accounts()}
+
+
+def pid_of(answer: Any) -> int:
+    return next(int(each["data"][0]) for each in answer["outputs"] if each["name"] == "pid")
+
+
+def test_a_token_opens_its_tenants_models_and_no_others(shared: Daemon, endpoint: Endpoint) -> None:
+    assert endpoint.infer("blue-1", [1.0], BLUE)[0] == 200
+    status, answer = endpoint.infer("red-1", [1.0], BLUE)
+    assert status == 403
+    assert "tenant 'blue' may not open 'red-1'" in answer["error"]
+    assert endpoint.infer("no-such-model", [1.0], BLUE)[0] == 403
+    for token in ("", "x" * 20, BLUE[:-1]):
+        assert endpoint.infer("blue-1", [1.0], token)[0] == 401
+    assert endpoint.infer("red-1", [1.0], OPERATOR)[0] == 200
+    assert accounts(shared)["blue"].leases == 1
+    assert accounts(shared)["red"].leases == 0, "the operator's predictors are not the tenant's"
+
+
+def test_a_tenant_sees_its_models_only_and_gives_no_orders(endpoint: Endpoint) -> None:
+    assert sorted(endpoint.ask("GET", "/v2/models", token=RED)[1]["models"]) == ["red-1", "red-2", "shared"]
+    found = endpoint.ask("POST", "/v2/repository/index", {}, BLUE)[1]
+    assert {model["name"] for model in found} == {"blue-1", "blue-2", "blue-slow", "shared"}
+    for path in ("/v2/models/red-1", "/v2/models/red-1/config", "/v2/models/red-1/stats", "/v2/models/red-1/ready"):
+        assert endpoint.ask("GET", path, token=BLUE)[0] == 403
+    for order in ("load", "unload"):
+        status, answer = endpoint.ask("POST", f"/v2/repository/models/blue-1/{order}", {}, BLUE)
+        assert (status, "only the operator of this endpoint may" in answer["error"]) == (403, True)
+        assert endpoint.ask("POST", f"/v2/repository/models/blue-1/{order}", {}, OPERATOR)[0] == 200
+    for path in ("/state", "/metrics", "/ui/state"):
+        assert endpoint.ask("GET", path, token=BLUE)[0] == 403
+    assert endpoint.ask("GET", "/v2/health/ready")[0] == 200
+
+
+def test_tenants_are_answered_by_predictors_of_their_own(endpoint: Endpoint) -> None:
+    pids = {token: pid_of(endpoint.infer("shared", [1.0], token)[1]) for token in (BLUE, RED, OPERATOR)}
+    assert len(set(pids.values())) == 3
+    assert {token: pid_of(endpoint.infer("shared", [1.0], token)[1]) for token in pids} == pids
+    models = endpoint.ask("GET", "/state", token=OPERATOR)[1]["models"]
+    assert {name: line["idle"] for name, line in models.items()} == {"shared": 1, "shared/blue": 1, "shared/red": 1}
+
+
+def test_a_tenant_has_as_many_predictors_as_it_may(endpoint: Endpoint) -> None:
+    for name in ("blue-1", "blue-2", "blue-1"):
+        assert endpoint.infer(name, [1.0], BLUE)[0] == 200
+        lines = endpoint.ask("GET", "/state", token=OPERATOR)[1]["models"]
+        assert sum(line["idle"] + line["starting"] for name, line in lines.items() if "/blue" in name) <= 1
+
+
+def test_a_tenant_without_leases_left_is_told_so_and_no_other(endpoint: Endpoint) -> None:
+    assert endpoint.infer("red-1", [1.0], RED)[0] == 200
+    status, answer = endpoint.infer("red-2", [1.0], RED)
+    assert status == 429
+    assert "tenant 'red' has 1 leases, as many as it may" in answer["error"]
+    assert endpoint.infer("shared", [1.0], BLUE)[0] == 200
+
+
+def test_a_tenant_that_floods_its_queue_does_not_hold_up_another(endpoint: Endpoint) -> None:
+    done: list[int] = []
+
+    def flood() -> None:
+        done.append(endpoint.infer("blue-slow", [1.0], BLUE)[0])
+
+    threads = [threading.Thread(target=flood) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    try:
+
+        def waiting() -> int:
+            lines = endpoint.ask("GET", "/state", token=OPERATOR)[1]["models"]
+            return int(lines.get("blue-slow/blue", {"queued": 0})["queued"])
+
+        wait_until(lambda: waiting() >= 8, "requests of the blue tenant wait")
+        for _ in range(3):
+            assert endpoint.infer("shared", [1.0], RED)[0] == 200
+        assert waiting() > 0, "the red tenant was answered before them"
+    finally:
+        for thread in threads:
+            thread.join()
+    assert done == [200] * 12
+
+
+def test_statistics_of_a_tenant_are_of_its_own_requests(endpoint: Endpoint) -> None:
+    for token, times in ((BLUE, 1), (RED, 2), (OPERATOR, 1)):
+        for _ in range(times):
+            assert endpoint.infer("shared", [1.0], token)[0] == 200
+
+    def count(token: str) -> int:
+        (told,) = endpoint.ask("GET", "/v2/models/shared/stats", token=token)[1]["model_stats"]
+        return int(told["inference_count"])
+
+    assert [count(token) for token in (BLUE, RED, OPERATOR)] == [1, 2, 4]
+
+
+def test_a_model_that_is_registered_again_ends_the_predictors_of_all(
+    shared: Daemon, endpoint: Endpoint, checkpoint: Callable[..., Path]
+) -> None:
+    before = [pid_of(endpoint.infer("shared", [1.0], token)[1]) for token in (BLUE, RED)]
+    register(shared, checkpoint, "shared", predictor={"call": "own_predictors:Echo", "options": {"bias": 1}})
+
+    def changed() -> bool:
+        return not set(before) & {pid_of(endpoint.infer("shared", [1.0], token)[1]) for token in (BLUE, RED)}
+
+    wait_until(changed, "new predictors")
+
+
+def test_over_grpc_a_token_means_the_same(endpoint: Endpoint) -> None:
+    async def infer(model: str, token: str) -> str:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{endpoint.grpc_port}") as channel:
+            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+            request = pb.ModelInferRequest(model_name=model)
+            tensor = request.inputs.add(name="x", datatype="FP64", shape=[1])
+            tensor.contents.fp64_contents.append(1.0)
+            metadata = (("authorization", f"Bearer {token}"),)
+            try:
+                await stub.ModelInfer(request, metadata=metadata)
+                streamed = [each async for each in stub.ModelStreamInfer(iter([request]), metadata=metadata)]
+            except grpc.aio.AioRpcError as error:
+                return error.code().name
+            return streamed[0].error_message or "OK"
+
+    told = [
+        asyncio.run(infer(model, token)) for model, token in (("blue-1", BLUE), ("red-1", BLUE), ("red-1", "x" * 20))
+    ]
+    assert told == ["OK", "PERMISSION_DENIED", "UNAUTHENTICATED"]
+
+
+def test_tenants_need_a_token_of_the_operator(folder: Path) -> None:
+    (folder / "tenants.yaml").write_text(TENANTS)
+    settings = EndpointSettings(fleet=Settings(str(folder)), tenants=read_tenants(folder / "tenants.yaml"))
+    with pytest.raises(ConfigError, match="needs a token of the operator as well"):
+        settings.validate()
