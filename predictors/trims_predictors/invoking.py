@@ -132,7 +132,8 @@ async def _invoke(call: Call) -> Invoked:
             cold, warm = await _cold_and_warm(call, plan, launcher, template)
             fresh = await _fresh(call, plan, launcher) if call.compare else None
         finally:
-            template.close()
+            template.end_all()
+            await asyncio.wait([template.gone], timeout=_BURIAL_S)
         not_imported = tuple(sorted(template.failed.intersection(call.preload)))
         return Invoked(template_s, not_imported, template.spoilt, cold, warm, fresh)
     finally:

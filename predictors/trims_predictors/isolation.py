@@ -33,7 +33,7 @@ AUTO, PROCESS, NAMESPACES, USER = "auto", "process", "namespaces", "user:"
 _PROGRAM = "bwrap"
 _APART = (
     "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
-    "--cap-drop", "ALL", "--new-session",
+    "--cap-drop", "ALL", "--new-session", "--die-with-parent",
 )  # fmt: skip
 #: A new one, in memory: temporary files of predictors lie there.
 _SCRATCH = "/dev/shm"  # noqa: S108 - inside the namespace, where it is empty
@@ -68,22 +68,17 @@ class Isolation:
         return tuple(map(_identity, (runtime_dir, *self.hidden))) if self.level == NAMESPACES else ()
 
     def wrapped(
-        self,
-        command: Sequence[str],
-        runtime_dir: str,
-        shown: Sequence[str] = (),
-        *,
-        door: str = ATTACH_FOLDER,
-        all_end: bool = False,
+        self, command: Sequence[str], runtime_dir: str, shown: Sequence[str] = (), *, door: str = ATTACH_FOLDER
     ) -> Wrapped:
         """A command that runs `command` at this level.
+
+        In a namespace, all that the program has started ends with it and with the thread that has started it.
 
         Args:
             command: Program and arguments.
             runtime_dir: Folder of the daemon's sockets, of which only that for clients is shown.
             shown: Folders that must be seen, also inside hidden ones.
             door: Folder in the runtime folder that is shown in its place: that for clients, or a tenant's.
-            all_end: Whether the end of the program ends everything that it has started.
         """
         if self.level.startswith(USER):
             entry = _entry_of(self.level.removeprefix(USER))
@@ -93,7 +88,6 @@ class Isolation:
         program, fd = filter_program(), -1
         flags = [_PROGRAM, *_APART, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
         flags += ["--ro-bind-try", "/proc/sys", "/proc/sys"]  # which root may else write, without a capability
-        flags += ["--die-with-parent"] if all_end else []
         for device in _graphics_devices():
             flags += ["--dev-bind", device, device]
         for path in map(os.path.realpath, self.hidden):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from trims.core.errors import PredictorError
 from trims.environments.shelf import hold
 from trims.wire.address import ATTACH_FOLDER, TENANTS_FOLDER
+from trims.wire.lifeline import Lifeline
 from trims_predictors.isolation import NAMESPACES, OWN_PROCESS, Isolation
 
 #: What each predictor needs, whatever its framework.
@@ -70,8 +71,21 @@ class Environment:
         return [*_ALWAYS, self.framework, *ours]
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program of ours that was started.
+
+    Attributes:
+        process: The program, or what stands round it (see `Isolation.wrapped`, `guard`).
+        lifeline: Whose end is the program's end.
+    """
+
+    process: subprocess.Popen[bytes]
+    lifeline: Lifeline
+
+
 class Launcher:
-    """Starts programs of ours in an environment, tied to this process by a lifeline.
+    """Starts programs of ours in an environment, each tied to this process by a lifeline of its own.
 
     An environment that trims has made is not removed from its first use until `let_go`.
 
@@ -83,50 +97,57 @@ class Launcher:
     def __init__(self, runtime_dir: str, isolation: Isolation = OWN_PROCESS) -> None:
         self.runtime_dir = runtime_dir
         self.isolation = isolation
-        self.lifeline, self._held = os.pipe()
+        #: Of all that was started and may run still.
+        self._lifelines: set[Lifeline] = set()
         self._holds: dict[str, int | None] = {}
 
-    def start(
-        self, module: str, environment: Environment, sock: int, *, all_end: bool = False
-    ) -> subprocess.Popen[bytes]:
+    def start(self, module: str, environment: Environment, sock: int) -> Program:
         """Start `module` with a socket.
 
         Args:
             module: Of ours, with a function `main`.
             environment: Where.
             sock: Descriptor of the socket.
-            all_end: Whether SIGKILL for the process ends all that it has started, where processes have a namespace.
 
         Raises PredictorError if the interpreter cannot be started, NotSupportedError if its environment is being
         removed.
         """
         self._hold(environment.python)
+        lifeline = self.tie()
         door = os.path.join(TENANTS_FOLDER, environment.tenant) if environment.tenant else ATTACH_FOLDER
         command = [
             environment.python or sys.executable, "-c", _BOOTSTRAP, json.dumps(_packages()), module,
-            "--socket", str(sock), "--lifeline", str(self.lifeline), "--runtime-dir", self._folder_of(door),
+            "--socket", str(sock), "--lifeline", str(lifeline.fileno()), "--runtime-dir", self._folder_of(door),
             "--writable", self.isolation.writable,
         ]  # fmt: skip
         variables = {**os.environ, **ENVIRONMENT}
         if environment.python:
             for ours in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):
                 variables.pop(ours, None)
-        isolated = self.isolation.wrapped(
-            command, self.runtime_dir, self._shown(environment), door=door, all_end=all_end
-        )
+        isolated = self.isolation.wrapped(command, self.runtime_dir, self._shown(environment), door=door)
         try:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 isolated.command,
-                pass_fds=[fd for fd in (sock, self.lifeline, isolated.fd) if fd >= 0],
+                pass_fds=[fd for fd in (sock, lifeline.fileno(), isolated.fd) if fd >= 0],
                 env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=_STANDARD_ERROR,
                 **isolated.how,
             )
         except (OSError, subprocess.SubprocessError) as error:
+            lifeline.close()
             raise PredictorError(f"{isolated.command[0]} cannot be started: {error}") from error
         finally:
             isolated.close()
+        lifeline.given()
+        return Program(process, lifeline)
+
+    def tie(self) -> Lifeline:
+        """A lifeline for one more process group; the caller closes it when that has ended."""
+        self._lifelines = {each for each in self._lifelines if not each.closed}
+        lifeline = Lifeline()
+        self._lifelines.add(lifeline)
+        return lifeline
 
     def identities(self) -> tuple[tuple[int, int], ...]:
         """What is hidden from programs that are started now (see `Isolation.identities`)."""
@@ -166,8 +187,8 @@ class Launcher:
 
     def close(self) -> None:
         """End everything that was started and still runs."""
-        os.close(self.lifeline)
-        os.close(self._held)
+        while self._lifelines:
+            self._lifelines.pop().close()
         while self._holds:
             _, fd = self._holds.popitem()
             if fd is not None:

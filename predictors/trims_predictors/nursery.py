@@ -361,7 +361,7 @@ class Nursery:
 
     def _processes(self) -> list[tuple[Environment, int]]:
         """Of all templates and spares."""
-        templates = [(environment, template.pid) for environment, template in self._running()]
+        templates = [(environment, pid) for environment, template in self._running() for pid in template.pids]
         waiting = [*self._spares.items(), *self._hot.items()]
         return templates + [(each, spare.pid) for each, spares in waiting for spare in spares]
 
@@ -372,7 +372,7 @@ class Nursery:
     def standings(self, counted: Mapping[int, Footprint]) -> tuple[list[Standing], int]:
         """See `Household`."""
         served = {id(template) for template in self._templates.values()}
-        others = [template.pid for _, template in self._running() if id(template) not in served]
+        others = [pid for _, template in self._running() if id(template) not in served for pid in template.pids]
         waiting = [*self._spares.items(), *self._hot.items()]
         environments = {*self._templates, *(each for each, spares in waiting if spares)}
         found = [self._standing(each, counted) for each in environments]
@@ -383,15 +383,15 @@ class Nursery:
         hot = self._hot.get(environment, [])
         pids, hot_pids = {spare.pid for spare in spares}, {each.pid for each in hot}
         alive = template is not None and template.lost is None
-        if template is not None and alive and template.pid in counted:
-            self._sizes[environment] = max(self._sizes.get(environment, 0), counted[template.pid].share_bytes)
+        nbytes = sum(counted[pid].share_bytes for pid in template.pids if pid in counted) if template and alive else 0
+        self._sizes[environment] = max(self._sizes.get(environment, 0), nbytes)
         if spares and spares[-1].pid in counted:
             self._spare_sizes[environment] = counted[spares[-1].pid].own_bytes
         if hot and hot[-1].pid in counted:
             self._hot_sizes[environment] = counted[hot[-1].pid].own_bytes
         return Standing(
             environment,
-            nbytes=counted[template.pid].share_bytes if template and alive and template.pid in counted else 0,
+            nbytes=nbytes,
             spare_bytes=tuple(counted[pid].share_bytes if pid in counted else 0 for pid in pids),
             hot_bytes=tuple(counted[pid].share_bytes if pid in counted else 0 for pid in hot_pids),
             used_s=self._used_s.get(environment, 0.0),
@@ -451,6 +451,10 @@ class Nursery:
         for _, template in self._running():
             template.close()
         await self._end_all()  # what was forked meanwhile
+        for _, template in self._made:
+            template.end_all()
+        if self._made:
+            await asyncio.wait([template.gone for _, template in self._made], timeout=_BURIAL_S)
 
     async def _end_all(self) -> None:
         living = list(self._living)

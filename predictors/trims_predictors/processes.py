@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from trims.wire.frames import Message
+    from trims.wire.lifeline import Lifeline
     from trims_predictors.launching import Environment, Launcher
 
 #: Tensors of more bytes are copied in a thread, so that the loop serves others meanwhile.
@@ -42,6 +43,7 @@ class PredictorProcess:
         pidfd: To that process; closed at its end.
         how: `hot`, `spare`, `forked` or `spawned`.
         tell_status: How the process ended, for people; asked once it has.
+        lifeline: Of its group; closed at its end. None if nothing ties it to this process.
 
     Attributes:
         ended: Done when the process is gone; its result says how.
@@ -49,11 +51,19 @@ class PredictorProcess:
     """
 
     def __init__(
-        self, sock: socket.socket, pid: int, pidfd: int, how: str, tell_status: Callable[[], Awaitable[str]]
+        self,
+        sock: socket.socket,
+        pid: int,
+        pidfd: int,
+        how: str,
+        tell_status: Callable[[], Awaitable[str]],
+        *,
+        lifeline: Lifeline | None = None,
     ) -> None:
         self.pid = pid
         self.how = how
         self._pidfd = pidfd
+        self._lifeline = lifeline
         self._tell_status = tell_status
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[str] = self._loop.create_future()
@@ -183,6 +193,8 @@ class PredictorProcess:
         self._peer.close()
         self._outbox.close()
         self._inbox.close()
+        if self._lifeline is not None:
+            self._lifeline.close()
 
     async def _bury(self) -> None:
         status = await self._tell_status()
@@ -232,15 +244,16 @@ def spawn(launcher: Launcher, environment: Environment) -> PredictorProcess:
     ours, theirs = pair()
     with theirs:
         try:
-            process = launcher.start("trims_predictors.worker", environment, theirs.fileno(), all_end=True)
+            started = launcher.start("trims_predictors.worker", environment, theirs.fileno())
         except BaseException:
             ours.close()
             raise
 
     async def status() -> str:
-        return tell_status(process.wait())
+        return tell_status(started.process.wait())
 
-    return PredictorProcess(ours, process.pid, os.pidfd_open(process.pid), "spawned", status)
+    pid = started.process.pid
+    return PredictorProcess(ours, pid, os.pidfd_open(pid), "spawned", status, lifeline=started.lifeline)
 
 
 #: Operation of an answer -> the fields that it must have, and of which type.

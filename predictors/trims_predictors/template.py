@@ -3,7 +3,7 @@
 Standard library only until it is told what to import. It touches no device and connects nowhere: its socket to the
 supervisor is the only one. Messages:
 
-                                        -> {"op": "here"} and a pidfd of the template itself, at once
+                                        -> {"op": "here"} and pidfds of the template itself and its guard, at once
     {"op": "import", "modules": [...]}  -> {"op": "imported", "failed": {module: why}, "spoilt": why or null}
     {"op": "fork"} and two descriptors, the predictor's socket and the lifeline
                                         -> {"op": "forked", "pid": ...} and a pidfd, or {"op": "refused", "why": ...}
@@ -21,15 +21,19 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from trims.core.errors import LostPeerError
 from trims.wire.lifeline import depend_on
-from trims_predictors import gate, messages, worker
+from trims_predictors import gate, guard, messages, worker
 from trims_predictors.landlock import restrict
 
 if TYPE_CHECKING:
     from trims.wire.frames import Message
+
+#: Between the end of a predictor and the look for what it has left, so that forks do not wait for it.
+_SWEEP_S = 0.1
 
 
 class Template:
@@ -38,25 +42,33 @@ class Template:
     Args:
         sock: To the supervisor.
         runtime_dir: Folder of the daemon's sockets, for its predictors.
+        lifeline: Descriptor of this process's own, which its predictors must not have.
         writable: The one folder that predictors may write to; empty if each has its user's rights.
     """
 
-    def __init__(self, sock: socket.socket, runtime_dir: str, writable: str = "") -> None:
+    def __init__(self, sock: socket.socket, runtime_dir: str, lifeline: int, writable: str = "") -> None:
         self._sock = sock
+        self._lifeline = lifeline
         self._runtime_dir = runtime_dir
         self._writable = writable
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
         #: pidfd -> pid
         self._children: dict[int, int] = {}
+        #: What modules have started, such as multiprocessing's tracker of resources.
+        self._helpers: set[int] = set()
+        #: When to look next for what predictors have left; None if none has ended since.
+        self._sweep_s: float | None = None
 
     def serve(self) -> None:
         """Carry out messages and bury predictors until the supervisor lets go."""
         own = os.pidfd_open(os.getpid())  # the supervisor may be in another namespace, where numbers are others
-        messages.send(self._sock, {"op": "here"}, [own])
-        os.close(own)
+        guarding = os.pidfd_open(os.getppid())
+        messages.send(self._sock, {"op": "here"}, [own, guarding])
+        messages.close_all([own, guarding])
         while True:
-            for key, _ in self._selector.select():
+            self._sweep()
+            for key, _ in self._selector.select(None if self._sweep_s is None else _SWEEP_S):
                 if key.fileobj is not self._sock:
                     self._bury(key.fd)
                 elif not self._carry_out():
@@ -82,16 +94,17 @@ class Template:
             except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever one does, the others are wanted still
                 failed[module] = f"{type(error).__name__}: {error}"[:200]
         warm_up(modules)
+        self._helpers.update(set(guard.children()) - set(self._children.values()))
         gc.collect()
         gc.freeze()  # or the first collection in each predictor would copy every page that has an object
         return {"op": "imported", "failed": failed, "spoilt": gate.why_not(self._known())}
 
     def _known(self) -> set[int]:
-        return {self._sock.fileno()}
+        return {self._sock.fileno(), self._lifeline}
 
     def _fork(self, fds: list[int]) -> None:
         theirs, lifeline = fds
-        why = gate.why_not({*self._known(), theirs})
+        why = gate.why_not({*self._known(), *fds})
         if why is not None:
             messages.close_all(fds)
             messages.send(self._sock, {"op": "refused", "why": why})
@@ -112,6 +125,7 @@ class Template:
             os.setsid()
             self._selector.close()
             self._sock.close()
+            os.close(self._lifeline)
             messages.close_all(list(self._children))
             if self._writable:  # once more, which makes a border between this predictor and the others
                 restrict([self._writable])
@@ -130,7 +144,14 @@ class Template:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
+        self._sweep_s = time.monotonic() + _SWEEP_S
         messages.send(self._sock, {"op": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
+
+    def _sweep(self) -> None:
+        """End what predictors have left behind: none but those that have ended hands anything to this process."""
+        if self._sweep_s is not None and time.monotonic() >= self._sweep_s:
+            left = guard.end_strays({*self._children.values(), *self._helpers})
+            self._sweep_s = time.monotonic() + _SWEEP_S if left else None
 
 
 def warm_up(modules: list[str]) -> None:
@@ -145,11 +166,13 @@ def warm_up(modules: list[str]) -> None:
 def main() -> None:
     """Entry: the descriptors and the folder of the daemon's sockets are the arguments."""
     options = worker.begin()
+    guard.guarded(options.lifeline, options.socket)
+    guard.adopt()
     depend_on(options.lifeline)
-    os.close(options.lifeline)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=options.socket)
     with contextlib.suppress(LostPeerError):
-        Template(socket.socket(fileno=options.socket), options.runtime_dir, options.writable).serve()
+        Template(sock, options.runtime_dir, options.lifeline, options.writable).serve()
 
 
 if __name__ == "__main__":

@@ -51,10 +51,11 @@ class Template:
         ours, theirs = messages.pair()
         with theirs:
             try:
-                self._process = launcher.start("trims_predictors.template", environment, theirs.fileno())
+                started = launcher.start("trims_predictors.template", environment, theirs.fileno())
             except BaseException:
                 ours.close()
                 raise
+        self._process, self._lifeline = started.process, started.lifeline
         self.modules = frozenset(modules)
         #: Why it may not be forked, once it is ready; None if it may be.
         self.spoilt: str | None = None
@@ -67,7 +68,7 @@ class Template:
         self._statuses: dict[int, asyncio.Future[int]] = {}
         #: Processes as the template calls them, and as they are called here.
         self._living: dict[int, int] = {}
-        self._pidfd = -1
+        self._pidfd, self._guard = -1, self._process.pid
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._peer = Peer(ours, self._heard, self._end)
         self.ready = asyncio.ensure_future(self._import(modules))
@@ -77,6 +78,11 @@ class Template:
     def pid(self) -> int:
         """Of its process."""
         return pid_behind(self._pidfd, self._process.pid)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of its process and its guard, which share pages; once if it has not begun."""
+        return tuple(dict.fromkeys((self.pid, self._guard)))
 
     @property
     def predictors(self) -> frozenset[int]:
@@ -110,18 +116,21 @@ class Template:
 
     async def _fork(self) -> PredictorProcess:
         ours, theirs = messages.pair()
+        lifeline = self._launcher.tie()
         with theirs:
             try:
-                answer, fds = await self._ask({"op": "fork"}, (theirs.fileno(), self._launcher.lifeline), _FORK_S)
+                answer, fds = await self._ask({"op": "fork"}, (theirs.fileno(), lifeline.fileno()), _FORK_S)
                 if answer["op"] == "refused":
                     raise PredictorError(f"the template cannot be forked: {answer['why']}")
             except BaseException:
+                lifeline.close()
                 ours.close()
                 raise
+        lifeline.given()
         pid = int(answer["pid"])
         here = self._living[pid] = pid_behind(fds[0], pid)
         self._statuses[pid] = asyncio.get_running_loop().create_future()
-        return PredictorProcess(ours, here, fds[0], "forked", lambda: self._status(pid))
+        return PredictorProcess(ours, here, fds[0], "forked", lambda: self._status(pid), lifeline=lifeline)
 
     async def _ask(self, message: Message, fds: Sequence[int], deadline_s: float) -> tuple[Message, list[int]]:
         answer: asyncio.Future[tuple[Message, list[int]]] = asyncio.get_running_loop().create_future()
@@ -145,7 +154,9 @@ class Template:
             self._end_if_retired()
             return
         if message["op"] == "here":
-            (self._pidfd,) = fds
+            self._pidfd, guard = fds
+            self._guard = pid_behind(guard, self._process.pid)
+            os.close(guard)
             return
         answer = self._answers.popleft()
         if answer.done():
@@ -180,19 +191,36 @@ class Template:
             return
         self.lost = why
         self._peer.close()
+        self._wait_for_end()  # before the kill, which may bury the process
         self._kill()
-        # A process with a framework takes the kernel many milliseconds to take apart.
-        waited = asyncio.get_running_loop().run_in_executor(None, self._process.wait)
-        waited.add_done_callback(lambda _: self.gone.set_result(None))
         for answer in self._answers:
             if not answer.done():
                 answer.set_exception(LostPeerError(f"the template is gone: {why}"))
                 answer.add_done_callback(_drop)
         self._answers.clear()
 
+    def end_all(self) -> None:
+        """End it, its predictors, and whatever they have started and left. Idempotent."""
+        self.close()
+        self._lifeline.close()
+
+    def _wait_for_end(self) -> None:
+        """See to `gone`. The guard stays for as long as predictors live, which may be long."""
+        loop, pidfd = asyncio.get_running_loop(), os.pidfd_open(self._process.pid)
+
+        def ended() -> None:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+            self._process.wait()
+            self._lifeline.close()
+            self.gone.set_result(None)
+
+        loop.add_reader(pidfd, ended)
+
     def _kill(self) -> None:
-        """End the template's process and no other: in a namespace, the end of the program round it ends all in it."""
+        """End the template's process and no other: the end of the program round it would end all of its predictors."""
         if self._pidfd < 0:
+            self._lifeline.close()  # it has not begun, so it has none
             self._process.kill()
             return
         with contextlib.suppress(ProcessLookupError):

@@ -192,7 +192,7 @@ def main() -> None:
     """Entry of the child. Arguments: package folder, socket, lifeline, limits as JSON."""
     door_fd, lifeline, config = int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
     depend_on(lifeline)  # even a thread that is stuck in C ends with the daemon
-    os.close(lifeline)
+    os.set_inheritable(lifeline, False)
     os.set_inheritable(door_fd, False)
     faulthandler.enable()
     sys.path[:0] = config["paths"]

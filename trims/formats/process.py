@@ -35,9 +35,10 @@ from trims.core.units import format_bytes
 from trims.environments.shelf import hold
 from trims.formats.scratch import Scratch
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
+from trims.wire.lifeline import Lifeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from trims.formats.base import Limits
@@ -120,13 +121,13 @@ class LimitedChild:
             undo.enter_context(theirs)
             self._hold = hold(python)
             undo.callback(self._let_go)
-            lifeline_read, self._lifeline = os.pipe()
-            undo.callback(os.close, self._lifeline)
-            with _closing(lifeline_read):
-                self._process = self._start(python, [theirs.fileno(), lifeline_read], config)
+            self._lifeline = Lifeline()
+            undo.callback(self._lifeline.close)
+            self._process = self._start(python, [theirs.fileno(), self._lifeline.fileno()], config)
             undo.callback(self._end)
             self._pidfd = os.pidfd_open(self._process.pid)
             undo.pop_all()
+        self._lifeline.given()
         theirs.close()
 
     def _start(self, python: Path | None, fds: list[int], config: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -319,7 +320,7 @@ class LimitedChild:
             self._end()
             os.close(self._pidfd)
             self._pidfd = -1
-            os.close(self._lifeline)
+            self._lifeline.close()
             self._socket.close()
             self._scratch.remove()
             self._let_go()
@@ -342,14 +343,6 @@ def _origin(name: str) -> tuple[str, str] | None:
     """A top-level package or module and its file, as this process would import it; None if it would not."""
     spec = importlib.util.find_spec(name)
     return (name, spec.origin) if spec is not None and spec.has_location and spec.origin else None
-
-
-@contextlib.contextmanager
-def _closing(fd: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        os.close(fd)
 
 
 def _tells_of_memory(text: str) -> bool:

@@ -429,7 +429,7 @@ def test_a_predictor_outlives_its_template_and_the_next_has_another(troubled: Da
     async def work(driver: Driver) -> None:
         before = arrays(await driver.ask(do=text("nothing")))["done"]
         (template,) = driver.fleet._nursery._templates.values()
-        os.kill(template._process.pid, signal.SIGKILL)
+        os.kill(template.pid, signal.SIGKILL)
         while template.lost is None:
             await asyncio.sleep(0.01)
         assert arrays(await driver.ask(do=text("nothing")))["done"] == before
@@ -494,7 +494,7 @@ def test_a_request_after_the_death_of_an_idle_predictor_is_answered_by_another(t
     async def work(driver: Driver) -> None:
         pid = int(arrays(await driver.ask(do=text("nothing")))["done"][0])
         (template,) = driver.fleet._nursery._templates.values()
-        for victim in (template._process.pid, pid):
+        for victim in (template.pid, pid):
             os.kill(victim, signal.SIGKILL)
         while driver.fleet.state((await driver.plan()).line)["idle"]:
             await asyncio.sleep(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pwd
 import signal
@@ -20,7 +21,7 @@ from trims_predictors import isolation
 from trims_predictors.footprints import footprint
 from trims_predictors.isolation import NAMESPACES, OWN_PROCESS, Isolation, choose, why_no_namespaces
 
-from trims.core.errors import ConfigError
+from trims.core.errors import ConfigError, PredictorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,6 +160,83 @@ def test_processes_in_a_namespace_are_known_by_their_numbers_here_and_end(prober
     drive(prober, work, isolation=choose(NAMESPACES))
     for pid in seen:
         wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"process {pid} is left")  # type: ignore[misc]
+
+
+#: Writes to each pipe and socket that it has, or can open for writing. (Files of weights may be written at the level
+#: `process`.)
+_MEDDLES = """
+import os
+for fd in map(int, os.listdir('/proc/self/fd')):
+    for way in (lambda: os.open(f'/proc/self/fd/{fd}', os.O_WRONLY | os.O_NONBLOCK), lambda: fd):
+        try:
+            if fd > 2 and os.readlink(f'/proc/self/fd/{fd}').startswith(('pipe:', 'socket:')):
+                os.write(way(), b'x')
+        except OSError:
+            pass
+"""
+_DETACHES = """
+import os, time
+reading, writing = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for fd in map(int, os.listdir('/proc/self/fd')):
+            if fd > 2 and fd != writing:
+                try:
+                    os.close(fd)
+                except OSError:
+                    pass
+        os.write(writing, b'%d' % os.getpid())
+        os.close(writing)
+        time.sleep(600)
+    os._exit(0)
+value = int(os.read(reading, 100))
+"""
+every_level = pytest.mark.parametrize("level", ["process", pytest.param(NAMESPACES, marks=namespaces)])
+
+
+@every_level
+def test_a_predictor_that_writes_wherever_it_can_ends_no_other(
+    level: str, daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    for name in ("m", "other"):
+        register(daemon, checkpoint, name, predictor={"call": "own_predictors:Prober"})
+
+    async def work(driver: Driver) -> None:
+        ask = text("import os; value = os.getpid()")
+        before = arrays(await driver.ask("other", code=ask))["told"][0]
+        with contextlib.suppress(PredictorError):  # what it says to its supervisor without being asked is its end
+            await driver.ask(code=text(_MEDDLES))
+        assert arrays(await driver.ask("other", code=ask))["told"][0] == before
+        assert (await driver.ask(code=ask)).how == "forked"
+
+    drive(daemon, work, isolation=choose(level))
+
+
+@every_level
+@pytest.mark.parametrize("first", ["predictor", "endpoint"])
+def test_what_makes_a_session_of_its_own_ends_with(first: str, level: str, prober: Daemon) -> None:
+    marked = f"{level}-{first}-{os.getpid()}"
+    code = _DETACHES.replace("time.sleep(600)", f"os.execvp('sleep', ['{marked}', '600'])")
+
+    def living() -> list[str]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    found += [entry.name] if marked.encode() in (entry / "cmdline").read_bytes()[:100] else []
+        return found
+
+    async def work(driver: Driver) -> None:
+        await driver.ask(code=text(code))
+        await asyncio.to_thread(wait_until, lambda: living(), "it has not started")
+        if first == "predictor":
+            (running,) = driver.fleet._running.values()
+            os.kill(running.process.pid, signal.SIGKILL)
+            await asyncio.to_thread(wait_until, lambda: not living(), "it outlives its predictor")
+
+    drive(prober, work, isolation=choose(level))
+    wait_until(lambda: not living(), "it outlives the endpoint")
 
 
 @namespaces

@@ -36,12 +36,12 @@ def test_a_program_that_was_started_ends_when_its_launcher_closes(folder: Path, 
     launcher = Launcher(str(folder))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        process = launcher.start("trims_predictors.template", Environment("numpy", python), theirs.fileno())
+        process = launcher.start("trims_predictors.template", Environment("numpy", python), theirs.fileno()).process
         theirs.close()
         ours.send(b'{"op": "import", "modules": []}')
         assert b"imported" in answered(ours)
         launcher.close()
-        assert process.wait(10) != 0
+        assert process.wait(10) == 0
 
 
 def test_a_made_environment_is_held_from_the_first_start_until_the_launcher_closes(folder: Path) -> None:
@@ -49,7 +49,8 @@ def test_a_made_environment_is_held_from_the_first_start_until_the_launcher_clos
     shelf, launcher = Shelf(folder / "environments"), Launcher(str(folder))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        process = launcher.start("trims_predictors.template", Environment("numpy", str(made.python)), theirs.fileno())
+        environment = Environment("numpy", str(made.python))
+        process = launcher.start("trims_predictors.template", environment, theirs.fileno()).process
         theirs.close()
         ours.send(b'{"op": "import", "modules": []}')
         assert b"imported" in answered(ours)
@@ -67,7 +68,7 @@ def test_an_environment_that_was_let_go_may_be_removed_until_the_next_start(fold
     for _ in range(2):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
-            process = launcher.start("trims_predictors.template", environment, theirs.fileno())
+            process = launcher.start("trims_predictors.template", environment, theirs.fileno()).process
         process.wait(10)
         with pytest.raises(InUseError, match=f"{made.name} is in use by"):
             shelf.remove(made.name)
@@ -85,7 +86,7 @@ def test_an_environment_that_was_removed_by_force_and_made_again_is_held_again(f
         for force in (True, False):
             made = put(shelf.folder, numpy="2.0")
             environment = Environment("numpy", str(made.python))
-            processes.append(launcher.start("trims_predictors.template", environment, theirs.fileno()))
+            processes.append(launcher.start("trims_predictors.template", environment, theirs.fileno()).process)
             if force:
                 shelf.remove(made.name, force=True)
         with pytest.raises(InUseError, match=f"{made.name} is in use by"):
@@ -109,7 +110,7 @@ def test_what_a_program_prints_goes_to_standard_error(folder: Path, capfd: pytes
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
-        process = launcher.start("trims_predictors.template", Environment("numpy"), theirs.fileno())
+        process = launcher.start("trims_predictors.template", Environment("numpy"), theirs.fileno()).process
         theirs.close()
         ours.send(b'{"op": "import", "modules": ["talks"]}')
         assert b"imported" in answered(ours)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,10 +13,11 @@ from trims_predictors import messages
 from trims_predictors.launching import _ALWAYS, ENVIRONMENT
 from trims_predictors.templates import pid_behind
 
+from trims.wire.lifeline import Lifeline
+
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 class Supervisor:
@@ -23,13 +25,15 @@ class Supervisor:
 
     def __init__(self, folder: Path) -> None:
         self.sock, theirs = messages.pair()
-        self.lifeline, self._held = os.pipe()
+        self.lifeline = Lifeline()
+        self.theirs: list[Lifeline] = []
         command = [sys.executable, "-m", "trims_predictors.template", "--socket", str(theirs.fileno())]
-        command += ["--lifeline", str(self.lifeline), "--runtime-dir", str(folder)]
+        command += ["--lifeline", str(self.lifeline.fileno()), "--runtime-dir", str(folder)]
         self.process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno(), self.lifeline], cwd=folder, env={**os.environ, **ENVIRONMENT}
+            command, pass_fds=[theirs.fileno(), self.lifeline.fileno()], cwd=folder, env={**os.environ, **ENVIRONMENT}
         )
         theirs.close()
+        self.lifeline.given()
         message, self.itself = self.hear()
         assert message == {"op": "here"}
 
@@ -44,16 +48,23 @@ class Supervisor:
 
     def fork(self) -> tuple[dict[str, Any], list[int], socket.socket]:
         ours, theirs = messages.pair()
+        self.theirs.append(lifeline := Lifeline())
         with theirs:
-            messages.send(self.sock, {"op": "fork"}, [theirs.fileno(), self.lifeline])
+            messages.send(self.sock, {"op": "fork"}, [theirs.fileno(), lifeline.fileno()])
+            lifeline.given()
             return *self.hear(), ours
+
+    @property
+    def pid(self) -> int:
+        return pid_behind(self.itself[0], -1)
 
     def end(self) -> None:
         self.sock.close()
-        for fd in (self.lifeline, self._held, *self.itself):
-            if fd >= 0:
-                os.close(fd)
+        for lifeline in self.theirs:
+            lifeline.close()
+        messages.close_all(self.itself)
         self.process.wait()
+        self.lifeline.close()
 
 
 @pytest.fixture
@@ -63,9 +74,11 @@ def supervisor(folder: Path) -> Iterator[Supervisor]:
     made.end()
 
 
-def test_a_template_begins_with_a_descriptor_of_itself(supervisor: Supervisor) -> None:
-    (pidfd,) = supervisor.itself
-    assert pid_behind(pidfd, -1) == supervisor.process.pid
+def test_a_template_begins_with_descriptors_of_itself_and_its_guard(supervisor: Supervisor) -> None:
+    itself, guard = (pid_behind(pidfd, -1) for pidfd in supervisor.itself)
+    assert guard == supervisor.process.pid
+    stat = (Path("/proc") / str(itself) / "stat").read_text()
+    assert int(stat.rpartition(")")[2].split()[1]) == guard, "its guard is its parent"
 
 
 def test_modules_are_imported_and_those_that_cannot_be_are_told(supervisor: Supervisor) -> None:
@@ -110,7 +123,7 @@ def test_many_forks_leave_nothing_in_the_template(supervisor: Supervisor) -> Non
     supervisor.load()
 
     def held() -> int:
-        return len(os.listdir(f"/proc/{supervisor.process.pid}/fd"))
+        return len(os.listdir(f"/proc/{supervisor.pid}/fd"))
 
     before = held()
     for _ in range(30):
@@ -123,8 +136,8 @@ def test_many_forks_leave_nothing_in_the_template(supervisor: Supervisor) -> Non
 
 def test_template_and_predictors_end_with_the_supervisor_however_it_ends(supervisor: Supervisor) -> None:
     _, (pidfd,), sock = supervisor.fork()
-    os.close(supervisor._held)  # as the kernel does when the process is killed
-    supervisor._held = -1
+    for lifeline in (supervisor.lifeline, *supervisor.theirs):
+        lifeline.close()  # as the kernel does when the process is killed
     supervisor.process.wait()
     poll = __import__("select").poll()
     poll.register(pidfd, 1)

@@ -29,6 +29,7 @@ def drive(folder: Path, work: Callable[[Template], Awaitable[Any]], *modules: st
         finally:
             template.close()
             launcher.close()
+            await template.gone
 
     return asyncio.run(run())
 
@@ -55,7 +56,7 @@ def test_forks_that_wait_for_a_template_which_ends_are_told_so(
         if end == "closed":
             template.close()
         else:
-            os.kill(template._process.pid, signal.SIGKILL)
+            os.kill(template.pid, signal.SIGKILL)
         for error in await asyncio.gather(*forks, return_exceptions=True):
             assert isinstance(error, LostPeerError)
             assert "the template is gone" in str(error)
