@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,22 +83,29 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
     from trims.tenants import read_tenants
     from trims.wire.address import default_runtime_dir
     from trims_predictors.endpoint.settings import EndpointSettings, read_token
+    from trims_predictors.hiding import check_hidden
     from trims_predictors.isolation import choose
     from trims_predictors.records import Settings
 
     tenants = read_tenants(options.tenants)
+    runtime_dir = options.runtime_dir or default_runtime_dir()
+    predictor_bytes = _memory(options.predictor_memory, "--predictor-memory")
+    isolation = choose(options.isolation, [str(path) for path in _hidden(options)])
+    if predictor_bytes is not None:
+        isolation = replace(isolation, scratch_bytes=predictor_bytes)
+    check_hidden(options.hide, isolation, runtime_dir)
     fleet = Settings(
-        runtime_dir=options.runtime_dir or default_runtime_dir(),
+        runtime_dir=runtime_dir,
         predictors=_at_least(options.predictors, "--predictors", 1),
         of_tenants={name: each.predictors for name, each in tenants.by_name.items() if each.predictors is not None},
         queue=_at_least(options.queue, "--queue", 1),
         keep_alive_s=_seconds(options.keep_alive_s, "--keep-alive-s"),
         template_keep_alive_s=_seconds(options.template_keep_alive_s, "--template-keep-alive-s"),
         most_template_bytes=_bound(options.template_memory),
-        isolation=choose(options.isolation, [str(path) for path in _hidden(options)]),
+        isolation=isolation,
         hot_spares=_at_least(options.hot_spares, "--hot-spares", 0),
         end_abandoned=options.abandoned_runs == "end",
-        most_predictor_bytes=_memory(options.predictor_memory, "--predictor-memory"),
+        most_predictor_bytes=predictor_bytes,
     )
     return EndpointSettings(
         fleet=fleet,

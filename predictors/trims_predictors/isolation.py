@@ -48,11 +48,13 @@ class Isolation:
         level: `process`, `user:NAME` or `namespaces`.
         hidden: Folders and files that are empty for predictors, at the level `namespaces`.
         why_not_more: Why `auto` chose no higher level; empty if it did.
+        scratch_bytes: The most that files of all predictors of a namespace may take together, in its `/dev/shm`.
     """
 
     level: str = PROCESS
     hidden: tuple[str, ...] = ()
     why_not_more: str = ""
+    scratch_bytes: int = 1 << 30
 
     @property
     def writable(self) -> str:
@@ -88,8 +90,10 @@ class Isolation:
         program, fd = filter_program(), -1
         flags = [_PROGRAM, *_APART, "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
         flags += ["--ro-bind-try", "/proc/sys", "/proc/sys"]  # which root may else write, without a capability
+        flags += ["--size", str(self.scratch_bytes), "--tmpfs", _SCRATCH]
         for device in _graphics_devices():
             flags += ["--dev-bind", device, device]
+        flags += ["--remount-ro", "/dev"]  # files there would count against nothing
         for path in map(os.path.realpath, self.hidden):
             if os.path.isdir(path) and not path.startswith("/dev/"):  # of which there is a new one
                 flags += ["--tmpfs", path]

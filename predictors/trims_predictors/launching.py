@@ -124,7 +124,7 @@ class Launcher:
         if environment.python:
             for ours in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):
                 variables.pop(ours, None)
-        isolated = self.isolation.wrapped(command, self.runtime_dir, self._shown(environment), door=door)
+        isolated = self.isolation.wrapped(command, self.runtime_dir, shown(environment.python), door=door)
         try:
             process = subprocess.Popen(
                 isolated.command,
@@ -158,15 +158,6 @@ class Launcher:
         within = door == ATTACH_FOLDER or self.isolation.level == NAMESPACES
         return self.runtime_dir if within else os.path.join(self.runtime_dir, door)
 
-    @staticmethod
-    def _shown(environment: Environment) -> list[str]:
-        """What must be seen whatever is hidden: our packages, and the environment."""
-        found = {os.path.dirname(folder) for folder in _packages().values()}
-        found.add(sys.prefix)
-        if environment.python:
-            found.add(os.path.dirname(os.path.dirname(os.path.abspath(environment.python))))
-        return sorted(found)
-
     def _hold(self, python: str) -> None:
         held = self._holds.get(python)
         if held is not None and os.fstat(held).st_nlink == 0:  # it was removed by force, and perhaps made again
@@ -193,6 +184,24 @@ class Launcher:
             _, fd = self._holds.popitem()
             if fd is not None:
                 os.close(fd)
+
+
+def shown(python: str = "") -> list[str]:
+    """What must be seen whatever is hidden: our packages, the environment, and the Python that this was made from.
+
+    Args:
+        python: Interpreter of the environment; empty for this one.
+    """
+    found = {os.path.dirname(folder) for folder in _packages().values()}
+    found.update((sys.prefix, sys.base_prefix))
+    if python:
+        found.update(os.path.dirname(os.path.dirname(way(python))) for way in (os.path.abspath, os.path.realpath))
+    return sorted(found)
+
+
+def probe_command() -> list[str]:
+    """A command that starts Python and imports our packages as a predictor does, and ends with status 0."""
+    return [sys.executable, "-c", _BOOTSTRAP, json.dumps(_packages()), "trims_predictors.worker", "--help"]
 
 
 def tell_status(status: int) -> str:

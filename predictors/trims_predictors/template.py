@@ -18,9 +18,11 @@ import gc
 import importlib
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from typing import TYPE_CHECKING
 
@@ -129,6 +131,7 @@ class Template:
             messages.close_all(list(self._children))
             if self._writable:  # once more, which makes a border between this predictor and the others
                 restrict([self._writable])
+                _use_folder(_folder_of(os.getpid()))
             worker.run(socket.socket(fileno=theirs), lifeline, self._runtime_dir)
             status = 0
         except BaseException:  # noqa: BLE001 - nothing may get back into the template's code
@@ -145,6 +148,8 @@ class Template:
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
         self._sweep_s = time.monotonic() + _SWEEP_S
+        if self._writable:
+            shutil.rmtree(_folder_of(pid), ignore_errors=True)
         messages.send(self._sock, {"op": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
 
     def _sweep(self) -> None:
@@ -152,6 +157,16 @@ class Template:
         if self._sweep_s is not None and time.monotonic() >= self._sweep_s:
             left = guard.end_strays({*self._children.values(), *self._helpers})
             self._sweep_s = time.monotonic() + _SWEEP_S if left else None
+
+
+def _folder_of(pid: int) -> str:
+    """Where a predictor in a namespace has its temporary files."""
+    return os.path.join(os.environ.get("TMPDIR", tempfile.gettempdir()), f"predictor-{pid}")
+
+
+def _use_folder(folder: str) -> None:
+    os.mkdir(folder, 0o700)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 def warm_up(modules: list[str]) -> None:

@@ -32,7 +32,7 @@ def test_flags_become_settings(tmp_path: Path) -> None:
     assert (found.fleet.predictors, found.fleet.queue, found.fleet.keep_alive_s) == (3, 4, None)
     assert (found.preload, found.environments) == (("torch", "onnxruntime"), {"mxnet": Path(sys.executable)})
     assert (found.fleet.template_keep_alive_s, found.fleet.most_template_bytes) == (5.0, 2 << 30)
-    assert (found.fleet.isolation, found.fleet.most_predictor_bytes) == (OWN_PROCESS, 4 << 30)
+    assert (found.fleet.isolation, found.fleet.most_predictor_bytes) == (Isolation(scratch_bytes=4 << 30), 4 << 30)
     assert found.fleet.runtime_dir == "/run/x"
 
 
@@ -50,8 +50,11 @@ def test_files_of_the_daemon_and_secrets_are_hidden_from_predictors(
     monkeypatch.setattr(isolation, "choose", chosen)
     config = build_config({"runtime_dir": Path("/run/x")})
     always = [str(config.state_dir), str(config.segment_dir)]
-    settings("--hide", "/state", "--hide", "/segments", "--token-file", str(token))
-    assert hidden.pop() == ["/state", "/segments", *always, str(token)]
+    given = [str(tmp_path / name) for name in ("state", "segments")]
+    for folder in given:
+        Path(folder).mkdir()
+    settings("--hide", given[0], "--hide", given[1], "--token-file", str(token))
+    assert hidden.pop() == [*given, *always, str(token)]
     settings()
     assert hidden.pop() == always
 

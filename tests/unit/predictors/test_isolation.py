@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import pwd
 import signal
@@ -122,6 +123,26 @@ def test_a_predictor_in_a_namespace_still_has_temporary_files_threads_and_childr
         "import subprocess; value = subprocess.check_output(['echo', 'fine'])",
     )
     assert told == ["1", "'fine'", "b'fine\\n'"]
+
+
+@namespaces
+def test_files_in_a_namespace_are_bounded_and_lie_in_a_folder_of_the_predictor(prober: Daemon) -> None:
+    writes = (
+        "import os, tempfile\nfor _ in range(3):\n"
+        "    with tempfile.NamedTemporaryFile(delete=False) as file: file.write(bytes(1 << 20))\n"
+        "value = os.path.dirname(file.name)"
+    )
+    isolation = dataclasses.replace(choose(NAMESPACES), scratch_bytes=8 << 20)
+
+    async def work(driver: Driver) -> None:
+        folder = arrays(await driver.ask(code=text(writes)))["told"][0].decode().strip("'")
+        assert folder.startswith("/dev/shm/predictor-")
+        fills = f"open('{folder}/full', 'wb').write(bytes(8 << 20))"
+        assert b"No space left on device" in arrays(await driver.ask(code=text(fills)))["told"][0]
+        elsewhere = "open('/dev/elsewhere', 'wb')"
+        assert b"Read-only file system" in arrays(await driver.ask(code=text(elsewhere)))["told"][0]
+
+    drive(prober, work, isolation=isolation)
 
 
 @namespaces

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trims_predictors import messages
+from looking import wait_until
+from trims_predictors import landlock, messages
 from trims_predictors.launching import _ALWAYS, ENVIRONMENT
 from trims_predictors.templates import pid_behind
 
@@ -23,14 +25,17 @@ if TYPE_CHECKING:
 class Supervisor:
     """The other side of a template."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
         self.sock, theirs = messages.pair()
         self.lifeline = Lifeline()
         self.theirs: list[Lifeline] = []
         command = [sys.executable, "-m", "trims_predictors.template", "--socket", str(theirs.fileno())]
-        command += ["--lifeline", str(self.lifeline.fileno()), "--runtime-dir", str(folder)]
+        command += ["--lifeline", str(self.lifeline.fileno()), "--runtime-dir", str(folder), *more]
         self.process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno(), self.lifeline.fileno()], cwd=folder, env={**os.environ, **ENVIRONMENT}
+            command,
+            pass_fds=[theirs.fileno(), self.lifeline.fileno()],
+            cwd=folder,
+            env={**os.environ, **ENVIRONMENT, "TMPDIR": str(folder)},
         )
         theirs.close()
         self.lifeline.given()
@@ -105,6 +110,24 @@ def test_a_fork_is_a_predictor_with_a_socket_of_its_own_and_its_end_is_told(supe
     assert ended == {"op": "ended", "pid": answer["pid"], "status": 0}
     os.close(pidfd)
     sock.close()
+
+
+@pytest.mark.skipif(not landlock.version(), reason="this kernel has no Landlock")
+def test_the_temporary_files_of_a_predictor_that_was_killed_are_removed(folder: Path) -> None:
+    supervisor = Supervisor(folder, "--writable", str(folder))
+    try:
+        answer, (pidfd,), sock = supervisor.fork()
+        own = folder / f"predictor-{answer['pid']}"
+        wait_until(own.exists, "the predictor has no folder")
+        (own / "inner").mkdir()
+        (own / "inner" / "left").write_bytes(b"x")
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        assert supervisor.hear()[0]["op"] == "ended"
+        assert not own.exists()
+        os.close(pidfd)
+        sock.close()
+    finally:
+        supervisor.end()
 
 
 def test_a_template_that_a_module_has_spoilt_says_so_and_refuses_to_fork(supervisor: Supervisor, folder: Path) -> None:
