@@ -14,6 +14,7 @@ from looking import wait_until
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint import inference_pb2_grpc
 from trims_predictors.endpoint.settings import EndpointSettings
+from trims_predictors.isolation import why_no_namespaces
 from trims_predictors.records import Settings
 
 from trims.core.errors import ConfigError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
+WHY_NOT = why_no_namespaces()
 OPERATOR, BLUE, RED = (f"the long token of {name}" for name in ("the operator", "blue", "red"))
 TENANTS = f"""
 blue:
@@ -193,6 +195,39 @@ def test_over_grpc_a_token_means_the_same(endpoint: Endpoint) -> None:
         asyncio.run(infer(model, token)) for model, token in (("blue-1", BLUE), ("red-1", BLUE), ("red-1", "x" * 20))
     ]
     assert told == ["OK", "PERMISSION_DENIED", "UNAUTHENTICATED"]
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=f"no namespaces: {WHY_NOT}")
+def test_a_predictor_in_a_namespace_opens_the_models_of_its_tenant_only(
+    shared: Daemon, folder: Path, checkpoint: Callable[..., Path]
+) -> None:
+    register(shared, checkpoint, "blue-probe", predictor={"call": "own_predictors:Prober"})
+    files = ("--tenants", str(folder / "tenants.yaml"), "--token-file", str(folder / "token"))
+    endpoint = Endpoint(shared.config.runtime_dir, *files, "--isolation", "namespaces")
+    try:
+        told = [_probe(endpoint, code.format(str_run=str(shared.config.runtime_dir))) for code in _PROBES]
+    finally:
+        endpoint.end()
+    assert "PermissionDeniedError: tenant 'blue' may not open 'red-1'" in told[0]
+    assert told[1] == "'cpu'"
+    assert told[2] == "['attach.sock']"
+    assert told[3].startswith("FileNotFoundError")
+
+
+#: What a predictor of the blue tenant tries: another tenant's model, a common one, to look round, another's door.
+_PROBES = (
+    "import trims\nvalue = trims.connect({str_run!r}).open('red-1')",
+    "import trims\nvalue = trims.connect({str_run!r}).open('shared').place",
+    "import os\nvalue = os.listdir({str_run!r})",
+    "import os\nvalue = os.listdir({str_run!r} + '/tenants/red')",
+)
+
+
+def _probe(endpoint: Endpoint, code: str) -> str:
+    inputs = [{"name": "code", "datatype": "BYTES", "shape": [1], "data": [code]}]
+    status, answer = endpoint.ask("POST", "/v2/models/blue-probe/infer", {"inputs": inputs}, BLUE)
+    assert status == 200, answer
+    return str(answer["outputs"][0]["data"][0])
 
 
 def test_tenants_need_a_token_of_the_operator(folder: Path) -> None:
