@@ -36,7 +36,7 @@ class Callers:
         self._tenants = tenants or Tenants()
 
     def enter(self, authorization: str) -> Tenant | None:
-        """Let the running task act for whom the header `Authorization` names. Raises UnknownCallerError.
+        """Let the running task act for the caller that the header `Authorization` names. Raises UnknownCallerError.
 
         Returns the tenant, None for the operator.
         """
