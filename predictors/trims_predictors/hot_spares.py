@@ -37,6 +37,8 @@ _PARK_S = 10.0
 _MOST_IMAGES = 4096
 #: Between two looks whether models have cooled.
 _LOOK_S = 10.0
+#: How the end of a process is told that has read what is parked.
+_OF_READING = ("SIGSEGV", "SIGBUS")
 
 
 @dataclass(eq=False, slots=True)
@@ -124,8 +126,9 @@ class HotSpares:
         making = self._making
         if making is None or making.plan.line != plan.line or making.claimed:
             return None
-        if not making.loads:  # a spare or a fork is sooner, and needs the processors
-            self._give_up(making, "a request has come before it has loaded")
+        if (
+            not making.loads
+        ):  # a spare or a fork is sooner; it goes on, or steady requests would keep it from being made
             return None
         making.claimed = True
         return making if await asyncio.shield(making.ready) else None
@@ -310,6 +313,18 @@ class HotSpares:
             self._waiting.remove(hot)
             self._failed.add(hot.plan.line)  # until the next request that needs a predictor: it may do so each time
             _log.info("a hot spare of %s ended while it waited", hot.plan.model)
+            if hot.process is not None:
+                hot.process.ended.add_done_callback(lambda ended: self._note_end(hot.plan, ended.result()))
+
+    def _note_end(self, plan: Plan, why: str) -> None:
+        """A class that reads its weights while they are parked dies of it each time: no more are made of its model."""
+        if any(signal in why for signal in _OF_READING):
+            self._unfit.add(plan.line)
+            _log.warning(
+                "a hot spare of %s read its weights while it waited (%s), so no more are made; a class that does so "
+                "between `load` and `predict` states `hot: 0`",
+                plan.model, why,
+            )  # fmt: skip
 
     # -- the end ---------------------------------------------------------------------------------------------------
 

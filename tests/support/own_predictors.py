@@ -41,6 +41,20 @@ class Scaler:
         return [TensorType("y", "FP64", (-1,))]
 
 
+class Restless(Scaler):
+    """Reads its weights all the time, also before it is asked."""
+
+    def load(self, weights: Weights, context: Context) -> None:
+        super().load(weights, context)
+        threading.Thread(target=self._read, args=(self.factor,), daemon=True).start()
+
+    @staticmethod
+    def _read(factor: Any) -> None:
+        while True:
+            time.sleep(0.02)
+            float(factor)
+
+
 class Echo:
     """Gives back what it gets, under the same names, and its process's number."""
 

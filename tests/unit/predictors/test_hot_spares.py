@@ -179,6 +179,26 @@ def test_a_hot_spare_that_dies_while_it_waits_costs_no_request(model: Daemon) ->
     drive(model, work, **FLEET)
 
 
+def test_a_model_whose_class_reads_its_weights_meanwhile_gets_no_more_hot_spares(
+    daemon: Daemon, checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Restless"})
+
+    async def work(driver: Driver) -> None:
+        hot = driver.fleet.hot
+        while not hot._unfit:
+            assert (await driver.ask(x=[1.0])).how in ("forked", "hot")
+            await settled(driver)
+            await asyncio.sleep(0.1)
+        for _ in range(3):
+            assert (await driver.ask(x=[1.0])).how != "hot"
+            await settled(driver)
+        assert hot.report() == {}
+
+    drive(daemon, work, **FLEET)
+    assert "a hot spare of m read its weights while it waited (it was ended by SIGSEGV)" in caplog.text
+
+
 def test_a_hot_spare_that_is_killed_unnoticed_costs_no_request(model: Daemon) -> None:
     async def work(driver: Driver) -> None:
         await heated(driver)
@@ -218,6 +238,15 @@ def test_a_request_takes_the_hot_spare_that_is_loading(
         assert (answer.how, pid(answer)) == ("hot", making.process.pid)
 
     drive(daemon, work, **FLEET)
+
+
+def test_requests_that_come_one_after_the_other_get_a_hot_spare_all_the_same(model: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        async with asyncio.timeout(60.0):
+            while (await driver.ask(x=[1.0])).how != "hot":
+                await asyncio.sleep(0.05)
+
+    drive(model, work, **FLEET)
 
 
 def test_a_request_does_not_wait_for_a_hot_spare_that_does_not_load_yet(model: Daemon) -> None:
