@@ -45,7 +45,9 @@ class Caller:
             self.sock.sendall(HELLO)
         decoder, messages = Decoder(), []
         while not messages:
-            messages = decoder.feed(self.sock.recv(65536))
+            data = self.sock.recv(65536)
+            assert data, "hung up on without a word"
+            messages = decoder.feed(data)
         return messages[0]
 
     def close(self) -> None:
