@@ -44,6 +44,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _TOKEN = re.compile(r"sha256:[0-9a-f]{64}")
 _PREFIX = "sha256:"
 _SHORTEST_TOKEN = 16
+_MOST, _MOST_BYTES = (1 << 31) - 1, (1 << 62) - 1
 #: Stands for each user that no tenant lists.
 ANY_USER = -1
 
@@ -117,6 +118,19 @@ class Tenants:
             )
         return tenant
 
+    def check_user(self, tenant: Tenant, user: int) -> None:
+        """Raises PermissionDeniedError for a user that may not come through a tenant's own socket.
+
+        The operator may, on the tenant's behalf, as predictors and containers do; else only users of the tenant.
+        """
+        if user in self._operators or user in tenant.users:
+            return
+        if self._by_user.get(user) is None and ANY_USER in tenant.users:
+            return
+        raise PermissionDeniedError(
+            f"user {user} is none of tenant {tenant.name!r}; add it to its `users` in the tenants file"
+        )
+
     def of_token(self, token: str) -> Tenant | None:
         """The tenant whose bearer token this is; None if it is of none."""
         given = hashlib.sha256(token.encode()).hexdigest()
@@ -145,7 +159,7 @@ def read_tenants(path: Path | None) -> Tenants:
         return Tenants()
     try:
         status = path.stat()
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe loader
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"the tenants file {path} cannot be read: {error}") from error
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -156,6 +170,18 @@ def read_tenants(path: Path | None) -> Tenants:
     for what in ("users", "tokens"):
         _check_once(path, what, tenants)
     return Tenants(tenants)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping with one key twice, of which the first would be lost in silence."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """See yaml.SafeLoader."""
+        keys = [self.construct_object(key) for key, _ in node.value]
+        twice = [key for key in keys if keys.count(key) > 1]
+        if twice:
+            raise yaml.YAMLError(f"{twice[0]!r} is there twice in line {node.start_mark.line + 1} and after")
+        return super().construct_mapping(node, deep)
 
 
 def _tenant(path: Path, name: Any, given: Any) -> Tenant:
@@ -199,7 +225,8 @@ def _user(value: Any) -> int:
     if value == "*":
         return ANY_USER
     try:
-        number = value if _is_number(value) else pwd.getpwnam(str(value)).pw_uid
+        text = str(value)
+        number = int(text) if _is_number(value) or text.isdecimal() else pwd.getpwnam(text).pw_uid
     except KeyError as error:
         raise ValueError(f"there is no user {value!r} on this machine; give its number") from error
     if number in (0, os.geteuid()):
@@ -231,8 +258,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _count(value: Any) -> int:
-    if not _is_number(value):
-        raise ValueError("must be a whole number from 0 up")
+    if not _is_number(value) or value > _MOST:
+        raise ValueError(f"must be a whole number from 0 to {_MOST}")
     return int(value)
 
 
@@ -243,7 +270,10 @@ def _at_least_one(value: Any) -> int:
 
 
 def _bytes(value: Any) -> int:
-    return parse_bytes(value)
+    nbytes = parse_bytes(value)
+    if nbytes > _MOST_BYTES:
+        raise ValueError("must be below 4 EiB")
+    return nbytes
 
 
 def _trust(value: Any) -> str:

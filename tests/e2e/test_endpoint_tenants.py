@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -228,6 +230,22 @@ def _probe(endpoint: Endpoint, code: str) -> str:
     status, answer = endpoint.ask("POST", "/v2/models/blue-probe/infer", {"inputs": inputs}, BLUE)
     assert status == 200, answer
     return str(answer["outputs"][0]["data"][0])
+
+
+def test_a_tenants_token_cannot_be_the_operators(folder: Path) -> None:
+    (folder / "tenants.yaml").write_text(TENANTS)
+    settings = EndpointSettings(Settings(str(folder)), token=BLUE, tenants=read_tenants(folder / "tenants.yaml"))
+    with pytest.raises(ConfigError, match="the operator's token is that of tenant 'blue' as well"):
+        settings.validate()
+
+
+def test_a_client_that_hangs_up_in_its_request_leaves_no_traceback(endpoint: Endpoint) -> None:
+    with socket.create_connection(("127.0.0.1", endpoint.port)) as client:
+        head = f"POST /v2/models/shared/infer HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {BLUE}\r\n"
+        client.sendall(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
+        time.sleep(0.2)
+    assert endpoint.infer("shared", [1.0], BLUE)[0] == 200
+    assert "Traceback" not in "".join(endpoint.said)
 
 
 def test_tenants_need_a_token_of_the_operator(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from looking import wait_until
 
 import trims
 from trims.core.errors import PermissionDeniedError, QuotaError
+from trims.daemon import attach_door
 from trims.tenants import hash_of
 
 if TYPE_CHECKING:
@@ -167,8 +169,8 @@ def test_the_next_daemon_knows_a_tenants_client_again(shared: Daemon, serve: Cal
 
 
 _CLIENT = """
-import json, os, sys
-import trims
+import ctypes, json, mmap, os, select, sys
+import trims, trims_client.watch
 with trims.connect(sys.argv[1]) as session:  # all is imported: another user may not be able to read Python's files
     session.open("shared").close()
 os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
@@ -185,8 +187,8 @@ print(json.dumps(told))
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_a_user_belongs_to_the_tenant_that_lists_it(shared: Daemon) -> None:
-    def told(user: int, *names: str) -> dict[str, str]:
-        given = [sys.executable, "-c", _CLIENT, str(shared.config.runtime_dir), str(user), *names]
+    def told(user: int, *names: str, where: Path = shared.config.runtime_dir) -> dict[str, str]:
+        given = [sys.executable, "-c", _CLIENT, str(where), str(user), *names]
         found = subprocess.run(given, capture_output=True, text=True, check=False, cwd="/")
         assert found.returncode == 0, found.stderr
         answer: dict[str, str] = json.loads(found.stdout)
@@ -200,6 +202,20 @@ def test_a_user_belongs_to_the_tenant_that_lists_it(shared: Daemon) -> None:
     }
     assert told(4002, "red-1") == {"red-1": "file"}
     assert "user 4003 belongs to no tenant" in told(4003, "shared")["shared"]
+    red = shared.config.runtime_dir / "tenants/red"
+    for user in (4001, 4003):
+        assert f"user {user} is none of tenant 'red'" in told(user, "red-1", where=red)["red-1"]
+    assert told(4002, "red-1", where=red) == {"red-1": "file"}
+
+
+def test_clients_that_say_nothing_keep_no_session(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach_door, "FRAME_TIMEOUT_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(str(shared.config.runtime_dir / "tenants/blue/attach.sock"))
+        silent.settimeout(60)
+        assert b"hello was not said within" in silent.recv(4096)
+        assert silent.recv(1) == b""
+    wait_until(lambda: not shared.attach.clients["blue"], "its session ends")
 
 
 def test_a_greedy_tenant_does_not_starve_another(shared: Daemon) -> None:

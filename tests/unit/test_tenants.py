@@ -10,7 +10,7 @@ import pytest
 
 from trims.core.errors import CallerError, ConfigError, PermissionDeniedError
 from trims.core.tenancy import Quota
-from trims.tenants import Tenant, Tenants, hash_of, read_tenants
+from trims.tenants import ANY_USER, Tenant, Tenants, hash_of, read_tenants
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,8 +97,12 @@ def test_a_user_that_no_tenant_lists_is_refused_unless_one_takes_all(tmp_path: P
         ("3: {}", "tenant 3: a name has"),
         ("blue: 4", "tenant 'blue': must be a mapping of users, tokens"),
         ("blue: {memory: 4}", "tenant 'blue': unknown field 'memory'; known are users, tokens"),
-        ("blue: {leases: -1}", "leases: -1 cannot be used: must be a whole number from 0 up"),
+        ("blue: {leases: -1}", "leases: -1 cannot be used: must be a whole number from 0 to"),
         ("blue: {predictors: 0}", "predictors: 0 cannot be used: must be 1 or more"),
+        ("blue: {leases: 99999999999}", "leases: 99999999999 cannot be used"),
+        ("blue: {leased_bytes: 9000PiB}", "leased_bytes: '9000PiB' cannot be used"),
+        ("blue: {leases: 1}\nblue: {leases: 2}", "'blue' is there twice in line 1"),
+        ("blue: {leases: 1, leases: 2}", "'leases' is there twice in line 1"),
         ("blue: {leases: true}", "leases: True cannot be used"),
         ("blue: {resident_bytes: much}", "resident_bytes: 'much' cannot be used"),
         ("blue: {trust: maybe}", "trust: 'maybe' cannot be used: must be one of"),
@@ -128,6 +132,21 @@ def test_a_file_that_others_may_change_is_refused(tmp_path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"the tenants file .*none\.yaml cannot be read"):
         read_tenants(tmp_path / "none.yaml")
+
+
+def test_a_tenants_own_socket_is_for_its_users_and_the_operator() -> None:
+    blue, others = Tenant("blue", users=frozenset({4001})), Tenant("others", users=frozenset({ANY_USER}))
+    tenants = Tenants([blue, others, Tenant("empty")])
+    for user in (0, os.geteuid(), 4001):
+        tenants.check_user(blue, user)
+    tenants.check_user(others, 4005)
+    for tenant, user in ((blue, 4005), (others, 4001), (tenants.by_name["empty"], 4001)):
+        with pytest.raises(PermissionDeniedError, match=f"user {user} is none of tenant '{tenant.name}'"):
+            tenants.check_user(tenant, user)
+
+
+def test_numbers_of_users_may_be_written_as_text(tmp_path: Path) -> None:
+    assert read_tenants(written(tmp_path, "blue: {users: ['4001']}")).by_name["blue"].users == {4001}
 
 
 def test_a_token_that_can_be_guessed_has_no_hash() -> None:

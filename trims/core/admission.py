@@ -116,12 +116,11 @@ class Admission:
         refusal = self._ledger.tenancy.refusal(waiter.tenant, replica)
         if refusal is None:
             return False
-        if replica is not None and event.in_place is not None:
-            in_place = replace(event, key=event.in_place, place=FILE, anywhere=False, modest=False, in_place=None)
-            self.request(replace(in_place, keep=IN_PLACE_STAYS), again=True)
-        elif replica is not None:
-            modest = event.modest and choice.is_sealed(self._ledger, event.key, DISK)
-            self.turn_away(replica, replace(waiter, modest=modest), refusal, event.at_s)
+        elsewhere = replace(event, anywhere=False, modest=False, in_place=None)
+        if replica is not None and event.anywhere and choice.is_sealed(self._ledger, event.key, DISK):
+            self.request(replace(elsewhere, place=DISK, keep=STAYS), again=True)
+        elif replica is not None and event.in_place is not None:
+            self.request(replace(elsewhere, key=event.in_place, place=FILE, keep=IN_PLACE_STAYS), again=True)
         else:
             self.refuse(waiter, refusal, event.at_s)
         return True
@@ -496,6 +495,8 @@ class Admission:
         """
         ledger, place = self._ledger, replica.place
         need = ledger.capacity.at[place].takes(replica.nbytes)
+        if not self._may_be_leased(replica, need, at_s):
+            return False
         payer = ledger.tenancy.payer_of(replica, need)
         missing = 0 if payer is None else payer.missing_bytes(need)
         if payer is None or not missing:
@@ -514,6 +515,30 @@ class Admission:
             self.turn_away(replica, waiter, refusals.too_much_resident(account.name, held, need, most), at_s)
         if replica.waiters:  # one was turned away at the next place as well: it is back, and insists now
             self.fresh[replica.generation] = replica
+        self._drop_if_unwanted(replica, at_s)
+        return False
+
+    def _may_be_leased(self, replica: Replica, need: int, at_s: float) -> bool:
+        """Turn those waiters away that could have no lease once the bytes are there; False if no other is left.
+
+        Else the bytes would be brought for a request that is refused in the end, and others would leave for them.
+        """
+        ledger = self._ledger
+        errors = {
+            tenant: ledger.tenancy.refusal_of_bytes(tenant, replica, need)
+            for tenant in replica.tenants
+            if tenant is not None
+        }
+        if not any(errors.values()):
+            return True
+        for _ in range(2):  # one that is turned away at the next place as well is back, and insists
+            for waiter in list(replica.waiters.values()):
+                error = errors.get(waiter.tenant or "")
+                if error is not None and waiter.wants_lease:
+                    ledger.leave(waiter.ticket)
+                    self.turn_away(replica, waiter, error, at_s)
+        if replica.waiters:
+            return True
         self._drop_if_unwanted(replica, at_s)
         return False
 

@@ -146,8 +146,11 @@ def is_worth_more(ledger: Ledger, key: str, victims: Iterable[Replica]) -> bool:
 
 def may_pay(ledger: Ledger, tenant: str | None, key: str) -> bool:
     """True if a tenant's quota allows an image that is read from disk in memory, too; its size may be unknown."""
-    read = ledger.table.find(key, DISK)
-    return tenant is None or ledger.tenancy.accounts[tenant].can_have(CPU, 0 if read is None else read.nbytes)
+    if tenant is None:
+        return True
+    read, account = ledger.table.find(key, DISK), ledger.tenancy.accounts[tenant]
+    nbytes = 0 if read is None else read.nbytes
+    return account.can_have(CPU, nbytes) and account.may_ever_lease(nbytes)
 
 
 def _worth(ledger: Ledger, replica: Replica) -> float:

@@ -69,6 +69,11 @@ def too_many_leases(tenant: str, most: int) -> QuotaError:
 
 def too_many_leased(tenant: str, leased_bytes: int, need: int, most: int) -> QuotaError:
     """A tenant leases as many bytes as it may."""
+    if need > most:
+        return QuotaError(
+            f"the model takes {format_bytes(need)} in memory, and tenant {tenant!r} may lease {format_bytes(most)} in "
+            f"all; open it without a place, or raise its `leased_bytes` in the daemon's tenants file"
+        )
     return QuotaError(
         f"tenant {tenant!r} leases {format_bytes(leased_bytes)} in memory, and {format_bytes(need)} more would exceed "
         f"its {format_bytes(most)}; close weights, or raise its `leased_bytes` in the daemon's tenants file"
@@ -77,6 +82,11 @@ def too_many_leased(tenant: str, leased_bytes: int, need: int, most: int) -> Quo
 
 def too_much_resident(tenant: str, resident_bytes: int, need: int, most: int) -> QuotaError:
     """A tenant has as many bytes in memory as it may, and none of them can leave."""
+    if need > most:
+        return QuotaError(
+            f"the model takes {format_bytes(need)} in memory, and tenant {tenant!r} may have {format_bytes(most)} "
+            f"there in all; open it without a place, or raise its `resident_bytes` in the daemon's tenants file"
+        )
     return QuotaError(
         f"tenant {tenant!r} has {format_bytes(resident_bytes)} in memory that cannot leave now, and "
         f"{format_bytes(need)} more would exceed its {format_bytes(most)}; close weights, or raise its "

@@ -6,7 +6,7 @@ Three things count for a tenant:
 2. *Leased bytes*: of the replicas in memory (shared memory and devices) that its sessions lease, each counted once.
    While they are leased no other tenant can have the room.
 3. *Resident bytes*: of the replicas in memory that were brought there for it. As with memory cgroups, the tenant whose
-   request came first pays for a replica until it leaves memory, however many others read it.
+   request came first pays for a replica. When it reads it no longer and others do, one of them pays, if it can.
 
 A request that would exceed the first or the second is refused; one that would exceed the third has the tenant's own
 idle replicas evicted first. A session without a tenant, such as one of the daemon's own user, has no limit and pays for
@@ -88,6 +88,10 @@ class Account:
         """True if it may have `need` more bytes at a place, at least after its idle replicas there have left."""
         return self.missing_bytes(need) <= self.idle_bytes[place]
 
+    def may_ever_lease(self, nbytes: int) -> bool:
+        """True if a replica of that size can be leased once the tenant leases nothing else."""
+        return self.quota.leased_bytes is None or nbytes <= self.quota.leased_bytes
+
     def victims(self, place: Place, missing: int) -> list[Replica]:
         """Replicas that leave a place so that `missing` bytes come free, longest idle first."""
         found: list[Replica] = []
@@ -122,10 +126,16 @@ class Tenancy:
         quota = account.quota
         if quota.leases is not None and account.leases >= quota.leases:
             return refusals.too_many_leases(tenant, quota.leases)
-        if quota.leased_bytes is None or replica is None or not _is_memory(replica) or replica.id in account.readers:
+        return None if replica is None else self.refusal_of_bytes(tenant, replica, replica.charged_bytes)
+
+    def refusal_of_bytes(self, tenant: str, replica: Replica, nbytes: int) -> QuotaError | None:
+        """Why a tenant may have no lease of a replica of that size; None if it may."""
+        account = self.accounts[tenant]
+        most = account.quota.leased_bytes
+        if most is None or not _is_memory(replica) or replica.id in account.readers:
             return None
-        if account.leased_bytes + replica.charged_bytes > quota.leased_bytes:
-            return refusals.too_many_leased(tenant, account.leased_bytes, replica.charged_bytes, quota.leased_bytes)
+        if account.leased_bytes + nbytes > most:
+            return refusals.too_many_leased(tenant, account.leased_bytes, nbytes, most)
         return None
 
     def leased(self, lease: Lease, tenant: str, replica: Replica) -> None:
@@ -152,6 +162,22 @@ class Tenancy:
             else:
                 del account.readers[replica.id]
                 account.leased_bytes -= nbytes
+                if replica.payer == account.name:
+                    self._pass_bill(account, lease, replica)
+
+    def _pass_bill(self, payer: Account, ended: Lease, replica: Replica) -> None:
+        """The payer reads no longer, others do: one of them pays from now on, if it can. O(1): the oldest lease counts.
+
+        Else others could keep a tenant from its own room by reading what it has brought.
+        """
+        number = next((each for each in replica.leases if each != ended.number), None)
+        if number is None:
+            return
+        nbytes, reader = payer.paid.get(replica.id, 0), self.of_lease.get(number)
+        if reader is None or not reader.missing_bytes(nbytes):
+            self._settle(payer, replica, 0)
+            replica.payer = None if reader is None else reader.name
+            self.recount(replica)
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
@@ -177,8 +203,12 @@ class Tenancy:
         """Count the bytes of a replica that a tenant pays for as what they are now."""
         if replica.payer is None:
             return
-        account, replica_id = self.accounts[replica.payer], replica.id
         nbytes = 0 if replica.share in NOT_RESIDENT else replica.charged_bytes
+        self._settle(self.accounts[replica.payer], replica, nbytes)
+
+    @staticmethod
+    def _settle(account: Account, replica: Replica, nbytes: int) -> None:
+        replica_id = replica.id
         paid = account.paid.pop(replica_id, 0)
         account.resident_bytes += nbytes - paid
         if nbytes:
@@ -186,7 +216,7 @@ class Tenancy:
         idle = account.idle[replica.place]
         if idle.pop(replica_id, None) is not None:
             account.idle_bytes[replica.place] -= paid
-        if replica.share is Share.IDLE:
+        if nbytes and replica.share is Share.IDLE:
             idle[replica_id] = replica
             account.idle_bytes[replica.place] += nbytes
 

@@ -253,7 +253,9 @@ class AttachDoor:
         sock.setblocking(False)
         try:
             peer = Peer.of(sock)
-            tenant = listener.tenant or self.tenants.of_user(peer.uid)
+            tenant = self.tenants.of_user(peer.uid) if listener.tenant is None else listener.tenant
+            if listener.tenant is not None:
+                self.tenants.check_user(listener.tenant, peer.uid)
             self._count(tenant)
         except OSError as error:
             if isinstance(error, TrimsError):
@@ -267,6 +269,8 @@ class AttachDoor:
             return
         connection = Connection(self._store.begin_session(), sock, peer, tenant)
         self._connections[connection.number] = connection
+        connection.partial_since_s = time.monotonic()
+        self._partial.add(connection)  # until it has said hello
         self._by_fd[sock.fileno()] = connection
         connection.interest = select.EPOLLIN
         self._epoll.register(sock.fileno(), select.EPOLLIN)
@@ -275,10 +279,12 @@ class AttachDoor:
         """A client comes. Raises QuotaError if its tenant has as many as it may."""
         if tenant is None:
             return
-        if tenant.sessions is not None and self.clients[tenant.name] >= tenant.sessions:
+        share = self._budget.sessions // (len(self.tenants.by_name) + 1)
+        most = share if tenant.sessions is None else tenant.sessions
+        if self.clients[tenant.name] >= most:
             raise QuotaError(
-                f"tenant {tenant.name!r} has {tenant.sessions} sessions, as many as it may; close some, or raise its "
-                f"`sessions` in the daemon's tenants file"
+                f"tenant {tenant.name!r} has {most} sessions, as many as it may; close some, or set its `sessions` in "
+                f"the daemon's tenants file"
             )
         self.clients[tenant.name] += 1
 
@@ -337,7 +343,8 @@ class AttachDoor:
 
     def _note_partial(self, connection: Connection) -> None:
         if not connection.decoder.partial:
-            self._partial.discard(connection)
+            if connection.greeted:
+                self._partial.discard(connection)
         elif connection not in self._partial:
             self._partial.add(connection)
             connection.partial_since_s = time.monotonic()
@@ -382,7 +389,8 @@ class AttachDoor:
             if connection.inbox:  # it has a backlog, and is not read: the rest may have come
                 connection.partial_since_s = now_s
             elif now_s - connection.partial_since_s > FRAME_TIMEOUT_S:
-                error = BadMessageError(f"a frame was begun and not ended within {FRAME_TIMEOUT_S:.0f} s")
+                what = "a frame was begun and not ended" if connection.greeted else "hello was not said"
+                error = BadMessageError(f"{what} within {FRAME_TIMEOUT_S:.0f} s")
                 self._end_with_error(connection, error)
 
     def _handle(self, connection: Connection, request: Request) -> None:
@@ -403,6 +411,8 @@ class AttachDoor:
             self._end_with_error(connection, error)
             return
         connection.greeted, connection.agent = True, hello.agent
+        if not connection.decoder.partial:
+            self._partial.discard(connection)
         self._send(connection, {"protocol": PROTOCOL_VERSION, "boot": self._boot, "session": connection.number})
 
     # -- answers ---------------------------------------------------------------------------------------------------

@@ -128,6 +128,8 @@ class Daemon:
         limits = Limits(memory_bytes=config.converter_memory_bytes, time_s=config.converter_time_s)
         self.budget = budget(config.max_sessions)
         self.tenants = read_tenants(config.tenants)
+        if not config.socket_mode & 0o066 and any(tenant.users for tenant in self.tenants.by_name.values()):
+            log.warning("tenants list users, and socket_mode %o lets in this user only", config.socket_mode)
         self.registry = open_registry(config.registry, config.state_dir)
         undo.callback(self.registry.close)
         self.catalog = Catalog(config.state_dir / "catalog.db")

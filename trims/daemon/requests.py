@@ -6,18 +6,23 @@ sending and the ends of sessions (`attach_door`), the fields of a message (`wire
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from trims.core.errors import (
     BadMessageError,
+    BusyError,
     CallerError,
     DeviceLostError,
+    ModelNotFoundError,
     NotSupportedError,
     PermissionDeniedError,
     TrimsError,
 )
-from trims.core.place import ANYWHERE, DISK, Place
+from trims.core.place import ANYWHERE, DISK, FILE, Place
 from trims.memory.cuda.drivers import export_message
 from trims.store.asks import Granted, Outcome, log_failure
 from trims.store.catalog import FILE_PREFIX
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
 
 #: Requests a client may have open before its session ends.
 MAX_PENDING = 256
+#: Prefetches that may run at once, of all clients without a tenant; each tenant may have MAX_PENDING.
+MAX_PREFETCHES = 4096
 
 
 class Send(Protocol):
@@ -59,6 +66,9 @@ class Requests:
         self._leases = store.device_leases
         self._send = send
         self._answered = answered
+        self._lock = threading.Lock()
+        #: How many prefetches run for each tenant; None stands for those without one.
+        self._prefetching: Counter[str | None] = Counter()
 
     def handle(self, connection: Connection, request: Open | Resume | Close | Attach | Workspace) -> None:
         """Do what is asked, or have the store do it. Raises BadMessageError if too much is asked at once."""
@@ -124,14 +134,19 @@ class Requests:
             self._answered(connection, request.id, error)
 
     def _pass_on(self, connection: Connection, request: Open | Resume) -> None:
+        tenant = connection.tenant
+
         def answer(outcome: Outcome) -> None:
+            if tenant is not None and isinstance(outcome, ModelNotFoundError) and isinstance(request, Open):
+                outcome = ModelNotFoundError(f"no model {name!r} is registered")  # without a hint at others' models
             self._answered(connection, request.id, outcome)
 
-        tenant = connection.tenant
         whose = None if tenant is None else tenant.name
         if isinstance(request, Resume):
             if tenant is not None:
                 self._check_key(tenant, request.key)
+                if tenant.verified and request.place == str(FILE):
+                    raise PermissionDeniedError(f"tenant {tenant.name!r} reads verified images only; open it by name")
             self._store.resume(connection.number, request.key, Place.parse(request.place), answer, tenant=whose)
             return
         name = name_of(connection, request)
@@ -140,11 +155,18 @@ class Requests:
         if request.instead_of is not None:
             self._store.counters["fallbacks"] += 1
         if request.prefetch:
+            self._begin_prefetch(whose)
             connection.pending -= 1
             self._send(connection, {"id": request.id, "accepted": True})
-            failed = log_failure(f"a prefetch of {name} failed")
+            failed = log_failure(f"a prefetch of {name} failed", logging.WARNING if tenant is None else logging.DEBUG)
+
+            def over(outcome: Outcome) -> None:
+                with self._lock:
+                    self._prefetching[whose] -= 1
+                failed(outcome)
+
             self._store.open(
-                name, failed, place=place, deadline_s=request.deadline_s, lease=False, tenant=whose, verified=verified
+                name, over, place=place, deadline_s=request.deadline_s, lease=False, tenant=whose, verified=verified
             )
         else:
             self._store.open(
@@ -156,6 +178,14 @@ class Requests:
                 tenant=whose,
                 verified=verified,
             )
+
+    def _begin_prefetch(self, tenant: str | None) -> None:
+        """Count one more. Raises BusyError if too many run: they outlive their sessions, so no session bounds them."""
+        most = MAX_PREFETCHES if tenant is None else MAX_PENDING
+        with self._lock:
+            if self._prefetching[tenant] >= most:
+                raise BusyError(f"{most} prefetches run already; ask for fewer at a time")
+            self._prefetching[tenant] += 1
 
     def _check_key(self, tenant: Tenant, key: str) -> None:
         """Raises PermissionDeniedError unless one of the names that stand for an image is the tenant's to open."""

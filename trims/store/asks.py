@@ -126,11 +126,11 @@ class Pending:
         return self._outcome
 
 
-def log_failure(what: str) -> Callable[[Outcome], None]:
+def log_failure(what: str, level: int = logging.WARNING) -> Callable[[Outcome], None]:
     """The `answer` of an Ask that no client waits for: a failure is logged, with what it means."""
 
     def tell(outcome: Outcome) -> None:
         if isinstance(outcome, TrimsError):
-            log.warning("%s: %s", what, outcome)
+            log.log(level, "%s: %s", what, outcome)
 
     return tell

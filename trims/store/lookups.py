@@ -49,7 +49,8 @@ class _Look:
         dropped: All its asks were of clients that are gone. One whose asks only ran out of time goes on.
         behind: No request waits for it, only the store itself.
         running: A worker has begun it.
-        tenant: Whose ask came first.
+        tenant: In whose line it was put last.
+        tenants: In whose lines it stands; None stands for those without a tenant.
     """
 
     name: str
@@ -60,6 +61,7 @@ class _Look:
     behind: bool = False
     running: bool = False
     tenant: str | None = None
+    tenants: set[str | None] = field(default_factory=set)
 
 
 class Lookups:
@@ -116,10 +118,14 @@ class Lookups:
             look = self._looks[ask.name, digest] = _Look(ask.name, self._resolver.epoch(ask.name), digest)
             look.behind, look.tenant = ask.only_look, ask.waiter.tenant
         hurries, look.behind = look.behind and not ask.only_look, look.behind and ask.only_look
+        others = joins and not look.running and ask.waiter.tenant not in look.tenants
+        look.tenant = ask.waiter.tenant if others else look.tenant
+        look.tenants.add(ask.waiter.tenant)
         look.asks[ask.waiter.ticket] = ask
         self._by_ticket[ask.waiter.ticket] = look
-        # A look that stands in the line of those that no request waits for is begun once more, before them.
-        return None if joins and not (hurries and not look.running) else look
+        # A look that stands in the line of those that no request waits for is begun once more, before them; one that
+        # stands in the line of another tenant, in this one's line, too.
+        return None if joins and not ((hurries or others) and not look.running) else look
 
     def next_due_s(self) -> float | None:
         """Clock time of the next deadline among the asks."""

@@ -27,6 +27,7 @@ from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.settings import is_loopback
 from trims_predictors.endpoint.tracing import make_tracing
 from trims_predictors.fleet import Fleet
+from trims_predictors.isolation import PROCESS
 from trims_predictors.launching import Environment
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ async def _serve(settings: EndpointSettings) -> None:
             picker = Picker(settings.environments, shelf)
             service = Service(daemon, fleet, picker, tracing)
             ending = _Ending(fleet, settings.drain_s)
+            if settings.tenants and settings.fleet.isolation.level == PROCESS:
+                _log.warning("predictors run at the level process, which is no border between tenants: see --isolation")
             looks = asyncio.ensure_future(_look_for_hot_models(settings, daemon, service))
             try:
                 for framework in settings.preload:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from starlette.requests import ClientDisconnect
 
 from trims.core.errors import TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError
@@ -96,6 +97,9 @@ class Metrics:
             code = CANCELLED if counting.answer is None else ANSWERED
         except TrimsError as error:
             code = error.code
+            raise
+        except ClientDisconnect:  # before its request was whole
+            code = CANCELLED
             raise
         except TooLargeBodyError:
             code = TOO_LARGE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
+from starlette.requests import ClientDisconnect
 
 from trims.core.errors import TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError
@@ -36,7 +37,9 @@ def http_outcome(error: BaseException | None) -> Outcome:
     if error is None:
         return Outcome({"http.response.status_code": 200}, failed=False)
     status = 500 if isinstance(error, Exception) else GONE
-    if isinstance(error, TooLargeBodyError):
+    if isinstance(error, ClientDisconnect):
+        status = GONE
+    elif isinstance(error, TooLargeBodyError):
         status = 413
     elif isinstance(error, TrimsError):
         status = status_of(error)

@@ -13,6 +13,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 import trims
 from trims.core.errors import BusyError, CallerError, TrimsError
@@ -67,6 +68,7 @@ def build_app(
     app.include_router(_router(service, most_body_bytes))
     app.add_exception_handler(TrimsError, _trims_error)
     app.add_exception_handler(TooLargeBodyError, _too_large)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _bug)
     app.add_middleware(Guard, callers=Callers(token, tenants), loopback=loopback)
@@ -296,6 +298,12 @@ async def _trims_error(_: Request, error: Exception) -> Response:
 
 async def _too_large(_: Request, error: Exception) -> Response:
     return _error(413, str(error))
+
+
+async def _gone(_: Request, error: Exception) -> Response:
+    """The client has hung up before its request was whole: no answer is read."""
+    del error
+    return Response(status_code=GONE)
 
 
 async def _bug(_: Request, error: Exception) -> Response:

@@ -61,6 +61,8 @@ class EndpointSettings:
                 "with --tenants the endpoint needs a token of the operator as well (--token-file), or every request "
                 "without a token would be the operator's"
             )
+        if self.token is not None and (same := self.tenants.of_token(self.token)) is not None:
+            raise ConfigError(f"the operator's token is that of tenant {same.name!r} as well; give it another")
         if is_loopback(self.host):
             return
         if self.token is None or self.certificate is None:

@@ -164,6 +164,50 @@ def test_beyond_its_resident_bytes_a_tenant_reads_from_disk() -> None:
     assert Fill in kinds(out), "the quota of one tenant holds back no other"
 
 
+def test_nothing_is_evicted_for_a_request_that_its_quota_refuses_in_the_end() -> None:
+    books = bench(blue=Quota(leased_bytes=10))
+    loaded(books, "others", 90)
+    books.feed(SessionEnded, session=1)
+    error = error_of(loaded(books, "large", 40, session=2, tenant="blue"))
+    assert "the model takes 40 B in memory, and tenant 'blue' may lease 10 B in all" in str(error)
+    assert (books.state("others"), books.state("large")) == (State.SEALED, State.ABSENT)
+
+
+def test_others_that_wait_for_the_same_model_are_served_when_a_quota_refuses_one() -> None:
+    books = bench(blue=Quota(leased_bytes=10), red=Quota())
+    books.ask("a", tenant="blue")
+    books.ask("a", session=2, tenant="red")
+    out = books.measured("a", 40)
+    assert isinstance(error_of(out), QuotaError)
+    assert kinds(books.filled("a")) == [Grant]
+    assert account(books, "red").resident_bytes == 40
+
+
+def test_a_tenant_that_reads_on_pays_once_the_payer_has_stopped() -> None:
+    books = bench(blue=Quota(resident_bytes=50), red=Quota(resident_bytes=50))
+    (grant,) = [each for each in loaded(books, "a", 40, tenant="blue") if isinstance(each, Grant)]
+    assert kinds(books.ask("a", session=2, tenant="red")) == [Grant]
+    books.feed(Closed, lease=grant.lease.number, session=1)
+    assert (account(books).resident_bytes, account(books, "red").resident_bytes) == (0, 40)
+    assert Grant in kinds(loaded(books, "b", 40, tenant="blue"))
+
+
+def test_a_reader_without_room_for_it_does_not_get_the_bill() -> None:
+    books = bench(blue=Quota(resident_bytes=50), red=Quota(resident_bytes=10))
+    (grant,) = [each for each in loaded(books, "a", 40, tenant="blue") if isinstance(each, Grant)]
+    books.ask("a", session=2, tenant="red")
+    books.feed(Closed, lease=grant.lease.number, session=1)
+    assert (account(books).resident_bytes, account(books, "red").resident_bytes) == (40, 0)
+
+
+def test_the_operator_that_reads_on_takes_the_bill() -> None:
+    books = bench(blue=Quota(resident_bytes=50))
+    (grant,) = [each for each in loaded(books, "a", 40, tenant="blue") if isinstance(each, Grant)]
+    books.ask("a", session=2)
+    books.feed(Closed, lease=grant.lease.number, session=1)
+    assert account(books).resident_bytes == 0
+
+
 def test_a_device_counts_as_memory_and_the_host_copy_on_the_way_as_well() -> None:
     books = bench(blue=Quota(resident_bytes=70))
     books.resident("a", 40, DISK)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from trims.core.errors import BadMessageError, CallerError, CapacityError, DeviceLostError, PermissionDeniedError
+from trims.core.errors import (
+    BadMessageError,
+    BusyError,
+    CallerError,
+    CapacityError,
+    DeviceLostError,
+    ModelNotFoundError,
+    PermissionDeniedError,
+)
 from trims.core.place import CPU, Place
 from trims.daemon.clients import Connection
 from trims.daemon.requests import MAX_PENDING, Requests, file_name, grant_message
@@ -221,6 +229,40 @@ def test_a_tenant_takes_up_only_images_of_its_models(bench: Bench) -> None:
     ((number, error),) = bench.answered
     assert (number, type(error)) == (0, PermissionDeniedError)
     assert bench.asked == [("resume", 3, "b", CPU, "blue")]
+
+
+def test_a_tenant_that_wants_verified_images_takes_up_no_files(bench: Bench) -> None:
+    bench.connection.tenant = BLUE
+    bench.names = {"b": ["bert-base"]}
+    bench.requests.handle(bench.connection, Resume(id=1, key="b", place="file"))
+    ((_, error),) = bench.answered
+    assert "reads verified images only" in str(error)
+
+
+def test_a_tenant_is_told_of_no_other_models_when_one_is_missing(bench: Bench) -> None:
+    answers: list[Any] = []
+    store: Any = bench.requests._store
+    store.open = lambda _, answer, **__: answers.append(answer)
+    bench.connection.tenant = BLUE
+    bench.requests.handle(bench.connection, an_open(model="bert-x"))
+    answers[0](ModelNotFoundError("no model 'bert-x' is registered; did you mean 'red-secret'?"))
+    ((_, error),) = bench.answered
+    assert str(error) == "no model 'bert-x' is registered"
+
+
+def test_prefetches_of_a_tenant_are_bounded_whichever_session_asks(bench: Bench) -> None:
+    over: list[Any] = []
+    store: Any = bench.requests._store
+    store.open = lambda _, answer, **__: over.append(answer)
+    for session in (bench.connection, bench.client(ME)):
+        session.tenant = BLUE
+        for _ in range(MAX_PENDING):
+            bench.requests.handle(session, an_open("prefetch", model="bert-base"))
+    assert len(over) == MAX_PENDING
+    assert {type(error) for _, error in bench.answered} == {BusyError}
+    over[0](CapacityError("no room"))
+    bench.requests.handle(bench.client(ME), an_open("prefetch", model="bert-base"))
+    assert len(over) == MAX_PENDING + 1
 
 
 def test_a_tenant_tells_nothing_about_workspaces(bench: Bench) -> None:
