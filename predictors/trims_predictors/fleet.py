@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, DeadlineError, DrainingError, PredictorError, TrimsError
+from trims_predictors.background import Background
 from trims_predictors.batches import join, rows_of, split
 from trims_predictors.hot_spares import HotSpares
 from trims_predictors.launching import Environment, Launcher
@@ -96,7 +97,7 @@ class Fleet:
         self._plans: dict[str, Plan] = {}
         #: Model -> its line, inputs and outputs, as a predictor has told them last.
         self._signatures: dict[str, tuple[str, tuple[TensorType, ...], tuple[TensorType, ...]]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background = Background("the fleet")
         self._loop = asyncio.get_running_loop()
         self._closing = False
         self._grace_until_s = 0.0
@@ -250,11 +251,11 @@ class Fleet:
             if isinstance(step, Fail):
                 self._fail(step.job, step.error)
             elif isinstance(step, Start):
-                self._background(self._start(step.predictor, self._plans[step.line]))
+                self._background.start(self._start(step.predictor, self._plans[step.line]))
             elif isinstance(step, Run):
-                self._background(self._run(step.predictor, step.jobs))
+                self._background.start(self._run(step.predictor, step.jobs))
             elif isinstance(step, Stop):
-                self._background(self._stop(step.predictor))
+                self._background.start(self._stop(step.predictor))
 
     async def _start(self, predictor: int, plan: Plan) -> None:
         self._coming.add(predictor)
@@ -400,16 +401,6 @@ class Fleet:
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
-    def _background(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.critical("a bug in trims: the fleet's work failed", exc_info=error)
-
     def _count(self, name: str) -> None:
         self.counters[name] = self.counters.get(name, 0) + 1
 
@@ -432,8 +423,8 @@ class Fleet:
             running.process.kill("the endpoint ended")
         await self.hot.close()
         await self._nursery.close()
-        while self._tasks:  # tasks that end may start others
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        while self._background:  # tasks that end may start others
+            await self._background.wait()
         self._launcher.close()
 
     def _is_busy(self) -> bool:

@@ -16,9 +16,10 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trims.core.errors import ModelNotFoundError, TrimsError
+from trims_predictors.background import Background
 from trims_predictors.demand import Demand
 from trims_predictors.records import load_message
 
@@ -93,7 +94,7 @@ class HotSpares:
         self._failed: set[str] = set()
         self._waiting: list[_HotSpare] = []
         self._making: _HotSpare | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background = Background("hot spares")
         self._tending = False
         self._again: asyncio.TimerHandle | None = None
         self._closing = False
@@ -159,7 +160,7 @@ class HotSpares:
     def _end(self, process: PredictorProcess, why: str) -> None:
         _log.info("a hot spare (process %d) is not used: %s", process.pid, why)
         self._count("hot_unused")
-        self._background(process.end())
+        self._background.start(process.end())
 
     # -- what there is to know -------------------------------------------------------------------------------------
 
@@ -204,7 +205,7 @@ class HotSpares:
         """Make and end some, in the background, when no request is in the way. Called when a model has answered."""
         if self._plans and not self._tending and not self._closing:
             self._tending = True
-            self._background(self._tend())
+            self._background.start(self._tend())
 
     async def _tend(self) -> None:
         try:
@@ -305,7 +306,7 @@ class HotSpares:
     def _drop(self, hot: _HotSpare) -> None:
         self._waiting.remove(hot)
         if hot.process is not None and self._nursery.unshelve(hot.process):
-            self._background(hot.process.end())
+            self._background.start(hot.process.end())
 
     def _gone(self, hot: _HotSpare) -> None:
         """Its process ends: by itself, for its memory, or because it was used."""
@@ -328,21 +329,10 @@ class HotSpares:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def _background(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.critical("a bug in trims: the work of hot spares failed", exc_info=error)
-
     async def close(self) -> None:
         """Make no more. Their processes are the nursery's to end."""
         self._closing = True
         if self._again is not None:
             self._again.cancel()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._background.cancel()
+        await self._background.wait()

@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError, DrainingError, LostPeerError, PredictorError, TrimsError
+from trims_predictors.background import Background
 from trims_predictors.processes import PredictorProcess, spawn
 from trims_predictors.templates import Template
 from trims_predictors.turnover import End, EndHotSpare, EndSpare, Leave, Limits, Standing
@@ -37,6 +38,8 @@ _log = logging.getLogger(__name__)
 _PREPARE_S = 30.0
 #: Between SIGKILL and the end of a process, which may take a while if it has much memory.
 _BURIAL_S = 10.0
+#: The same for templates, and the guards round them.
+_GONE_S = 10.0
 #: Between two looks whether requests are answered, and until they are not waited for any more.
 _CALM_S, _LONGEST_CALM_S = 0.05, 2.0
 #: Rounds of learning of one template.
@@ -80,7 +83,7 @@ class Nursery:
         #: All that have not been seen to end, and by framework how many were started.
         self._made: list[tuple[Environment, Template]] = []
         self._started: dict[str, int] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._background = Background("the nursery", self._explained)
         self._tending: set[Environment] = set()
         #: All processes that were taken or are spares, until each has ended.
         self._living: dict[PredictorProcess, Environment] = {}
@@ -170,7 +173,7 @@ class Nursery:
         """Make spares again, in the background. Called when a model has answered, so that nothing is in its way."""
         if environment not in self._tending:
             self._tending.add(environment)
-            self._background(self._tend(environment))
+            self._background.start(self._tend(environment))
 
     def teach(self, environment: Environment, modules: Sequence[str]) -> None:
         """Tell what a predictor had to import; the template imports it, too, and its spares are replaced."""
@@ -183,7 +186,7 @@ class Nursery:
         if new and lessons < _MOST_LESSONS and self._has_room(self._sizes.get(environment, 0)):
             self._lessons[environment] = lessons + 1
             self._teaching.add(environment)
-            self._background(self._teach(environment, new))
+            self._background.start(self._teach(environment, new))
 
     async def make(self, environment: Environment) -> PredictorProcess:
         """A process of its own beside the spares, prepared as they are. Raises TrimsError."""
@@ -354,7 +357,7 @@ class Nursery:
     def _begin_upkeep(self) -> None:
         if not self._keeping:
             self._keeping = True
-            self._background(self._upkeep.run())
+            self._background.start(self._upkeep.run())
 
     def _running(self) -> list[tuple[Environment, Template]]:
         return [each for each in self._made if each[1].lost is None]
@@ -428,25 +431,17 @@ class Nursery:
         while self._busy() and time.monotonic() < until:
             await asyncio.sleep(_CALM_S)
 
-    def _background(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
+    @staticmethod
+    def _explained(error: BaseException) -> bool:
         if isinstance(error, TrimsError):  # such as an environment that was removed since
             _log.warning("a template cannot be started: %s", error)
-        elif error is not None:
-            _log.critical("a bug in trims: the nursery's work failed", exc_info=error)
+        return isinstance(error, TrimsError)
 
     async def close(self) -> None:
         """End all predictors and templates; none is left afterwards."""
         self._closing = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._background.cancel()
+        await self._background.wait()
         await self._end_all()  # before their templates, which alone learn how they end
         for _, template in self._running():
             template.close()
@@ -454,7 +449,7 @@ class Nursery:
         for _, template in self._made:
             template.end_all()
         if self._made:
-            await asyncio.wait([template.gone for _, template in self._made], timeout=_BURIAL_S)
+            await asyncio.wait([template.gone for _, template in self._made], timeout=_GONE_S)
 
     async def _end_all(self) -> None:
         living = list(self._living)

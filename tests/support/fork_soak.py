@@ -146,7 +146,7 @@ class Soak:
             "answers": len(template._answers),
             "processes": len(self._nursery._living),
             "made": len(self._nursery._made),
-            "tasks of the nursery": len(self._nursery._tasks),
+            "tasks of the nursery": len(self._nursery._background),
             "tasks": len(asyncio.all_tasks()),
             "environments": len(self._nursery._used_s),
             "counted": len(self._nursery._upkeep.counted),

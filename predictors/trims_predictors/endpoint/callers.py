@@ -48,7 +48,8 @@ class Callers:
         given = authorization.encode(errors="replace")
         if self._expected is None or hmac.compare_digest(given, self._expected):
             return None
-        tenant = self._tenants.of_token(authorization.removeprefix(_SCHEME)) if authorization[:7] == _SCHEME else None
+        token = authorization.removeprefix(_SCHEME) if authorization.startswith(_SCHEME) else ""
+        tenant = self._tenants.of_token(token)
         if tenant is None:
             raise UnknownCallerError
         return tenant
