@@ -425,6 +425,39 @@ def test_use_has_it_hashed_and_brought_to_memory(daemon: Daemon, session: Sessio
         weights.close()
 
 
+def test_a_long_file_is_brought_to_memory_by_a_process_that_gives_way(
+    daemon: Daemon, session: Session, checkpoint: Callable[..., Path]
+) -> None:
+    weights = {f"weight.{number}": np.random.default_rng(number).random((333, 4001)) for number in range(2)}
+    path = checkpoint("long", weights)
+    for _ in range(2):
+        session.open_file(path).close()
+
+    def in_memory() -> bool:
+        with session.open_file(path) as found:
+            for name, value in weights.items():
+                np.testing.assert_array_equal(found[name], value)
+            return found.place == "cpu"
+
+    wait_until(in_memory, "its use has not brought it to memory")
+    (carrier,) = daemon.store._pace.carriers._idle
+    assert os.sched_getscheduler(carrier.pid) == os.SCHED_IDLE
+    assert check_store(daemon.store, verify=True).findings == []
+
+
+def test_a_request_for_memory_does_not_wait_for_what_goes_at_a_pace(
+    serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    daemon = serve(trust="identity", behind_bytes_per_s=200_000)
+    path = checkpoint("long", {"weight": np.random.default_rng(1).random((666, 4001))})
+    with connect(daemon.config.runtime_dir) as session:
+        for _ in range(2):
+            session.open_file(path).close()
+        wait_until(lambda: bool(daemon.store._opens._learning), "it is not being hashed")
+        with session.open_file(path, place="cpu", deadline_s=20.0) as weights:  # at the pace it would take 100 s
+            assert weights.place == "cpu"
+
+
 def test_one_use_reads_nothing_behind(daemon: Daemon, session: Session, model: Path) -> None:
     session.open_file(model).close()
     session.open_file(model, place="file").close()

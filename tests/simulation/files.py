@@ -84,11 +84,9 @@ class SimBytes:
         nbytes: int,
         on_progress: Callable[[int], None],
         pages: object,
-        *,
-        behind: object = None,
     ) -> None:
         """See `HostBytes`; fails in the middle now and then."""
-        del pages, behind
+        del pages
         source = self.open[source_fd]
         if self._choices.chance(24):
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -97,6 +95,17 @@ class SimBytes:
         on_progress(nbytes // 2)
         self.open[target_fd].content = source.content
         on_progress(nbytes)
+
+    def copy_behind(
+        self, source_fd: int, draft: Draft, on_progress: Callable[[int], None], behind: object
+    ) -> str | None:
+        """See `HostBytes`; now and then it gives way in the middle, as to a request."""
+        del behind
+        if self._choices.chance(8):
+            self.open[draft.fd].content = "half an image"
+            return None
+        self.copy(source_fd, draft.fd, draft.nbytes, on_progress, None)
+        return digest_of(self.open[draft.fd].content)
 
     def stop(self) -> None:
         """See `HostBytes`."""
@@ -329,6 +338,21 @@ class SimConversion:
         if on_progress is not None:
             on_progress(1)
         self._files.open[fd].content = f"image of {self._judge.content_of_file(self._read())}"
+
+    @property
+    def is_carriable(self) -> bool:
+        """See `Conversion.is_carriable`: half of them."""
+        return bool(self._choices.chance(2))
+
+    def carry(self, by: object, fd: int, *, large_pages: bool) -> str | None:
+        """See `Conversion.carry`; now and then it gives way in the middle, as to a request."""
+        del by, large_pages
+        if self._choices.chance(3):
+            self._check()
+            self._files.open[fd].content = "half an image"
+            return None
+        self.write(fd)
+        return digest_of(self._files.open[fd].content)
 
     def _read(self) -> bytes:
         try:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import blake3
+
 from trims.core.manifest import parse_manifest
 from trims.formats.base import Artifact
 from trims.store.resolve import Resolved
@@ -23,9 +25,15 @@ class Conversion:
         nbytes: Length that `plan` tells.
         data: What `write` writes; nothing if None.
         error: Raised by `plan`, if any.
+
+    Attributes:
+        is_carriable: Whether it may be put together by another process, which this one only pretends to.
+        interrupt: Called in the midst of that; then a request has come to wait.
     """
 
     open = 0
+    is_carriable = False
+    interrupt: Callable[[], object] | None = None
 
     def __init__(self, nbytes: int, data: bytes | None = None, error: Exception | None = None) -> None:
         self.nbytes = nbytes
@@ -47,6 +55,15 @@ class Conversion:
             os.pwrite(fd, self.data, 0)
         if on_progress is not None:
             on_progress(self.nbytes)
+
+    def carry(self, by: object, fd: int, *, large_pages: bool) -> str | None:
+        data = self.data or b""
+        if self.interrupt is not None:
+            os.pwrite(fd, data[: len(data) // 2], 0)
+            self.interrupt()
+            return None
+        os.pwrite(fd, data, 0)
+        return str(blake3.blake3(data).hexdigest())
 
     def cancel(self, why: str = "") -> None:
         self.stopped = why

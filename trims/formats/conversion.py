@@ -15,11 +15,13 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+from trims.carrier.task import SourceFailedError
 from trims.core.errors import ConversionError, InternalError
 from trims.formats.base import Measurable
 from trims.formats.beside import builder_facts
 from trims.formats.plugins import converter, detect
 from trims.formats.process import LimitedChild
+from trims.image.carried import as_order, is_carriable
 from trims.image.host import cpu_features
 from trims.image.look import PARSE_HERE_BYTES
 
@@ -30,9 +32,13 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from trims.carrier.task import Order
     from trims.formats.base import Artifact, Converter, Limits
     from trims.formats.environments import Environment
     from trims.image.plan import ImagePlan
+
+    #: Does a task and tells the bytes done so far; returns the digests by name, or None if a request has come to wait.
+    CarriedBy = Callable[[Order, Callable[[int], None]], dict[str, str] | None]
 
 log = logging.getLogger(__name__)
 #: Of one child: what it says is not trusted to be little.
@@ -66,6 +72,26 @@ class Conversion(ABC):
 
         Raises: as `plan`.
         """
+
+    @property
+    def is_carriable(self) -> bool:
+        """True, once planned, if all of the image lies in files, so that `carry` can have it put together."""
+        return False
+
+    def carry(self, by: CarriedBy, fd: int, *, large_pages: bool) -> str | None:
+        """In place of `write`, for an image that `is_carriable`: have another process put it together.
+
+        Args:
+            by: Does a task.
+            fd: Read-write, of exactly the planned size, zeroed. The caller keeps it.
+            large_pages: Whether it is memory that may be had in large pages.
+
+        Returns:
+            blake3 of the image, hex; None if a request has come to wait: then `write` is still to be done.
+
+        Raises: as `plan`; OSError if the target cannot be written.
+        """
+        raise InternalError(f"{by}, {fd}, {large_pages}: an image that is not carriable was to be carried")
 
     @abstractmethod
     def cancel(self, why: str = NOT_NEEDED) -> None:
@@ -148,6 +174,17 @@ class _ConversionBySize(Conversion):
             raise _stopped(self._artifact, self._why) if self._why else InternalError("write() before plan()")
         chosen.write(fd, on_progress)
 
+    @property
+    def is_carriable(self) -> bool:
+        return self._chosen is not None and self._chosen.is_carriable
+
+    def carry(self, by: CarriedBy, fd: int, *, large_pages: bool) -> str | None:
+        with self._lock:
+            chosen = self._chosen
+        if chosen is None:
+            raise _stopped(self._artifact, self._why) if self._why else InternalError("carry() before plan()")
+        return chosen.carry(by, fd, large_pages=large_pages)
+
     def cancel(self, why: str = NOT_NEEDED) -> None:
         with self._lock:
             self._why = self._why or why
@@ -196,6 +233,27 @@ class _LocalConversion(Conversion):
                 on_progress(done_bytes)
 
         plan.write(fd, tick)
+
+    @property
+    def is_carriable(self) -> bool:
+        plan = self._plan
+        return plan is not None and is_carriable(plan)
+
+    def carry(self, by: CarriedBy, fd: int, *, large_pages: bool) -> str | None:
+        plan = self._plan
+        self._check(0.0)
+        if plan is None:
+            raise InternalError("carry() before plan(), or after its end")
+        with as_order(plan, fd, large_pages=large_pages) as carried:
+            try:
+                digests = by(carried.order, lambda _: self._check(0.0))
+            except SourceFailedError as error:
+                raise carried.explain(error) from error
+            if digests is None:
+                return None
+            carried.check()
+        self._plan = None
+        return digests["blake3"]
 
     def _check(self, running_s: float) -> None:
         if self._why is not None:

@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
+from trims.carrier.task import Order, SourceFailedError, Task
 from trims.core.errors import ImageError, LostPeerError
 from trims.store.plans import SHUTTING_DOWN
 from trims.store.work import step_back
@@ -18,7 +19,6 @@ from trims.tiers.transfer import (
     check_bytes,
     copy,
     default_threads,
-    digest_at_a_pace,
     digest_by_reading,
     digest_of,
 )
@@ -43,7 +43,7 @@ class HostBytes(Protocol):
         ...
 
     def digest(self, fd: int, nbytes: int, behind: Behind | None = None) -> str:
-        """blake3, hex; at a pace, if no request waits for it."""
+        """blake3, hex; at a pace, while no request waits for it."""
         ...
 
     def digest_of_untrusted(self, fd: int, nbytes: int) -> str:
@@ -57,12 +57,16 @@ class HostBytes(Protocol):
         nbytes: int,
         on_progress: Callable[[int], None],
         pages: LargePages | None,
-        *,
-        behind: Behind | None = None,
     ) -> None:
-        """Copy; raises ImageError for a source that is too short, OSError for a full target.
+        """Copy; raises ImageError for a source that is too short, OSError for a full target."""
+        ...
 
-        With `behind`, no request waits for it: it goes at a pace, and holds up no other copy.
+    def copy_behind(
+        self, source_fd: int, draft: Draft, on_progress: Callable[[int], None], behind: Behind
+    ) -> str | None:
+        """The same while no request waits for it, at a pace; returns the digest of what was copied.
+
+        None if a request has come to wait: then it is to be done again, in an empty draft.
         """
         ...
 
@@ -77,8 +81,6 @@ class RealHostBytes:
     def __init__(self) -> None:
         self._stopping = threading.Event()
         self._readers = ThreadPoolExecutor(default_threads(), thread_name_prefix="trims-copy", initializer=step_back)
-        #: Apart, so that a copy that a request waits for stands behind no chunk of one that none waits for.
-        self._behind = ThreadPoolExecutor(1, thread_name_prefix="trims-behind", initializer=step_back)
 
     def identity(self, fd: int) -> tuple[int, ...]:
         """See `HostBytes.identity`."""
@@ -90,7 +92,14 @@ class RealHostBytes:
 
     def digest(self, fd: int, nbytes: int, behind: Behind | None = None) -> str:
         """See `HostBytes.digest`."""
-        return digest_of(fd, nbytes) if behind is None else digest_at_a_pace(fd, nbytes, behind.moved)
+        if behind is not None:
+            try:
+                digests = behind.carry(Order(Task.of_file(nbytes), [fd]))
+            except SourceFailedError as error:
+                raise ImageError(str(error)) from error
+            if digests is not None:
+                return digests["blake3"]
+        return digest_of(fd, nbytes)
 
     def digest_of_untrusted(self, fd: int, nbytes: int) -> str:
         """See `HostBytes.digest_of_untrusted`."""
@@ -103,31 +112,33 @@ class RealHostBytes:
         nbytes: int,
         on_progress: Callable[[int], None],
         pages: LargePages | None,
-        *,
-        behind: Behind | None = None,
     ) -> None:
         """See `HostBytes.copy`."""
-
-        def tell(done_bytes: int) -> None:
-            on_progress(done_bytes)
-            if behind is not None:
-                behind.done(done_bytes)
-
         copy(
             source_fd,
             target_fd,
             nbytes,
-            on_progress=tell,
+            on_progress=on_progress,
             cancelled=self._stopping,
-            readers=self._readers if behind is None else self._behind,
+            readers=self._readers,
             pages=pages,
         )
+
+    def copy_behind(
+        self, source_fd: int, draft: Draft, on_progress: Callable[[int], None], behind: Behind
+    ) -> str | None:
+        """See `HostBytes.copy_behind`."""
+        task = Task.of_file(draft.nbytes, large_pages=draft.pages is not None)
+        try:
+            digests = behind.carry(Order(task, [source_fd], draft.fd), on_progress)
+        except SourceFailedError as error:
+            raise ImageError(str(error)) from error
+        return None if digests is None else digests["blake3"]
 
     def stop(self) -> None:
         """See `HostBytes.stop`."""
         self._stopping.set()
         self._readers.shutdown(wait=True)
-        self._behind.shutdown(wait=True)
 
 
 class Copier:
@@ -151,8 +162,10 @@ class Copier:
         on_progress: Callable[[int], None],
         *,
         behind: Behind | None = None,
-    ) -> str:
+    ) -> str | None:
         """Fill a draft; returns the digest of what is in it now. With `behind`, no request waits for it.
+
+        None if a request has come to wait meanwhile: then it is to be done again, in an empty draft, without `behind`.
 
         Raises ImageError if the source's bytes are wrong, LostPeerError if the daemon ends, OSError as `HostBytes`.
         """
@@ -171,9 +184,14 @@ class Copier:
         elif isinstance(origin, DeviceTier):
             origin.copy_out(source, draft, tell)
             self._check(source, draft.fd, self._host.digest)
+        elif behind is not None:
+            digest = self._host.copy_behind(source.fd, draft, on_progress, behind)
+            if digest is None:
+                return None
+            self._compare(source, digest)
         else:
-            self._host.copy(source.fd, draft.fd, draft.nbytes, on_progress, draft.pages, behind=behind)
-            self._check(source, draft.fd, lambda fd, nbytes: self._host.digest(fd, nbytes, behind))
+            self._host.copy(source.fd, draft.fd, draft.nbytes, on_progress, draft.pages)
+            self._check(source, draft.fd, self._host.digest)
         return source.digest
 
     @contextlib.contextmanager
@@ -191,7 +209,9 @@ class Copier:
         """Hash the source's bytes, which `fd` has, unless they are known to be as they were sealed."""
         if self._is_known(source):
             return
-        found = digest(fd, source.nbytes)
+        self._compare(source, digest(fd, source.nbytes))
+
+    def _compare(self, source: Extent, found: str) -> None:
         if found != source.digest:
             raise ImageError(
                 f"the replica at {source.place} ({source.label}) hashes to {found[:16]}..., "

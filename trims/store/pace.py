@@ -1,8 +1,8 @@
 """The bandwidth of work behind readers: hashing and copying that no request waits for.
 
-All such work shares one bandwidth, and one thread of low priority for its bytes, so that opens, and the programs that
-run models, have the processors and the memory bus to themselves. As soon as a request waits for a piece of work, that
-piece goes on without a pause.
+All such work shares one bandwidth, and its bytes are read and written by processes of the lowest priority (`carrier`),
+so that opens, and the programs that run models, have the processors and the memory bus to themselves. As soon as a
+request waits for a piece of work, ordinary workers do it, as fast as they can.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from trims.carrier.carriers import Carriers
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: How much work behind readers does between two pauses: a millisecond or less of a processor, which readers share.
-PIECE_BYTES = 1 << 20
+    from trims.carrier.task import Order
+
 #: Seconds after which a pause looks again whether a request has come to wait.
 _LOOK_S = 0.02
 
@@ -27,6 +29,11 @@ class Pace:
         bytes_per_s: The most bytes per second; None for no limit.
         clock: Monotonic seconds.
         sleep: Waits for as many seconds.
+        carriers: Processes that do the work; None for some of its own.
+
+    Attributes:
+        bytes_per_s: As given.
+        carriers: As given.
     """
 
     def __init__(
@@ -34,8 +41,10 @@ class Pace:
         bytes_per_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        carriers: Carriers | None = None,
     ) -> None:
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
+        self.carriers = carriers or Carriers()
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -48,10 +57,10 @@ class Pace:
             nbytes: How many.
             is_awaited: Whether a request waits for the work; ends the pause.
         """
-        if self._bytes_per_s is None or is_awaited():
+        if self.bytes_per_s is None or is_awaited():
             return
         with self._lock:
-            self._free_at_s = until_s = max(self._free_at_s, self._clock()) + nbytes / self._bytes_per_s
+            self._free_at_s = until_s = max(self._free_at_s, self._clock()) + nbytes / self.bytes_per_s
         while (left_s := until_s - self._clock()) > 0:
             if is_awaited():
                 with self._lock:  # time that is not waited for is time for other work
@@ -72,6 +81,32 @@ class Behind:
         self._pace = pace
         self._is_awaited = is_awaited
         self._done_bytes = 0
+
+    def carry(self, order: Order, on_progress: Callable[[int], None] | None = None) -> dict[str, str] | None:
+        """Have a carrier do a task at the pace; returns the digests by name. Blocks.
+
+        Args:
+            order: What to do.
+            on_progress: Called with the bytes done so far; an exception from it ends the task.
+
+        Returns:
+            None if a request has come to wait: nothing is written any more, and the task is to be done again.
+
+        Raises:
+            SourceFailedError: A file ended early or cannot be read.
+            OSError: The target cannot be written.
+        """
+        done = 0
+
+        def moved(nbytes: int) -> None:
+            nonlocal done
+            done += nbytes
+            if on_progress is not None:
+                on_progress(done)
+            self.moved(nbytes)
+
+        pace = self._pace
+        return pace.carriers.carry(order, bytes_per_s=pace.bytes_per_s, moved=moved, is_awaited=self._is_awaited)
 
     def moved(self, nbytes: int) -> None:
         """Another `nbytes` are done; returns when it is time for the next."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims.core.replica import ReplicaId
-    from trims.formats.conversion import Conversion
+    from trims.formats.conversion import CarriedBy, Conversion
     from trims.image.in_place import InPlacePlan
     from trims.store.resolve import Resolved
 
@@ -137,6 +137,39 @@ class Plans:
                 _check_unchanged(plan.resolved)  # what a file that changed meanwhile fails with says nothing
         finally:
             self.drop(replica)
+
+    def is_carriable(self, replica: ReplicaId) -> bool:
+        """Whether all of its image lies in files. False for a plan that was dropped."""
+        plan = self._plans.get(replica)
+        made = None if plan is None else plan.conversion
+        return made is not None and made.is_carriable
+
+    def carry(self, replica: ReplicaId, by: CarriedBy, fd: int, *, large_pages: bool) -> str | None:
+        """Have the image put together by another process; returns its digest. Blocks. Raises as `Conversion.carry`.
+
+        None if that is not to be, or no longer: then `write` is still to be done.
+        """
+        plan = self._plan(replica)
+        with self._lock:
+            self._waiting.pop(replica, None)
+            conversion = plan.conversion
+        if conversion is None:
+            return None
+        done = False
+        try:
+            try:
+                digest = conversion.carry(by, fd, large_pages=large_pages)
+                done = digest is not None
+            except BaseException:
+                done = True
+                raise
+            finally:
+                if done:
+                    _check_unchanged(plan.resolved)
+        finally:
+            if done:
+                self.drop(replica)
+        return digest
 
     def stop(self, replica: ReplicaId, why: str = NOT_WANTED) -> None:
         """The plan is no longer wanted: stop its child. Returns at once; `drop` it later from a worker."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import blake3
 
+from trims.carrier.task import Order, SourceFailedError, Task
 from trims.core.errors import (
     ArtifactChangedError,
     ArtifactError,
@@ -43,7 +44,6 @@ from trims.formats.in_place import may_be_in_place
 from trims.memory.reading import read_up_to
 from trims.store.catalog import FILE_PREFIX, identities_of, identity_of
 from trims.store.mounts import mount_of
-from trims.store.pace import PIECE_BYTES
 from trims.store.work import stepped_back
 from trims.tiers.transfer import default_threads
 
@@ -488,24 +488,43 @@ def _read_digests(file: Path, *, with_sha256: bool, reading: Reading) -> tuple[s
 
     Raises NotWantedError.
     """
-    threads, most_bytes = (default_threads(), _READ_BYTES) if reading.behind is None else (1, PIECE_BYTES)
-    tree, sha256, done = blake3.blake3(max_threads=threads), hashlib.sha256(), 0
+    if reading.behind is not None:
+        found = _read_behind(file, with_sha256=with_sha256, reading=reading, behind=reading.behind)
+        if found is not None:
+            return found
+    tree, sha256, done = blake3.blake3(max_threads=default_threads()), hashlib.sha256(), 0
     with (
         open(file, "rb", buffering=0) as source,
-        memoryview(bytearray(_buffer_bytes(source.fileno(), most_bytes))) as view,
+        memoryview(bytearray(_buffer_bytes(source.fileno(), _READ_BYTES))) as view,
     ):
         while got := read_up_to(source.fileno(), view, done):
             tree.update(view[:got])
             if with_sha256:
                 sha256.update(view[:got])
             done += got
-            if reading.behind is not None:
-                reading.behind.moved(got)
-            if not reading.wanted():
-                raise NotWantedError(f"{file} was not read to its end: no request waits for it any more")
+            _check_wanted(file, reading)
     if done == 0:
         raise ArtifactError(f"{file} is empty")
     return tree.hexdigest(), sha256.hexdigest() if with_sha256 else None
+
+
+def _read_behind(file: Path, *, with_sha256: bool, reading: Reading, behind: Behind) -> tuple[str, str | None] | None:
+    """The same at a pace; None if a request has come to wait for it."""
+    with open(file, "rb", buffering=0) as source:
+        nbytes = os.fstat(source.fileno()).st_size
+        if nbytes == 0:
+            raise ArtifactError(f"{file} is empty")
+        task = Task.of_file(nbytes, ("blake3", "sha256") if with_sha256 else ("blake3",))
+        try:
+            found = behind.carry(Order(task, [source.fileno()]), lambda _: _check_wanted(file, reading))
+        except SourceFailedError as error:
+            raise ArtifactError(f"{file} cannot be read: {error}") from error
+    return None if found is None else (found["blake3"], found.get("sha256"))
+
+
+def _check_wanted(file: Path, reading: Reading) -> None:
+    if not reading.wanted():
+        raise NotWantedError(f"{file} was not read to its end: no request waits for it any more")
 
 
 def _buffer_bytes(fd: int, most_bytes: int) -> int:

@@ -31,6 +31,7 @@ from trims.tiers.reading import read_ahead
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from trims.carrier.task import Order
     from trims.core.place import Place
     from trims.core.replica import ReplicaId
     from trims.formats.base import Limits
@@ -500,14 +501,7 @@ class Runner:
         tier = self._tiers[replica.place]
         name = f"fill.{replica.place}" if source is None else f"copy.{source.place}-{replica.place}"
         with self._tracer.span(name, key=replica.key[:16], image_bytes=nbytes):
-            draft = tier.create(replica.key, replica.generation, nbytes, allocate=source is None)
-            try:
-                digest = self._convert(replica, draft) if source is None else self._copy(replica, draft, source)
-            except BaseException as error:
-                tier.abort(draft)
-                if is_system_error(error):
-                    raise tier.explain(error, nbytes) from error
-                raise
+            draft, digest = self._make(tier, replica, nbytes, source)
             try:
                 extent = tier.seal(draft, replica.key, digest)
             except TrimsError:
@@ -518,6 +512,32 @@ class Runner:
         self.adopt(replica, extent)
         return Filled(at_s=self._clock(), **_about(replica), cost_s=self._clock() - started)
 
+    def _make(self, tier: Tier, replica: ReplicaId, nbytes: int, source: ReplicaId | None) -> tuple[Draft, str]:
+        """A draft with the image in it, and the image's digest.
+
+        At a pace while no request waits for it. Once one does, it is done again, as fast as can be.
+        """
+        behind = self._behind(replica)
+        carried = behind is not None and (source is not None or self._plans.is_carriable(replica))
+        while True:
+            draft = tier.create(replica.key, replica.generation, nbytes, allocate=source is None and not carried)
+            try:
+                if source is not None:
+                    digest = self._copy(replica, draft, source, behind)
+                elif behind is not None and carried:
+                    digest = self._carry(replica, draft, behind)
+                else:
+                    digest = self._convert(replica, draft, behind)
+            except BaseException as error:
+                tier.abort(draft)
+                if is_system_error(error):
+                    raise tier.explain(error, nbytes) from error
+                raise
+            if digest is not None:
+                return draft, digest
+            tier.abort(draft)
+            behind, carried = None, False
+
     def _identify(self, tier: Tier, extent: Extent) -> None:
         try:
             extent.identity = self._host.identity(extent.fd)
@@ -525,9 +545,22 @@ class Runner:
             tier.free(extent)
             raise
 
-    def _convert(self, replica: ReplicaId, draft: Draft) -> str:
-        behind = self._behind(replica)
+    def _carry(self, replica: ReplicaId, draft: Draft, behind: Behind) -> str | None:
+        """Have a carrier put the image together; None if a request has come to wait for it."""
 
+        def by(order: Order, on_progress: Callable[[int], None]) -> dict[str, str] | None:
+            def tell(done_bytes: int) -> None:
+                self._tell(replica, done_bytes, draft.nbytes)
+                on_progress(done_bytes)
+
+            return behind.carry(order, tell)
+
+        digest = self._plans.carry(replica, by, draft.fd, large_pages=draft.pages is not None)
+        if digest is not None:
+            self._host.check(draft.fd, draft.nbytes)
+        return digest
+
+    def _convert(self, replica: ReplicaId, draft: Draft, behind: Behind | None) -> str:
         def tell(done_bytes: int) -> None:
             self._tell(replica, done_bytes, draft.nbytes)
             if behind is not None:
@@ -543,7 +576,7 @@ class Runner:
             return None
         return Behind(self._pace, lambda: replica not in self._unawaited or self._stopping.is_set())
 
-    def _copy(self, replica: ReplicaId, draft: Draft, source: ReplicaId) -> str:
+    def _copy(self, replica: ReplicaId, draft: Draft, source: ReplicaId, behind: Behind | None) -> str | None:
         extent = self.sealed.get(source)
         if extent is None:
             raise InternalError(f"{source.key[:16]} at {source.place} is borrowed but has no memory")
@@ -555,7 +588,7 @@ class Runner:
                 origin,
                 extent,
                 lambda done: self._tell(replica, done, draft.nbytes),
-                behind=self._behind(replica),
+                behind=behind,
             )
         except ImageError as error:
             self._report(ReplicaBroken(at_s=self._clock(), **_about(source), reason=str(error)))

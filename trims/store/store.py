@@ -131,7 +131,7 @@ class Store:
         behind_bytes_per_s: float | None = None,
         quotas: Mapping[str, Quota] | None = None,
     ) -> None:
-        pace = Pace(behind_bytes_per_s)
+        self._pace = pace = Pace(behind_bytes_per_s)
         self._clock = clock
         most_images = max(1, max_images - _SPARE_IMAGES)
         self.tiers = {tier.place: tier for tier in tiers}
@@ -267,6 +267,7 @@ class Store:
         if purge:
             self._purge()
         self.runner.stop()
+        self._pace.carriers.close()
 
     def _purge(self) -> None:
         """Free every replica whose memory does not survive a reboot anyway. Nothing is being filled any more."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
+from trims.carrier.task import Running
 from trims.core.errors import ArtifactError, TrimsError
 from trims.formats.base import Artifact, Converter, Limits
 from trims.formats.conversion import converter, detect, recipe, start_conversion
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
+
+    from trims.carrier.task import Order
+    from trims.formats.conversion import Conversion
 
 #: Enough for any framework's import, little enough that a test that hangs is noticed.
 LIMITS = Limits(memory_bytes=8 << 30, time_s=100.0)
@@ -43,11 +47,32 @@ def convert(
         fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, nbytes)
+            carried = _carried(conversion, nbytes) if conversion.is_carriable else None
             conversion.write(fd, on_progress)
         finally:
             os.close(fd)
-    check_image(ImageView(memoryview(target.read_bytes())))
+    written = target.read_bytes()
+    assert carried in (None, written), "another process would put another image together"
+    check_image(ImageView(memoryview(written)))
     return target
+
+
+def _carried(conversion: Conversion, nbytes: int) -> bytes:
+    """The image as a carrier puts it together; the conversion can still be written."""
+    fd = os.memfd_create("carried", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, nbytes)
+
+        def by(order: Order, on_progress: Callable[[int], None]) -> None:
+            running = Running(order)
+            while running.done_bytes < nbytes:
+                on_progress(running.advance())
+            running.close()
+
+        assert conversion.carry(by, fd, large_pages=False) is None
+        return os.pread(fd, nbytes, 0)
+    finally:
+        os.close(fd)
 
 
 def write_plugin(folder: Path, module: str, source: str, **formats: str) -> None:

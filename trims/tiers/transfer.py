@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from trims.memory.large_pages import LargePages
 
 CHUNK_BYTES = 8 << 20
-#: The same where `digest_at_a_pace` may pause in between: a fraction of a millisecond of a processor.
-PACED_BYTES = 1 << 20
 #: For reads around the page cache; stays in a second-level cache on its way out.
 BUFFER_BYTES = 256 << 10
 
@@ -45,17 +43,6 @@ def digest_of(fd: int, nbytes: int) -> str:
     """blake3 of the file's first `nbytes` bytes, hex; the same as `b3sum` prints. Releases the interpreter lock."""
     with contextlib.closing(FileMapping(fd, nbytes)) as mapping, mapping.view() as data:
         return blake3.blake3(data, max_threads=default_threads()).hexdigest()
-
-
-def digest_at_a_pace(fd: int, nbytes: int, moved: Callable[[int], None]) -> str:
-    """The same, by this thread alone; `moved` is called after each chunk with its bytes, and may wait."""
-    hasher = blake3.blake3()
-    with contextlib.closing(FileMapping(fd, nbytes)) as mapping, mapping.view() as data:
-        for begin in range(0, nbytes, PACED_BYTES):
-            with data[begin : begin + PACED_BYTES] as part:
-                hasher.update(part)
-                moved(len(part))
-    return hasher.hexdigest()
 
 
 def digest_by_reading(fd: int, nbytes: int) -> str:

@@ -72,9 +72,11 @@ class Bench:
         self.reported.clear()
         return event
 
-    def converted(self, replica: ReplicaId = AT_CPU) -> Event:
+    def converted(self, replica: ReplicaId = AT_CPU, *, behind: bool = False) -> Event:
         self.runner.measure(replica, 1, resolved())
         self.event()
+        if behind:
+            self.runner.take_time(replica)
         self.runner.fill(replica, len(DATA), None)
         return cast("Event", self.event())
 
@@ -371,6 +373,29 @@ def test_a_fill_behind_readers_that_waits_for_a_descriptor_is_not_forgotten(fold
     bench.workers.run()
     assert any(isinstance(event, Filled) and event.place == CPU for event in bench.reported)
     bench.end()
+
+
+def test_an_image_that_lies_in_files_is_put_together_and_hashed_in_one_pass(bench: Bench) -> None:
+    bench.conversion.is_carriable = True
+    assert isinstance(bench.converted(AT_CPU, behind=True), Filled)
+    assert bench.conversion.written == []
+    assert bench.extent(AT_CPU).digest == blake3.blake3(DATA).hexdigest()
+    assert bench.conversion.closed
+
+
+def test_an_image_that_a_request_waits_for_is_not_left_to_a_carrier(bench: Bench) -> None:
+    bench.conversion.is_carriable = True
+    assert isinstance(bench.converted(AT_CPU), Filled)
+    assert len(bench.conversion.written) == 1
+
+
+def test_a_request_that_comes_in_the_midst_has_the_image_written_again_in_new_memory(bench: Bench) -> None:
+    bench.conversion.is_carriable = True
+    bench.conversion.interrupt = lambda: bench.runner.hurry(AT_CPU)
+    assert isinstance(bench.converted(AT_CPU, behind=True), Filled)
+    assert len(bench.conversion.written) == 1
+    assert os.pread(bench.extent(AT_CPU).fd, len(DATA) + 1, 0) == DATA
+    assert len(bench.files()) == 1, "the memory that was half full is given back"
 
 
 def test_the_end_of_a_runner_answers_fills_in_the_line_behind_readers(bench: Bench) -> None:

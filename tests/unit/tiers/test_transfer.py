@@ -253,10 +253,3 @@ def test_a_file_that_is_no_image_is_told_as_such_though_views_of_it_are_alive(fo
             transfer.check_bytes(fd, len(data))
     finally:
         os.close(fd)
-
-
-def test_a_digest_at_a_pace_is_the_same_and_tells_every_byte(files: Callable[[int], tuple[int, int, bytes]]) -> None:
-    nbytes, moved = 2 * transfer.PACED_BYTES + 5, list[int]()
-    source, _, _ = files(nbytes)
-    assert transfer.digest_at_a_pace(source, nbytes, moved.append) == transfer.digest_of(source, nbytes)
-    assert moved == [transfer.PACED_BYTES, transfer.PACED_BYTES, 5]

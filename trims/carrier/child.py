@@ -1,0 +1,111 @@
+"""`python -m trims.carrier.child FD`: the carrier. It does what the daemon at the other end of a socket asks.
+
+It runs when no other program wants the processor (SCHED_IDLE), and the kernel gives its disk requests the last place
+with that. So it must hold nothing that another process waits for: it shares no interpreter and no lock with the daemon.
+It ends when the daemon's end of the socket is closed, or when nothing was asked for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from trims.carrier.messages import failure, read_order, receive, send
+from trims.carrier.task import Running, SourceFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Without a request for so long, the memory of a process is worth more than its start.
+IDLE_S = 30.0
+
+
+def give_way() -> None:
+    """Run only when no other program wants the processor; where that is refused, with the least priority."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:
+        os.nice(19)
+
+
+class Carrier:
+    """The requests of one connection.
+
+    Args:
+        connection: To the daemon.
+        sleep: Waits for as many seconds.
+    """
+
+    def __init__(self, connection: socket.socket, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._connection = connection
+        self._sleep = sleep
+        self._running: Running | None = None
+        self._fds: list[int] = []
+        self._free_at_s = 0.0
+
+    def serve(self) -> None:
+        """Answer requests until the daemon is gone, or silent for long."""
+        self._connection.settimeout(IDLE_S)
+        try:
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    send(self._connection, self._answer(*receive(self._connection)))
+        finally:
+            self._drop()
+
+    def _answer(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        what = request["do"]
+        try:
+            if what == "begin":
+                return self._begin(request, fds)
+            assert self._running is not None, "nothing was begun"
+            if what == "go":
+                return {"done": self._go(request["nbytes"], request["bytes_per_s"])}
+            digests = self._running.digests() if what == "end" else {}
+        except (SourceFailedError, OSError) as error:
+            self._drop()
+            return failure(error)
+        self._drop()
+        return {"digests": digests}
+
+    def _begin(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        self._drop()
+        self._fds = fds
+        self._running = Running(read_order(request, fds))
+        return {"done": 0}
+
+    def _go(self, nbytes: int, bytes_per_s: float | None) -> int:
+        """Do as many bytes, with a pause after each piece."""
+        assert self._running is not None, "nothing was begun"
+        done, until = self._running.done_bytes, self._running.done_bytes + nbytes
+        while done < until and (now := self._running.advance()) > done:
+            if bytes_per_s is not None:
+                self._free_at_s = max(self._free_at_s, time.monotonic()) + (now - done) / bytes_per_s
+                self._sleep(max(0.0, self._free_at_s - time.monotonic()))
+            done = now
+        return done
+
+    def _drop(self) -> None:
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+
+def main() -> None:
+    """Entry of the process; the argument is its end of the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    give_way()
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        Carrier(connection).serve()
+
+
+if __name__ == "__main__":
+    main()
