@@ -122,7 +122,7 @@ class Running:
         self._target = target
         self._hashers: dict[str, _Hasher] = {name: _HASHERS[name]() for name in task.hashes}
         self._room = memoryview(bytearray(max(1, min(PIECE_BYTES, task.nbytes))))
-        self._pages = LargePages(target, task.nbytes) if target is not None and task.large_pages else None
+        self._pages = LargePages(target, task.nbytes, gently=True) if target is not None and task.large_pages else None
         self._next_part = 0
         self.done_bytes = 0
 

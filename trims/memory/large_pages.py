@@ -3,14 +3,23 @@
 MADV_COLLAPSE (Linux 6.1) makes 2 MiB pages of shared memory on request, whatever the file system's `huge=` says. On
 a range that is empty but for one byte it is an allocation: nothing is copied. Pages already reserved cannot be
 missing later, so they may be written through a mapping, which is the fastest way in.
+
+A virtual machine may get its memory from its host page by page, when it is first touched. Then a large page takes
+milliseconds instead of a tenth of one, and a kernel without preemption lets no other thread have that processor while
+it collapses one. Clearing a large page of private memory does the same work where the kernel gives way, and memory that
+is given back is what the next request for as much of it gets. So that is done first, where large pages are seen to be
+slow.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import mmap
 import os
 import tempfile
+import time
 from typing import TYPE_CHECKING
 
 from trims.memory.mapping import LARGE_PAGE_BYTES, FileMapping, c_library
@@ -19,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _COLLAPSE = 25
+#: Seconds that a large page takes at most where the memory under it is there.
+_SLOW_S = 0.001
 
 
 class LargePages:
@@ -27,14 +38,17 @@ class LargePages:
     Args:
         fd: The segment, open for writing, all holes.
         nbytes: Its length.
+        gently: Give way to other threads from the first large page on, and not only once one has been slow.
     """
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int, nbytes: int, *, gently: bool = False) -> None:
         self._fd = fd
         self._mapping = FileMapping(fd, nbytes, write=True, align=True)
         self._view = self._mapping.view()
         self._address = self._mapping.address
         self._refused = False
+        self._gently = gently
+        self._slow = gently
 
     def reserve(self, begin: int, end: int) -> memoryview | None:
         """Allocate a range in large pages; safe to call from several threads for ranges apart.
@@ -53,20 +67,46 @@ class LargePages:
         whole_end = end - end % LARGE_PAGE_BYTES
         if self._refused or begin == whole_end:
             return None
-        for position in range(begin, whole_end, LARGE_PAGE_BYTES):
-            os.pwrite(self._fd, b"\0", position)  # a range with nothing in it is not collapsed
-        if c_library().madvise(self._address + begin, whole_end - begin, _COLLAPSE) != 0:
-            # An old kernel, or no memory in one piece: it would say so each time. EAGAIN is a race lost, no more.
-            self._refused = ctypes.get_errno() != errno.EAGAIN
-            return None
+        position = begin
+        while position < whole_end:
+            until = position + LARGE_PAGE_BYTES if self._slow else whole_end
+            if not self._collapse(position, until):
+                return None
+            position = until
         if end > whole_end:
             os.posix_fallocate(self._fd, whole_end, end - whole_end)
         return self._view[begin:end]
+
+    def _collapse(self, begin: int, end: int) -> bool:
+        """Make large pages of a range; False if the kernel gives none."""
+        began_s = time.perf_counter()
+        if self._slow:
+            _clear_a_free_page()
+        for position in range(begin, end, LARGE_PAGE_BYTES):
+            os.pwrite(self._fd, b"\0", position)  # a range with nothing in it is not collapsed
+        if c_library().madvise(self._address + begin, end - begin, _COLLAPSE) != 0:
+            # An old kernel, or no memory in one piece: it would say so each time. EAGAIN is a race lost, no more.
+            self._refused = ctypes.get_errno() != errno.EAGAIN
+            return False
+        took_s = time.perf_counter() - began_s
+        self._slow = self._gently or took_s > _SLOW_S * ((end - begin) // LARGE_PAGE_BYTES)
+        return True
 
     def close(self) -> None:
         """Unmap. Idempotent."""
         self._view.release()
         self._mapping.close()
+
+
+def _clear_a_free_page() -> None:
+    """Have the kernel clear a large page that is free, in a way that other threads can interrupt."""
+    with mmap.mmap(-1, 2 * LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        with contextlib.suppress(OSError):  # a kernel without them will say so when it is asked for one that matters
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        start = ctypes.c_char.from_buffer(memory)
+        offset = -ctypes.addressof(start) % LARGE_PAGE_BYTES
+        del start  # a mapping with views cannot be closed
+        memory[offset] = 1
 
 
 def why_no_large_pages(folder: Path) -> str:

@@ -103,7 +103,7 @@ def read_up_to(fd: int, room: memoryview, offset: int) -> int:
 
 def _open_direct(fd: int, nbytes: int, chunk_bytes: int) -> int:
     """A second descriptor with O_DIRECT, or -1 where it would not help: cached already, small, or not supported."""
-    if nbytes < _PROBE_CHUNKS * chunk_bytes or _is_cached(fd, nbytes):
+    if nbytes < _PROBE_CHUNKS * chunk_bytes or is_cached(fd, 0, nbytes):
         return -1
     try:
         direct_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
@@ -118,12 +118,12 @@ def _open_direct(fd: int, nbytes: int, chunk_bytes: int) -> int:
     return direct_fd
 
 
-def _is_cached(fd: int, nbytes: int) -> bool:
-    """True if pages spread over the file are all in the page cache; a file system that cannot tell counts as cached."""
+def is_cached(fd: int, offset: int, nbytes: int) -> bool:
+    """True if pages spread over a range are all in the page cache; a file system that cannot tell counts as cached."""
     buffer = bytearray(1)
     for part in range(8):
         try:
-            os.preadv(fd, [buffer], part * (nbytes - 1) // 7, os.RWF_NOWAIT)
+            os.preadv(fd, [buffer], offset + part * (nbytes - 1) // 7, os.RWF_NOWAIT)
         except BlockingIOError:
             return False
         except OSError:

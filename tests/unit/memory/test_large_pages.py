@@ -124,3 +124,43 @@ def test_a_range_smaller_than_a_large_page_is_not_promised(segment: int) -> None
 def test_the_reason_for_no_large_pages_is_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     RefusingKernel(errno.EINVAL, monkeypatch)
     assert "Invalid argument" in why_no_large_pages(SHM)
+
+
+@pytest.mark.large_pages
+def test_a_large_page_that_was_slow_has_the_next_ones_made_gently(
+    segment: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_large_pages()
+    cleared: list[float] = []
+    now = [0.0]
+    takes_s = [5e-3]
+
+    def clock() -> float:
+        now[0] += takes_s[0] / 2
+        return now[0]
+
+    monkeypatch.setattr(large_pages.time, "perf_counter", clock)
+    monkeypatch.setattr(large_pages, "_clear_a_free_page", lambda: cleared.append(now[0]))
+    pages = LargePages(segment, NBYTES)
+    for number in range(3):
+        if number == 2:
+            takes_s[0] = 0.0
+        room = pages.reserve(number * LARGE_PAGE_BYTES, (number + 1) * LARGE_PAGE_BYTES)
+        assert room is not None
+        room.release()
+    assert len(cleared) == 2, "not before the first"
+    assert not pages._slow, "the last was quick"
+    pages.close()
+
+
+@pytest.mark.large_pages
+def test_what_is_made_gently_is_as_large_and_as_empty(segment: int) -> None:
+    needs_large_pages()
+    before = large_kib()
+    pages = LargePages(segment, NBYTES, gently=True)
+    room = pages.reserve(0, NBYTES)
+    assert room is not None
+    assert bytes(room) == bytes(NBYTES)
+    assert large_kib() - before == 3 * LARGE_PAGE_BYTES >> 10
+    room.release()
+    pages.close()

@@ -116,5 +116,5 @@ def test_what_is_missing_after_a_direct_read_is_read_through_the_cache(
 
 def test_a_small_or_cached_file_gets_no_second_descriptor(fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert reading._open_direct(fd, 3 << 16, 1 << 16) == -1
-    monkeypatch.setattr(reading, "_is_cached", lambda descriptor, nbytes: True)
+    monkeypatch.setattr(reading, "is_cached", lambda descriptor, offset, nbytes: True)
     assert reading._open_direct(fd, len(DATA), 1 << 16) == -1

@@ -30,8 +30,9 @@ def extent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Extent]:
     made.close()
 
 
-def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+def advised(monkeypatch: pytest.MonkeyPatch, cached: tuple[int, ...] = ()) -> list[tuple[int, int, int]]:
     told: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(reading, "is_cached", lambda fd, offset, nbytes: offset in cached)
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, *what: told.append(what))
     return told
 
@@ -39,8 +40,14 @@ def advised(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 def test_every_part_is_read_in_pieces(extent: Extent, monkeypatch: pytest.MonkeyPatch) -> None:
     told = advised(monkeypatch)
     read_ahead(extent, threading.Event())
-    assert [at for at, _, _ in told] == [0, 4096, 8192, 8192]
+    assert [(at, length) for at, length, _ in told] == [(0, 4096), (4096, 4096), (8192, 808), (8192, 4096)]
     assert {what for _, _, what in told} == {os.POSIX_FADV_WILLNEED}
+
+
+def test_what_the_kernel_has_is_not_asked_for(extent: Extent, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = advised(monkeypatch, cached=(4096, 8192))
+    read_ahead(extent, threading.Event())
+    assert [at for at, _, _ in told] == [0]
 
 
 def test_it_ends_with_the_daemon_or_the_replica(extent: Extent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,5 +64,6 @@ def test_a_file_system_that_cannot_read_ahead_harms_nothing(extent: Extent, monk
     def refuse(fd: int, *what: int) -> None:
         raise OSError(22, "Invalid argument")
 
+    advised(monkeypatch)
     monkeypatch.setattr(os, "posix_fadvise", refuse)
     read_ahead(extent, threading.Event())

@@ -59,7 +59,7 @@ def test_every_byte_arrives(
     source, target, data = files(nbytes)
     if direct:
         os.fsync(source)
-        monkeypatch.setattr(reading, "_is_cached", lambda fd, nbytes: False)
+        monkeypatch.setattr(reading, "is_cached", lambda fd, offset, nbytes: False)
     transfer.copy(source, target, nbytes)
     assert os.pread(target, nbytes + 1, 0) == data
     assert transfer.digest_of(target, nbytes) == blake3.blake3(data).hexdigest()
@@ -228,7 +228,7 @@ def test_a_file_system_without_such_reads_is_read_the_plain_way(
     files: Callable[[int], tuple[int, int, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target, data = files(8 * 64 * KIB)
-    monkeypatch.setattr(reading, "_is_cached", lambda fd, nbytes: False)
+    monkeypatch.setattr(reading, "is_cached", lambda fd, offset, nbytes: False)
     real = os.open
 
     def refuses(path: str, flags: int, *more: int) -> int:
