@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Without a request for so long, the memory of a process is worth more than its start.
 IDLE_S = 30.0
+#: Of one processor, while the bandwidth is limited.
+SHARE = 0.25
 
 
 def give_way() -> None:
@@ -80,12 +82,19 @@ class Carrier:
         return {"done": 0}
 
     def _go(self, nbytes: int, bytes_per_s: float | None) -> int:
-        """Do as many bytes, with a pause after each piece."""
+        """Do as many bytes, with a pause after each piece.
+
+        The pause keeps the bandwidth, and the share of a processor: threads that wait by spinning and yielding, such as
+        those of linear algebra, yield to this process as to any other.
+        """
         assert self._running is not None, "nothing was begun"
         done, until = self._running.done_bytes, self._running.done_bytes + nbytes
+        began_s = time.process_time()
         while done < until and (now := self._running.advance()) > done:
             if bytes_per_s is not None:
-                self._free_at_s = max(self._free_at_s, time.monotonic()) + (now - done) / bytes_per_s
+                took_s, began_s = time.process_time() - began_s, time.process_time()
+                pause_s = max((now - done) / bytes_per_s, took_s * (1 / SHARE - 1))
+                self._free_at_s = max(self._free_at_s, time.monotonic()) + pause_s
                 self._sleep(max(0.0, self._free_at_s - time.monotonic()))
             done = now
         return done

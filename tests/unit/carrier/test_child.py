@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import blake3
 import pytest
 
+from trims.carrier import child
 from trims.carrier.child import Carrier, give_way
 from trims.carrier.messages import check, receive, send, send_order
 from trims.carrier.task import PIECE_BYTES, Order, SourceFailedError, Task
@@ -64,8 +65,19 @@ def test_a_task_is_done_in_slices_with_pauses_that_keep_the_bandwidth(line: Line
     assert line.slept[0] == pytest.approx(PIECE_BYTES, rel=0.01)
     assert line.slept[1] == pytest.approx(2 * PIECE_BYTES, rel=0.01), "after the first, which was not slept here"
     assert line.ask(do="go", nbytes=2 * PIECE_BYTES, bytes_per_s=None)["done"] == 3 * PIECE_BYTES
+    assert len(line.slept) == 2
     expected = blake3.blake3(os.pread(source, 3 * PIECE_BYTES, 0)).hexdigest()
     assert line.ask(do="end") == {"digests": {"blake3": expected}}
+
+
+def test_it_takes_no_more_than_its_share_of_a_processor(
+    line: Line, source: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(100))
+    monkeypatch.setattr(child.time, "process_time", lambda: next(now))
+    line.begin(Order(Task.of_file(3 * PIECE_BYTES), [source]))
+    line.ask(do="go", nbytes=PIECE_BYTES, bytes_per_s=1e12)
+    assert line.slept == [pytest.approx(3.0, rel=0.01)], "a quarter: three times as long as the piece took"
 
 
 @pytest.mark.parametrize("how", ["end", "drop", "begin", "failure"])
