@@ -14,7 +14,7 @@ from trims_bench.figures import Bar, Comparison, Figure, Samples, faster
 from trims_bench.zoo import drop_pages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from trims_bench.scenarios.base import Setup
@@ -26,8 +26,8 @@ _TOKENS = list(range(1000, 1016))
 _TOLERANCE = 1e-4
 _NOTE = (
     "Both processes have imported torch and the model's class. Ours then imports trims, connects, opens the file, "
-    "builds the module (`trims.torch.without_initialization`, `load_into`; ViT, whose file has other names than the "
-    "module, by from_pretrained over `trims.torch.state_dict`) and runs it; theirs calls from_pretrained and runs it. "
+    "builds the module (`trims.torch.without_initialization`, `load_into`; ViT's file has other names than the "
+    "module, which transformers' own rules translate) and runs it; theirs calls from_pretrained and runs it. "
     "Random weights. Before each turn the folder is renamed, so that it is new to the daemon. Cold: the "
     "pages of the file were dropped from the page cache before."
 )
@@ -42,7 +42,7 @@ class _Kind:
         name: Of the class, and of its configuration's.
         shape: What its configuration has beside the usual.
         small: The same for a quick run.
-        renamed: Its file has other names than the module; transformers' own loader knows them.
+        renamed: Its file has other names than the module; transformers has rules for them.
     """
 
     title: str
@@ -167,11 +167,19 @@ def _over_trims(path: str, runtime_dir: str, model: Any, config: Any, *, renamed
     import trims
 
     with trims.connect(runtime_dir).open_file(path) as weights:
-        if renamed:
-            return model.from_pretrained(None, config=config, state_dict=trims.torch.state_dict(weights))
         with trims.torch.without_initialization():
             module = model(config)
-        return trims.torch.load_into(module, weights).eval()
+        names = _translation(module) if renamed else None
+        return trims.torch.load_into(module, weights, names=names).eval()
+
+
+def _translation(module: Any) -> Callable[[str], str]:
+    """What transformers calls a tensor of this module, given its name in a file that an older version could read."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import rename_source_key
+
+    rules = get_model_conversion_mapping(module)
+    return lambda name: str(rename_source_key(name, rules, [])[0])
 
 
 def _run(module: Any) -> float:

@@ -52,7 +52,7 @@ from trims_client.frameworks._torch_dtypes import DTYPES as _DTYPES
 from trims_client.frameworks._torch_dtypes import dtype_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from trims.core.layout import TensorSpec
     from trims.image.program import Program
@@ -185,7 +185,12 @@ def without_initialization() -> contextlib.AbstractContextManager[Any]:
 
 
 def load_into(
-    module: torch.nn.Module, weights: Weights, *, strict: bool = True, writable: bool = False
+    module: torch.nn.Module,
+    weights: Weights,
+    *,
+    strict: bool = True,
+    writable: bool = False,
+    names: Callable[[str], str] | None = None,
 ) -> torch.nn.Module:
     """Make a module's parameters and buffers views of the weights.
 
@@ -194,16 +199,18 @@ def load_into(
         weights: The weights.
         strict: Raise if names are missing from the weights or left over.
         writable: Parameters in private copy-on-write memory, on a device copies; buffers always are.
+        names: What the module calls a tensor, given its name among the weights; by default the same. For files that
+            were saved with a prefix ("module.", "model."), or by an older version of the model's library.
 
     Returns:
         The same module. Parameters that were tied in the module are tied again. With weights on a device all its
         parameters and buffers lie there.
 
     Raises:
-        CallerError: Names or shapes do not fit (all of them are listed), or a buffer outside the state dict is on
-            the meta device and not among the weights.
+        CallerError: Names or shapes do not fit (all of them are listed), `names` gives two tensors one name, or a
+            buffer outside the state dict is on the meta device and not among the weights.
     """
-    return _load(module, weights, strict=strict, writable=writable)
+    return _load(module, weights, strict=strict, writable=writable, names=names)
 
 
 def _load(
@@ -214,17 +221,20 @@ def _load(
     ignore: Sequence[str] = (),
     without: Collection[str] = (),
     writable: bool,
+    names: Callable[[str], str] | None = None,
 ) -> torch.nn.Module:
     """See `load_into`. Names that match a pattern of `ignore` may be left over; those in `without` are not used."""
     tied = _tied_names(module)
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
     tensors = state_dict(weights, writable=writable)
-    private = _private_views(weights)
-    for spec in weights.layout:
-        if spec.name in buffers:
-            tensors[spec.name] = private(spec)
     for name in without:
         del tensors[name]
+    named = {name: name for name in tensors} if names is None else _renamed(weights, tensors, names)
+    private = _private_views(weights)
+    for spec in weights.layout:
+        if named.get(spec.name) in buffers:
+            tensors[spec.name] = private(spec)
+    tensors = {named[name]: tensor for name, tensor in tensors.items()}
     _complete_tied(tensors, tied)
     unknown_buffers = _take_non_persistent(module, tensors, buffers)
     known = set(module.state_dict(keep_vars=True)) if ignore else set()
@@ -349,6 +359,18 @@ def _check_versions(name: str, made_with: Mapping[str, str]) -> None:
                 f"the skeleton of {name!r} was made with {package} {version}, here is {package} {here}; use the same "
                 f"version, or have it made again: `trims evict --all-tiers {name}`, then open it"
             )
+
+
+def _renamed(weights: Weights, found: Iterable[str], names: Callable[[str], str]) -> dict[str, str]:
+    """What the module calls each tensor. Raises CallerError."""
+    named: dict[str, str] = {}
+    taken: dict[str, str] = {}
+    for name in found:
+        named[name] = wanted = names(name)
+        if wanted in taken:
+            raise CallerError(f"`names` calls both {taken[wanted]!r} and {name!r} of {weights.name!r} {wanted!r}")
+        taken[wanted] = name
+    return named
 
 
 def _tied_names(module: torch.nn.Module) -> list[list[str]]:

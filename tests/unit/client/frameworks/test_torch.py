@@ -354,6 +354,26 @@ def test_names_that_do_not_fit_are_all_listed(tmp_path: Path) -> None:
         trims_torch.load_into(torch_modules.conv_net(), weights, strict=False)
 
 
+def test_a_file_with_other_names_is_loaded_by_a_rule_for_them(tmp_path: Path) -> None:
+    own = torch_modules.tied_model().eval()
+    state = {f"module.{name}": value for name, value in [*own.state_dict().items(), ("positions", own.positions)]}
+    empty = torch_modules.tied_model().eval()
+    with Weights.map_file(image_file(tmp_path, state)) as weights:
+        with pytest.raises(CallerError, match=r"left over 'module\."):
+            trims_torch.load_into(torch_modules.tied_model(), weights)
+        built = trims_torch.load_into(empty, weights, names=lambda name: name.removeprefix("module."))
+        assert torch.equal(built(WORDS), own(WORDS))
+        assert built.out.weight is built.embedding.weight
+        built.positions += 1  # a buffer is private, whatever it was called
+        assert torch.equal(trims_torch.state_dict(weights)["module.positions"], own.positions)
+
+
+def test_a_rule_that_gives_two_tensors_one_name_is_refused(tmp_path: Path) -> None:
+    path = image_file(tmp_path, torch_modules.conv_net().state_dict())
+    with Weights.map_file(path) as weights, pytest.raises(CallerError, match=r"calls both '.*' and '.*' of .* 'same'"):
+        trims_torch.load_into(torch_modules.conv_net(), weights, names=lambda _: "same")
+
+
 def test_shapes_that_do_not_fit_are_named(tmp_path: Path) -> None:
     path, words = image_file(tmp_path, torch_modules.conv_net(5).state_dict()), r"(?s)this ConvNet.*head\.weight"
     with Weights.map_file(path) as weights, pytest.raises(CallerError, match=words):
