@@ -1,4 +1,4 @@
-"""Any model of transformers, by the names of its class and its configuration's, in eval mode."""
+"""Any model of transformers, by the names of its class and its configuration, in eval mode."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import torch
 
 
-def build_module(*, model: str, config: str, shape: dict[str, Any] | None = None) -> torch.nn.Module:
+def build_module(model: str, config: str, **shape: Any) -> torch.nn.Module:
     """The module; `shape` changes entries of its configuration."""
     library = importlib.import_module("transformers")
-    made: torch.nn.Module = getattr(library, model)(getattr(library, config)(**(shape or {}))).eval()
-    return made
+    module: torch.nn.Module = getattr(library, model)(getattr(library, config)(**shape)).eval()
+    return module

@@ -29,6 +29,7 @@ NAMES = (
     "disk",
     "memory",
     "churn",
+    "miss",
     "pressure",
     "plane",
     "behind",

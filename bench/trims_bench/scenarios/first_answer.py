@@ -34,7 +34,7 @@ _NOTE = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class Kind:
     """A model of transformers.
 
     Attributes:
@@ -54,23 +54,23 @@ class _Kind:
 
 _SMALL_BERT = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 1100}
 _LLAMA = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 18, "num_attention_heads": 16}
-_KINDS = (
-    _Kind(
+KINDS = (
+    Kind(
         "MiniLM",
         ("BertModel", "BertConfig"),
         {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
         _SMALL_BERT,
     ),
-    _Kind("BERT-base", ("BertModel", "BertConfig"), {}, _SMALL_BERT),
-    _Kind("GPT-2", ("GPT2LMHeadModel", "GPT2Config"), {}, {"n_embd": 24, "n_layer": 1, "vocab_size": 1100}),
-    _Kind(
+    Kind("BERT-base", ("BertModel", "BertConfig"), {}, _SMALL_BERT),
+    Kind("GPT-2", ("GPT2LMHeadModel", "GPT2Config"), {}, {"n_embd": 24, "n_layer": 1, "vocab_size": 1100}),
+    Kind(
         "ViT-B",
         ("ViTModel", "ViTConfig"),
         {},
         {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1},
         renamed=True,
     ),
-    _Kind(
+    Kind(
         "Llama, 300M",
         ("LlamaForCausalLM", "LlamaConfig"),
         _LLAMA,
@@ -101,7 +101,7 @@ def run(setup: Setup) -> Figure:
 
 
 def _all(setup: Setup, folder: Path, runtime_dir: Path, *, cold: bool) -> Iterator[Comparison]:
-    for kind in _KINDS[:1] if setup.quick else _KINDS:
+    for kind in KINDS[:1] if setup.quick else KINDS:
         given: dict[str, Any] = {"names": kind.name, "shape": kind.small if setup.quick else kind.shape}
         path = folder / uuid4().hex
         answer = call(make, {**given, "folder": str(path)})

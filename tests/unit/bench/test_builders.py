@@ -115,6 +115,16 @@ def test_resnet50_is_one_model_in_onnx_and_in_torch(
     np.testing.assert_allclose(ours, theirs, atol=1e-3)
 
 
+def test_a_model_of_transformers_is_made_by_its_names() -> None:
+    pytest.importorskip("transformers")
+    from trims_bench.builders.transformers_torch import build_module
+
+    made = build_module("BertModel", "BertConfig", hidden_size=24, intermediate_size=48, num_hidden_layers=1)
+    assert type(made).__name__ == "BertModel"
+    assert not made.training
+    assert made.config.hidden_size == 24
+
+
 @pytest.mark.slow
 def test_bert_base_is_the_same_from_the_same_seed(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
