@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.core.errors import DrainingError
@@ -15,16 +16,24 @@ if TYPE_CHECKING:
     from trims.tiers.base import Extent
 
 _PIECE_BYTES = 8 << 20
+#: What the kernel reads by itself round a page fault, in KiB, from which on it needs no help: two that read ahead of
+#: one reader hold each other up.
+_FAR_KIB = 1024
+_DEVICES = Path("/sys/class/bdi")
 
 
 def read_ahead(extent: Extent, cancelled: threading.Event) -> None:
     """Have the kernel read the pages of an artifact's files, in the order of the files, except those it has.
+
+    Not from a device of which it reads far ahead by itself.
 
     Ends early if the replica is freed, or when `cancelled` is set. Never raises: without it, reading is only slower.
     """
     with contextlib.suppress(OSError, DrainingError):
         for part in extent.pages:
             with extent.reader(part) as fd:
+                if _reads_far(fd):
+                    continue
                 end = part.offset + part.nbytes
                 for at in range(part.offset, end, _PIECE_BYTES):
                     if cancelled.is_set() or extent.closed:
@@ -32,3 +41,13 @@ def read_ahead(extent: Extent, cancelled: threading.Event) -> None:
                     length = min(_PIECE_BYTES, end - at)
                     if not is_cached(fd, at, length):  # the kernel would look up each of its pages
                         os.posix_fadvise(fd, at, length, os.POSIX_FADV_WILLNEED)
+
+
+def _reads_far(fd: int) -> bool:
+    """Whether the kernel reads this file's device far ahead by itself; False where it does not tell."""
+    device = os.fstat(fd).st_dev
+    try:
+        told = (_DEVICES / f"{os.major(device)}:{os.minor(device)}" / "read_ahead_kb").read_text()
+        return int(told) >= _FAR_KIB
+    except (OSError, ValueError):
+        return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +17,6 @@ from trims.tiers.reading import read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture
@@ -30,9 +30,12 @@ def extent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Extent]:
     made.close()
 
 
-def advised(monkeypatch: pytest.MonkeyPatch, cached: tuple[int, ...] = ()) -> list[tuple[int, int, int]]:
+def advised(
+    monkeypatch: pytest.MonkeyPatch, cached: tuple[int, ...] = (), devices: Path = Path("/nowhere")
+) -> list[tuple[int, int, int]]:
     told: list[tuple[int, int, int]] = []
     monkeypatch.setattr(reading, "is_cached", lambda fd, offset, nbytes: offset in cached)
+    monkeypatch.setattr(reading, "_DEVICES", devices)
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, *what: told.append(what))
     return told
 
@@ -48,6 +51,19 @@ def test_what_the_kernel_has_is_not_asked_for(extent: Extent, monkeypatch: pytes
     told = advised(monkeypatch, cached=(4096, 8192))
     read_ahead(extent, threading.Event())
     assert [at for at, _, _ in told] == [0]
+
+
+@pytest.mark.parametrize(("kib", "pieces"), [("128\n", 4), ("1023\n", 4), ("1024\n", 0), ("8192\n", 0), ("many", 4)])
+def test_a_device_that_the_kernel_reads_far_ahead_itself_gets_no_help(
+    extent: Extent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kib: str, pieces: int
+) -> None:
+    device = os.stat(tmp_path).st_dev
+    folder = tmp_path / "bdi" / f"{os.major(device)}:{os.minor(device)}"
+    folder.mkdir(parents=True)
+    (folder / "read_ahead_kb").write_text(kib)
+    told = advised(monkeypatch, devices=tmp_path / "bdi")
+    read_ahead(extent, threading.Event())
+    assert len(told) == pieces
 
 
 def test_it_ends_with_the_daemon_or_the_replica(extent: Extent, monkeypatch: pytest.MonkeyPatch) -> None:
