@@ -79,7 +79,7 @@ class Fleet:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._slots = Slots(settings.predictors, settings.of_tenants)
-        self._launcher = Launcher(settings.runtime_dir, settings.isolation)
+        self._launcher = Launcher(settings.runtime_dir, settings.isolation, plain=settings.plain_output)
         self._nursery = Nursery(
             self._launcher,
             spares=settings.spares,

@@ -121,7 +121,7 @@ def invoke(call: Call) -> Invoked:
 async def _invoke(call: Call) -> Invoked:
     async with aadmin(call.runtime_dir) as daemon:
         plan = _plan(call, await daemon.show(call.model))
-    launcher = Launcher(call.runtime_dir)
+    launcher = Launcher(call.runtime_dir, plain=True)
     try:
         modules = [*plan.environment.modules(), *call.preload]
         began = time.perf_counter()

@@ -14,6 +14,7 @@ from trims.environments.shelf import hold
 from trims.wire.address import ATTACH_FOLDER, TENANTS_FOLDER
 from trims.wire.lifeline import Lifeline
 from trims_predictors.isolation import NAMESPACES, OWN_PROCESS, Isolation
+from trims_predictors.outputs import Output, Outputs
 
 #: What each predictor needs, whatever its framework.
 _ALWAYS = (
@@ -32,7 +33,8 @@ ENVIRONMENT = {
     "MXNET_ENGINE_TYPE": "NaiveEngine",
 }
 #: What a predictor prints goes there: standard output is for the answers of commands.
-_STANDARD_ERROR = 2
+#: What our programs are called where they print.
+_CALLED = {"trims_predictors.worker": "predictor", "trims_predictors.template": "template"}
 #: Our packages are loaded from their own folders, so that a process of another environment sees them and that
 #: environment's packages, and none of this one.
 _BOOTSTRAP = """
@@ -78,10 +80,12 @@ class Program:
     Attributes:
         process: The program, or what stands round it (see `Isolation.wrapped`, `guard`).
         lifeline: Whose end is the program's end.
+        output: What it prints.
     """
 
     process: subprocess.Popen[bytes]
     lifeline: Lifeline
+    output: Output
 
 
 class Launcher:
@@ -92,13 +96,16 @@ class Launcher:
     Args:
         runtime_dir: Folder of the daemon's sockets.
         isolation: How far what it starts is kept apart.
+        plain: Pass on what it starts prints as it is (see `Outputs`).
     """
 
-    def __init__(self, runtime_dir: str, isolation: Isolation = OWN_PROCESS) -> None:
+    def __init__(self, runtime_dir: str, isolation: Isolation = OWN_PROCESS, *, plain: bool = False) -> None:
         self.runtime_dir = runtime_dir
         self.isolation = isolation
         #: Of all that was started and may run still.
         self._lifelines: set[Lifeline] = set()
+        #: What it prints, passed on.
+        self.outputs = Outputs(plain=plain)
         self._holds: dict[str, int | None] = {}
 
     def start(self, module: str, environment: Environment, sock: int) -> Program:
@@ -114,6 +121,11 @@ class Launcher:
         """
         self._hold(environment.python)
         lifeline = self.tie()
+        try:
+            output = self.outputs.open(_CALLED.get(module, module))
+        except OSError as error:
+            lifeline.close()
+            raise PredictorError(f"{module} cannot be started: {error}") from error
         door = os.path.join(TENANTS_FOLDER, environment.tenant) if environment.tenant else ATTACH_FOLDER
         command = [
             environment.python or sys.executable, "-c", _BOOTSTRAP, json.dumps(_packages()), module,
@@ -131,16 +143,20 @@ class Launcher:
                 pass_fds=[fd for fd in (sock, lifeline.fileno(), isolated.fd) if fd >= 0],
                 env=variables,
                 stdin=subprocess.DEVNULL,
-                stdout=_STANDARD_ERROR,
+                stdout=output.fileno(),
+                stderr=output.fileno(),
                 **isolated.how,
             )
         except (OSError, subprocess.SubprocessError) as error:
             lifeline.close()
+            output.close()
             raise PredictorError(f"{isolated.command[0]} cannot be started: {error}") from error
         finally:
             isolated.close()
         lifeline.given()
-        return Program(process, lifeline)
+        output.given()
+        output.whose = f"{output.whose} {process.pid}"
+        return Program(process, lifeline, output)
 
     def tie(self) -> Lifeline:
         """A lifeline for one more process group; the caller closes it when that has ended."""
@@ -177,13 +193,14 @@ class Launcher:
             os.close(held)
 
     def close(self) -> None:
-        """End everything that was started and still runs."""
+        """End everything that was started and still runs. What it printed last may be lost."""
         while self._lifelines:
             self._lifelines.pop().close()
         while self._holds:
             _, fd = self._holds.popitem()
             if fd is not None:
                 os.close(fd)
+        self.outputs.close()
 
 
 def shown(python: str = "") -> list[str]:

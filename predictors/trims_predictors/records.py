@@ -34,6 +34,7 @@ class Settings:
         template_keep_alive_s: Seconds that a template stays without use; None: until its memory is needed.
         most_template_bytes: Memory of all templates and spares together; None for no bound.
         isolation: How far predictors are kept apart.
+        plain_output: What predictors print is passed on as it is, without their names and a bound.
         of_tenants: Predictors at once of a tenant, by its name; of others as many as of the operator.
         hot_spares: Predictors, of all models together, that have loaded a model in steady demand ahead of need.
         end_abandoned: Whether a run is ended that no client waits for any more, and that would take longer than a new
@@ -52,6 +53,7 @@ class Settings:
     template_keep_alive_s: float | None = 600.0
     most_template_bytes: int | None = None
     isolation: Isolation = OWN_PROCESS
+    plain_output: bool = False
     most_predictor_bytes: int | None = None
     end_abandoned: bool = True
     hot_spares: int = 2

@@ -169,7 +169,7 @@ async def _run_alone(runtime_dir: str, picker: Picker, model: str, make: MakeInp
     from trims_predictors.records import Settings
 
     async with aadmin(runtime_dir) as daemon:
-        fleet = Fleet(Settings(runtime_dir, predictors=1, spares=0))
+        fleet = Fleet(Settings(runtime_dir, predictors=1, spares=0, plain_output=True))
         try:
             plan = await Plans(daemon, picker, fleet.retire).of(model)
             tensors = make(fleet.signature(plan)[0])

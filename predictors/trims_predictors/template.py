@@ -5,7 +5,7 @@ supervisor is the only one. Messages:
 
                                         -> {"op": "here"} and pidfds of the template itself and its guard, at once
     {"op": "import", "modules": [...]}  -> {"op": "imported", "failed": {module: why}, "spoilt": why or null}
-    {"op": "fork"} and two descriptors, the predictor's socket and the lifeline
+    {"op": "fork"} and three descriptors, the predictor's socket, the lifeline and what it prints to
                                         -> {"op": "forked", "pid": ...} and a pidfd, or {"op": "refused", "why": ...}
 
 When a predictor ends, {"op": "ended", "pid": ..., "status": ...} tells how; the template ends with its socket.
@@ -105,7 +105,7 @@ class Template:
         return {self._sock.fileno(), self._lifeline}
 
     def _fork(self, fds: list[int]) -> None:
-        theirs, lifeline = fds
+        theirs, lifeline, output = fds
         why = gate.why_not({*self._known(), *fds})
         if why is not None:
             messages.close_all(fds)
@@ -113,17 +113,20 @@ class Template:
             return
         pid = os.fork()
         if pid == 0:
-            self._be_predictor(theirs, lifeline)
+            self._be_predictor(theirs, lifeline, output)
         messages.close_all(fds)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = pid
         self._selector.register(pidfd, selectors.EVENT_READ)
         messages.send(self._sock, {"op": "forked", "pid": pid}, [pidfd])
 
-    def _be_predictor(self, theirs: int, lifeline: int) -> None:
+    def _be_predictor(self, theirs: int, lifeline: int, output: int) -> None:
         """In the child: never returns into the template's code."""
         status = 70
         try:
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
             os.setsid()
             self._selector.close()
             self._sock.close()

@@ -116,19 +116,22 @@ class Template:
 
     async def _fork(self) -> PredictorProcess:
         ours, theirs = messages.pair()
-        lifeline = self._launcher.tie()
-        with theirs:
-            try:
-                answer, fds = await self._ask({"op": "fork"}, (theirs.fileno(), lifeline.fileno()), _FORK_S)
-                if answer["op"] == "refused":
-                    raise PredictorError(f"the template cannot be forked: {answer['why']}")
-            except BaseException:
-                lifeline.close()
-                ours.close()
-                raise
+        with contextlib.ExitStack() as undo, theirs:
+            undo.callback(ours.close)
+            lifeline = self._launcher.tie()
+            undo.callback(lifeline.close)
+            output = self._launcher.outputs.open("predictor")
+            undo.callback(output.close)
+            given = (theirs.fileno(), lifeline.fileno(), output.fileno())
+            answer, fds = await self._ask({"op": "fork"}, given, _FORK_S)
+            if answer["op"] == "refused":
+                raise PredictorError(f"the template cannot be forked: {answer['why']}")
+            undo.pop_all()
         lifeline.given()
+        output.given()
         pid = int(answer["pid"])
         here = self._living[pid] = pid_behind(fds[0], pid)
+        output.whose = f"predictor {here}"
         self._statuses[pid] = asyncio.get_running_loop().create_future()
         return PredictorProcess(ours, here, fds[0], "forked", lambda: self._status(pid), lifeline=lifeline)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -133,6 +134,12 @@ class Troubled(Echo):
     def fork(self) -> int:
         """Leaves a program behind."""
         return subprocess.Popen(["sleep", "3600"]).pid
+
+    def talk(self) -> None:
+        """Prints far more than is passed on, by Python and past it."""
+        for number in range(20_000):
+            sys.stdout.write(f"line {number} of very many\n")
+        os.write(2, b"and the last one\n")
 
     def close_all(self) -> None:
         os.closerange(3, 256)

@@ -58,6 +58,21 @@ def gone(pid: int) -> bool:
         return True
 
 
+def test_of_a_predictor_that_prints_without_end_little_is_passed_on(
+    troubled: Daemon, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def work(driver: Driver) -> None:
+        await driver.ask(do="talk")
+        pids.append(int(arrays(await driver.ask(do="nothing"))["done"][0]))
+
+    pids: list[int] = []
+    drive(troubled, work)
+    told = capfd.readouterr().err
+    assert told.startswith(f"[predictor {pids[0]}] line 0 of very many\n")
+    assert len(told) < 200_000
+    assert "lines are left out: it prints more than 16 KiB a second\n" in told
+
+
 def test_a_predictor_answers_over_the_weights_and_stays_for_the_next_request(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
         first = await driver.ask(x=[1.0, 2.0])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import os
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from made_environments import put
@@ -15,7 +17,21 @@ from trims.core.errors import InUseError, PredictorError
 from trims.environments.shelf import Shelf
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+
+def in_a_loop(test: Callable[..., object]) -> Callable[..., None]:
+    """The test inside an event loop, which reads what programs print."""
+
+    @functools.wraps(test)
+    def run(**given: Any) -> None:
+        async def inside() -> None:
+            test(**given)
+
+        asyncio.run(inside())
+
+    return run
 
 
 def answered(sock: socket.socket) -> bytes:
@@ -24,6 +40,7 @@ def answered(sock: socket.socket) -> bytes:
     return sock.recv(1 << 16)
 
 
+@in_a_loop
 def test_an_interpreter_that_is_not_there_is_named(folder: Path) -> None:
     launcher = Launcher(str(folder))
     with pytest.raises(PredictorError, match=r"^/no/python cannot be started: .*No such file"):
@@ -32,6 +49,7 @@ def test_an_interpreter_that_is_not_there_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("python", ["", sys.executable])
+@in_a_loop
 def test_a_program_that_was_started_ends_when_its_launcher_closes(folder: Path, python: str) -> None:
     launcher = Launcher(str(folder))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -44,6 +62,7 @@ def test_a_program_that_was_started_ends_when_its_launcher_closes(folder: Path, 
         assert process.wait(10) == 0
 
 
+@in_a_loop
 def test_a_made_environment_is_held_from_the_first_start_until_the_launcher_closes(folder: Path) -> None:
     made = put(folder / "environments", numpy="2.0")
     shelf, launcher = Shelf(folder / "environments"), Launcher(str(folder))
@@ -61,6 +80,7 @@ def test_a_made_environment_is_held_from_the_first_start_until_the_launcher_clos
     shelf.remove(made.name)
 
 
+@in_a_loop
 def test_an_environment_that_was_let_go_may_be_removed_until_the_next_start(folder: Path) -> None:
     made = put(folder / "environments", numpy="2.0")
     shelf, launcher = Shelf(folder / "environments"), Launcher(str(folder))
@@ -78,6 +98,7 @@ def test_an_environment_that_was_let_go_may_be_removed_until_the_next_start(fold
     launcher.close()
 
 
+@in_a_loop
 def test_an_environment_that_was_removed_by_force_and_made_again_is_held_again(folder: Path) -> None:
     shelf, launcher = Shelf(folder / "environments"), Launcher(str(folder))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -101,9 +122,10 @@ def test_a_file_in_the_working_folder_does_not_take_the_place_of_python_s_own(
 ) -> None:
     (folder / "json.py").write_text("raise SystemExit('the wrong one')")
     monkeypatch.chdir(folder)
-    test_a_program_that_was_started_ends_when_its_launcher_closes(folder, "")
+    test_a_program_that_was_started_ends_when_its_launcher_closes(folder=folder, python="")
 
 
+@in_a_loop
 def test_what_a_program_prints_goes_to_standard_error(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "talks.py").write_text("print('hello')")
     launcher = Launcher(str(folder))
@@ -117,7 +139,7 @@ def test_what_a_program_prints_goes_to_standard_error(folder: Path, capfd: pytes
     assert process.wait(10) == 0
     launcher.close()
     told = capfd.readouterr()
-    assert (told.out, told.err) == ("", "hello\n")
+    assert (told.out, told.err) == ("", f"[template {process.pid}] hello\n")
 
 
 def test_templates_of_a_framework_import_it_and_our_parts_for_it() -> None:

@@ -55,7 +55,7 @@ class Supervisor:
         ours, theirs = messages.pair()
         self.theirs.append(lifeline := Lifeline())
         with theirs:
-            messages.send(self.sock, {"op": "fork"}, [theirs.fileno(), lifeline.fileno()])
+            messages.send(self.sock, {"op": "fork"}, [theirs.fileno(), lifeline.fileno(), sys.stderr.fileno()])
             lifeline.given()
             return *self.hear(), ours
 

@@ -1,0 +1,185 @@
+"""What predictors print: passed on line by line, each with its process, and no more than a log can take.
+
+Each process prints to a pipe of its own. A predictor that prints without end is slowed down by its own pipe, most of
+its lines are left out, and one line says how many. Characters that would move a terminal's cursor are replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: What a process may print at once, and in each second after that.
+BURST_BYTES = 64 << 10
+BYTES_PER_S = 16 << 10
+#: Longer lines are cut into pieces.
+LINE_BYTES = 4096
+#: Read in one turn of the event loop, and seconds until the next turn of a process that prints more.
+_TURN_BYTES = 256 << 10
+_TURN_S = 0.1
+_READ_BYTES = 64 << 10
+
+
+class Output:
+    """What one process prints, until it and all that it started have ended.
+
+    Args:
+        whose: What stands before each line; empty to pass on all lines as they are.
+        write: Takes lines, with their newlines.
+        clock: Monotonic seconds.
+        closed: Called once, when nothing more will come.
+    """
+
+    def __init__(
+        self,
+        whose: str,
+        write: Callable[[str], object],
+        clock: Callable[[], float],
+        closed: Callable[[Output], object],
+    ) -> None:
+        self.whose = whose
+        self._named = bool(whose)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._write = write
+        self._clock = clock
+        self._closed = closed
+        self._loop = asyncio.get_running_loop()
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        self._begun = b""
+        self._left_out = 0
+        self._may_bytes, self._at_s = float(BURST_BYTES), clock()
+        self._later: asyncio.TimerHandle | None = None
+        self._loop.add_reader(self._read_fd, self._readable)
+
+    def fileno(self) -> int:
+        """The end for the process that prints."""
+        return self._write_fd
+
+    def given(self) -> None:
+        """The process has its end, or never will: close it here. Idempotent."""
+        if self._write_fd >= 0:
+            os.close(self._write_fd)
+            self._write_fd = -1
+
+    def _readable(self) -> None:
+        left = self._read()
+        if left is None:
+            self.close()
+        elif left:
+            self._loop.remove_reader(self._read_fd)
+            self._later = self._loop.call_later(_TURN_S, self._read_again)
+
+    def _read(self) -> bool | None:
+        """Read what is there, as much as one turn takes; whether more may be there, None at the end of all."""
+        took = 0
+        while took < _TURN_BYTES:
+            try:
+                data = os.read(self._read_fd, _READ_BYTES)
+            except BlockingIOError:
+                return False
+            if not data:
+                return None
+            took += len(data)
+            self._take(data)
+        return True
+
+    def _read_again(self) -> None:
+        self._later = None
+        self._loop.add_reader(self._read_fd, self._readable)
+
+    def _take(self, data: bytes) -> None:
+        if not self._named:
+            self._write(self._decoder.decode(data))
+            return
+        *lines, rest = (self._begun + data).split(b"\n")
+        while len(rest) > LINE_BYTES:
+            lines.append(rest[:LINE_BYTES])
+            rest = rest[LINE_BYTES:]
+        self._begun = rest
+        for line in lines:
+            for begin in range(0, max(1, len(line)), LINE_BYTES):
+                self._tell(line[begin : begin + LINE_BYTES])
+
+    def _tell(self, line: bytes) -> None:
+        now_s = self._clock()
+        self._may_bytes = min(BURST_BYTES, self._may_bytes + (now_s - self._at_s) * BYTES_PER_S)
+        self._at_s = now_s
+        if len(line) + 1 > self._may_bytes:
+            self._left_out += 1
+            return
+        self._may_bytes -= len(line) + 1
+        self._tell_left_out()
+        text = line.decode(errors="replace").rstrip("\r").replace("\t", "    ")
+        self._write(f"[{self.whose}] {''.join(each if each.isprintable() else '?' for each in text)}\n")
+
+    def _tell_left_out(self) -> None:
+        if self._left_out:
+            rate = f"more than {BYTES_PER_S >> 10} KiB a second"
+            self._write(f"[{self.whose}] {self._left_out} lines are left out: it prints {rate}\n")
+            self._left_out = 0
+
+    def close(self) -> None:
+        """Tell what is there, and let go of the pipe. Idempotent."""
+        self.given()
+        if self._read_fd < 0:
+            return
+        self._read()
+        if self._later is not None:
+            self._later.cancel()
+        self._loop.remove_reader(self._read_fd)
+        os.close(self._read_fd)
+        self._read_fd = -1
+        if self._begun:
+            self._tell(self._begun)
+            self._begun = b""
+        self._tell_left_out()
+        self._closed(self)
+
+
+class Outputs:
+    """The pipes of all processes of one owner, used in its event loop.
+
+    Args:
+        write: Takes lines; None for this process's standard error.
+        clock: Monotonic seconds.
+        plain: Pass on all lines as they are: for a user who runs one program at a terminal.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], object] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        plain: bool = False,
+    ) -> None:
+        self._plain = plain
+        self._write = write or _to_standard_error
+        self._clock = clock
+        self._open: set[Output] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, whose: str) -> Output:
+        """A pipe for one process. Raises OSError without descriptors."""
+        made = Output("" if self._plain else whose, self._write, self._clock, self._open.discard)
+        self._open.add(made)
+        return made
+
+    def close(self) -> None:
+        """Let go of all pipes, with what is in them. Idempotent."""
+        for each in list(self._open):
+            each.close()
+
+
+def _to_standard_error(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
