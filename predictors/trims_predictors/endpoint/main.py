@@ -21,6 +21,7 @@ from trims.formats.picking import Picker
 from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
 from trims_predictors.endpoint.grpc_service import start_server
 from trims_predictors.endpoint.health import Health
+from trims_predictors.endpoint.heap import keep_memory
 from trims_predictors.endpoint.hot_models import HotModels
 from trims_predictors.endpoint.rest import build_app
 from trims_predictors.endpoint.service import Service
@@ -46,6 +47,7 @@ _log = logging.getLogger(__name__)
 def serve(settings: EndpointSettings) -> None:
     """Serve until SIGTERM or SIGINT, then let running requests finish. Raises ConfigError, or OSError for the port."""
     settings.validate()
+    keep_memory()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="trims endpoint: %(levelname)s %(message)s")
     isolation = settings.fleet.isolation
     _log.info("predictors are isolated at the level %s", isolation.level)

@@ -118,8 +118,9 @@ class Guard:
 
 def _router(service: Service, most_body_bytes: int) -> APIRouter:
     router = APIRouter()
+    _add_infer_routes(router, service, most_body_bytes)  # first: routes are tried in order
     _add_server_routes(router, service)
-    _add_model_routes(router, service, most_body_bytes)
+    _add_model_routes(router, service)
     _add_repository_routes(router, service, most_body_bytes)
     add_page_routes(router, service, most_body_bytes)
     return router
@@ -157,7 +158,27 @@ def _add_server_routes(router: APIRouter, service: Service) -> None:
         return {"model_stats": await service.statistics()}
 
 
-def _add_model_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
+def _add_infer_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
+    """Routes of Starlette's, because FastAPI would look at each request's parameters once more, for longer."""
+
+    async def infer(request: Request) -> Response:
+        model, version = request.path_params["model"], request.path_params.get("version", "")
+        with (
+            service.metrics.request(model, "http") as counting,
+            http_span(service.tracing, request, model) as span,
+        ):
+            body = await read_body(request, most_body_bytes)
+            work = _infer(service, request, body, model, version, counting=counting, span=span)
+            answer = await unless_gone(request, work)
+            if span is not None:
+                span.set_status(answer.status_code)
+            return answer
+
+    for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
+        router.add_route(path, infer, methods=["POST"])
+
+
+def _add_model_routes(router: APIRouter, service: Service) -> None:
     @router.get("/v2/models/{model}")
     @router.get("/v2/models/{model}/versions/{version}")
     async def metadata(model: str, version: str = "") -> dict[str, Any]:
@@ -178,20 +199,6 @@ def _add_model_routes(router: APIRouter, service: Service, most_body_bytes: int)
     @router.get("/v2/models/{model}/versions/{version}/stats")
     async def statistics(model: str, version: str = "") -> dict[str, Any]:
         return {"model_stats": await service.statistics(model, version)}
-
-    @router.post("/v2/models/{model}/infer")
-    @router.post("/v2/models/{model}/versions/{version}/infer")
-    async def infer(request: Request, model: str, version: str = "") -> Response:
-        with (
-            service.metrics.request(model, "http") as counting,
-            http_span(service.tracing, request, model) as span,
-        ):
-            body = await read_body(request, most_body_bytes)
-            work = _infer(service, request, body, model, version, counting=counting, span=span)
-            answer = await unless_gone(request, work)
-            if span is not None:
-                span.set_status(answer.status_code)
-            return answer
 
 
 async def _infer(

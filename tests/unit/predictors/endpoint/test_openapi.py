@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi.routing import APIRoute
+from starlette.routing import Route
 from trims_predictors.endpoint.openapi import SCHEMAS, document, is_open
 from trims_predictors.endpoint.rest import build_app
 
@@ -21,15 +21,15 @@ def routes() -> set[tuple[str, str]]:
     app = build_app(service, most_body_bytes=1, token=None, loopback=True)
     assert app.openapi() == document(token=False)
     found = [each for each in _all(app.routes) if each.include_in_schema]
-    return {(each.path, method.lower()) for each in found for method in each.methods}
+    return {(each.path, method.lower()) for each in found for method in each.methods or ()}
 
 
-def _all(given: Any) -> list[APIRoute]:
+def _all(given: Any) -> list[Route]:
     """Also those of routers that were included."""
-    found: list[APIRoute] = []
+    found: list[Route] = []
     for each in given:
         inner = getattr(each, "original_router", None)
-        found += [each] if isinstance(each, APIRoute) else _all(inner.routes) if inner is not None else []
+        found += [each] if isinstance(each, Route) else _all(inner.routes) if inner is not None else []
     return found
 
 
