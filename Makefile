@@ -55,7 +55,7 @@ format: env ## let ruff rewrite what it can
 	$(BIN)/ruff format
 
 .PHONY: bench
-bench: env mxnet-env ## the figures of docs/benchmarks.md; raw results go to bench/results
+bench: env mxnet-env clients-env ## the figures of docs/benchmarks.md; raw results go to bench/results
 	$(BIN)/trims bench all --out bench/results
 
 # On a bare machine with a GPU: its own Python, which has torch. What else it lacks comes as wheels, which

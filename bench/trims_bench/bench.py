@@ -14,9 +14,10 @@ from trims.cli.output import console, note, say, table
 from trims.core.errors import CallerError, TrimsError
 from trims.core.units import format_seconds
 from trims_bench.child import ChildError
+from trims_bench.endpoint import EndpointError
 from trims_bench.machine import commit, machine, versions
 from trims_bench.report import readable
-from trims_bench.repository import MxnetMissingError
+from trims_bench.repository import ClientsMissingError, MxnetMissingError
 from trims_bench.runs import WorkerError
 from trims_bench.scenarios import NAMES, scenario
 from trims_bench.scenarios.base import Setup
@@ -80,7 +81,7 @@ def _take(name: str, setup: Setup, out: Path | None) -> Figure | None:
     try:
         with console.status(f"{name}: {scenario(name).TITLE} ..."):
             figure = scenario(name).run(setup)
-    except (MxnetMissingError, ChildError, WorkerError, TrimsError) as error:
+    except (MxnetMissingError, ClientsMissingError, ChildError, EndpointError, WorkerError, TrimsError) as error:
         note(f"{name}: not measured: {error}")
         return None
     say(f"{name}: {'reached' if figure.reached else 'NOT reached'}, in {format_seconds(time.monotonic() - began)}")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _TELLS_PORT = re.compile(r"http://127\.0\.0\.1:(\d+)/v2")
+_TELLS_GRPC_PORT = re.compile(r"gRPC at 127\.0\.0\.1:(\d+)")
 _LENGTH = "Inference-Header-Content-Length"
 _END_S = 30.0
 _POLL_S = 0.02
@@ -46,55 +47,15 @@ class EndpointError(Exception):
     """The endpoint did not start, or refused a request; the message carries its words."""
 
 
-class EndpointProcess:
-    """`trims endpoint`, for the length of a `with` block.
+class EndpointClient:
+    """One connection to an endpoint, kept alive; for one thread.
 
     Args:
-        runtime_dir: Of the daemon whose models it serves.
-        arguments: Flags of `trims endpoint`.
+        port: Where the endpoint listens on this machine.
     """
 
-    def __init__(self, runtime_dir: Path, *arguments: str) -> None:
-        self._command = [
-            sys.executable, "-m", "trims.cli.main", "endpoint", "--runtime-dir", str(runtime_dir), "--port", "0",
-            "--grpc-port", "none", *arguments,
-        ]  # fmt: skip
-        self._said: deque[str] = deque(maxlen=20)
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        self._port = self._await_port()
-        self._reader = threading.Thread(target=self._listen)
-        self._reader.start()
-        self._connection = http.client.HTTPConnection("127.0.0.1", self._port)
-        return self
-
-    def _await_port(self) -> int:
-        assert self._process.stderr is not None, "a pipe"
-        for line in self._process.stderr:
-            self._said.append(line)
-            if found := _TELLS_PORT.search(line):
-                return int(found[1])
-        raise EndpointError(f"the endpoint did not start: {''.join(self._said)}")
-
-    def _listen(self) -> None:
-        assert self._process.stderr is not None, "a pipe"
-        with contextlib.suppress(ValueError):
-            self._said.extend(self._process.stderr)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._connection.close()
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join()
-        assert self._process.stderr is not None, "a pipe"
-        self._process.stderr.close()
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port)
 
     def infer(self, model: str, inputs: Inputs, **parameters: object) -> tuple[dict[str, Any], bytes]:
         """One request; returns the answer's JSON and the bytes of its outputs. Raises EndpointError."""
@@ -117,6 +78,82 @@ class EndpointProcess:
         self._connection.request("GET", "/state")
         found: dict[str, Any] = json.loads(self._connection.getresponse().read())
         return found
+
+    def close(self) -> None:
+        """Hang up; the next request connects again."""
+        self._connection.close()
+
+
+class EndpointProcess:
+    """`trims endpoint`, for the length of a `with` block.
+
+    Args:
+        runtime_dir: Of the daemon whose models it serves.
+        arguments: Flags of `trims endpoint`.
+
+    Attributes:
+        port: Where it listens on this machine.
+        grpc_port: The same for gRPC; 0 without the flag `--grpc-port`.
+    """
+
+    port = grpc_port = 0
+
+    def __init__(self, runtime_dir: Path, *arguments: str) -> None:
+        self._command = [
+            sys.executable, "-m", "trims.cli.main", "endpoint", "--runtime-dir", str(runtime_dir), "--port", "0",
+            "--grpc-port", "none", *arguments,
+        ]  # fmt: skip
+        self._said: deque[str] = deque(maxlen=20)
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(self._command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.port = self._await_port()
+        self._reader = threading.Thread(target=self._listen)
+        self._reader.start()
+        self._client = EndpointClient(self.port)
+        return self
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def _await_port(self) -> int:
+        assert self._process.stderr is not None, "a pipe"
+        for line in self._process.stderr:
+            self._said.append(line)
+            if found := _TELLS_GRPC_PORT.search(line):
+                self.grpc_port = int(found[1])
+            if found := _TELLS_PORT.search(line):
+                return int(found[1])
+        raise EndpointError(f"the endpoint did not start: {''.join(self._said)}")
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None, "a pipe"
+        with contextlib.suppress(ValueError):
+            self._said.extend(self._process.stderr)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        assert self._process.stderr is not None, "a pipe"
+        self._process.stderr.close()
+
+    def infer(self, model: str, inputs: Inputs, **parameters: object) -> tuple[dict[str, Any], bytes]:
+        """See `EndpointClient.infer`."""
+        return self._client.infer(model, inputs, **parameters)
+
+    def state(self) -> dict[str, Any]:
+        """See `EndpointClient.state`."""
+        return self._client.state()
 
     def await_spare(self, framework: str, model: str, deadline_s: float = 120.0) -> None:
         """Wait until no predictor of the model runs, a spare is ready and no template learns.

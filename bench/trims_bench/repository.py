@@ -1,4 +1,4 @@
-"""Where the checkout keeps what benchmarks need: manifests, and MXNet's own environment.
+"""Where the checkout keeps what benchmarks need: manifests, and the environments of MXNet and of others' clients.
 
 The demo and the benchmarks run from a checkout; an installed wheel has neither.
 """
@@ -15,7 +15,13 @@ ROOT = Path(trims_bench.__file__).absolute().parents[2]
 MANIFESTS = ROOT / "manifests"
 #: Overrides the checkout's MXNet environment with another interpreter.
 MXNET_VARIABLE = "TRIMS_MXNET_PYTHON"
+#: Overrides the environment of clients by others in the same way.
+CLIENTS_VARIABLE = "TRIMS_CLIENTS_PYTHON"
 _IMPORT_TIMEOUT_S = 60
+
+
+class ClientsMissingError(Exception):
+    """There is no interpreter that can import tritonclient; the message says why."""
 
 
 class MxnetMissingError(Exception):
@@ -38,3 +44,22 @@ def mxnet_python() -> Path:
         last = (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
         raise MxnetMissingError(f"{python} cannot import MXNet: {last}")
     return python
+
+
+def clients_python() -> Path:
+    """The interpreter of the environment of clients by others, tried. Raises ClientsMissingError."""
+    python = Path(os.environ.get(CLIENTS_VARIABLE, ROOT / ".venv-clients" / "bin" / "python"))
+    if not python.exists():
+        raise ClientsMissingError(f"no environment of clients at {python}; `make clients-env` makes it")
+    code = "import aiohttp, tritonclient.grpc, tritonclient.http"
+    tried = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S)
+    if tried.returncode != 0:
+        last = (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
+        raise ClientsMissingError(f"{python} cannot import tritonclient and aiohttp: {last}")
+    return python
+
+
+def packages_path() -> str:
+    """PYTHONPATH with which another interpreter finds this checkout's packages, and nothing else of ours."""
+    folders = (ROOT, *(ROOT / name for name in ("client", "predictors", "bench")))
+    return os.pathsep.join(map(os.fspath, folders))

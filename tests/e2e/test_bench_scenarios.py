@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from trims_bench.bench import record
-from trims_bench.repository import MxnetMissingError, mxnet_python
+from trims_bench.repository import ClientsMissingError, MxnetMissingError, clients_python, mxnet_python
 from trims_bench.scenarios import NAMES, scenario
 from trims_bench.scenarios.base import Setup
 
@@ -36,8 +36,20 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     return Setup(tmp_path_factory.mktemp("bench"), quick=True)
 
 
+#: Those that ask as clients by others.
+CLIENTS = ("endpoint", "throughput")
+MARKS = {"mxnet": pytest.mark.mxnet, **dict.fromkeys(CLIENTS, pytest.mark.clients)}
+
+
 def with_mark(name: str) -> object:
-    return pytest.param(name, marks=pytest.mark.mxnet) if name == "mxnet" else name
+    return pytest.param(name, marks=MARKS[name]) if name in MARKS else name
+
+
+def skip_without_clients() -> None:
+    try:
+        clients_python()
+    except ClientsMissingError as missing:
+        pytest.skip(f"no clients: {missing}")
 
 
 @pytest.mark.slow
@@ -50,6 +62,8 @@ def test_a_scenario_gives_a_well_formed_figure(name: str, setup: Setup) -> None:
             mxnet_python()
         except MxnetMissingError as missing:
             pytest.skip(f"no MXNet: {missing}")
+    if name in CLIENTS:
+        skip_without_clients()
     figure = scenario(name).run(setup)
     assert figure.name == name
     assert figure.title == scenario(name).TITLE

@@ -20,6 +20,7 @@ NAMES = (
     "arrival",
     "first_answer",
     "predictor",
+    "endpoint",
     "attach",
     "torch",
     "onnxruntime",

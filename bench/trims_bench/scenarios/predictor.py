@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims_bench.child import call
 from trims_bench.endpoint import EndpointProcess, environment_of, image, tokens
-from trims_bench.figures import Bar, Comparison, Figure, Samples, faster
+from trims_bench.figures import Bar, Comparison, Figure, Samples, faster, share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,15 +24,19 @@ TITLE = "a request for a resident model that no process runs, by the endpoint, o
 _SOONER, _SOONER_MXNET = Bar(">=", 20.0), Bar(">=", 8.0)
 _MORE, _MORE_MXNET = Bar("<=", 30.0), Bar("<=", 120.0)
 _MORE_HOT = Bar("<=", 15.0)
+_IDEAL = Bar(">=", 0.6)
+#: Below this compute, a share of it says more about the fixed part of a request than about the way to the answer.
+_LEAST_COMPUTE_NS = 50_000_000
 #: Of a predictor, without and with a hot spare.
 _COLD, _HOT = {"threads": 2, "hot": 0}, {"threads": 2, "hot": 1}
 _NOTE = (
     "Ours: an HTTP request (binary tensors) for a model that is in shared memory and that no predictor runs; the "
     "template's spare takes it. Theirs: from the start of a fresh Python process to the same answer, the file in the "
     "page cache. More than compute: the request's time less `predict_s` of the next request, which the same predictor "
-    "answers. Two threads on both sides. After each turn the predictor ends and a spare is made again, which is not "
-    "timed. Hot: the same with `predictor: {hot: 1}` in the manifest, so a hot spare takes the request; another one is "
-    "made after each turn, which is not timed."
+    "answers. Share of ideal: that compute over the whole request, for models that compute 50 ms and more. Two "
+    "threads on both sides. After each turn the predictor ends and a spare is made again, which is not timed. Hot: the "
+    "same with `predictor: {hot: 1}` in the manifest, so a hot spare takes the request; another one is made after each "
+    "turn, which is not timed."
 )
 _TOKENS = list(range(1000, 1016))
 _SMALL_BERT = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 1100}
@@ -112,7 +116,7 @@ def _torch(
     turns = _Turns(endpoint, "torch", name, kind.inputs(side))
     yield from turns.compare(kind.title, setup.repeats(9), theirs, _SOONER, _MORE)
     daemon.register({**manifest, "predictor": _HOT})
-    yield turns.hot(kind.title, setup.repeats(9))
+    yield from turns.hot(kind.title, setup.repeats(9))
     daemon.register(manifest)
 
 
@@ -140,7 +144,7 @@ def _shipped(setup: Setup, daemon: DaemonProcess, endpoint: EndpointProcess) -> 
         turns = _Turns(endpoint, framework, manifest["name"], image(given))
         yield from turns.compare(title, setup.repeats(7), theirs, sooner, more)
         daemon.register({**manifest, "predictor": _HOT})
-        yield turns.hot(title, setup.repeats(7), _MORE_MXNET if framework == "mxnet" else _MORE_HOT)
+        yield from turns.hot(title, setup.repeats(7), _MORE_MXNET if framework == "mxnet" else _MORE_HOT)
         daemon.register({**manifest, "predictor": _COLD})
 
 
@@ -172,8 +176,9 @@ class _Turns:
         yield faster(title, ours, Samples("fresh process", alone), sooner)
         extra = median(taken - computed for taken, computed in zip(cold, compute, strict=True)) / 1e6
         yield Comparison(f"{title}, more than compute", extra, "ms", more, (ours, Samples("compute", compute)))
+        yield from share_of_ideal(title, ours, Samples("compute", compute), _IDEAL)
 
-    def hot(self, title: str, count: int, bar: Bar = _MORE_HOT) -> Comparison:
+    def hot(self, title: str, count: int, bar: Bar = _MORE_HOT) -> Iterator[Comparison]:
         """How many ms more than its compute, by a hot spare."""
         taken, compute = [], []
         while not self._endpoint.state()["hot"].get(self._name):  # the manifest is new to the endpoint
@@ -188,12 +193,20 @@ class _Turns:
             compute.append(round(again["predict_s"] * 1e9))
         extra = median(cold - computed for cold, computed in zip(taken, compute, strict=True)) / 1e6
         both = (Samples("request", taken), Samples("compute", compute))
-        return Comparison(f"{title}, hot, more than compute", extra, "ms", bar, both)
+        yield Comparison(f"{title}, hot, more than compute", extra, "ms", bar, both)
+        yield from share_of_ideal(f"{title}, hot", *both, None)
 
     def _timed(self, **parameters: object) -> tuple[int, dict[str, Any]]:
         began = time.perf_counter_ns()
         answer, _ = self._endpoint.infer(self._name, self._inputs, **parameters)
         return time.perf_counter_ns() - began, answer["parameters"]
+
+
+def share_of_ideal(title: str, whole: Samples, compute: Samples, bar: Bar | None) -> Iterator[Comparison]:
+    """Which part of a request is its compute, if that is long enough for the bar to mean something."""
+    if compute.median >= _LEAST_COMPUTE_NS:
+        value = share("", compute, whole, None).value
+        yield Comparison(f"{title}, share of ideal", value, "x", bar, (whole, compute))
 
 
 def make(*, names: tuple[str, str], shape: dict[str, Any], folder: str, side: int) -> None:

@@ -17,9 +17,10 @@ from trims_bench.child import ChildError, call
 from trims_bench.figures import Bar, Comparison, Figure, Samples, faster, share
 from trims_bench.machine import machine, versions
 from trims_bench.report import latest, markdown
-from trims_bench.repository import MxnetMissingError, mxnet_python
+from trims_bench.repository import ClientsMissingError, MxnetMissingError, clients_python, mxnet_python
 from trims_bench.runs import MODELS, WorkerError, artifact_of, run
 from trims_bench.scenarios.open import measure as measure_open
+from trims_bench.scenarios.predictor import share_of_ideal
 from trims_bench.turns import take_turns
 
 from trims.formats.build import RECORD
@@ -159,6 +160,26 @@ def test_a_python_without_mxnet_is_no_mxnet(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("TRIMS_MXNET_PYTHON", sys.executable)
     with pytest.raises(MxnetMissingError, match=r"cannot import MXNet: .*mxnet"):
         mxnet_python()
+
+
+def test_missing_clients_say_where_they_were_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIMS_CLIENTS_PYTHON", "/nowhere/python")
+    with pytest.raises(ClientsMissingError, match=r"/nowhere/python.*make clients-env"):
+        clients_python()
+
+
+def test_a_python_without_tritonclient_has_no_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIMS_CLIENTS_PYTHON", sys.executable)
+    with pytest.raises(ClientsMissingError, match="cannot import tritonclient and aiohttp"):
+        clients_python()
+
+
+@pytest.mark.parametrize(("compute_ms", "expected"), [(49, []), (50, [0.5]), (90, [0.9])])
+def test_a_share_of_ideal_is_told_of_models_that_compute_long_enough(compute_ms: int, expected: list[float]) -> None:
+    whole, compute = Samples("request", [100_000_000] * 3), Samples("compute", [compute_ms * 1_000_000] * 3)
+    found = list(share_of_ideal("m", whole, compute, Bar(">=", 0.6)))
+    assert [each.value for each in found] == expected
+    assert [each.sides[0].of for each in found] == ["request"] * len(expected)
 
 
 def test_a_package_is_found_and_an_unbuilt_artifact_is_named(tmp_path: Path) -> None:

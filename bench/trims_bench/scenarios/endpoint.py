@@ -1,0 +1,116 @@
+"""What the endpoint adds to a predictor: the same tensor by HTTP, by gRPC and by a call in one process."""
+
+from __future__ import annotations
+
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from trims_bench.child import call
+from trims_bench.endpoint import EndpointProcess
+from trims_bench.figures import Bar, Comparison, Figure, Samples
+from trims_bench.turns import take_turns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trims_bench.scenarios.base import Setup
+
+TITLE = "a request of one tensor 1x3x224x224 to the endpoint, over a call of the predictor in one process"
+_NAME = "pooled"
+_BARS = {"HTTP": Bar("<=", 2.0), "gRPC": Bar("<=", 1.5)}
+_IN_PROCESS = "in one process"
+_WARM_UP = 20
+_NOTE = (
+    "From one numpy array to another, by tritonclient with binary tensors over connections that are kept; float32, 602 "
+    "kB. The predictor runs already; it means over the pixels and multiplies a small matrix, one thread. The other "
+    "side opens the same weights, and calls the same predictor. The three ways take turns. More than the call: the "
+    "median over the turns of the difference."
+)
+
+
+def run(setup: Setup) -> Figure:
+    """The three ways in turns, in one process."""
+    from trims_bench.repository import clients_python, packages_path
+    from trims_bench.runs import environment
+    from trims_bench.small import manifest, write_weights
+
+    python = clients_python()
+    with setup.scratch() as folder, setup.daemon() as daemon:
+        daemon.load(daemon.register(manifest(_NAME, write_weights(folder / "small.npz"), "pooled", [-1, 3, -1, -1])))
+        with EndpointProcess(daemon.runtime_dir, "--grpc-port", "0", "--hot-spares", "0") as endpoint:
+            given = {
+                "runtime_dir": str(daemon.runtime_dir),
+                "ports": [endpoint.port, endpoint.grpc_port],
+                "count": setup.repeats(1000),
+            }
+            env = {**environment(), "PYTHONPATH": packages_path()}
+            found = call(measure, given, python=python, env=env)
+    return Figure("endpoint", TITLE, _compared(found), [_NOTE])
+
+
+def _compared(found: dict[str, list[int]]) -> list[Comparison]:
+    called, compared = Samples(_IN_PROCESS, found[_IN_PROCESS]), []
+    for way, bar in _BARS.items():
+        asked = Samples(way, found[way])
+        more = median(ours - theirs for ours, theirs in zip(asked.values, called.values, strict=True)) / 1e6
+        compared.append(Comparison(f"{way}, more than the call", more, "ms", bar, (asked, called)))
+    return compared
+
+
+def measure(*, runtime_dir: str, ports: list[int], count: int) -> dict[str, list[int]]:
+    """Nanoseconds of each way, in the environment of clients by others; all answers are compared."""
+    import numpy as np
+
+    image = np.random.default_rng(1).random((1, 3, 224, 224), dtype=np.float32)
+    ways = {
+        _IN_PROCESS: _in_process(runtime_dir),
+        "HTTP": _by_http(ports[0]),
+        "gRPC": _by_grpc(ports[1]),
+    }
+    expected = ways[_IN_PROCESS](image)
+
+    def keep(way: str, answer: Any) -> None:
+        np.testing.assert_array_equal(answer, expected, err_msg=way)
+
+    turns = {way: partial(ask, image) for way, ask in ways.items()}
+    return take_turns(turns, count, warm_up=_WARM_UP, keep=keep)
+
+
+def _in_process(runtime_dir: str) -> Callable[[Any], Any]:
+    from trims_predictors.builtin.function import FunctionPredictor
+    from trims_predictors.predictor import Context
+
+    import trims
+    from trims_bench.small import pooled
+
+    predictor = FunctionPredictor(pooled)
+    predictor.load(trims.connect(runtime_dir).open(_NAME), Context(_NAME))
+    return lambda image: predictor.predict({"x": image})["y"]
+
+
+def _by_http(port: int) -> Callable[[Any], Any]:
+    import tritonclient.http as triton
+
+    client = triton.InferenceServerClient(f"127.0.0.1:{port}")
+    wanted = [triton.InferRequestedOutput("y", binary_data=True)]
+
+    def ask(image: Any) -> Any:
+        given = triton.InferInput("x", list(image.shape), "FP32")
+        given.set_data_from_numpy(image)
+        return client.infer(_NAME, [given], outputs=wanted).as_numpy("y")
+
+    return ask
+
+
+def _by_grpc(port: int) -> Callable[[Any], Any]:
+    import tritonclient.grpc as triton
+
+    client = triton.InferenceServerClient(f"127.0.0.1:{port}")
+
+    def ask(image: Any) -> Any:
+        given = triton.InferInput("x", list(image.shape), "FP32")
+        given.set_data_from_numpy(image)
+        return client.infer(_NAME, [given]).as_numpy("y")
+
+    return ask
