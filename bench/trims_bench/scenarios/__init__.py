@@ -21,6 +21,7 @@ NAMES = (
     "first_answer",
     "predictor",
     "endpoint",
+    "throughput",
     "attach",
     "torch",
     "onnxruntime",

@@ -1,0 +1,1 @@
+"""Inference servers of other projects, in an environment of their own: they are asked, and never imported here."""
