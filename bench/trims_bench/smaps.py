@@ -5,6 +5,7 @@ Proportional (PSS) counts a page that n processes map as 1/n in each, so that su
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +52,16 @@ def of_weights(pid: int | str, segment: str) -> Held:
 def of_process(pid: int | str = "self") -> Held:
     """Everything a process holds, code and libraries included."""
     return total(held for _, held in mappings(pid))
+
+
+def below(pid: int) -> list[int]:
+    """All processes that a process has started, and those that they have started, as far as they still run."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for child in map(int, task.read_text().split()):
+                found += [child, *below(child)]
+    return found
 
 
 def mappings(pid: int | str) -> Iterator[tuple[str, Held]]:

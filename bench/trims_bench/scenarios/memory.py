@@ -6,20 +6,28 @@ a page that n processes share as 1/n in each, so the sum over processes counts e
 
 from __future__ import annotations
 
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from trims_bench.endpoint import EndpointClient, EndpointError, EndpointProcess
 from trims_bench.figures import Bar, Comparison, Figure, Samples, share
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trims_bench.daemon import DaemonProcess
+    from trims_bench.endpoint import Inputs
     from trims_bench.scenarios.base import Setup
     from trims_bench.smaps import Held
 
-TITLE = "8 processes with one model: proportional memory of the weights, against one copy"
+TITLE = "8 processes, or 6 predictors, with one model: proportional memory of the weights, against one copy"
 _BAR = Bar("<=", 1.05)
+_PREDICTORS = 6
+#: Rounds of requests at once after which each predictor must have been started.
+_ROUNDS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,7 @@ def run(setup: Setup) -> Figure:
         notes.append("MXNet not measured: no environment for it.")
     with setup.daemon() as daemon:
         compared = [each for case in cases[1 if setup.quick else 0 :] for each in _compare(case, setup, daemon)]
+        compared += _predictors(setup, daemon)
     return Figure("memory", TITLE, compared, notes)
 
 
@@ -76,6 +85,55 @@ def _compare(case: _Case, setup: Setup, daemon: DaemonProcess) -> list[Compariso
         alone = [of_process(pid) for pid in workers]
     daemon.evict(name)
     return _figures(case, one_copy, weights, over, alone)
+
+
+def _predictors(setup: Setup, daemon: DaemonProcess) -> list[Comparison]:
+    """Predictors of a ResNet-50 behind an endpoint, all of which have answered; each answer reads all weights."""
+    from trims_bench.endpoint import image
+    from trims_bench.scenarios.predictor import RESNET50, make_and_register
+
+    count = setup.size(_PREDICTORS, 2)
+    with setup.scratch() as folder:
+        name = make_and_register(setup, folder, daemon, RESNET50, {"instances": count, "threads": 1, "hot": 0})
+        one_copy = daemon.load(name, place="cpu").nbytes
+        with EndpointProcess(daemon.runtime_dir, "--preload", "torch", "--hot-spares", "0") as endpoint:
+            _start_all(endpoint, name, count, image("pixel_values", setup.size(224, 32)))
+            found = _held_by(endpoint, daemon.location(name))
+        daemon.evict(name)
+    assert len(found) == count, f"{len(found)} predictors map the weights, not {count}"
+    weights = Samples("weights, by predictor", [held.pss for held, _ in found], "bytes")
+    private = Samples("private, of a predictor", [whole.private for _, whole in found], "bytes")
+    copy, what = Samples("one copy", [one_copy], "bytes"), f"{count} predictors, PyTorch ResNet-50"
+    return [
+        Comparison(f"{what}: weights / one copy", sum(weights.values) / one_copy, "x", _BAR, (weights, copy)),
+        Comparison(f"{what}: private / one copy", median(private.values) / one_copy, "x", None, (private, copy)),
+    ]
+
+
+def _start_all(endpoint: EndpointProcess, name: str, count: int, inputs: Inputs) -> None:
+    """Ask at once, until so many predictors run. Raises EndpointError."""
+
+    def ask(_: int) -> None:
+        with contextlib.closing(EndpointClient(endpoint.port)) as client:
+            client.infer(name, inputs)
+
+    for _ in range(2):  # the template learns what the model needs, so that predictors share it
+        endpoint.infer(name, inputs, keep_alive=0)
+        endpoint.await_spare("torch", name)
+    with ThreadPoolExecutor(2 * count) as pool:
+        for _ in range(_ROUNDS):
+            list(pool.map(ask, range(2 * count)))
+            if endpoint.state()["models"][name]["idle"] == count:
+                return
+    raise EndpointError(f"{count} predictors of {name} did not come up: {endpoint.state()}")
+
+
+def _held_by(endpoint: EndpointProcess, segment: str) -> list[tuple[Held, Held]]:
+    """Of each process behind the endpoint that maps a segment: what it holds of it, and of everything."""
+    from trims_bench.smaps import below, of_process, of_weights
+
+    pids = [pid for pid in below(endpoint.pid) if of_weights(pid, segment).rss]
+    return [(of_weights(pid, segment), of_process(pid)) for pid in pids]
 
 
 def _figures(case: _Case, one_copy: int, weights: list[Held], over: list[Held], alone: list[Held]) -> list[Comparison]:

@@ -13,7 +13,7 @@ from trims_bench.endpoint import EndpointProcess, environment_of, image, tokens
 from trims_bench.figures import Bar, Comparison, Figure, Samples, faster, share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from trims_bench.daemon import DaemonProcess
@@ -43,7 +43,7 @@ _SMALL_BERT = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
+class Kind:
     """A model of transformers: its class, its configuration's, and what the latter has beside the usual."""
 
     title: str
@@ -62,21 +62,22 @@ class _Kind:
         return tokens("input_ids", count=len(_TOKENS))
 
 
+RESNET50 = Kind(
+    "ResNet-50",
+    ("ResNetForImageClassification", "ResNetConfig"),
+    {},
+    {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1]},
+)
 _KINDS = (
-    _Kind(
+    Kind(
         "MiniLM",
         ("BertModel", "BertConfig"),
         {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},
         _SMALL_BERT,
     ),
-    _Kind("BERT-base", ("BertModel", "BertConfig"), {}, _SMALL_BERT),
-    _Kind("GPT-2", ("GPT2LMHeadModel", "GPT2Config"), {}, {"n_embd": 24, "n_layer": 1, "vocab_size": 1100}),
-    _Kind(
-        "ResNet-50",
-        ("ResNetForImageClassification", "ResNetConfig"),
-        {},
-        {"embedding_size": 8, "hidden_sizes": [8, 8], "depths": [1, 1]},
-    ),
+    Kind("BERT-base", ("BertModel", "BertConfig"), {}, _SMALL_BERT),
+    Kind("GPT-2", ("GPT2LMHeadModel", "GPT2Config"), {}, {"n_embd": 24, "n_layer": 1, "vocab_size": 1100}),
+    RESNET50,
 )
 
 
@@ -93,20 +94,11 @@ def run(setup: Setup) -> Figure:
 
 
 def _torch(
-    setup: Setup, folder: Path, daemon: DaemonProcess, endpoint: EndpointProcess, kind: _Kind
+    setup: Setup, folder: Path, daemon: DaemonProcess, endpoint: EndpointProcess, kind: Kind
 ) -> Iterator[Comparison]:
-    shape, path = kind.small if setup.quick else kind.shape, folder / kind.title
-    side = setup.size(224, 32)
-    given = {"names": kind.names, "shape": shape, "folder": str(path), "side": side if kind.sees_images else 0}
-    call(make, given)
-    name = kind.title.lower()
-    arguments = {"model": kind.names[0], "config": kind.names[1], "shape": shape}
-    options = {"module": "trims_bench.builders.transformers_torch:build_module", "module_args": arguments}
-    artifact = {"path": str(path / "model.safetensors"), "options": options}
-    manifest = {"name": name, "artifact": artifact, "predictor": _COLD}
-    daemon.register(manifest)
+    name, side = make_and_register(setup, folder, daemon, kind, _COLD), setup.size(224, 32)
     daemon.load(name, place="cpu")
-    alone = {**given, "threads": 2}
+    alone = {**_given(setup, folder, kind), "threads": 2}
 
     def theirs() -> int:
         began = time.perf_counter_ns()
@@ -115,9 +107,32 @@ def _torch(
 
     turns = _Turns(endpoint, "torch", name, kind.inputs(side))
     yield from turns.compare(kind.title, setup.repeats(9), theirs, _SOONER, _MORE)
-    daemon.register({**manifest, "predictor": _HOT})
+    _register(setup, folder, daemon, kind, _HOT)
     yield from turns.hot(kind.title, setup.repeats(9))
-    daemon.register(manifest)
+    _register(setup, folder, daemon, kind, _COLD)
+
+
+def make_and_register(
+    setup: Setup, folder: Path, daemon: DaemonProcess, kind: Kind, predictor: Mapping[str, object]
+) -> str:
+    """Write a model and have the daemon know it, with this `predictor` in its manifest; returns its name."""
+    call(make, _given(setup, folder, kind))
+    return _register(setup, folder, daemon, kind, predictor)
+
+
+def _given(setup: Setup, folder: Path, kind: Kind) -> dict[str, Any]:
+    """What `make` and `answer_alone` need."""
+    side = setup.size(224, 32) if kind.sees_images else 0
+    shape = kind.small if setup.quick else kind.shape
+    return {"names": kind.names, "shape": shape, "folder": str(folder / kind.title), "side": side}
+
+
+def _register(setup: Setup, folder: Path, daemon: DaemonProcess, kind: Kind, predictor: Mapping[str, object]) -> str:
+    given = _given(setup, folder, kind)
+    arguments = {"model": kind.names[0], "config": kind.names[1], "shape": given["shape"]}
+    options = {"module": "trims_bench.builders.transformers_torch:build_module", "module_args": arguments}
+    artifact = {"path": f"{given['folder']}/model.safetensors", "options": options}
+    return daemon.register({"name": kind.title.lower(), "artifact": artifact, "predictor": dict(predictor)})
 
 
 def _shipped(setup: Setup, daemon: DaemonProcess, endpoint: EndpointProcess) -> Iterator[Comparison]:

@@ -20,7 +20,8 @@ TITLE = "12 models of 87 MiB, shared memory for 40 % of them, Zipf 1.0, 4 client
 _MODELS = 12
 _ROOM = 0.4
 _LOAD = Load(zipf=1.0, clients=4, seconds=10.0)
-_QUICK_SHAPE = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 1100}
+#: Of a model whose size does not matter.
+QUICK_SHAPE = {"hidden_size": 24, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 1100}
 _NOTE = (
     "Four processes have imported their framework and ask without pause. A request loads a model, runs it once on 16 "
     "tokens with one thread, checks the answer and drops the model; theirs by BertModel.from_pretrained, which maps "
@@ -39,7 +40,7 @@ def run(setup: Setup) -> Figure:
 
 def zoo(setup: Setup, folder: Path) -> tuple[list[Model], dict[str, Any]]:
     """The models, and how their shape differs from the usual."""
-    shape: dict[str, Any] = _QUICK_SHAPE if setup.quick else {}
+    shape: dict[str, Any] = QUICK_SHAPE if setup.quick else {}
     return make_models(folder / "models", setup.size(_MODELS, 3), shape), shape
 
 

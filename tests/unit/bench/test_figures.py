@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from looking import wait_until
 from safetensors.numpy import load_file
 from trims_bench import smaps
 from trims_bench.checkpoints import write_checkpoint
@@ -126,6 +129,16 @@ def test_smaps_tell_shared_private_and_written_memory_apart() -> None:
     assert (held.rss, held.written) == (8 * page, page)
     assert smaps.of_process("self").rss > held.rss
     assert smaps.total([held, held]).pss == 2 * held.pss
+
+
+def test_processes_below_one_are_its_children_and_theirs() -> None:
+    program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    with subprocess.Popen([sys.executable, "-c", program]) as parent:
+        wait_until(lambda: smaps.below(parent.pid), "the grandchild runs")
+        (grandchild,) = smaps.below(parent.pid)
+        assert {parent.pid, grandchild} <= set(smaps.below(os.getpid()))
+        os.kill(grandchild, signal.SIGKILL)
+    assert smaps.below(parent.pid) == []
 
 
 def test_a_child_gives_back_what_its_function_returns() -> None:
