@@ -34,6 +34,7 @@ from trims.wire.lifeline import depend_on
 from trims_predictors import messages
 from trims_predictors.arena import Receiver, Sender
 from trims_predictors.guard import adopt
+from trims_predictors.heap import keep_memory
 from trims_predictors.landlock import restrict
 from trims_predictors.limits import limit_memory
 from trims_predictors.predictor import Context
@@ -343,6 +344,7 @@ def run(sock: socket.socket, lifeline: int, runtime_dir: str) -> None:
     """Be a predictor's process, until the supervisor lets go of it or ends."""
     depend_on(lifeline)
     adopt()
+    keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the supervisor ends its predictors itself
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what it printed is told also if it is killed

@@ -21,13 +21,13 @@ from trims.formats.picking import Picker
 from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
 from trims_predictors.endpoint.grpc_service import start_server
 from trims_predictors.endpoint.health import Health
-from trims_predictors.endpoint.heap import keep_memory
 from trims_predictors.endpoint.hot_models import HotModels
 from trims_predictors.endpoint.rest import build_app
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.settings import is_loopback
 from trims_predictors.endpoint.tracing import make_tracing
 from trims_predictors.fleet import Fleet
+from trims_predictors.heap import keep_memory
 from trims_predictors.isolation import PROCESS
 from trims_predictors.launching import Environment
 

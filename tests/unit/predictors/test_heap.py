@@ -1,4 +1,4 @@
-"""The endpoint's heap: page faults of buffers that come and go, counted in fresh processes."""
+"""Heaps: page faults of buffers that come and go, counted in fresh processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 #: Takes and gives back what a few requests hold at once, and prints whether that is kept, and the pages that came anew.
 PROGRAM = """
 import resource
-from trims_predictors.endpoint.heap import keep_memory
+from trims_predictors.heap import keep_memory
 
 kept = {how}
 
