@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from trims_bench.child import Started
 
 Side = Literal["trims", "transformers"]
-_TOKENS = list(range(1000, 1016))
+TOKENS = list(range(1000, 1016))
 #: Between telling the clients and their first request.
 _AHEAD_S = 0.2
-_TOLERANCE = 1e-4
+#: Between answers of one model by different ways.
+TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,20 +165,27 @@ def _requests(
     zipf: float,
     seed: int,
 ) -> list[int]:
-    chance = random.Random(seed)  # noqa: S311 - a load, not a secret
-    likely = [1 / rank**zipf for rank in range(1, len(models) + 1)]
+    following = chosen(models, zipf, seed)
     time.sleep(max(0.0, (begin_ns - time.monotonic_ns()) / 1e9))
     taken: list[int] = []
     while time.monotonic_ns() < begin_ns + seconds * 1e9 or not taken:
-        taken.append(_request(build, chance.choices(models, likely)[0]))
+        taken.append(_request(build, next(following)))
     return taken
+
+
+def chosen(models: Sequence[dict[str, Any]], zipf: float, seed: int) -> Iterator[dict[str, Any]]:
+    """Models as a client asks for them; see `Load`."""
+    chance = random.Random(seed)  # noqa: S311 - a load, not a secret
+    likely = [1 / rank**zipf for rank in range(1, len(models) + 1)]
+    while True:
+        yield chance.choices(models, likely)[0]
 
 
 def _request(build: Callable[[dict[str, Any]], Any], model: dict[str, Any]) -> int:
     began = time.perf_counter_ns()
     answer = _run(build(model))
     taken = time.perf_counter_ns() - began
-    assert abs(answer - model["answer"]) < _TOLERANCE, f"{model['name']} gave {answer}, not {model['answer']}"
+    assert abs(answer - model["answer"]) < TOLERANCE, f"{model['name']} gave {answer}, not {model['answer']}"
     return taken
 
 
@@ -185,5 +193,5 @@ def _run(module: Any) -> float:
     import torch
 
     with torch.inference_mode():
-        hidden = module(torch.tensor([_TOKENS])).last_hidden_state
+        hidden = module(torch.tensor([TOKENS])).last_hidden_state
     return float(hidden.abs().mean())

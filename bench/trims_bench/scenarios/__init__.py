@@ -22,6 +22,7 @@ NAMES = (
     "predictor",
     "endpoint",
     "throughput",
+    "many_models",
     "attach",
     "torch",
     "onnxruntime",

@@ -53,6 +53,7 @@ class Kind:
 
     @property
     def sees_images(self) -> bool:
+        """Else it reads tokens."""
         return self.names[0].startswith("ResNet")
 
     def inputs(self, side: int) -> Inputs:

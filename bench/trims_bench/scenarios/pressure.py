@@ -46,14 +46,23 @@ def zoo(setup: Setup, folder: Path) -> tuple[list[Model], dict[str, Any]]:
 
 @contextmanager
 def zoo_daemon(
-    setup: Setup, folder: Path, models: Sequence[Model], shape: dict[str, Any], room: float
+    setup: Setup,
+    folder: Path,
+    models: Sequence[Model],
+    shape: dict[str, Any],
+    room: float,
+    *,
+    predictor: dict[str, Any] | None = None,
 ) -> Iterator[DaemonProcess]:
-    """A daemon with memory for this share of the models, all of which have images on disk."""
+    """A daemon with memory for this share of the models, all of which have images on disk.
+
+    `predictor` stands in the manifests.
+    """
     # A hundredth more than the weights: header, index and the skeleton's own tensors.
     capacity = int(sum(model.nbytes for model in models) * 1.01 * room)
     with setup.daemon(folder / "state", cpu_capacity_bytes=max(capacity, 1 << 20)) as daemon:
         for model in models:
-            daemon.add(model.manifest(shape))
+            daemon.add({**model.manifest(shape), "predictor": predictor or {}})
         yield daemon
 
 
