@@ -196,12 +196,12 @@ def test_a_run_that_takes_too_long_is_ended_and_so_is_what_it_started(troubled: 
     async def work(driver: Driver) -> int:
         left = int(arrays(await driver.ask(do=text("fork")))["done"][0])
         assert not gone(left)
-        with pytest.raises(DeadlineError, match=r"took more than 0.2 s to predict and was ended"):
+        with pytest.raises(DeadlineError, match=r"took more than 1 s to predict and was ended"):
             await driver.ask(do=text("hang_deaf"))
         assert (await driver.ask(do=text("nothing"))).cold
         return left
 
-    left = drive(troubled, work, run_deadline_s=0.2)
+    left = drive(troubled, work, run_deadline_s=1.0)  # enough for a fork on a busy machine
     wait_until(lambda: gone(left), "what the predictor started has ended")
 
 
