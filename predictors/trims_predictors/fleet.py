@@ -57,6 +57,14 @@ class _Running:
     keep_alive_s: float | None = None
     #: Of the run that is under way.
     jobs: Sequence[Job] = ()
+    #: Ends it if it stays idle; of the last idle time only, or each request would leave one for minutes.
+    idle_timer: asyncio.TimerHandle | None = None
+
+    def forget_idle(self) -> None:
+        """The idle time that was watched is over."""
+        if self.idle_timer is not None:
+            self.idle_timer.cancel()
+            self.idle_timer = None
 
 
 @dataclass(eq=False, slots=True)
@@ -371,6 +379,7 @@ class Fleet:
 
     def _ended(self, predictor: int, why: str) -> None:
         running = self._running.pop(predictor)
+        running.forget_idle()
         self._count("ended")
         _log.info("a predictor of %s (process %d) ended: %s", running.plan.model, running.process.pid, why)
         # After the task that waits for its answer has told the clients, which knows more.
@@ -387,8 +396,11 @@ class Fleet:
         if running is None or idles is None:
             return
         keep_alive_s = self._keep_alive_of(running.plan) if running.keep_alive_s is None else running.keep_alive_s
+        running.forget_idle()
         if keep_alive_s is not None:
-            self._loop.call_later(keep_alive_s, lambda: self._do(self._slots.expire(predictor, idles)))
+            running.idle_timer = self._loop.call_later(
+                keep_alive_s, lambda: self._do(self._slots.expire(predictor, idles))
+            )
 
     def _keep_alive_of(self, plan: Plan) -> float | None:
         return self._settings.keep_alive_s if plan.keep_alive_s is None else plan.keep_alive_s

@@ -8,7 +8,7 @@ import functools
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from trims_predictors.processes import PredictorProcess
 
     from trims.daemon.main import Daemon
+
+#: Like no other time that the fleet waits for.
+KEEP_ALIVE_S = 1234.5
 
 
 @pytest.fixture
@@ -389,6 +392,32 @@ def test_steps_run_on_requests_that_were_joined_and_each_gets_its_own_rows(
     assert arrays(two)["x"].tolist() == [[2.0, 2.0], [22.0, 22.0]]
     assert arrays(three)["x"].tolist() == [[3.0, 3.0]] * 3
     assert arrays(three)["seen"].tolist() == [3] * 3, "the others were run alone after the refusal"
+
+
+def test_requests_leave_one_timer_for_the_keep_alive_of_their_predictor(
+    scaler: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(driver: Driver) -> list[asyncio.TimerHandle]:
+        loop, made = asyncio.get_running_loop(), []
+        call_later = loop.call_later
+
+        def noted(delay: float, *given: Any, **context: Any) -> asyncio.TimerHandle:
+            timer = call_later(delay, *given, **context)
+            made.extend([timer] if delay == KEEP_ALIVE_S else [])
+            return timer
+
+        monkeypatch.setattr(loop, "call_later", noted)
+        for _ in range(5):
+            await driver.ask(x=[1.0])
+        line = (await driver.plan()).line
+        while not driver.fleet.state(line)["idle"]:
+            await asyncio.sleep(0.01)
+        assert len(made) >= 5
+        assert len([timer for timer in made if not timer.cancelled()]) == 1
+        return made
+
+    left = drive(scaler, work, keep_alive_s=KEEP_ALIVE_S)
+    assert all(timer.cancelled() for timer in left), "a predictor that has ended leaves no timer"
 
 
 def test_an_idle_predictor_ends_after_its_keep_alive(scaler: Daemon) -> None:
