@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import BadMessageError, DeadlineError, LostPeerError, TrimsError
 from trims.wire.answers import PROTOCOL_VERSION, raise_if_error
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 #: Seconds to poll for an answer before the thread sleeps. A warm open is answered within this time; on a virtual
 #: machine sleeping and waking would take longer.
 _BUSY_POLL_S = 200e-6
+#: Of pages in a grant: where they begin in the image, how many bytes they are, where they begin in their file.
+_NUMBERS_OF_PAGES = 3
 
 
 class _Slot:
@@ -148,7 +150,8 @@ class Channel:
             said: Returns the end of the error message that begins with "the daemon did not answer".
 
         Returns:
-            The answer, and the descriptor that came with it (owned by the caller) or -1.
+            The answer, and the descriptor that came with it (owned by the caller) or -1. In a grant with `pages`, these
+            are tuples that begin with a descriptor each, owned by the caller, too.
 
         Raises:
             TrimsError: The error the daemon answered with.
@@ -323,9 +326,11 @@ class Channel:
             return
         if type(number) is not int:
             raise BadMessageError(f"an answer has the id {number!r}"[:200])
+        pages = _checked_pages(message)
         # Descriptors arrive in the order of the answers they belong to, never later than their frame.
-        takes = "lease" in message or message.get("descriptor")
-        fd = self._fds.popleft() if takes and self._fds else -1
+        fd = self._next_fd() if "lease" in message or message.get("descriptor") else -1
+        if pages:
+            message["pages"] = [(self._next_fd(), *part) for part in pages]
         with self._lock:
             slot = self._slots.pop(number, None)
             if slot is not None and not slot.forgotten:
@@ -334,9 +339,14 @@ class Channel:
                 return
         self._give_back(message, fd)
 
+    def _next_fd(self) -> int:
+        return self._fds.popleft() if self._fds else -1
+
     def _give_back(self, message: Message, fd: int) -> None:
         """Undo an answer that no thread waits for. A close that cannot be sent at once goes with the next one."""
         _close(fd)
+        for part in message.get("pages", ()):
+            _close(part[0])
         lease = message.get("lease")
         if type(lease) is not int:
             return
@@ -397,6 +407,18 @@ class Channel:
 def ends_session(error: TrimsError) -> bool:
     """Whether the daemon ended the session by this error. Then the error is not about the request."""
     return getattr(error, "ends_session", False)
+
+
+def _checked_pages(message: Message) -> list[list[int]]:
+    """Pages of files in a grant. Raises BadMessageError if they are not described by three numbers each."""
+    found: Any = message.get("pages", [])
+    described = isinstance(found, list) and all(
+        isinstance(part, list) and len(part) == _NUMBERS_OF_PAGES and all(type(each) is int for each in part)
+        for part in found
+    )
+    if not described:
+        raise BadMessageError(f"the daemon granted pages that it describes as {found!r}"[:200])
+    return found
 
 
 def _close(fd: int) -> None:

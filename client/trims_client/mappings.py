@@ -277,8 +277,8 @@ class MappedImages:
             fd: The descriptor that came with the grant.
             name: The name that was opened.
             export: Asks the daemon, by the lease's number, for the device memory; called once for each mapping.
-            pages: Asks the daemon, by the lease's number and the file's, for pages of an artifact's file. Their
-                descriptors are closed here.
+            pages: Asks the daemon, by the lease's number and the file's, for pages of an artifact's file that did not
+                come with the grant. The descriptors of either are closed here.
 
         Raises:
             ImageError: The segment is not what the daemon announced; the lease is given back.
@@ -297,6 +297,8 @@ class MappedImages:
             if "device" in answer and export is not None:
                 make = functools.partial(self._map_device, image, fd, nbytes, lambda: export(number))
                 return self._borrow_apart(image, lease, name, make)
+            if "pages" in answer:
+                return self._borrow_apart(image, lease, name, lambda: self._map_given(image, fd, nbytes, answer))
             if "files" in answer and pages is not None:
                 asks = [functools.partial(pages, number, file) for file in range(int(answer["files"]))]
                 return self._borrow_apart(image, lease, name, lambda: self._map_files(image, fd, nbytes, asks))
@@ -311,8 +313,9 @@ class MappedImages:
                 raise ImageError(f"the granted segment cannot be mapped: {error}") from error
             raise
         finally:
-            if fd >= 0:
-                os.close(fd)
+            for each in (fd, *(part[0] for part in answer.get("pages", ()))):
+                if each >= 0:
+                    os.close(each)
 
     def _borrow_apart(self, image: Image, lease: Lease, name: str, make: Callable[[], MappedImage]) -> Borrow:
         with self._opening:
@@ -347,6 +350,14 @@ class MappedImages:
         mapping = MappedImage(image[0], image[1], image[2:], Attachment(fd, nbytes, released, pages), held)
         gone.append(functools.partial(_forget, weakref.ref(self), weakref.ref(mapping)))
         return mapping
+
+    def _map_given(self, image: Image, fd: int, nbytes: int, answer: Message) -> MappedImage:
+        """The head, and behind it the pages that came with the grant. Their descriptors stay the caller's."""
+        from trims.memory.pages import Pages
+
+        if len(answer["pages"]) != int(answer["files"]):
+            raise ImageError(f"pages of {len(answer['pages'])} files were granted, {answer['files']} were announced")
+        return self._map(image, fd, nbytes, [Pages(*part) for part in answer["pages"]])
 
     def _map_files(self, image: Image, fd: int, nbytes: int, asks: Sequence[Callable[[], Pages]]) -> MappedImage:
         """The head, and the pages of the artifact's files behind it."""

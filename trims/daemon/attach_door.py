@@ -445,8 +445,8 @@ class AttachDoor:
         if connection := self._connections.get(session):
             self._send(connection, {"event": "upgrade", "key": key, "place": str(CPU)})
 
-    def _send(self, connection: Connection, message: Message, fd: int = -1) -> None:
-        unsent = Unsent(encode(message), fd)
+    def _send(self, connection: Connection, message: Message, *fds: int) -> None:
+        unsent = Unsent(encode(message), fds)
         connection.unsent.append(unsent)
         if len(connection.unsent) > MAX_UNREAD:
             self._end(connection, f"more than {MAX_UNREAD} answers unread")

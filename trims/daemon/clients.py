@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 from trims.wire.frames import Decoder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from trims.tenants import Tenant
     from trims.wire.frames import Message
     from trims.wire.peer import Peer
@@ -26,27 +28,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Unsent:
-    """What is left of a message, and the descriptor that goes with its first byte.
+    """What is left of a message, and the descriptors that go with its first byte.
 
     Attributes:
-        fd: The store's, unless `own`; -1 if there is none.
-        own: It was duplicated: the store's may be closed by then, and its number be another file's.
+        fds: The store's, until they are in `own`.
+        own: Duplicates of them: the store's may be closed by then, and their numbers be other files'.
     """
 
     data: bytes
-    fd: int = -1
-    own: bool = False
+    fds: Sequence[int] = ()
+    own: list[int] = field(default_factory=list)
 
     def keep(self) -> None:
         """It has to wait. Raises OSError if this process has no descriptor left."""
-        if self.fd >= 0 and not self.own:
-            self.fd, self.own = os.dup(self.fd), True
+        for fd in self.fds[len(self.own) :]:
+            self.own.append(os.dup(fd))
+        self.fds = self.own
 
     def let_go(self) -> None:
-        """The descriptor has left, or never will. Idempotent."""
-        if self.own:
-            os.close(self.fd)
-        self.fd, self.own = -1, False
+        """The descriptors have left, or never will. Idempotent."""
+        self.fds = ()
+        while self.own:
+            os.close(self.own.pop())
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +85,7 @@ class Connection:
         """Send what is unsent; False if the socket takes no more just now. Raises OSError if the client is gone."""
         while self.unsent:
             first = self.unsent[0]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [first.fd]))] if first.fd >= 0 else []
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", first.fds))] if first.fds else []
             try:
                 sent = self.sock.sendmsg([first.data], rights, socket.MSG_NOSIGNAL)
             except BlockingIOError:

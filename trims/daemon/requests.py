@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims.daemon.clients import Connection
+    from trims.memory.pages import Pages
     from trims.store.store import Store
     from trims.tenants import Tenant
     from trims.wire.frames import Message
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 #: Requests a client may have open before its session ends.
 MAX_PENDING = 256
+#: Files of an artifact whose descriptors go with a grant; of one with more they are asked for, each by itself.
+MAX_FILES_WITH_GRANT = 8
 #: Prefetches that may run at once, of all clients without a tenant; each tenant may have MAX_PENDING.
 MAX_PREFETCHES = 4096
 
@@ -47,8 +50,8 @@ MAX_PREFETCHES = 4096
 class Send(Protocol):
     """How messages leave."""
 
-    def __call__(self, connection: Connection, message: Message, fd: int = -1) -> None:
-        """Send one, and with it a descriptor, which stays the caller's; -1 for none."""
+    def __call__(self, connection: Connection, message: Message, *fds: int) -> None:
+        """Send one, and with it descriptors, which stay the caller's."""
 
 
 class Requests:
@@ -92,7 +95,8 @@ class Requests:
             if isinstance(outcome, Granted):
                 if outcome.export is not None:
                     self._check_device_grant(connection, outcome)
-                self._send(connection, grant_message(request_id, outcome), outcome.fd)
+                pages = (part.fd for part in pages_with_grant(outcome))
+                self._send(connection, grant_message(request_id, outcome), outcome.fd, *pages)
                 if outcome.place is DISK and outcome.resumed:
                     self._store.taken_up(connection.number, outcome.key)
         except TrimsError as error:
@@ -109,7 +113,8 @@ class Requests:
         except TrimsError as error:
             self._send(connection, error_message(error, request.id))
             return
-        self._send(connection, {"id": request.id, "descriptor": export.fd >= 0, **export_message(export)}, export.fd)
+        fds = (export.fd,) if export.fd >= 0 else ()
+        self._send(connection, {"id": request.id, "descriptor": bool(fds), **export_message(export)}, *fds)
 
     def _report_workspace(self, connection: Connection, request: Workspace) -> None:
         try:
@@ -205,6 +210,11 @@ class Requests:
             )
 
 
+def pages_with_grant(granted: Granted) -> tuple[Pages, ...]:
+    """Pages of files whose descriptors go with the grant: all or, of an artifact of many files, none."""
+    return granted.pages if len(granted.pages) <= MAX_FILES_WITH_GRANT else ()
+
+
 def grant_message(request_id: int, granted: Granted) -> Message:
     """The answer to a request that was granted."""
     return {
@@ -217,7 +227,8 @@ def grant_message(request_id: int, granted: Granted) -> Message:
         "digest": granted.digest,
         "warm": granted.warm,
         **({"device": granted.export.device} if granted.export else {}),
-        **({"files": granted.files} if granted.files else {}),
+        **({"files": len(granted.pages)} if granted.pages else {}),
+        **({"pages": [part[1:] for part in pages]} if (pages := pages_with_grant(granted)) else {}),
         **({"anywhere": True} if granted.anywhere else {}),
     }
 

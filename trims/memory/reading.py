@@ -118,8 +118,8 @@ def _open_direct(fd: int, nbytes: int, chunk_bytes: int) -> int:
     return direct_fd
 
 
-def is_cached(fd: int, offset: int, nbytes: int) -> bool:
-    """True if pages spread over a range are all in the page cache; a file system that cannot tell counts as cached."""
+def is_cached(fd: int, offset: int, nbytes: int, *, untold: bool = True) -> bool:
+    """True if pages spread over a range are all in the page cache; `untold` for a file system that cannot tell."""
     buffer = bytearray(1)
     for part in range(8):
         try:
@@ -127,5 +127,5 @@ def is_cached(fd: int, offset: int, nbytes: int) -> bool:
         except BlockingIOError:
             return False
         except OSError:
-            return True
+            return untold
     return True

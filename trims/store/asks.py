@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trims.core.lease import Waiter
     from trims.core.place import Place
     from trims.memory.cuda.drivers import Export
+    from trims.memory.pages import Pages
     from trims.store.resolve import Resolved
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,8 @@ class Granted:
     Attributes:
         warm: True if the replica was there when the open came.
         export: What lets a borrower open a device's memory; None on the host. Its descriptor stays the store's, too.
-        files: How many files of the artifact hold the tensors; 0 if they lie in the replica's own memory.
+        pages: Where the tensors lie in the artifact's own files; none if they lie in the replica's memory. Their
+            descriptors stay the store's, too.
         anywhere: Neither the request nor the manifest named a place.
         resumed: Taken up by its key, without a look into a name.
     """
@@ -43,7 +45,7 @@ class Granted:
     fd: int
     warm: bool
     export: Export | None = None
-    files: int = 0
+    pages: tuple[Pages, ...] = ()
     anywhere: bool = False
     resumed: bool = False
 

@@ -300,7 +300,7 @@ class Shell:
             extent.fd,
             it.warm,
             extent.export,
-            len(extent.pages),
+            extent.pages,
             extent.place is DISK and ask.names_no_place,
             ask.resolved is None,
         )

@@ -39,7 +39,7 @@ def read_ahead(extent: Extent, cancelled: threading.Event) -> None:
                     if cancelled.is_set() or extent.closed:
                         return
                     length = min(_PIECE_BYTES, end - at)
-                    if not is_cached(fd, at, length):  # the kernel would look up each of its pages
+                    if not is_cached(fd, at, length, untold=False):  # the kernel would look up each of its pages
                         os.posix_fadvise(fd, at, length, os.POSIX_FADV_WILLNEED)
 
 

@@ -49,6 +49,8 @@ NONSENSE = {
     "HTTP": b"HTTP/1.1 400 Bad Request\r\n\r\n",
     "an id that is a list": encode({"id": [1]}),
     "an id that is a mapping": encode({"id": {"a": 1}, "lease": 1}),
+    "pages that are a number": encode({"id": 1, "lease": 1, "pages": 7}),
+    "pages of two numbers": encode({"id": 1, "lease": 1, "pages": [[0, 1]]}),
     "an error that is text": encode({"id": None, "error": "no"}),
     "half a frame": encode({"id": 1})[:-2],
 }
@@ -139,19 +141,21 @@ def test_a_thread_that_gave_up_gives_back_what_comes_late(
     def late(peer: Peer) -> None:
         first = peer.greeted()
         assert gave_up.wait(WAIT_S)
-        peer.say(grant(first, fd, lease=41), fd)
+        peer.say(grant(first, fd, lease=41, pages=[[0, 1, 0], [0, 1, 0]]), fd, fd, fd)
         second = peer.hear()
         peer.say({"id": second["id"], "closed": 9})
         heard.append(peer.hear())
 
     door.serves(late)
     made = channel()
+    before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(DeadlineError, match=r"did not answer within 0\.05 s"):
         made.request({"op": "open", "model": "m"}, timeout_s=0.05)
     gave_up.set()
     assert made.request({"op": "close", "lease": 9})[0]["closed"] == 9
     door.end()
     assert heard == [{"op": "close", "lease": 41}]
+    assert len(os.listdir("/proc/self/fd")) <= before, "the grant's descriptors were closed"
 
 
 def test_an_answer_that_comes_between_the_last_look_and_giving_up_is_given_back(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,11 @@ import pytest
 from raw_door import grant
 from trims_client.mappings import Lease, MappedImages
 
-from trims.core.errors import (
-    ClosedError,
-)
+from trims.core.errors import ClosedError, ImageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 
 class Granter:
@@ -150,3 +150,63 @@ def test_what_can_be_written_is_a_private_copy(granter: Any, segment: Callable[.
     assert (one[-1], other[-1], borrow.data[-1]) == (99, 7, 7)
     del one, other
     borrow.close()
+
+
+@pytest.fixture
+def in_place(segment: Callable[..., int], tmp_path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Descriptors of an image's head and of a file that lies behind it, and what a grant says of the two."""
+    data = os.pread(segment(), 1 << 20, 0)
+    begin = -(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE
+    (tmp_path / "file").write_bytes(b"\5" * 100)
+    fds = os.memfd_create("trims-test"), os.open(tmp_path / "file", os.O_RDONLY)
+    os.write(fds[0], data)
+    os.ftruncate(fds[0], begin + 100)
+    yield *fds, {"place": "file", "nbytes": begin + 100, "files": 1, "pages": [[begin, 100, 0]]}
+    for fd in fds:
+        os.close(fd)
+
+
+def given(file: int, more: dict[str, Any]) -> dict[str, Any]:
+    """The grant as a channel hands it over: each part begins with a descriptor of its own."""
+    return {**more, "pages": [(os.dup(file), *part) for part in more["pages"]]}
+
+
+def test_pages_that_came_with_a_grant_are_mapped_once_and_their_descriptors_closed(
+    granter: Any, in_place: tuple[int, int, dict[str, Any]]
+) -> None:
+    mappings, (head, file, more) = MappedImages(), in_place
+    before = len(os.listdir("/proc/self/fd"))
+    first = mappings.borrow(granter, grant({"id": 1}, head, lease=1, **given(file, more)), os.dup(head))
+    second = mappings.borrow(granter, grant({"id": 2}, head, lease=2, **given(file, more)), os.dup(head))
+    assert first.mapping is second.mapping
+    assert bytes(first.data[-100:]) == b"\5" * 100
+    first.close()
+    second.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"files": 2}, "pages of 1 files were granted"), ({"nbytes": 1}, "announced|pages"), ({"cut": True}, "cut short")],
+)
+def test_pages_that_are_not_as_announced_are_refused_and_given_back(
+    change: dict[str, Any], said: str, granter: Any, in_place: tuple[int, int, dict[str, Any]]
+) -> None:
+    mappings, (head, file, more) = MappedImages(), in_place
+    if change.pop("cut", False):
+        os.truncate(f"/proc/self/fd/{file}", 50)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ImageError, match=said):
+        mappings.borrow(granter, grant({"id": 1}, head, lease=4, **{**given(file, more), **change}), os.dup(head))
+    assert list(granter.owed) == [4]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_pages_whose_descriptors_did_not_come_are_refused(
+    granter: Any, in_place: tuple[int, int, dict[str, Any]]
+) -> None:
+    head, _, more = in_place
+    granted = grant({"id": 1}, head, lease=4, **{**more, "pages": [(-1, *more["pages"][0])]})
+    with pytest.raises(ImageError, match="cannot be mapped"):
+        MappedImages().borrow(granter, granted, os.dup(head))
+    assert list(granter.owed) == [4]

@@ -37,7 +37,7 @@ def test_a_message_leaves_with_its_descriptor_which_stays_the_stores(
     connection, client = ends
     (tmp_path / "image").write_bytes(b"weights")
     with (tmp_path / "image").open("rb") as file:
-        connection.unsent.append(Unsent(b"message", file.fileno()))
+        connection.unsent.append(Unsent(b"message", [file.fileno()]))
         assert connection.flush()
         data, (received,), _, _ = socket.recv_fds(client, 100, 4)
         assert (data, os.pread(received, 10, 0), os.pread(file.fileno(), 10, 0)) == (b"message", b"weights", b"weights")
@@ -63,9 +63,9 @@ def test_what_a_client_does_not_read_stays_unsent_and_arrives_whole_and_in_order
 def test_a_descriptor_goes_with_the_first_byte_and_once(ends: tuple[Connection, socket.socket]) -> None:
     connection, client = ends
     fd = os.memfd_create("trims-test")
-    connection.unsent.append(Unsent(b"x" * 3_000_000, fd))
+    connection.unsent.append(Unsent(b"x" * 3_000_000, [fd]))
     assert not connection.flush()
-    assert connection.unsent[0].fd == -1
+    assert not connection.unsent[0].fds
     os.close(fd)
     received, fds = 0, list[int]()
     while received < 3_000_000:
@@ -77,26 +77,29 @@ def test_a_descriptor_goes_with_the_first_byte_and_once(ends: tuple[Connection, 
 
 
 def test_a_message_that_waits_keeps_a_descriptor_of_its_own(tmp_path: Path) -> None:
-    fd = os.open(tmp_path, os.O_RDONLY)
-    unsent = Unsent(b"message", fd)
+    folders = [tmp_path, tmp_path.parent]
+    fds = [os.open(folder, os.O_RDONLY) for folder in folders]
+    unsent = Unsent(b"message", fds)
     unsent.keep()
-    kept = unsent.fd
+    kept = list(unsent.fds)
     unsent.keep()
-    assert (unsent.own, unsent.fd) == (True, kept)
-    assert kept != fd
-    os.close(fd)
-    assert os.fstat(kept).st_ino == tmp_path.stat().st_ino
+    assert unsent.own == kept == list(unsent.fds)
+    assert not set(kept) & set(fds)
+    for fd in fds:
+        os.close(fd)
+    assert [os.fstat(fd).st_ino for fd in kept] == [folder.stat().st_ino for folder in folders]
     unsent.let_go()
     unsent.let_go()
-    with pytest.raises(OSError, match="Bad file"):
-        os.fstat(kept)
+    for fd in kept:
+        with pytest.raises(OSError, match="Bad file"):
+            os.fstat(fd)
 
 
 def test_a_message_without_a_descriptor_keeps_none() -> None:
     unsent = Unsent(b"message")
     unsent.keep()
     unsent.let_go()
-    assert (unsent.fd, unsent.own) == (-1, False)
+    assert (unsent.fds, unsent.own) == ((), [])
 
 
 def test_a_client_that_is_gone_is_an_error_of_the_flush(ends: tuple[Connection, socket.socket]) -> None:

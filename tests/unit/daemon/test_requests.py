@@ -20,8 +20,9 @@ from trims.core.errors import (
 )
 from trims.core.place import CPU, Place
 from trims.daemon.clients import Connection
-from trims.daemon.requests import MAX_PENDING, Requests, file_name, grant_message
+from trims.daemon.requests import MAX_FILES_WITH_GRANT, MAX_PENDING, Requests, file_name, grant_message
 from trims.memory.cuda.drivers import Export
+from trims.memory.pages import Pages
 from trims.store.asks import Granted, Outcome
 from trims.tenants import Tenant
 from trims.wire.messages import Attach, Close, Open, Resume, Workspace, parse_request
@@ -40,7 +41,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
-        self.sent: list[tuple[Message, int]] = []
+        self.sent: list[tuple[Any, ...]] = []
         self.answered: list[tuple[int, Outcome]] = []
         self.has, self.outlives = True, False
         self.failure: Exception | None = None
@@ -68,8 +69,8 @@ class Bench:
         sock: Any = None
         return Connection(3, sock, Peer(pid, uid, 0))
 
-    def _send(self, connection: Connection, message: Message, fd: int = -1) -> None:
-        self.sent.append((message, fd))
+    def _send(self, connection: Connection, message: Message, *fds: int) -> None:
+        self.sent.append((message, *fds))
 
     def _export_of(self, session: int, lease: int) -> Export:
         if self.failure is not None:
@@ -81,7 +82,7 @@ class Bench:
         return 70
 
     def error(self) -> dict[str, Any]:
-        ((message, _),) = self.sent
+        ((message,),) = self.sent
         error: dict[str, Any] = message["error"]
         return error
 
@@ -95,7 +96,7 @@ def granted(**more: Any) -> Granted:
     return Granted(7, "a" * 64, CPU, 2, 40, "d" * 64, 5, warm=True, **more)
 
 
-@pytest.mark.parametrize(("number", "sent"), [(9, [({"id": 9, "closed": 4}, -1)]), (None, [])])
+@pytest.mark.parametrize(("number", "sent"), [(9, [({"id": 9, "closed": 4},)]), (None, [])])
 def test_a_close_is_confirmed_if_the_client_wants_to_know(bench: Bench, number: int | None, sent: list[object]) -> None:
     bench.requests.handle(bench.connection, Close(lease=4, id=number))
     assert (bench.asked, bench.sent) == ([("close", 3, 4)], sent)
@@ -111,9 +112,24 @@ def test_an_open_is_passed_on_with_the_session_and_counts_until_it_is_answered(b
     assert bench.sent == [(grant_message(1, granted()), 5)]
 
 
+def test_pages_of_an_artifacts_files_go_with_the_grant(bench: Bench) -> None:
+    pages = (Pages(11, 8192, 5000, 4096), Pages(12, 16384, 70, 0))
+    bench.requests.answer(bench.connection, 1, granted(pages=pages))
+    ((message, *fds),) = bench.sent
+    assert (message["files"], message["pages"]) == (2, [(8192, 5000, 4096), (16384, 70, 0)])
+    assert fds == [5, 11, 12]
+
+
+def test_pages_of_many_files_are_left_to_be_asked_for(bench: Bench) -> None:
+    many = tuple(Pages(10 + number, 8192 * number, 10, 0) for number in range(1, MAX_FILES_WITH_GRANT + 2))
+    bench.requests.answer(bench.connection, 1, granted(pages=many))
+    ((message, *fds),) = bench.sent
+    assert (message["files"], "pages" in message, fds) == (len(many), False, [5])
+
+
 def test_a_prefetch_is_accepted_at_once_and_outlives_its_session(bench: Bench) -> None:
     bench.requests.handle(bench.connection, an_open("prefetch", model="bert"))
-    assert bench.sent == [({"id": 1, "accepted": True}, -1)]
+    assert bench.sent == [({"id": 1, "accepted": True},)]
     assert bench.asked == [("open", "bert", {"place": None, "deadline_s": None, "lease": False, **OPERATOR})]
     assert bench.connection.pending == 0
 
@@ -158,7 +174,7 @@ def test_an_attach_sends_the_export_with_its_descriptor_or_the_error(bench: Benc
 def test_what_models_need_is_told_by_the_daemons_user_and_by_root_only(bench: Bench, uid: int, may: bool) -> None:
     bench.requests.handle(bench.client(uid), Workspace(id=1, lease=4, nbytes=60))
     if may:
-        assert (bench.sent, bench.asked) == ([({"id": 1, "workspace_bytes": 70}, -1)], [("workspace", 3, 4, 60)])
+        assert (bench.sent, bench.asked) == ([({"id": 1, "workspace_bytes": 70},)], [("workspace", 3, 4, 60)])
     else:
         assert bench.error()["code"] == "permission_denied"
         assert f"user {uid} may not" in bench.error()["message"]

@@ -34,7 +34,7 @@ def advised(
     monkeypatch: pytest.MonkeyPatch, cached: tuple[int, ...] = (), devices: Path = Path("/nowhere")
 ) -> list[tuple[int, int, int]]:
     told: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(reading, "is_cached", lambda fd, offset, nbytes: offset in cached)
+    monkeypatch.setattr(reading, "is_cached", lambda fd, offset, nbytes, untold: offset in cached)
     monkeypatch.setattr(reading, "_DEVICES", devices)
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, *what: told.append(what))
     return told
