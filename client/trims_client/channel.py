@@ -418,7 +418,8 @@ def _checked_pages(message: Message) -> list[list[int]]:
     )
     if not described:
         raise BadMessageError(f"the daemon granted pages that it describes as {found!r}"[:200])
-    return found
+    pages: list[list[int]] = found
+    return pages
 
 
 def _close(fd: int) -> None:

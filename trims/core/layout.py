@@ -29,6 +29,8 @@ DTYPE_BYTES: Mapping[str, int] = {
 DTYPES: tuple[str, ...] = tuple(DTYPE_BYTES)
 DTYPE_NUMBERS: Mapping[str, int] = {name: number for number, name in enumerate(DTYPES)}
 
+#: No tensor's name: safetensors keeps it for itself.
+RESERVED = "__metadata__"
 #: Tensors start at multiples of this many bytes: a cache line, and what SIMD loads of all three frameworks want.
 TENSOR_ALIGNMENT_BYTES = 64
 #: Some reader, somewhere, has a limit on dimensions; numpy's is the largest.
@@ -131,5 +133,5 @@ def _validate_tensor(spec: TensorSpec, data_bytes: int, aligned: bool) -> None:
         raise ImageError(f"tensor {name!r} claims bytes {offset} to {end} of a data block of {data_bytes}")
     if aligned and offset % width:
         raise ImageError(f"tensor {name!r} starts at {offset}, unaligned for {dtype}")
-    if name == "__metadata__":
-        raise ImageError("a tensor may not be called '__metadata__': safetensors keeps that name for itself")
+    if name == RESERVED:
+        raise ImageError(f"a tensor may not be called {RESERVED!r}: safetensors keeps that name for itself")

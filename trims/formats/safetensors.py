@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 _INDEX_SUFFIX = ".safetensors.index.json"
 _MAX_INDEX_BYTES = 64 << 20
+#: Read of a file at once: most headers are shorter.
+_FIRST_BYTES = 64 << 10
 #: Shards of one artifact, and the length of their names together: the largest published models have some 200.
 _MAX_SHARDS, _MAX_NAMES = 4096, 128 << 10
 _OPTIONS = ("module", "module_args", "ignore", "allow_pickle")
@@ -131,24 +133,27 @@ def _described_bytes(path: Path) -> int:
 
 
 def read_header(path: Path) -> tuple[SourceFile, SafetensorsHeader, bytes]:
-    """The file, its checked header and the bytes up to the data block. Raises ArtifactError."""
-    file = SourceFile.look(path)
-    prefix = file.read(LENGTH.size)
-    head = file.read(LENGTH.size + header_length(prefix, file.nbytes, str(path)))
-    return file, parse_header(memoryview(head)[LENGTH.size :], file.nbytes, str(path)), head
+    """The file, its checked header, and its first bytes: the header and a few more. Raises ArtifactError."""
+    with open_source(path) as fd:
+        file = SourceFile.of(path, fd)
+        head = os.pread(fd, _FIRST_BYTES, 0)
+        end = LENGTH.size + header_length(head[: LENGTH.size], file.nbytes, str(path))
+        if len(head) < end + INDEX_HEADER.size:
+            head += os.pread(fd, end + INDEX_HEADER.size - len(head), len(head))
+    return file, parse_header(memoryview(head)[LENGTH.size : end], file.nbytes, str(path)), head
 
 
 def _read_file(path: Path, allow_pickle: bool) -> Contents:
     file, header, head = read_header(path)
-    if is_image(head + file.read(INDEX_HEADER.size, header.data_start)):
+    if is_image(head):
         return _read_image(file, allow_pickle)
     return Contents(_sources(file, header), metadata=dict(header.metadata))
 
 
 def _sources(file: SourceFile, header: SafetensorsHeader) -> list[SourceTensor]:
     return [
-        SourceTensor(spec.name, spec.dtype, spec.shape, span=FileSpan(file, header.data_start + spec.offset))
-        for spec in header.layout
+        SourceTensor(name, dtype, shape, None, None, FileSpan(file, header.data_start + offset))
+        for name, dtype, shape, offset in header.layout
     ]
 
 

@@ -15,12 +15,14 @@ from trims.core.layout import DTYPE_BYTES, MAX_DIMENSIONS, Layout, TensorSpec, e
 from trims.image.index import LENGTH
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 #: The key of `__metadata__` under which an image says that it is one, and which version it says.
 METADATA_KEY = "trims"
 FORMAT_VERSION = 1
-_FIELDS = {"dtype", "shape", "data_offsets"}
+#: Fields of a tensor, in the order in which the safetensors library writes them.
+_WRITTEN = ("dtype", "shape", "data_offsets")
+_FIELDS = set(_WRITTEN)
 _MAX_OFFSET = 1 << 62
 
 
@@ -48,30 +50,37 @@ def parse_header(text: bytes | memoryview, file_bytes: int, name: str) -> Safete
     """
     data_start = LENGTH.size + len(text)
     entries = _load_json(bytes(text), name)
-    metadata = _metadata(entries.pop("__metadata__", {}), name)
-    layout = Layout.of(_tensor(key, value, name) for key, value in entries.items())
+    metadata = _metadata(entries.pop("__metadata__", ()), name)
+    tensors, position, in_order = {}, 0, True
+    for key, value in entries.items():
+        tensors[key], begin, end = _plain_tensor(key, value) or _tensor(key, value, name)
+        in_order, position = in_order and begin == position, end
+    layout = Layout(tensors)
     data_bytes = file_bytes - data_start
-    _check_dense(layout, data_bytes, name)
+    if not in_order or position != data_bytes:
+        _check_dense(layout, data_bytes, name)
     return SafetensorsHeader(layout, metadata, data_start, data_bytes)
 
 
 def _load_json(text: bytes, name: str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ArtifactError(f"{name}: the header names {_first_repeated(pairs)!r} twice")
-        return found
-
+    """The outermost object; each other one is a tuple of its pairs, and so no list."""
     try:
-        entries = json.loads(text, object_pairs_hook=unique, parse_constant=_refuse_constant)
+        pairs = _decode(text.decode())
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{name}: the header is not JSON: {error}") from error
-    if not isinstance(entries, dict):
+    if type(pairs) is not tuple:
         raise ArtifactError(f"{name}: the header is not a JSON object")
-    return entries
+    return _unique(pairs, name)
 
 
-def _first_repeated(pairs: list[tuple[str, Any]]) -> str:
+def _unique(pairs: tuple[tuple[str, Any], ...], name: str) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ArtifactError(f"{name}: the header names {_first_repeated(pairs)!r} twice")
+    return found
+
+
+def _first_repeated(pairs: Iterable[tuple[str, Any]]) -> str:
     seen: set[str] = set()
     return next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
 
@@ -80,16 +89,44 @@ def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not JSON")
 
 
+#: Objects become tuples of their pairs: a function of ours, called for each, would take longer than all the rest.
+_decode = json.JSONDecoder(object_pairs_hook=tuple, parse_constant=_refuse_constant).decode
+
+
 def _metadata(value: Any, name: str) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+    found = _unique(value, name) if type(value) is tuple else None
+    if found is None or not all(isinstance(text, str) for text in found.values()):
         raise ArtifactError(f"{name}: __metadata__ is not a map from strings to strings")
-    return value
+    return found
 
 
-def _tensor(key: str, value: Any, name: str) -> TensorSpec:
-    if not isinstance(value, dict) or set(value) != _FIELDS:
+def _plain_tensor(key: str, value: Any) -> tuple[TensorSpec, int, int] | None:
+    """A tensor as nearly all are written, with its first byte and its end; None for any other, right or wrong.
+
+    It is called for each tensor where a request waits, so it does all in one go.
+    """
+    try:
+        (first, dtype), (second, shape), (third, (begin, end)) = value
+        nbytes = DTYPE_BYTES[dtype]
+    except (ValueError, TypeError, KeyError):
+        return None
+    if (first, second, third) != _WRITTEN or type(shape) is not list or len(shape) > MAX_DIMENSIONS:
+        return None
+    for extent in shape:
+        if type(extent) is not int or not 0 <= extent < _MAX_OFFSET:
+            return None
+        nbytes *= extent
+    numbers = type(begin) is int and type(end) is int and begin >= 0 and begin + nbytes == end < _MAX_OFFSET
+    plain = numbers and type(value) is tuple and key.isascii()
+    return (TensorSpec(key, dtype, tuple(shape), begin), begin, end) if plain else None
+
+
+def _tensor(key: str, value: Any, name: str) -> tuple[TensorSpec, int, int]:
+    """Any tensor, with its first byte and its end. Raises ArtifactError."""
+    fields = _unique(value, name) if type(value) is tuple else {}
+    if set(fields) != _FIELDS:
         raise ArtifactError(f"{name}: tensor {key!r} must have exactly dtype, shape and data_offsets")
-    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise ArtifactError(f"{name}: tensor {key!r} has the unsupported dtype {dtype!r}")
     if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
@@ -104,7 +141,7 @@ def _tensor(key: str, value: Any, name: str) -> TensorSpec:
             f"{name}: tensor {key!r} of {dtype}{shape} takes {expected} bytes, its data_offsets give "
             f"{offsets[1] - offsets[0]}"
         )
-    return TensorSpec(key, dtype, tuple(shape), offsets[0])
+    return TensorSpec(key, dtype, tuple(shape), offsets[0]), *offsets
 
 
 def _is_unicode(text: str) -> bool:

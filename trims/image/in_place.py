@@ -15,25 +15,26 @@ from __future__ import annotations
 
 import mmap
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from math import prod
+from typing import TYPE_CHECKING
 
 from trims.core.errors import ImageError, NotInPlaceError
-from trims.core.layout import DTYPE_BYTES, TENSOR_ALIGNMENT_BYTES, Layout, TensorSpec
+from trims.core.layout import DTYPE_BYTES, MAX_DIMENSIONS, RESERVED, TENSOR_ALIGNMENT_BYTES, Layout, TensorSpec
 from trims.core.units import align_up
-from trims.image.index import encode_index, index_size
+from trims.image.index import encode_index, index_bytes
 from trims.image.plan import DATA_ALIGNMENT_BYTES, OverlapError, encode_head
 from trims.image.program import TORCH_SKELETON
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Mapping, Sequence
 
     from trims.image.plan import Contents, SourceTensor
     from trims.image.source import SourceFile
 
 #: Of one artifact: each takes a descriptor of the daemon, and one of each session.
 MAX_FILES = 64
+#: Of one tensor: more than any file has, and little enough to count on from.
+_MOST_BYTES = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +77,16 @@ def plan_in_place(contents: Contents) -> InPlacePlan:
     Raises NotInPlaceError saying why the artifact needs a conversion.
     """
     sources = contents.sources
-    draft = Layout.of(TensorSpec(source.name, source.dtype, source.shape, 0) for source in sources)
-    draft.validate(data_bytes=1 << 62)
-    owned = list(_owned(sources, draft))
+    sizes = _sizes(sources)
+    files = _files(sources, sizes)
     program = contents.program.encode() if contents.program else b""
-    program_offset = align_up(index_size(draft), TENSOR_ALIGNMENT_BYTES)
+    table_bytes = index_bytes([source.name for source in sources], sum([len(source.shape) for source in sources]))
+    program_offset = align_up(table_bytes, TENSOR_ALIGNMENT_BYTES)
     # Counted from the start of the data block, which is a page's: so the length of the header moves nothing.
-    data_bytes = align_up(program_offset + len(program), mmap.PAGESIZE)
-    pages = _place(_files(owned), data_bytes)
+    pages = _place(files, align_up(program_offset + len(program), mmap.PAGESIZE))
     if not pages and contents.program is None:
         raise NotInPlaceError("no tensor of it lies in a file")
-    layout = Layout(_specs(draft, sources, owned, pages, program_offset))
+    layout = Layout(_specs(sources, sizes, pages, program_offset))
     data_bytes = pages[-1].begin + pages[-1].nbytes if pages else program_offset + len(program)
     index = encode_index(layout, program_offset=program_offset, program_bytes=len(program), data_bytes=data_bytes)
     first = [layout.tensors[source.name] for source in sources if source.tied_to is None]
@@ -105,40 +105,42 @@ def plan_in_place(contents: Contents) -> InPlacePlan:
 
 
 def _unaligned_bytes(layout: Layout) -> int:
-    found = {spec.offset: spec.nbytes for spec in layout if spec.offset % DTYPE_BYTES[spec.dtype]}
+    found = {spec.offset: spec.nbytes for spec in layout.tensors.values() if spec.offset % DTYPE_BYTES[spec.dtype]}
     return sum(found.values())
 
 
-class _Owned(NamedTuple):
-    """Bytes of a file that are a tensor's."""
+def _sizes(sources: Sequence[SourceTensor]) -> dict[str, int]:
+    """Bytes of all tensors by name. Raises ImageError for a name that comes twice, and as `Layout.validate`."""
+    found = {}
+    for name, dtype, shape, _, _, _ in sources:
+        width = DTYPE_BYTES.get(dtype, 0)
+        found[name] = nbytes = prod(shape) * width
+        odd = not width or len(shape) > MAX_DIMENSIONS or nbytes > _MOST_BYTES or name == RESERVED
+        if odd or (shape and min(shape) < 0):
+            Layout({name: TensorSpec(name, dtype, shape, 0)}).validate(_MOST_BYTES)
+    if len(found) < len(sources):
+        Layout.of(TensorSpec(source.name, source.dtype, source.shape, 0) for source in sources)
+    return found
 
-    name: str
-    file: SourceFile
-    offset: int
-    nbytes: int
 
+def _files(sources: Iterable[SourceTensor], sizes: Mapping[str, int]) -> dict[SourceFile, tuple[int, int]]:
+    """Where the tensors of each file begin and end in it, all but the empty ones and those tied to another.
 
-def _owned(sources: Iterable[SourceTensor], draft: Layout) -> Iterator[_Owned]:
-    """All tensors but the empty ones and those tied to another. Raises NotInPlaceError."""
-    for source, spec in zip(sources, draft, strict=True):
-        if source.tied_to is not None or not (nbytes := spec.nbytes):
+    Raises NotInPlaceError.
+    """
+    spans: dict[int, tuple[SourceFile, int, int]] = {}  # by the object: comparing two files costs more than the rest
+    for name, _, _, _, tied_to, span in sources:
+        if tied_to is not None or not (nbytes := sizes[name]):
             continue
-        span = source.span
         if span is None:
-            raise NotInPlaceError(f"tensor {source.name!r} lies in no file of it")
-        yield _Owned(source.name, span.file, span.offset, nbytes)
-
-
-_file_of = attrgetter("file")
-
-
-def _files(owned: Iterable[_Owned]) -> dict[SourceFile, tuple[int, int]]:
-    """Where the tensors of each file begin and end in it. Raises NotInPlaceError."""
+            raise NotInPlaceError(f"tensor {name!r} lies in no file of it")
+        file, at = span
+        _, begin, end = spans.get(id(file)) or (file, at, at)
+        spans[id(file)] = file, min(begin, at), max(end, at + nbytes)
     found: dict[SourceFile, tuple[int, int]] = {}
-    for file, tensors in groupby(owned, key=_file_of):
-        spans = [(tensor.offset, tensor.offset + tensor.nbytes) for tensor in tensors]
-        spans.append(found.get(file, spans[0]))
-        found[file] = min(begin for begin, _ in spans), max(end for _, end in spans)
+    for file, begin, end in spans.values():
+        before = found.get(file, (begin, end))
+        found[file] = min(begin, before[0]), max(end, before[1])
     if len(found) > MAX_FILES:
         raise NotInPlaceError(f"it has {len(found)} files; more than {MAX_FILES} are not kept open")
     return found
@@ -154,23 +156,26 @@ def _place(files: dict[SourceFile, tuple[int, int]], at: int) -> list[FilePages]
 
 
 def _specs(
-    draft: Layout,
-    sources: Iterable[SourceTensor],
-    owned: Iterable[_Owned],
-    pages: Iterable[FilePages],
-    empty_at: int,
+    sources: Iterable[SourceTensor], sizes: Mapping[str, int], pages: Iterable[FilePages], empty_at: int
 ) -> dict[str, TensorSpec]:
     """All tensors at their offsets in the data block; empty ones lie where the program begins. Raises ImageError."""
     moved = {each.file: each.begin - each.offset for each in pages}
-    offsets: dict[str, int] = {}
-    for file, tensors in groupby(owned, key=_file_of):
-        by = moved[file]
-        offsets.update((tensor.name, tensor.offset + by) for tensor in tensors)
+    found: dict[str, TensorSpec] = {}
+    tied: list[SourceTensor] = []
+    last, by = None, 0
     for source in sources:
-        if source.tied_to is None:
-            continue
-        owner = draft.tensors.get(source.tied_to)
-        if owner is None or owner.nbytes < draft.tensors[source.name].nbytes:
+        name, dtype, shape, _, tied_to, span = source
+        offset = empty_at
+        if tied_to is not None:
+            tied.append(source)
+        elif span is not None and sizes[name]:
+            if span.file is not last:
+                last, by = span.file, moved[span.file]
+            offset = span.offset + by
+        found[name] = TensorSpec(name, dtype, shape, offset)
+    for source in tied:
+        owner = found.get(source.tied_to or "")
+        if owner is None or sizes[owner.name] < sizes[source.name]:
             raise ImageError(f"tensor {source.name!r} is tied to {source.tied_to!r}, which is not there or smaller")
-        offsets[source.name] = offsets.get(owner.name, empty_at)
-    return {name: TensorSpec(name, dtype, shape, offsets.get(name, empty_at)) for name, dtype, shape, _ in draft}
+        found[source.name] = found[source.name]._replace(offset=owner.offset)
+    return found

@@ -13,13 +13,15 @@ Little endian throughout:
 from __future__ import annotations
 
 import struct
+from itertools import accumulate, repeat
+from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from trims.core.errors import ArtifactError, ImageError
-from trims.core.layout import DTYPE_NUMBERS, DTYPES, Layout, TensorSpec
+from trims.core.layout import DTYPE_BYTES, DTYPE_NUMBERS, DTYPES, MAX_DIMENSIONS, RESERVED, Layout, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable
 
 #: What every safetensors file begins with: the length of its JSON header.
 LENGTH = struct.Struct("<Q")
@@ -29,6 +31,7 @@ MAX_HEADER_BYTES = 25_000_000
 MAGIC = b"TRIMSIX1"
 HEADER = struct.Struct("<8sIIQQQQQ8x")
 RECORD = struct.Struct("<IIQIBBH")
+_WIDTHS = tuple(DTYPE_BYTES.values())
 
 
 class IndexHeader(NamedTuple):
@@ -60,26 +63,36 @@ def header_length(prefix: bytes | memoryview, file_bytes: int, name: str) -> int
 
 def index_size(layout: Layout) -> int:
     """Bytes the index of this layout takes."""
-    dimensions = sum(len(spec.shape) for spec in layout)
-    names = sum(len(_encode_name(spec.name)) for spec in layout)
-    return HEADER.size + len(layout) * RECORD.size + 8 * dimensions + names
+    specs = layout.tensors.values()
+    return index_bytes([spec.name for spec in specs], sum([len(spec.shape) for spec in specs]))
+
+
+def index_bytes(names: Collection[str], dimensions: int) -> int:
+    """Bytes the index of tensors takes that have these names, and so many dimensions together."""
+    text = "".join(names)
+    text_bytes = len(text) if text.isascii() else sum(len(_encode_name(name)) for name in names)
+    return HEADER.size + len(names) * RECORD.size + 8 * dimensions + text_bytes
 
 
 def encode_index(layout: Layout, *, program_offset: int, program_bytes: int, data_bytes: int) -> bytes:
     """Serialise the layout. The result has exactly `index_size(layout)` bytes."""
-    records, extents, names = bytearray(), bytearray(), bytearray()
-    for spec in layout:
-        name = _encode_name(spec.name)
-        records += RECORD.pack(
-            len(names), len(name), spec.offset, len(extents) // 8, DTYPE_NUMBERS[spec.dtype], len(spec.shape), 0
-        )
-        extents += struct.pack(f"<{len(spec.shape)}Q", *spec.shape)
-        names += name
-    size = HEADER.size + len(records) + len(extents) + len(names)
-    header = HEADER.pack(
-        MAGIC, len(layout), len(extents) // 8, len(names), size, program_offset, program_bytes, data_bytes
+    specs = layout.tensors.values()
+    names = [_encode_name(spec.name) for spec in specs]
+    lengths, ranks = [len(name) for name in names], [len(spec.shape) for spec in specs]
+    columns = (
+        accumulate(lengths, initial=0),
+        lengths,
+        [spec.offset for spec in specs],
+        accumulate(ranks, initial=0),
+        [DTYPE_NUMBERS[spec.dtype] for spec in specs],
+        ranks,
     )
-    return header + bytes(records) + bytes(extents) + bytes(names)
+    records = b"".join(map(RECORD.pack, *columns, repeat(0)))  # by column: this is done where a request waits
+    extents = [extent for spec in specs for extent in spec.shape]
+    text = b"".join(names)
+    size = HEADER.size + len(records) + 8 * len(extents) + len(text)
+    header = HEADER.pack(MAGIC, len(layout), len(extents), len(text), size, program_offset, program_bytes, data_bytes)
+    return b"".join((header, records, struct.pack(f"<{len(extents)}Q", *extents), text))
 
 
 def decode_header(data: bytes | memoryview) -> IndexHeader:
@@ -111,24 +124,36 @@ def decode_index(data: bytes | memoryview) -> Layout:
     names_at = extents_at + 8 * header.dimensions
     extents = struct.unpack_from(f"<{header.dimensions}Q", data, extents_at)
     names = bytes(data[names_at : header.index_bytes])
-    layout = Layout.of(_specs(RECORD.iter_unpack(data[HEADER.size : extents_at]), extents, names))
-    layout.validate(header.data_bytes, aligned=False)
-    return layout
+    records = RECORD.iter_unpack(data[HEADER.size : extents_at])
+    return Layout(_tensors(records, extents, names, header))
 
 
-def _specs(records: Iterable[tuple[int, ...]], extents: tuple[int, ...], names: bytes) -> Iterator[TensorSpec]:
-    """One loop and no call for each record: this is most of what a model of many tensors costs to attach."""
+def _tensors(
+    records: Iterable[tuple[int, ...]], extents: tuple[int, ...], names: bytes, header: IndexHeader
+) -> dict[str, TensorSpec]:
+    """One loop and few calls for each record: this is most of what a model of many tensors costs to attach.
+
+    Raises ImageError.
+    """
     try:
         text = names.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ImageError(f"the tensor names of the index are not UTF-8: {error}") from error
     plain = len(text) == len(names)  # ASCII: the offsets of bytes are those of characters
-    for name_at, name_bytes, offset, first, dtype, rank, zero in records:
+    data_bytes, found = header.data_bytes, {}
+    for name_at, name_bytes, offset, first, number, rank, zero in records:
         name_end, end = name_at + name_bytes, first + rank
-        if dtype >= len(DTYPES) or zero or name_end > len(names) or end > len(extents):
+        if number >= len(DTYPES) or zero or name_end > len(names) or end > len(extents):
             raise ImageError("a record of the index points outside it")
         name = text[name_at:name_end] if plain else _decode_name(names[name_at:name_end])
-        yield TensorSpec(name, DTYPES[dtype], extents[first:end], offset)
+        shape, dtype = extents[first:end], DTYPES[number]
+        spec = found[name] = TensorSpec(name, dtype, shape, offset)
+        # As `Layout.validate` has it: numbers of a record are not negative, and a known dtype has a width.
+        if rank > MAX_DIMENSIONS or offset + prod(shape) * _WIDTHS[number] > data_bytes or name == RESERVED:
+            Layout({name: spec}).validate(data_bytes, aligned=False)
+    if len(found) < header.tensors:
+        raise ImageError(f"the index describes {header.tensors} tensors by {len(found)} names")
+    return found
 
 
 def _decode_name(name: bytes) -> str:

@@ -14,7 +14,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from trims.core.errors import ArtifactChangedError, ArtifactError, ArtifactNotFoundError
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
@@ -49,9 +49,14 @@ class SourceFile:
     def look(cls, path: Path) -> SourceFile:
         """Describe the file as it is now. Raises ArtifactError if it is missing or no regular file."""
         with open_source(path) as fd:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise ArtifactError(f"{path} is not a file")
-            return cls(path, *_identity(fd))
+            return cls.of(path, fd)
+
+    @classmethod
+    def of(cls, path: Path, fd: int) -> SourceFile:
+        """Describe the file that is open. Raises ArtifactError if it is no regular file."""
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ArtifactError(f"{path} is not a file")
+        return cls(path, *_identity(fd))
 
     def read(self, length: int, offset: int = 0) -> bytes:
         """At most this many bytes from the offset on; fewer at the end of the file."""
@@ -69,8 +74,7 @@ class SourceFile:
             raise ArtifactChangedError(f"{self.path} was changed while it was read; load it again when it is at rest")
 
 
-@dataclass(frozen=True, slots=True)
-class FileSpan:
+class FileSpan(NamedTuple):
     """A tensor's bytes: from this offset of the file on, as many as the tensor has."""
 
     file: SourceFile

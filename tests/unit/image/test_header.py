@@ -31,6 +31,12 @@ def test_a_good_header_is_read() -> None:
     assert header.data_bytes == 8
 
 
+def test_fields_and_tensors_may_come_in_any_order() -> None:
+    turned = dict(reversed(GOOD.items()))
+    header = parse({"b": {**turned, "data_offsets": [8, 16]}, "a": GOOD, "é": {**GOOD, "data_offsets": [16, 24]}}, 24)
+    assert [(spec.name, spec.offset) for spec in header.layout] == [("b", 8), ("a", 0), ("é", 16)]
+
+
 def test_a_header_without_tensors_is_read() -> None:
     assert len(parse({}, data_bytes=0).layout) == 0
 
@@ -38,7 +44,12 @@ def test_a_header_without_tensors_is_read() -> None:
 REFUSED: dict[str, tuple[Any, str]] = {
     "no JSON": (b"{nonsense", "not JSON"),
     "not UTF-8": (b'{"\xff": 1}', "not JSON"),
+    "UTF-16": (json.dumps(changed()).encode("utf-16"), "not JSON"),
     "an array": (b"[]", "not a JSON object"),
+    "a tensor that is an array of pairs": ({"w": [[name, GOOD[name]] for name in GOOD]}, "exactly dtype"),
+    "a shape that is an object": (changed(shape={}), "impossible shape"),
+    "offsets that are an object": (changed(data_offsets={"a": 0, "b": 8}), "impossible data_offsets"),
+    "metadata with a key twice": (b'{"__metadata__": {"a": "", "a": ""}}', "names 'a' twice"),
     "NaN": (b'{"w": NaN}', "NaN is not JSON"),
     "Infinity": (b'{"w": -Infinity}', "not JSON"),
     "deep nesting": (b'{"w":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not JSON"),

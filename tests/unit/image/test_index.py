@@ -97,6 +97,13 @@ def test_a_name_that_is_not_unicode_is_refused_by_name() -> None:
         index_size(Layout.of([TensorSpec("\ud800", "U8", (1,), 0)]))
 
 
+def test_a_name_that_comes_twice_in_an_index_is_refused() -> None:
+    layout = Layout({str(number): TensorSpec("w", "U8", (1,), 0) for number in range(2)})
+    data = encode_index(layout, program_offset=0, program_bytes=0, data_bytes=1 << 20)
+    with pytest.raises(ImageError, match="describes 2 tensors by 1 names"):
+        decode_index(data)
+
+
 def test_names_of_the_index_that_are_not_utf_8_are_refused() -> None:
     data = encode_index(
         Layout.of([TensorSpec("w", "U8", (1,), 0)]), program_offset=0, program_bytes=0, data_bytes=1 << 20
