@@ -24,7 +24,9 @@ _STORAGES = {
     "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8",
     "BoolStorage": "BOOL", "ComplexFloatStorage": "C64",
 }  # fmt: skip
-_STOP, _REMEMBER, _REMEMBER_FAR, _RECALL = b".qrh"
+_STOP, _REMEMBER, _REMEMBER_FAR, _RECALL, _TEXT, _BYTE, _INTEGER, _MARK = b".qrhXKJ("
+#: Opcodes that push what does not change.
+_CONSTANTS = {ord(")"): (), ord("N"): None, 0x88: True, 0x89: False}
 #: The class of storage of newer dtypes, which each tensor in it tells.
 _UNTYPED = ("torch.storage", "UntypedStorage")
 #: What a key of a dict may be. The hash of a deep tuple, for one, would use up the C stack.
@@ -62,10 +64,15 @@ def read_pickle(data: bytes) -> Any:
 
 
 class _Named(NamedTuple):
-    """A function, class or dtype that the pickle names."""
+    """A function, class or dtype that the pickle names.
+
+    Attributes:
+        function: What a call of it does here; None if it may not be called.
+    """
 
     module: str
     name: str
+    function: Callable[..., Any] | None
 
 
 class _Storage(NamedTuple):
@@ -90,39 +97,46 @@ class _Machine:
 
     def run(self) -> Any:
         """The value that is left at the end."""
-        data, memo = self._data, self._memo
-        while (code := data[self._at]) != _STOP:
-            # Two of three opcodes of a checkpoint are these; the others are looked up.
-            if code == _REMEMBER:
-                memo[data[self._at + 1]] = self._stack[-1]
-                self._at += 2
+        data, memo, at, stack = self._data, self._memo, self._at, self._stack
+        while (code := data[at]) != _STOP:
+            # Three of four opcodes of a checkpoint are these, done here in local variables; the others are looked up.
+            if code == _REMEMBER_FAR:
+                memo[_UINT.unpack_from(data, at + 1)[0]] = stack[-1]
+                at += 5
             elif code == _RECALL:
-                self._stack.append(memo[data[self._at + 1]])
-                self._at += 2
-            elif code == _REMEMBER_FAR:
-                self._at += 1
-                memo[self._number(_UINT)] = self._stack[-1]
-            elif (action := _ACTIONS.get(code)) is not None:
-                self._at += 1
-                action(self)
+                stack.append(memo[data[at + 1]])
+                at += 2
+            elif code == _BYTE:
+                stack.append(data[at + 1])
+                at += 2
+            elif code == _INTEGER:
+                stack.append(_INT.unpack_from(data, at + 1)[0])
+                at += 5
+            elif code == _TEXT:
+                begin = at + 5
+                at = begin + _UINT.unpack_from(data, at + 1)[0]
+                stack.append(_whole(data, begin, at).decode())
+            elif code == _MARK:
+                self._below.append(stack)
+                stack = []
+                at += 1
+            elif code in _CONSTANTS:
+                stack.append(_CONSTANTS[code])
+                at += 1
+            elif code == _REMEMBER:
+                memo[data[at + 1]] = stack[-1]
+                at += 2
             else:
-                raise ValueError(f"opcode {chr(code)!r} at {self._at}")
-        return self._stack.pop()
+                self._at, self._stack = at + 1, stack
+                _action(code, at)(self)
+                at, stack = self._at, self._stack
+        return stack.pop()
 
     def push(self, value: Any) -> None:
         self._stack.append(value)
 
-    def push_text(self) -> None:
-        self._stack.append(self._bytes(self._number(_UINT)).decode())
-
-    def push_byte(self) -> None:
-        self._stack.append(self._byte())
-
     def push_short(self) -> None:
         self._stack.append(self._number(_USHORT))
-
-    def push_int(self) -> None:
-        self._stack.append(self._number(_INT))
 
     def push_long(self) -> None:
         self._stack.append(int.from_bytes(self._bytes(self._byte()), "little", signed=True))
@@ -133,20 +147,21 @@ class _Machine:
     def push_named(self) -> None:
         module, name = self._line(), self._line()
         typed = module == "torch" and (name in DTYPES or name in _STORAGES)
-        if not typed and f"{module} {name}" not in _FUNCTIONS and (module, name) != _UNTYPED:
+        function = _FUNCTIONS.get(f"{module} {name}")
+        if not typed and function is None and (module, name) != _UNTYPED:
             raise ValueError(f"it names {module}.{name}")
-        self._stack.append(_Named(module, name))
+        self._stack.append(_Named(module, name, function))
 
     def protocol(self) -> None:
         if (number := self._byte()) != 2:
             raise ValueError(f"protocol {number}")
 
-    def mark(self) -> None:
-        self._below.append(self._stack)
-        self._stack = []
-
     def tuple_since_mark(self) -> None:
-        self.push(tuple(self._since_mark()))
+        since, self._stack = self._stack, self._below.pop()
+        self._stack.append(tuple(since))
+
+    def tuple_of_one(self) -> None:
+        self._stack[-1] = (self._stack[-1],)
 
     def tuple_of(self, count: int) -> None:
         if len(self._stack) < count:
@@ -167,7 +182,10 @@ class _Machine:
         named = self._stack[-1]
         if not isinstance(named, _Named) or type(arguments) is not tuple:
             raise TypeError(f"it calls a {type(named).__name__}")
-        self._stack[-1] = _FUNCTIONS[f"{named.module} {named.name}"](*arguments)
+        function = named.function
+        if function is None:
+            raise KeyError(f"{named.module}.{named.name}")
+        self._stack[-1] = function(*arguments)
 
     def build(self) -> None:
         """The state of a dict is what torch keeps beside a state dict: versions of modules."""
@@ -211,9 +229,7 @@ class _Machine:
 
     def _bytes(self, length: int) -> bytes:
         begin, self._at = self._at, self._at + length
-        if self._at > len(self._data):
-            raise IndexError("it ends too early")
-        return self._data[begin : self._at]
+        return _whole(self._data, begin, self._at)
 
     def _byte(self) -> int:
         self._at += 1
@@ -225,12 +241,18 @@ class _Machine:
         return self._data[begin:end].decode()
 
 
+def _whole(data: bytes, begin: int, end: int) -> bytes:
+    if end > len(data):
+        raise IndexError("it ends too early")
+    return data[begin:end]
+
+
 def _storage(kind: Any, named: Any, key: Any, device: Any, count: Any) -> _Storage:
     if kind != "storage" or not isinstance(named, _Named) or type(key) is not str or type(count) is not int:
         raise TypeError("a storage is described in another way")
     if type(device) is not str or device.partition(":")[0] not in _DEVICES:
         raise ValueError("a storage is on no device that has bytes")
-    dtype = None if named == _UNTYPED else _STORAGES[named.name]
+    dtype = None if named.name == _UNTYPED[1] and named.module == _UNTYPED[0] else _STORAGES[named.name]
     return _Storage(key, dtype, count * (DTYPE_BYTES[dtype] if dtype else 1))
 
 
@@ -251,15 +273,16 @@ def _tensor_v3(*given: Any) -> StoredTensor:
 
 
 def _tensor(storage: _Storage, dtype: str, given: Sequence[Any], metadata: Sequence[Any]) -> StoredTensor:
-    if metadata not in ((), (None,), ({},)):
+    if metadata and metadata not in ((None,), ({},)):
         # Its elements are not what its bytes say: they are to be conjugated or negated, or something newer.
         marks = list(metadata[0])[:3] if isinstance(metadata[0], dict) else [type(metadata[0]).__name__]
         raise ValueError(f"a tensor is marked {marks!r:.100}")
     offset, shape, stride, _, _ = given
     if len(shape) != len(stride):
         raise TypeError("a tensor has not as many strides as extents")
-    if any(type(number) is not int or number < 0 for number in (offset, *shape, *stride)):
-        raise ValueError("a tensor has an impossible shape")
+    for number in (offset, *shape, *stride):
+        if type(number) is not int or number < 0:
+            raise ValueError("a tensor has an impossible shape")
     begin, dense, nbytes = offset * DTYPE_BYTES[dtype], True, DTYPE_BYTES[dtype]
     for extent, step in zip(reversed(shape), reversed(stride), strict=True):
         dense = dense and (extent == 1 or step * DTYPE_BYTES[dtype] == nbytes)
@@ -291,22 +314,14 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 
 _ACTIONS: Mapping[int, Callable[[_Machine], None]] = {
     0x80: _Machine.protocol,
-    ord("("): _Machine.mark,
     ord("}"): lambda machine: machine.push({}),
     ord("]"): lambda machine: machine.push([]),
-    ord(")"): lambda machine: machine.push(()),
-    ord("N"): lambda machine: machine.push(None),
-    0x88: lambda machine: machine.push(True),
-    0x89: lambda machine: machine.push(False),
-    ord("K"): _Machine.push_byte,
     ord("M"): _Machine.push_short,
-    ord("J"): _Machine.push_int,
     0x8A: _Machine.push_long,
     ord("G"): _Machine.push_float,
-    ord("X"): _Machine.push_text,
     ord("c"): _Machine.push_named,
     ord("t"): _Machine.tuple_since_mark,
-    0x85: lambda machine: machine.tuple_of(1),
+    0x85: _Machine.tuple_of_one,
     0x86: lambda machine: machine.tuple_of(2),
     0x87: lambda machine: machine.tuple_of(3),
     ord("j"): _Machine.recall_far,
@@ -318,3 +333,10 @@ _ACTIONS: Mapping[int, Callable[[_Machine], None]] = {
     ord("a"): _Machine.append,
     ord("e"): _Machine.extend,
 }
+
+
+def _action(code: int, at: int) -> Callable[[_Machine], None]:
+    found = _ACTIONS.get(code)
+    if found is None:
+        raise ValueError(f"opcode {chr(code)!r} at {at}")
+    return found
