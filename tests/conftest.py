@@ -53,6 +53,10 @@ def _descriptors() -> dict[str, str]:
 _LIBRARY_DESCRIPTORS = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]")
 
 
+#: By which the kernel tells of changes to the mount table; a process opens it once.
+_KEPT_DESCRIPTOR = "/mountinfo"
+
+
 def _threads() -> set[str]:
     return {
         f"{thread.name} ({thread.ident})"
@@ -82,7 +86,9 @@ def _segments() -> set[str]:
 def _snapshot() -> dict[str, set[str]]:
     return {
         "descriptor": {
-            f"{fd} -> {target}" for fd, target in _descriptors().items() if target not in _LIBRARY_DESCRIPTORS
+            f"{fd} -> {target}"
+            for fd, target in _descriptors().items()
+            if target not in _LIBRARY_DESCRIPTORS and not target.endswith(_KEPT_DESCRIPTOR)
         },
         "thread": _threads(),
         "child process": _children(),

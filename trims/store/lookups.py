@@ -1,8 +1,9 @@
 """Names that are being looked into: one look for each name and epoch, and deadlines that hold meanwhile.
 
 Looking may take minutes (a builder runs, a large file is hashed) or hang for ever (a dead network mount). So looks run
-in workers, and each mount point has workers of its own: what hangs on one file system holds up no other. Paths need no
-registry, and do not wait for names that do: a registry of a plug-in may be slow. Files that take long to hash have
+in workers, and each mount point has workers of its own: what hangs on one file system holds up no other. They are those
+that read headers, too: the thread that has looked into a file goes on to its header. Paths need no registry, and do not
+wait for names that do: a registry of a plug-in may be slow. Files that take long to hash have
 workers apart, so that short files, and models that are known, do not wait for them. Files that are hashed behind their
 readers have one worker for each mount point and a pace, until a request waits for one of them. A file that no ask waits
 for any more is not read to its end. Not covered: what looking means (`resolve`).
@@ -22,7 +23,7 @@ from trims.store.asks import session_ended
 from trims.store.catalog import FILE_PREFIX
 from trims.store.pace import Behind, Pace
 from trims.store.resolve import DigestNeededError, LongReadError, NotWantedError, Reading
-from trims.store.work import BEHIND
+from trims.store.work import BEHIND, PoolsByMount
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from trims.store.work import Pool, Pools
 
 log = logging.getLogger(__name__)
-#: Workers for each mount point: the most threads that a hanging file system can take.
-_WORKERS = 16
+#: Workers for each mount point that look, and read headers: the most threads that a hanging file system can take.
+READERS = 16
 #: Of them, how many long files of a mount point are hashed at once: each keeps several processors busy.
 _LONG_READS = 4
 #: Workers that read the registry to find out which mount point a name belongs to.
@@ -72,6 +73,7 @@ class Lookups:
         found: Called from a worker, once for each ask, with what was found or the error.
         pools: Makes the workers.
         pace: Of files that no request waits for; by default without a limit.
+        readers: Workers that look, shared with others that read headers, and not stopped here; by default its own.
     """
 
     def __init__(
@@ -80,8 +82,11 @@ class Lookups:
         found: Callable[[Ask, Resolved | TrimsError], None],
         pools: Pools,
         pace: Pace | None = None,
+        readers: PoolsByMount | None = None,
     ) -> None:
         self._pace = pace or Pace()
+        self._shares_readers = readers is not None
+        self._readers = readers or PoolsByMount(pools, "resolve", READERS)
         self._resolver = resolver
         self._found = found
         self._new_pool = pools
@@ -94,8 +99,7 @@ class Lookups:
         self._sorters = pools("names", _SORTERS)
         self._path_sorters = pools("paths", 1)
         self._behind_by_mount: dict[str, Pool] = {}
-        self._by_mount: dict[str, Pool] = {}
-        self._long_by_mount: dict[str, Pool] = {}
+        self._long_reads = PoolsByMount(pools, "hash", _LONG_READS)
         self._stopped = False
 
     def add(self, ask: Ask) -> None:
@@ -179,17 +183,17 @@ class Lookups:
             self._by_ticket.clear()
             self._by_session.clear()
             self._looks.clear()
-            by_mount = (self._by_mount, self._long_by_mount, self._behind_by_mount)
-            pools = [self._sorters, self._path_sorters, *(pool for each in by_mount for pool in each.values())]
-        for pool in pools:
+            pools: list[Pool | PoolsByMount] = [self._sorters, self._path_sorters, self._long_reads]
+            pools += self._behind_by_mount.values()
+        for pool in pools if self._shares_readers else [*pools, self._readers]:
             pool.stop(drop=True, timeout_s=1.0)
         return left
 
     def _begin(self, look: _Look) -> None:
-        """Choose workers. What is remembered of the name tells its mount point; else the registry must be asked."""
-        remembered = self._resolver.remembered(look.name)
-        if remembered is not None:
-            self._look_soon(look, remembered.mount)
+        """Choose workers. Where the mount point is not known at once, it is found out by workers, too."""
+        where = self._resolver.where_now(look.name)
+        if where is not None:
+            self._look_soon(look, where)
         else:
             sorters = self._path_sorters if look.name.startswith(FILE_PREFIX) else self._sorters
             sorters.submit(lambda: self._sort(look), look.tenant)
@@ -209,10 +213,7 @@ class Lookups:
                 if pool is None:
                     pool = self._behind_by_mount[where] = self._new_pool("learn", 1, niceness=BEHIND)
             else:
-                pools, workers = (self._long_by_mount, _LONG_READS) if long else (self._by_mount, _WORKERS)
-                pool = pools.get(where)
-                if pool is None:
-                    pool = pools[where] = self._new_pool("hash" if long else "resolve", workers)
+                pool = (self._long_reads if long else self._readers).of(where)
             long = long or look.behind
         pool.submit(lambda: self._look(look, where, long=long), look.tenant)
 

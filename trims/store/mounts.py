@@ -8,38 +8,54 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import threading
-import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _TABLE = "/proc/self/mountinfo"
-_RENEW_S = 1.0
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class Mounts:
-    """The mount table of this process, read again at most once a second."""
+    """The mount table of this process, read again when it has changed: the kernel tells that of its open file."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._points: list[str] = []
-        self._read_at_s = 0.0
+        self._points: frozenset[str] = frozenset()
+        self._changes: select.poll | None = None
 
     def point_of(self, path: str) -> str:
         """The longest mount point that contains an absolute path, by its name: symbolic links are not followed."""
-        return next((point for point in self._now() if _contains(point, path)), "/")
-
-    def _now(self) -> list[str]:
         with self._lock:
-            if not self._points or time.monotonic() - self._read_at_s > _RENEW_S:
-                with open(_TABLE, encoding="utf-8", errors="surrogateescape") as table:
-                    points = {_plain(line.split(" ", 5)[4]) for line in table}
-                self._points = sorted(points, key=len, reverse=True)
-                self._read_at_s = time.monotonic()
-            return self._points
+            if self._is_stale():
+                self._read()
+            return _longest(self._points, path)
+
+    def point_of_now(self, path: str) -> str | None:
+        """The same; None if the table must be read for it, or is being read. Never blocks."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return None if self._is_stale() else _longest(self._points, path)
+        finally:
+            self._lock.release()
+
+    def _is_stale(self) -> bool:
+        """Whether the table has changed. The kernel tells it once, so what is known is forgotten with it."""
+        if self._changes is None or self._changes.poll(0):
+            self._points = frozenset()
+        return not self._points
+
+    def _read(self) -> None:
+        if self._changes is None:  # before the table is read: so no change is missed
+            self._changes = select.poll()
+            self._changes.register(os.open(_TABLE, os.O_RDONLY | os.O_CLOEXEC), select.POLLPRI)
+            self._changes.poll(0)
+        with open(_TABLE, encoding="utf-8", errors="surrogateescape") as table:
+            self._points = frozenset(_plain(line.split(" ", 5)[4]) for line in table)
 
 
 def _plain(text: str) -> str:
@@ -47,13 +63,20 @@ def _plain(text: str) -> str:
     return _ESCAPED.sub(lambda match: chr(int(match.group(1), 8)), text)
 
 
-def _contains(point: str, path: str) -> bool:
-    return path == point or path.startswith(point.rstrip("/") + "/")
+def _longest(points: frozenset[str], path: str) -> str:
+    while path not in points and path != "/":
+        path = path[: path.rfind("/")] or "/"
+    return path
 
 
 _mounts = Mounts()
 
 
 def mount_of(path: Path) -> str:
-    """The mount point a path lies under."""
+    """The mount point a path lies under. Reads the mount table if that has changed."""
     return _mounts.point_of(os.path.normpath(os.path.abspath(path)))
+
+
+def mount_of_now(path: Path) -> str | None:
+    """The mount point an absolute path lies under; None if the table must be read for it. Never blocks."""
+    return _mounts.point_of_now(os.path.normpath(path))

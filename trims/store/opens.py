@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trims.store.pins import Pins
     from trims.store.resolve import Resolved, Resolver
     from trims.store.shell import Shell
-    from trims.store.work import Pools
+    from trims.store.work import Pools, PoolsByMount
     from trims.store.workspace import Workspaces
 
 #: Names whose terms are kept; then all are dropped, and worked out again when they are asked for.
@@ -53,6 +53,7 @@ class Opens:
         keep_alive_s: For models whose manifest states none.
         pools: Makes the workers of lookups.
         pace: Of files that are hashed behind their readers.
+        readers: Workers of lookups that are shared with others; see `Lookups`.
         clock: Monotonic seconds.
     """
 
@@ -68,6 +69,7 @@ class Opens:
         keep_alive_s: float | None = None,
         pools: Pools = thread_pool,
         pace: Pace | None = None,
+        readers: PoolsByMount | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shell = shell
@@ -83,7 +85,7 @@ class Opens:
         self._learning: set[str] = set()
         #: By name.
         self._terms: dict[str, Terms] = {}
-        self.lookups = Lookups(resolver, self._found, pools, pace)
+        self.lookups = Lookups(resolver, self._found, pools, pace, readers)
 
     def open(
         self,

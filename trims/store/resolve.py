@@ -43,7 +43,7 @@ from trims.formats.environments import Environment
 from trims.formats.in_place import may_be_in_place
 from trims.memory.reading import read_up_to
 from trims.store.catalog import FILE_PREFIX, identities_of, identity_of
-from trims.store.mounts import mount_of
+from trims.store.mounts import mount_of, mount_of_now
 from trims.store.work import stepped_back
 from trims.tiers.transfer import default_threads
 
@@ -243,6 +243,13 @@ class Resolver:
             if resolved.hashed:
                 self._catalog.remember_key(name, resolved.key, _text_of(resolved.manifest))
             return True
+
+    def where_now(self, name: str) -> str | None:
+        """The same as `where`, if that is known without reading anything. Memory only: never blocks."""
+        known = self._known.get(name)
+        if known is not None:
+            return known.mount
+        return mount_of_now(Path(name.removeprefix(FILE_PREFIX))) if name.startswith(FILE_PREFIX) else None
 
     def where(self, name: str) -> str:
         """What a look into the name may hang on: the mount point of its file, or `builder`. Reads the registry.

@@ -24,7 +24,7 @@ from trims.image.descriptors import explain_descriptors
 from trims.store.copying import Copier, RealHostBytes
 from trims.store.pace import Behind, Pace
 from trims.store.plans import SHUTTING_DOWN, Plans
-from trims.store.work import BEHIND, LAST, thread_pool
+from trims.store.work import BEHIND, LAST, PoolsByMount, thread_pool
 from trims.tiers.base import DeviceTier, InPlaceTier
 from trims.tiers.reading import read_ahead
 
@@ -51,6 +51,8 @@ FREE_TRIES = 4
 FREE_PAUSE_S = 1.0
 #: Seconds that the end of a daemon waits for fills to stop; one may hang in a dead file system.
 END_S = 60.0
+#: The same of what only looks at files and reads their headers.
+_READERS_END_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ class Runner:
         clock: Monotonic seconds.
         max_images: Images that may be open at once: each takes a descriptor.
         pace: Of fills that no request waits for; by default without a limit.
+        readers: Workers that read headers, shared with those that look into files; by default its own.
 
     Attributes:
         sealed: The memory of every sealed replica. Only the runner writes here; one look needs no lock.
@@ -111,6 +114,7 @@ class Runner:
         clock: Callable[[], float] = time.monotonic,
         max_images: int = sys.maxsize,
         pace: Pace | None = None,
+        readers: PoolsByMount | None = None,
     ) -> None:
         self._max_images = max_images
         self._pace = pace or Pace()
@@ -124,8 +128,7 @@ class Runner:
         self._copier = Copier(self._host, self._stopping)
         self._converters = pools("convert", converters, niceness=BEHIND)
         self._new_pool = pools
-        #: By mount point: what hangs on one file system holds up no other.
-        self._planners: dict[str, Pool] = {}
+        self._readers = readers or PoolsByMount(pools, "plan", _PLANNERS)
         self._copiers = pools("copy", workers, niceness=BEHIND)
         #: For fills that no request waits for: by mount point of the artifact, or "" for copies.
         self._behind_fills: dict[str, Pool] = {}
@@ -223,19 +226,11 @@ class Runner:
             )
 
         in_child = resolved.converted and replica.place is not FILE
-        self._submit(self._converters if in_child else self._planners_of(resolved.mount), replica, work, failed)
+        self._submit(self._converters if in_child else self._readers.of(resolved.mount), replica, work, failed)
 
     def _note_tenant(self, replica: ReplicaId, tenant: str | None) -> None:
         if tenant is not None:
             self._tenants[replica] = tenant
-
-    def _planners_of(self, mount: str) -> Pool:
-        """Workers that read headers on one file system."""
-        with self._lock:
-            pool = self._planners.get(mount)
-            if pool is None:
-                pool = self._planners[mount] = self._new_pool("plan", _PLANNERS)
-            return pool
 
     def abandon(self, replica: ReplicaId) -> None:
         """The last request for it is gone: stop planning, drop the plan. Never blocks."""
@@ -278,7 +273,7 @@ class Runner:
     def _pool_of(self, replica: ReplicaId) -> Pool:
         """Workers for a fill from the artifact."""
         if replica.place is FILE:
-            return self._planners_of(self._plans.mount_of(replica))
+            return self._readers.of(self._plans.mount_of(replica))
         if self._plans.needs_child(replica):
             return self._converters_apart.get(replica.place, self._converters)
         return self._apart[replica.place][0] if replica.place in self._apart else self._copiers
@@ -388,7 +383,9 @@ class Runner:
         self._plans.end()
         self._verifiers.stop()
         copiers = [copier for copier, _ in self._apart.values()] + list(self._converters_apart.values())
-        for pool in (*self._planners.values(), *self._behind_fills.values(), self._converters, self._copiers, *copiers):
+        if not self._readers.stop(timeout_s=_READERS_END_S):
+            log.warning("a look at a file hangs: it is left behind")
+        for pool in (*self._behind_fills.values(), self._converters, self._copiers, *copiers):
             if not pool.stop(timeout_s=END_S):
                 log.error("a fill hangs in a read or a write: it is left behind")
         self._host.stop()

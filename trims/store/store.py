@@ -14,6 +14,7 @@ import secrets
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.core import refusals
@@ -42,6 +43,8 @@ from trims.core.residency import Residency
 from trims.store.adoption import Adoption
 from trims.store.device_leases import DeviceLeases
 from trims.store.fills import Fills
+from trims.store.lookups import READERS
+from trims.store.mounts import mount_of
 from trims.store.opens import Opens
 from trims.store.pace import Pace
 from trims.store.pins import Pins
@@ -50,7 +53,7 @@ from trims.store.runner import Runner, converter_of
 from trims.store.shell import Shell
 from trims.store.ticker import Ticker
 from trims.store.watchers import Watchers
-from trims.store.work import thread_pool
+from trims.store.work import PoolsByMount, thread_pool
 from trims.store.workspace import Workspaces
 from trims.tiers.base import DeviceTier
 
@@ -151,6 +154,7 @@ class Store:
         )
         self._ticker = Ticker(self.next_due_s, self.tick)
         self.watchers = Watchers(self.counters)
+        readers = PoolsByMount(pools, "read", READERS)
         self.runner = Runner(
             self.tiers,
             convert or converter_of(limits),
@@ -163,6 +167,7 @@ class Store:
             clock=clock,
             max_images=max_images,
             pace=pace,
+            readers=readers,
         )
         self._shell = Shell(
             self.residency,
@@ -204,6 +209,7 @@ class Store:
             keep_alive_s=keep_alive_s,
             pools=pools,
             pace=pace,
+            readers=readers,
             clock=clock,
         )
         self.open, self.load, self.resume = opens.open, opens.load, opens.resume
@@ -243,6 +249,7 @@ class Store:
 
     def adopt(self) -> None:
         """Take over what an earlier daemon left, and its pins."""
+        mount_of(Path("/"))  # so that the first open finds the mount table read
         for tier in self.tiers.values():
             self._adoption.take_over(tier)
         self.device_leases.guard_adopted(self._clock())

@@ -126,6 +126,37 @@ class ThreadPool:
             return None
 
 
+class PoolsByMount:
+    """Pools of one kind, one for each mount point, made when there is work for it: what hangs on one holds up no other.
+
+    Args:
+        pools: Makes them.
+        name: Of each.
+        threads: Of each, at most.
+    """
+
+    def __init__(self, pools: Pools, name: str, threads: int) -> None:
+        self._new_pool = pools
+        self._name, self._threads = name, threads
+        self._lock = threading.Lock()
+        self._by_mount: dict[str, Pool] = {}
+
+    def of(self, mount: str) -> Pool:
+        """The pool of a mount point."""
+        with self._lock:
+            pool = self._by_mount.get(mount)
+            if pool is None:
+                pool = self._by_mount[mount] = self._new_pool(self._name, self._threads)
+            return pool
+
+    def stop(self, *, drop: bool = False, timeout_s: float | None = None) -> bool:
+        """Stop each; see `Pool.stop`. True if all have ended."""
+        with self._lock:
+            pools = list(self._by_mount.values())
+        ended = [pool.stop(drop=drop, timeout_s=timeout_s) for pool in pools]  # each, also behind one that has not
+        return all(ended)
+
+
 def step_back(niceness: int = BEHIND) -> None:
     """Let other threads go before this one. Threads that it starts inherit that."""
     if niceness > os.getpriority(os.PRIO_PROCESS, 0):

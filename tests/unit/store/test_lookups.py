@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from store_parts import Workers, resolved
@@ -20,6 +20,7 @@ from trims.core.lease import Waiter
 from trims.store.asks import Ask, Outcome
 from trims.store.lookups import Lookups
 from trims.store.resolve import DigestNeededError, LongReadError, NotWantedError, Reading, Resolved
+from trims.store.work import PoolsByMount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,13 +37,15 @@ class Names:
         self.looked: list[tuple[str, bool]] = []
         self.wanted: Callable[[], bool] = lambda: True
         self.in_place = False
+        self.mounts_now: dict[str, str] = {}
         self.paced: list[bool] = []
 
     def epoch(self, name: str) -> int:
         return self.epochs.get(name, 0)
 
-    def remembered(self, name: str) -> Resolved | None:
-        return self.known.get(name)
+    def where_now(self, name: str) -> str | None:
+        known = self.known.get(name)
+        return self.mounts_now.get(name) if known is None else known.mount
 
     def where(self, name: str) -> str:
         if name not in self.mounts:
@@ -141,6 +144,23 @@ def test_a_path_does_not_wait_for_names_that_the_registry_is_asked_for(bench: Be
     assert bench.workers.names == ["paths"]
     bench.workers.run()
     assert len(bench.found) == 1
+
+
+def test_a_path_whose_mount_point_is_known_is_looked_into_at_once(bench: Bench) -> None:
+    bench.model("file:/m")
+    bench.names.mounts_now["file:/m"] = "/mnt"
+    bench.ask("file:/m")
+    assert bench.workers.names == ["resolve"]
+    bench.workers.run()
+    assert len(bench.found) == 1
+
+
+def test_readers_that_are_shared_outlive_the_lookups(bench: Bench) -> None:
+    readers, resolver = PoolsByMount(bench.workers, "read", 1), cast("Any", bench.names)
+    lookups = Lookups(resolver, lambda ask, result: None, bench.workers, readers=readers)
+    lookups.stop()
+    assert readers.of("/").submit(lambda: None)
+    assert bench.workers.names == ["read"]
 
 
 def test_a_name_that_is_not_registered_is_answered_with_the_error(bench: Bench) -> None:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from trims.store.work import BEHIND, ThreadPool, stepped_back
+from trims.store.work import BEHIND, PoolsByMount, ThreadPool, stepped_back
 
 WAIT_S = 120.0
 
@@ -128,3 +128,27 @@ def test_tenants_take_turns_in_a_pool() -> None:
     go_on.set()
     assert pool.stop(timeout_s=WAIT_S)
     assert done == ["greedy 0", "modest", "greedy 1", "greedy 2"]
+
+
+def test_each_mount_point_has_a_pool_of_its_own_and_one() -> None:
+    made: list[tuple[str, int]] = []
+
+    def pool(name: str, threads: int, *, niceness: int = 0) -> ThreadPool:
+        made.append((name, threads))
+        return ThreadPool(name, threads, niceness=niceness)
+
+    pools, entered, go_on, done = PoolsByMount(pool, "read", 1), threading.Event(), threading.Event(), []
+
+    def hang() -> None:
+        entered.set()
+        assert go_on.wait(WAIT_S)
+
+    pools.of("/dead").submit(hang)
+    assert entered.wait(WAIT_S)
+    pools.of("/").submit(lambda: done.append("well"))
+    assert pools.of("/") is pools.of("/")
+    assert pools.of("/").stop(timeout_s=WAIT_S)
+    assert (made, done) == ([("read", 1)] * 2, ["well"])
+    assert not pools.stop(timeout_s=0.01), "one of them has not ended"
+    go_on.set()
+    assert pools.stop(timeout_s=WAIT_S)
