@@ -13,6 +13,7 @@ Little endian throughout:
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from itertools import accumulate, repeat
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,6 +32,9 @@ MAX_HEADER_BYTES = 25_000_000
 MAGIC = b"TRIMSIX1"
 HEADER = struct.Struct("<8sIIQQQQQ8x")
 RECORD = struct.Struct("<IIQIBBH")
+_U32 = struct.Struct("<I")
+#: Of a tensor's name in the names of all, before the whole table is read for it.
+_MOST_OCCURRENCES = 16
 _WIDTHS = tuple(DTYPE_BYTES.values())
 
 
@@ -126,6 +130,36 @@ def decode_index(data: bytes | memoryview) -> Layout:
     names = bytes(data[names_at : header.index_bytes])
     records = RECORD.iter_unpack(data[HEADER.size : extents_at])
     return Layout(_tensors(records, extents, names, header))
+
+
+def find_tensor(data: bytes | memoryview, name: str) -> TensorSpec | None:
+    """One tensor of the table at the start of a data block, without reading the others. Raises ImageError.
+
+    Returns None if that is not how it is found: there is none, its name occurs in many others, or names do not lie in
+    the order of their records, as `encode_index` writes them. `decode_index` knows then.
+    """
+    header = decode_header(data)
+    if header.index_bytes > len(data):
+        raise ImageError(f"the index claims {header.index_bytes} bytes of a block of {len(data)}")
+    extents_at = HEADER.size + header.tensors * RECORD.size
+    names = bytes(data[extents_at + 8 * header.dimensions : header.index_bytes])
+    wanted, at = name.encode("utf-8", "surrogatepass"), -1
+
+    def name_at(number: int) -> int:
+        return int(_U32.unpack_from(data, HEADER.size + number * RECORD.size)[0])
+
+    for _ in range(_MOST_OCCURRENCES):
+        if (at := names.find(wanted, at + 1)) < 0:
+            return None
+        number = bisect_left(range(header.tensors), at, key=name_at)
+        if number < header.tensors:
+            found = RECORD.unpack_from(data, HEADER.size + number * RECORD.size)
+            _, _, offset, first, dtype, rank, zero = found
+            if found[:2] == (at, len(wanted)) and first + rank <= header.dimensions:
+                extents = struct.unpack_from(f"<{rank}Q", data, extents_at + 8 * first)
+                record = (0, len(wanted), offset, 0, dtype, rank, zero)
+                return _tensors([record], extents, wanted, header._replace(tensors=1))[name]
+    return None
 
 
 def _tensors(

@@ -18,6 +18,7 @@ from trims.image.index import (
     IndexHeader,
     decode_header,
     decode_index,
+    find_tensor,
     header_length,
 )
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from trims.core.layout import Layout, TensorSpec
     from trims.image.header import SafetensorsHeader
     from trims.image.program import Program
+
+
+#: Tensors that are found one by one before the whole table is read: reading it takes longer than finding a few.
+_FIND_EACH = 4
 
 
 class ImageView:
@@ -41,6 +46,8 @@ class ImageView:
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
+        #: What was asked for before the whole table was read.
+        self._found: dict[str, TensorSpec] = {}
         try:
             length = header_length(data[: LENGTH.size], len(data), "image")
         except ArtifactError as error:
@@ -92,6 +99,11 @@ class ImageView:
 
     def spec(self, name: str) -> TensorSpec:
         """Description of one tensor. Raises TensorNotFoundError."""
+        if "layout" not in self.__dict__ and len(self._found) < _FIND_EACH and isinstance(name, str):
+            found = self._found.get(name) or find_tensor(self._data[self.data_start :], name)
+            if found is not None:
+                self._found[name] = found
+                return found
         try:
             return self.layout.tensors[name]
         except KeyError:

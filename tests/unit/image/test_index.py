@@ -19,6 +19,7 @@ from trims.image.index import (
     decode_header,
     decode_index,
     encode_index,
+    find_tensor,
     header_length,
     index_size,
 )
@@ -87,6 +88,9 @@ def test_a_layout_comes_out_of_the_index_as_it_went_in(
     data = encode_index(layout, program_offset=program_offset, program_bytes=program_bytes, data_bytes=1 << 50)
     assert len(data) == index_size(layout)
     assert decode_index(data + b"weights") == layout
+    for spec in layout:
+        assert find_tensor(data + b"weights", spec.name) in (spec, None)
+    assert find_tensor(data, "no such tensor") is None
     header = decode_header(data)
     assert (header.tensors, header.index_bytes, header.data_bytes) == (len(described), len(data), 1 << 50)
     assert (header.program_offset, header.program_bytes) == (program_offset, program_bytes)
@@ -95,6 +99,36 @@ def test_a_layout_comes_out_of_the_index_as_it_went_in(
 def test_a_name_that_is_not_unicode_is_refused_by_name() -> None:
     with pytest.raises(ImageError, match=r"tensor name '\\ud800' is not valid Unicode"):
         index_size(Layout.of([TensorSpec("\ud800", "U8", (1,), 0)]))
+
+
+def index_of(*names: str) -> bytes:
+    layout = Layout({str(at): TensorSpec(name, "F32", (2, at), 64 * at) for at, name in enumerate(names)})
+    return encode_index(layout, program_offset=0, program_bytes=0, data_bytes=1 << 20)
+
+
+def test_one_tensor_is_found_among_names_that_contain_its_own() -> None:
+    names = ["layer.10", "layer.1", "a.layer.1", "er.1", "layer.1é"]
+    found = [find_tensor(index_of(*names), name) for name in names]
+    assert [None if spec is None else (spec.name, spec.shape) for spec in found] == [
+        (name, (2, at)) for at, name in enumerate(names)
+    ]
+    assert [find_tensor(index_of(*names), name) for name in ("layer", "1", "\ud800", "")] == [None] * 4
+
+
+def test_a_name_that_occurs_in_very_many_is_left_to_the_whole_table() -> None:
+    names = [f"w{number}" for number in range(1000)]
+    assert find_tensor(index_of(*names, "w"), "w") is None
+    assert decode_index(index_of(*names, "w")).tensors["w"].shape == (2, 1000)
+
+
+def test_a_tensor_that_lies_outside_is_refused_when_it_is_found_alone() -> None:
+    data = bytearray(index_of("a", "b"))
+    struct.pack_into("<Q", data, HEADER.size + RECORD.size + 8, 1 << 40)
+    assert find_tensor(data, "a") == TensorSpec("a", "F32", (2, 0), 0)
+    with pytest.raises(ImageError, match="tensor 'b' claims bytes"):
+        find_tensor(data, "b")
+    with pytest.raises(ImageError, match="of a block of"):
+        find_tensor(bytes(data[:-1]), "a")
 
 
 def test_a_name_that_comes_twice_in_an_index_is_refused() -> None:
