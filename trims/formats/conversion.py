@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.carrier.task import SourceFailedError
 from trims.core.errors import ConversionError, InternalError
-from trims.formats.base import Measurable
+from trims.formats.base import is_measurable
 from trims.formats.beside import builder_facts
 from trims.formats.plugins import converter, detect
 from trims.formats.process import LimitedChild
@@ -136,7 +136,7 @@ def start_conversion(
 
 def is_large(chosen: Converter, artifact: Artifact) -> bool:
     """True if planning parses more than this process may while others wait. Raises ArtifactError, CapacityError."""
-    return isinstance(chosen, Measurable) and chosen.described_bytes(artifact) > PARSE_HERE_BYTES
+    return is_measurable(chosen) and chosen.described_bytes(artifact) > PARSE_HERE_BYTES
 
 
 class _ConversionBySize(Conversion):

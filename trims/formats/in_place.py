@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import InternalError, NotInPlaceError
 from trims.core.units import format_bytes
-from trims.formats.base import InPlaceFormat
+from trims.formats.base import is_in_place_format
 from trims.formats.conversion import NOT_NEEDED, Conversion, converter, is_large
 from trims.image.in_place import InPlacePlan, plan_in_place
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def may_be_in_place(chosen: Converter, options: Mapping[str, Any]) -> bool:
     """True if artifacts of this format are worth a look: their plans are made of bytes in files, without a child."""
-    return isinstance(chosen, InPlaceFormat) and chosen.may_be_in_place(options)
+    return is_in_place_format(chosen) and chosen.may_be_in_place(options)
 
 
 class InPlace(Conversion):
@@ -37,7 +37,7 @@ class InPlace(Conversion):
         chosen = converter(self._artifact.format)
         if is_large(chosen, self._artifact):
             raise NotInPlaceError(f"{self._artifact.files[0]}: its description is too large to be parsed here")
-        if not isinstance(chosen, InPlaceFormat):
+        if not is_in_place_format(chosen):
             raise InternalError(f"artifacts of format {chosen.format} are never served in place")
         self._plan = plan_in_place(chosen.contents(self._artifact))
         if unaligned := self._plan.unaligned_bytes:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 from functools import cache
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ArtifactError, ConfigError, NotSupportedError, TrimsError
 from trims.formats.base import Converter
-from trims.image.source import SourceFile
+from trims.image.source import SourceFile, open_source
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +40,9 @@ def detect(main: Path) -> Converter:
 
     Raises ArtifactError if no converter claims the file, or more than one does.
     """
-    first_bytes = SourceFile.look(main).read(FIRST_BYTES)
+    with open_source(main) as fd:
+        SourceFile.of(main, fd)
+        first_bytes = os.pread(fd, FIRST_BYTES, 0)
     claiming = [found for found in map(converter, _entry_points()) if found.claims(main, first_bytes)]
     if not claiming:  # then its name counts, so that its own format says what is wrong with it
         claiming = [each for each in map(converter, _entry_points()) if main.suffix in getattr(each, "suffixes", ())]

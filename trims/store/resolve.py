@@ -228,9 +228,7 @@ class Resolver:
 
     def _resolve(self, name: str, reading: Reading) -> Resolved:
         manifest = self.manifest(name)
-        resolved = self._without_artifact(name, manifest) or self._from_artifact(name, manifest, reading)
-        true_path = os.path.realpath(resolved.artifact.files[0])  # it was read just now: links may be followed
-        return replace(resolved, mount=mount_of(Path(true_path)))
+        return self._without_artifact(name, manifest) or self._from_artifact(name, manifest, reading)
 
     def _remember(self, name: str, resolved: Resolved, epoch: int) -> bool:
         """Keep it; False if the manifest changed since `epoch`. The catalog keeps it in the same order."""
@@ -305,6 +303,7 @@ class Resolver:
             identities=identities_of((main,)),
             checked_at_s=self._clock(),
             converted=chosen.needs_child(options),
+            mount=_true_mount(main),
         )
 
     def _look(self, name: str, manifest: Manifest, chosen: Converter, main: Path, reading: Reading) -> Resolved:
@@ -331,6 +330,7 @@ class Resolver:
             checked_at_s=self._clock(),
             converted=chosen.needs_child(options),
             builder=made_by.get("builder", {}),
+            mount=_true_mount(files[0]),
         )
 
     def _in_place_key(
@@ -454,6 +454,11 @@ class Resolver:
 def builder_is_as_before(resolved: Resolved) -> bool:
     """False if the file of the module builder was edited since the name was looked into. Reads that file."""
     return not resolved.builder or builder_of_options(resolved.artifact) == resolved.builder
+
+
+def _true_mount(main: Path) -> str:
+    """The mount point of the file itself: it was looked at just now, so links may be followed."""
+    return mount_of(Path(os.path.realpath(main)))
 
 
 def _options(manifest: Manifest, chosen: Converter) -> dict[str, Any]:
