@@ -24,7 +24,7 @@ from trims.image.descriptors import explain_descriptors
 from trims.store.copying import Copier, RealHostBytes
 from trims.store.pace import Behind, Pace
 from trims.store.plans import SHUTTING_DOWN, Plans
-from trims.store.work import BEHIND, LAST, PoolsByMount, thread_pool
+from trims.store.work import BEHIND, LAST, PoolsByMount, Slots, thread_pool
 from trims.tiers.base import DeviceTier, InPlaceTier
 from trims.tiers.reading import read_ahead
 
@@ -43,8 +43,12 @@ if TYPE_CHECKING:
     from trims.trace.spans import Tracer
 
 log = logging.getLogger(__name__)
-#: Artifacts of one mount point whose headers are read at once: each takes milliseconds, unless its file system hangs.
-_PLANNERS = 4
+#: Artifacts of one mount point whose headers are read at once, by workers of their own, and by those that looked into
+#: the files: each takes milliseconds of the interpreter lock, unless its file system hangs.
+_PLANNERS = 2
+_PLANNING_READERS = 2
+#: Seconds after which files in place are read ahead; what a session reads at once comes by its own page faults.
+_READ_AHEAD_AFTER_S = 0.01
 #: How often a failed free is tried again, and the seconds between two tries. After that the memory counts as freed, and
 #: the log says what was left where.
 FREE_TRIES = 4
@@ -94,7 +98,8 @@ class Runner:
         clock: Monotonic seconds.
         max_images: Images that may be open at once: each takes a descriptor.
         pace: Of fills that no request waits for; by default without a limit.
-        readers: Workers that read headers, shared with those that look into files; by default its own.
+        readers: Workers that have just looked into files: one goes on to a header by itself, with no other thread to
+            wake. By default headers wait for workers of their own.
 
     Attributes:
         sealed: The memory of every sealed replica. Only the runner writes here; one look needs no lock.
@@ -131,7 +136,9 @@ class Runner:
         self._copier = Copier(self._host, self._stopping)
         self._converters = pools("convert", converters, niceness=BEHIND)
         self._new_pool = pools
-        self._readers = readers or PoolsByMount(pools, "plan", _PLANNERS)
+        self._planners = PoolsByMount(pools, "plan", _PLANNERS)
+        self._readers = readers or self._planners
+        self._planning = Slots(_PLANNING_READERS)
         self._copiers = pools("copy", workers, niceness=BEHIND)
         #: For fills that no request waits for: by mount point of the artifact, or "" for copies.
         self._behind_fills: dict[str, Pool] = {}
@@ -228,8 +235,19 @@ class Runner:
                 descriptors=self._plans.descriptors_of(replica),
             )
 
-        in_child = resolved.converted and replica.place is not FILE
-        self._submit(self._converters if in_child else self._readers.of(resolved.mount), replica, work, failed)
+        def here_or_there() -> Event | None:
+            with self._planning.one_of(resolved.mount) as free:
+                if free:
+                    return work()
+            self._submit(self._planners.of(resolved.mount), replica, work, failed)
+            return None
+
+        if resolved.converted and replica.place is not FILE:
+            self._submit(self._converters, replica, work, failed)
+        elif self._readers is self._planners:
+            self._submit(self._planners.of(resolved.mount), replica, work, failed)
+        else:
+            self._submit(self._readers.of(resolved.mount), replica, here_or_there, failed)
 
     def _note_tenant(self, replica: ReplicaId, tenant: str | None) -> None:
         if tenant is not None:
@@ -386,7 +404,7 @@ class Runner:
         self._plans.end()
         self._verifiers.stop()
         copiers = [copier for copier, _ in self._apart.values()] + list(self._converters_apart.values())
-        if not self._readers.stop(timeout_s=_READERS_END_S):
+        if not all([self._readers.stop(timeout_s=_READERS_END_S), self._planners.stop(timeout_s=_READERS_END_S)]):
             log.warning("a look at a file hangs: it is left behind")
         for pool in (*self._behind_fills.values(), self._converters, self._copiers, *copiers):
             if not pool.stop(timeout_s=END_S):
@@ -483,8 +501,14 @@ class Runner:
         with self._tracer.span("open.file", key=replica.key[:16]):
             extent = tier.serve(replica.key, replica.generation, self._plans.take_in_place(replica))
         self.adopt(replica, extent)
-        self._verifiers.submit(lambda: read_ahead(extent, self._stopping))
-        return Filled(at_s=self._clock(), **_about(replica), cost_s=self._clock() - started)
+        filled_at_s = self._clock()
+        self._verifiers.submit(lambda: self._read_ahead(extent, filled_at_s))
+        return Filled(at_s=filled_at_s, **_about(replica), cost_s=filled_at_s - started)
+
+    def _read_ahead(self, extent: Extent, filled_at_s: float) -> None:
+        """Have the kernel read an artifact's files, once the session has its answer: both use the interpreter."""
+        self._stopping.wait(max(0.0, filled_at_s + _READ_AHEAD_AFTER_S - self._clock()))
+        read_ahead(extent, self._stopping)
 
     def _lacks_descriptors(self, replica: ReplicaId) -> bool:
         return self._descriptors + self._plans.descriptors_of(replica) > self._max_images

@@ -11,13 +11,15 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from trims.store.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
@@ -155,6 +157,27 @@ class PoolsByMount:
             pools = list(self._by_mount.values())
         ended = [pool.stop(drop=drop, timeout_s=timeout_s) for pool in pools]  # each, also behind one that has not
         return all(ended)
+
+
+class Slots:
+    """A few slots of each name, for what may be done by so many at once. Nothing here waits for one."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def one_of(self, name: str) -> Iterator[bool]:
+        """Take a slot for a `with` block; False if all of that name are taken."""
+        with self._lock:
+            free = self._taken[name] < self._most
+            self._taken[name] += free
+        try:
+            yield free
+        finally:
+            with self._lock:
+                self._taken[name] -= free
 
 
 def step_back(niceness: int = BEHIND) -> None:

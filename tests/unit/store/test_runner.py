@@ -16,6 +16,7 @@ from trims.core.place import CPU, DISK
 from trims.core.replica import ReplicaId
 from trims.memory.shm import PosixShm
 from trims.store.runner import FREE_PAUSE_S, FREE_TRIES, Runner
+from trims.store.work import PoolsByMount
 from trims.testing.tiers import an_image, put
 from trims.testing.wrapped_tiers import FaultyTier, WrappedTier
 from trims.tiers.cpu import CpuTier
@@ -132,6 +133,37 @@ def test_an_artifact_is_measured_then_converted_into_memory_that_is_sealed(bench
 def test_only_an_artifact_that_needs_a_child_takes_a_converter(bench: Bench, converted: bool, pool: str) -> None:
     bench.runner.measure(AT_CPU, 1, resolved(converted=converted))
     assert bench.workers.names == [pool]
+
+
+def test_readers_go_on_to_two_headers_at_once_and_leave_a_third_to_others(bench: Bench, tmp_path: Path) -> None:
+    replicas = [ReplicaId(KEY, CPU, generation) for generation in range(1, 4)]
+
+    class Nested(Conversion):
+        """One whose header is read while those of others are."""
+
+        def plan(self) -> int:
+            if "read" in bench.workers.names:
+                bench.workers.run_one()
+            return super().plan()
+
+    runner = Runner(
+        {CPU: bench.cpu},
+        lambda _: Nested(7),  # type: ignore[arg-type,return-value]
+        Tracer(),
+        bench.reported.append,
+        pools=bench.workers,
+        readers=PoolsByMount(bench.workers, "read", 16),
+    )
+    for replica in replicas:
+        runner.measure(replica, 1, resolved())
+    assert bench.workers.names == ["read"] * 3
+    bench.workers.run_one()
+    assert bench.workers.names == ["plan"], "the third"
+    assert len(bench.reported) == 2
+    bench.workers.run()
+    assert [type(event) for event in bench.reported] == [Measured] * 3
+    bench.reported.clear()
+    runner.stop()
 
 
 @pytest.mark.parametrize(

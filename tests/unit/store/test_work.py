@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from trims.store.work import BEHIND, PoolsByMount, ThreadPool, stepped_back
+from trims.store.work import BEHIND, PoolsByMount, Slots, ThreadPool, stepped_back
 
 WAIT_S = 120.0
 
@@ -152,3 +152,13 @@ def test_each_mount_point_has_a_pool_of_its_own_and_one() -> None:
     assert not pools.stop(timeout_s=0.01), "one of them has not ended"
     go_on.set()
     assert pools.stop(timeout_s=WAIT_S)
+
+
+def test_slots_are_taken_by_name_and_given_back_whatever_happens() -> None:
+    slots = Slots(1)
+    with slots.one_of("/") as first, slots.one_of("/") as second, slots.one_of("/mnt") as other:
+        assert (first, second, other) == (True, False, True)
+    with pytest.raises(ZeroDivisionError), slots.one_of("/"):
+        _ = 1 // 0
+    with slots.one_of("/") as again:
+        assert again
