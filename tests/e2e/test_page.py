@@ -93,7 +93,7 @@ def test_a_model_is_tried_with_the_keyboard_and_its_answer_tells_its_stages(
     assert "Cold" in text
     assert "start its process" in text
     assert "[2, 5]" in text
-    assert browser.evaluate("document.querySelectorAll('.bar').length") == 9
+    assert browser.evaluate("document.querySelectorAll('.bar').length") == 10
     browser.press("Enter")
     browser.wait("document.querySelector('.badge').textContent === 'Warm'")
     assert browser.evaluate("document.querySelectorAll('.bar').length") == 5

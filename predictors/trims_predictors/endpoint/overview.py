@@ -128,12 +128,16 @@ def _replica(replica: Replica) -> dict[str, Any]:
 
 
 def _write(found: _Found, report: Mapping[str, Any]) -> bytes:
-    running = report["models"]
+    running, hot = report["models"], report["hot"]
+
+    def predictors(model: str) -> dict[str, int]:
+        return {**running.get(model, _NO_PREDICTORS), "hot": hot.get(model, 0)}
+
     message = {
         "version": trims.__version__,
         "daemon": found.daemon,
         "places": found.places,
-        "models": [{**each, "predictors": running.get(each["name"], _NO_PREDICTORS)} for each in found.models],
+        "models": [{**each, "predictors": predictors(each["name"])} for each in found.models],
         "spares": report["spares"],
         "templates": report["templates"],
     }

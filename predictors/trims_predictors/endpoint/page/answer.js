@@ -23,7 +23,8 @@ const STAGES = [
 const RUN = ["input", "preprocess", "predict", "postprocess", "output"];
 
 const HOW = {
-  running: "a predictor was running", spare: "a spare predictor took it", forked: "a predictor was forked for it",
+  running: "a predictor was running", spare: "a spare predictor took it",
+  hot: "a spare predictor that had loaded the model took it", forked: "a predictor was forked for it",
   spawned: "a new process was started for it",
 };
 

@@ -83,8 +83,9 @@ function createModel(first, page) {
 }
 
 function aboutPredictors(line) {
-  const parts = [`${line.busy} running`, `${line.idle} idle`, ...(line.starting ? [`${line.starting} starting`] : [])];
-  const none = !line.busy && !line.idle && !line.starting;
+  const parts = [`${line.busy} running`, `${line.idle} idle`, ...(line.starting ? [`${line.starting} starting`] : []),
+    ...(line.hot ? [count(line.hot, "hot spare")] : [])];
+  const none = !line.busy && !line.idle && !line.starting && !line.hot;
   return `${none ? "No predictors" : `Predictors: ${parts.join(", ")}`} · ${count(line.queued, "request")} waiting`;
 }
 

@@ -19,7 +19,12 @@ STATS = Stats(
     sessions=3, leases=4, uptime_s=5.55, devices=(DEVICE,), gpu_off="", unverified_bytes=0, max_files=1, max_sessions=1,
     max_images=8, images=2,
 )  # fmt: skip
-REPORT = {"models": {"m": {"queued": 2, "starting": 0, "idle": 1, "busy": 1}}, "spares": {"torch": 1}, "templates": {}}
+REPORT = {
+    "models": {"m": {"queued": 2, "starting": 0, "idle": 1, "busy": 1}},
+    "spares": {"torch": 1},
+    "templates": {},
+    "hot": {"m": 1},
+}
 
 
 def replica(place: str = "cpu", *, pinned: bool = False, keep_left_s: float | None = None) -> Replica:
@@ -82,8 +87,8 @@ def test_models_are_told_in_order_with_their_replicas_and_predictors() -> None:
         "place": "cpu", "state": "sealed", "bytes": 40, "leases": 1, "waiters": 0, "pinned": False, "keep_left_s": 7.5,
     }  # fmt: skip
     assert m["replicas"][1]["pinned"]
-    assert m["predictors"] == REPORT["models"]["m"]
-    assert odd["predictors"] == {"starting": 0, "idle": 0, "busy": 0, "queued": 0}
+    assert m["predictors"] == {"queued": 2, "starting": 0, "idle": 1, "busy": 1, "hot": 1}
+    assert odd["predictors"] == {"starting": 0, "idle": 0, "busy": 0, "queued": 0, "hot": 0}
     assert (m["trouble"], odd["trouble"]) == ("", "nothing runs it")
 
 
