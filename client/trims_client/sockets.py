@@ -9,11 +9,13 @@ thread that reads. The options SO_SNDTIMEO and SO_RCVTIMEO apply to one directio
 from __future__ import annotations
 
 import _socket as socket
+import os
 import struct
 import time
 from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError, DaemonAwayError
+from trims.wire.address import ATTACH_SOCKET, TENANTS_FOLDER
 
 if TYPE_CHECKING:
     from collections import deque
@@ -40,10 +42,22 @@ def connect(sock: socket.socket, path: str) -> None:
         ) from error
     except OSError as error:
         sock.close()
-        raise DaemonAwayError(
+        why = _unknown_tenant(path) or (
             f"no daemon answers at {path} ({error.strerror}); start one with `trims serve`, or point "
             f"TRIMS_RUNTIME_DIR at the folder of one that runs"
-        ) from error
+        )
+        raise DaemonAwayError(why) from error
+
+
+def _unknown_tenant(path: str) -> str:
+    """What is wrong if the path is the socket of a tenant, which is not there, and that of a daemon is; else empty."""
+    tenants, _, name = os.path.dirname(path).rpartition("/")
+    folder, _, last = tenants.rpartition("/")
+    if last != TENANTS_FOLDER or os.path.exists(path) or not os.path.exists(f"{folder}/{ATTACH_SOCKET}"):
+        return ""
+    return (
+        f"the daemon in {folder} knows no tenant {name!r}; name it in the file of `trims serve --tenants`, and restart"
+    )
 
 
 def peer_uid(sock: socket.socket) -> int:

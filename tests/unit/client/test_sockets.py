@@ -139,3 +139,17 @@ def test_no_limit_never_passes_and_one_that_passed_still_leaves_a_moment() -> No
     assert sockets.passed(0.0)
     assert sockets.left(0.0) == 0.001
     assert not sockets.passed(time.monotonic() + 1000)
+
+
+def test_a_tenant_that_the_daemon_does_not_know_is_told_from_a_daemon_that_is_away(folder: Path) -> None:
+    away = rf"no daemon answers at {folder}/tenants/blue/attach.sock"
+    unknown = rf"the daemon in {folder} knows no tenant 'blue'; name it in the file of `trims serve --tenants`"
+    for there, told in ((False, away), (True, unknown)):
+        if there:
+            (folder / "attach.sock").touch()
+        with pytest.raises(DaemonAwayError, match=told):
+            sockets.connect(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), f"{folder}/tenants/blue/attach.sock")
+    (folder / "tenants" / "blue").mkdir(parents=True)
+    (folder / "tenants" / "blue" / "attach.sock").touch()  # it is there, and no daemon listens
+    with pytest.raises(DaemonAwayError, match=away):
+        sockets.connect(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), f"{folder}/tenants/blue/attach.sock")
