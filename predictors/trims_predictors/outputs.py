@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import os
 import sys
+import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +24,10 @@ BURST_BYTES = 64 << 10
 BYTES_PER_S = 16 << 10
 #: Longer lines are cut into pieces.
 LINE_BYTES = 4096
+#: Bytes that wait for a log whose reader is slow; more is left out.
+WAITING_BYTES = 1 << 20
+#: Seconds that the end waits for such a log.
+_END_S = 1.0
 #: Read in one turn of the event loop, and seconds until the next turn of a process that prints more.
 _TURN_BYTES = 256 << 10
 _TURN_S = 0.1
@@ -55,6 +62,7 @@ class Output:
         os.set_blocking(self._read_fd, False)
         self._begun = b""
         self._left_out = 0
+        self._told: list[str] = []
         self._may_bytes, self._at_s = float(BURST_BYTES), clock()
         self._later: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._read_fd, self._readable)
@@ -99,6 +107,14 @@ class Output:
         if not self._named:
             self._write(self._decoder.decode(data))
             return
+        now_s = self._clock()
+        self._may_bytes = min(BURST_BYTES, self._may_bytes + (now_s - self._at_s) * BYTES_PER_S)
+        self._at_s = now_s
+        if self._may_bytes <= len(self._prefix):  # no line at all: they are counted, and not looked at one by one
+            self._begun = data.rpartition(b"\n")[2][:LINE_BYTES]
+            self._left_out += data.count(b"\n")
+            return
+        self._told = []
         *lines, rest = (self._begun + data).split(b"\n")
         while len(rest) > LINE_BYTES:
             lines.append(rest[:LINE_BYTES])
@@ -107,23 +123,27 @@ class Output:
         for line in lines:
             for begin in range(0, max(1, len(line)), LINE_BYTES):
                 self._tell(line[begin : begin + LINE_BYTES])
+        self._write("".join(self._told))
+
+    @property
+    def _prefix(self) -> str:
+        return f"[{self.whose}] "
 
     def _tell(self, line: bytes) -> None:
-        now_s = self._clock()
-        self._may_bytes = min(BURST_BYTES, self._may_bytes + (now_s - self._at_s) * BYTES_PER_S)
-        self._at_s = now_s
-        if len(line) + 1 > self._may_bytes:
+        costs = len(self._prefix) + len(line) + 1
+        if costs > self._may_bytes:
             self._left_out += 1
             return
-        self._may_bytes -= len(line) + 1
+        self._may_bytes -= costs
         self._tell_left_out()
         text = line.decode(errors="replace").rstrip("\r").replace("\t", "    ")
-        self._write(f"[{self.whose}] {''.join(each if each.isprintable() else '?' for each in text)}\n")
+        printable = text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
+        self._told.append(f"{self._prefix}{printable}\n")
 
     def _tell_left_out(self) -> None:
         if self._left_out:
             rate = f"more than {BYTES_PER_S >> 10} KiB a second"
-            self._write(f"[{self.whose}] {self._left_out} lines are left out: it prints {rate}\n")
+            self._told.append(f"{self._prefix}{self._left_out} lines are left out: it prints {rate}\n")
             self._left_out = 0
 
     def close(self) -> None:
@@ -132,6 +152,7 @@ class Output:
         if self._read_fd < 0:
             return
         self._read()
+        self._told = []
         if self._later is not None:
             self._later.cancel()
         self._loop.remove_reader(self._read_fd)
@@ -141,7 +162,67 @@ class Output:
             self._tell(self._begun)
             self._begun = b""
         self._tell_left_out()
+        self._write("".join(self._told))
         self._closed(self)
+
+
+class Writer:
+    """Writes to a file in a thread of its own: one whose reader has stopped holds up no event loop.
+
+    Args:
+        fd: Open for writing; not closed here.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._changed = threading.Condition()
+        self._waiting: deque[str] = deque()
+        self._waiting_bytes = 0
+        self._lost = 0
+        self._thread: threading.Thread | None = None
+        self._closing = False
+
+    def __call__(self, text: str) -> None:
+        """Have it written soon. Left out, and counted, if much waits already."""
+        if not text:
+            return
+        with self._changed:
+            if self._waiting_bytes + len(text) > WAITING_BYTES:
+                self._lost += text.count("\n")
+                return
+            if self._lost:
+                text = f"{self._lost} lines of predictors are left out: this log is not read fast enough\n{text}"
+                self._lost = 0
+            self._waiting.append(text)
+            self._waiting_bytes += len(text)
+            self._changed.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="trims-outputs", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._closing:
+                    self._changed.wait()
+                if not self._waiting:
+                    return
+                text = "".join(self._waiting)
+                self._waiting.clear()
+                self._waiting_bytes = 0
+            data = text.encode(errors="replace")
+            with contextlib.suppress(OSError):  # a log that is closed takes nothing
+                while data:
+                    data = data[os.write(self._fd, data) :]
+
+    def close(self) -> None:
+        """Wait a moment for what is still to be written. Idempotent."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(_END_S)
 
 
 class Outputs:
@@ -161,7 +242,7 @@ class Outputs:
         plain: bool = False,
     ) -> None:
         self._plain = plain
-        self._write = write or _to_standard_error
+        self._write = write or (_to_standard_error if plain else Writer(2))
         self._clock = clock
         self._open: set[Output] = set()
 
@@ -178,6 +259,8 @@ class Outputs:
         """Let go of all pipes, with what is in them. Idempotent."""
         for each in list(self._open):
             each.close()
+        if isinstance(self._write, Writer):
+            self._write.close()
 
 
 def _to_standard_error(text: str) -> None:

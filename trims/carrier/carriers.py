@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from trims.carrier.messages import MOST_FDS, check, receive, send, send_order
@@ -71,8 +72,11 @@ class Process:
             except OSError as error:
                 self._socket.close()
                 raise LostCarrierError(f"no carrier can be started: {error}") from error
-        # It ends by itself when it had nothing to do for a while, and is buried then.
-        threading.Thread(target=self._process.wait, name="trims-carrier", daemon=True).start()
+        try:  # it ends by itself when it had nothing to do for a while, and is buried then
+            threading.Thread(target=self._process.wait, name="trims-carrier", daemon=True).start()
+        except RuntimeError as error:
+            self.kill()
+            raise LostCarrierError(f"no carrier can be started: {error}") from error
 
     @property
     def pid(self) -> int:
@@ -88,13 +92,13 @@ class Process:
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(0))
 
-    def begin(self, order: Order) -> None:
-        """Hand it a task. Raises LostCarrierError, OSError for a target."""
+    def begin(self, order: Order, is_awaited: Callable[[], bool] = lambda: False) -> bool:
+        """Hand it a task; False as None of `ask`. Raises LostCarrierError, OSError for a target."""
         try:
             send_order(self._socket, order)
         except OSError as error:
             raise self._lost(error) from error
-        self._answer(lambda: False)
+        return self._answer(is_awaited) is not None
 
     def ask(self, request: dict[str, Any], is_awaited: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """Its answer; None if a request has come to wait and it took too long: it was killed then, and is gone.
@@ -129,7 +133,12 @@ class Process:
         self._socket.close()
 
     def close(self) -> None:
-        """Let it end; returns at once."""
+        """Let it end, once it has done what it was asked; returns at once."""
+        self._socket.close()
+
+    def end(self) -> None:
+        """End it while it has nothing to do; returns at once."""
+        self._process.kill()  # also one that is stopped
         self._socket.close()
 
     def _lost(self, error: Exception) -> LostCarrierError:
@@ -155,7 +164,7 @@ class Carriers:
         order: Order,
         *,
         bytes_per_s: float | None,
-        moved: Callable[[int], None],
+        moved: Callable[[int, float], None],
         is_awaited: Callable[[], bool],
     ) -> dict[str, str] | None:
         """Do a task; returns the digests by name. Blocks.
@@ -163,7 +172,7 @@ class Carriers:
         Args:
             order: What to do.
             bytes_per_s: The bandwidth; None for no limit.
-            moved: Called after each slice with its bytes; may wait.
+            moved: Called after each slice with its bytes and the seconds that it took; may wait.
             is_awaited: Whether a request has come to wait for it.
 
         Returns:
@@ -174,34 +183,44 @@ class Carriers:
             SourceFailedError: A file ended early or cannot be read.
             OSError: The target cannot be written.
         """
+        told_bytes = 0
+
+        def tell(done_bytes: int, took_s: float) -> None:  # what is done for the second time is not told again
+            nonlocal told_bytes
+            if done_bytes > told_bytes:
+                more, told_bytes = done_bytes - told_bytes, done_bytes
+                moved(more, took_s)
+
         if order.task.nbytes > HERE_BYTES and len(order.files) <= MOST_FDS:
             try:
-                return self._carry(order, bytes_per_s, moved, is_awaited)
+                return self._carry(order, bytes_per_s, tell, is_awaited)
             except LostCarrierError as error:
                 log.warning("%s; its work goes on in the daemon, with a higher priority", error)
-        return _do_here(order, moved, is_awaited)
+        return _do_here(order, tell, is_awaited)
 
     def _carry(
         self,
         order: Order,
         bytes_per_s: float | None,
-        moved: Callable[[int], None],
+        tell: Callable[[int, float], None],
         is_awaited: Callable[[], bool],
     ) -> dict[str, str] | None:
         process = self._take()
         try:
-            process.begin(order)
+            if not process.begin(order, is_awaited):
+                return None
             done = 0
             while done < order.task.nbytes:
                 if is_awaited():
                     if process.ask({"do": "drop"}, is_awaited) is not None:
                         self._give_back(process)
                     return None
+                began_s = time.monotonic()
                 answer = process.ask({"do": "go", "nbytes": SLICE_BYTES, "bytes_per_s": bytes_per_s}, is_awaited)
                 if answer is None:
                     return None
-                moved(answer["done"] - done)
                 done = answer["done"]
+                tell(done, time.monotonic() - began_s)
             answer = process.ask({"do": "end"}, is_awaited)
         except (SourceFailedError, OSError):  # said by the carrier, which has let go of all
             self._give_back(process)
@@ -237,19 +256,17 @@ class Carriers:
             self._closed = True
             idle, self._idle = self._idle, []
         for process in idle:
-            process.close()
+            process.end()
 
 
-def _do_here(order: Order, moved: Callable[[int], None], is_awaited: Callable[[], bool]) -> dict[str, str] | None:
+def _do_here(order: Order, tell: Callable[[int, float], None], is_awaited: Callable[[], bool]) -> dict[str, str] | None:
     running = Running(order)
     try:
-        done = 0
-        while done < order.task.nbytes:
+        while running.done_bytes < order.task.nbytes:
             if is_awaited():
                 return None
-            now = running.advance()
-            moved(now - done)
-            done = now
+            began_s = time.monotonic()
+            tell(running.advance(), time.monotonic() - began_s)
         return running.digests()
     finally:
         running.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -33,6 +34,9 @@ def give_way() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     except OSError:
         os.nice(19)
+    # Where the kernel groups processes by session, the group has a weight of its own, whatever its processes are.
+    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
+        group.write("19")
 
 
 class Carrier:
@@ -40,22 +44,22 @@ class Carrier:
 
     Args:
         connection: To the daemon.
-        sleep: Waits for as many seconds.
+        sleep: Waits for as many seconds; None to end meanwhile if the daemon does.
     """
 
-    def __init__(self, connection: socket.socket, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, connection: socket.socket, sleep: Callable[[float], None] | None = None) -> None:
         self._connection = connection
-        self._sleep = sleep
+        self._sleep = sleep or self._pause
         self._running: Running | None = None
         self._fds: list[int] = []
         self._free_at_s = 0.0
 
     def serve(self) -> None:
         """Answer requests until the daemon is gone, or silent for long."""
-        self._connection.settimeout(IDLE_S)
         try:
             with contextlib.suppress(EOFError, OSError):
                 while True:
+                    self._connection.settimeout(IDLE_S if self._running is None else None)
                     send(self._connection, self._answer(*receive(self._connection)))
         finally:
             self._drop()
@@ -98,6 +102,11 @@ class Carrier:
                 self._sleep(max(0.0, self._free_at_s - time.monotonic()))
             done = now
         return done
+
+    def _pause(self, seconds: float) -> None:
+        """Raises EOFError if the daemon has gone: it sends nothing while it waits for an answer."""
+        if select.select([self._connection], [], [], seconds)[0]:
+            raise EOFError("the daemon has ended")
 
     def _drop(self) -> None:
         if self._running is not None:

@@ -100,9 +100,11 @@ class LargePages:
 
 def _clear_a_free_page() -> None:
     """Have the kernel clear a large page that is free, in a way that other threads can interrupt."""
-    with mmap.mmap(-1, 2 * LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        with contextlib.suppress(OSError):  # a kernel without them will say so when it is asked for one that matters
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    with (
+        contextlib.suppress(OSError),  # a kernel without them will say so when it is asked for one that matters
+        mmap.mmap(-1, 2 * LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory,
+    ):
+        memory.madvise(mmap.MADV_HUGEPAGE)
         start = ctypes.c_char.from_buffer(memory)
         offset = -ctypes.addressof(start) % LARGE_PAGE_BYTES
         del start  # a mapping with views cannot be closed

@@ -50,17 +50,19 @@ class Pace:
         self._lock = threading.Lock()
         self._free_at_s = 0.0
 
-    def keep(self, nbytes: int, is_awaited: Callable[[], bool]) -> None:
+    def keep(self, nbytes: int, is_awaited: Callable[[], bool], took_s: float = 0.0) -> None:
         """Bytes were moved: wait for as long as they take at the bandwidth, after those of all other work.
 
         Args:
             nbytes: How many.
             is_awaited: Whether a request waits for the work; ends the pause.
+            took_s: Seconds that moving them took, which count.
         """
         if self.bytes_per_s is None or is_awaited():
             return
         with self._lock:
-            self._free_at_s = until_s = max(self._free_at_s, self._clock()) + nbytes / self.bytes_per_s
+            began_s = max(self._free_at_s, self._clock() - took_s)
+            self._free_at_s = until_s = began_s + nbytes / self.bytes_per_s
         while (left_s := until_s - self._clock()) > 0:
             if is_awaited():
                 with self._lock:  # time that is not waited for is time for other work
@@ -98,14 +100,15 @@ class Behind:
         """
         done = 0
 
-        def moved(nbytes: int) -> None:
+        pace = self._pace
+
+        def moved(nbytes: int, took_s: float) -> None:
             nonlocal done
             done += nbytes
             if on_progress is not None:
                 on_progress(done)
-            self.moved(nbytes)
+            pace.keep(nbytes, self._is_awaited, took_s)
 
-        pace = self._pace
         return pace.carriers.carry(order, bytes_per_s=pace.bytes_per_s, moved=moved, is_awaited=self._is_awaited)
 
     def moved(self, nbytes: int) -> None:

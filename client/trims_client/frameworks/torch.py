@@ -363,10 +363,14 @@ def _check_versions(name: str, made_with: Mapping[str, str]) -> None:
 
 def _renamed(weights: Weights, found: Iterable[str], names: Callable[[str], str]) -> dict[str, str]:
     """What the module calls each tensor. Raises CallerError."""
+    if not callable(names):
+        raise CallerError(f"`names` is a {type(names).__name__}; give a function that takes a name and returns one")
     named: dict[str, str] = {}
     taken: dict[str, str] = {}
     for name in found:
         named[name] = wanted = names(name)
+        if not isinstance(wanted, str):
+            raise CallerError(f"`names` returned {wanted!r:.80} for {name!r}; it must return the module's name for it")
         if wanted in taken:
             raise CallerError(f"`names` calls both {taken[wanted]!r} and {name!r} of {weights.name!r} {wanted!r}")
         taken[wanted] = name

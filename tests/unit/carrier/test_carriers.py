@@ -42,7 +42,11 @@ class Depot:
         is_awaited: Callable[[], bool] = lambda: False,
         order: Order | None = None,
     ) -> dict[str, str] | None:
-        return self.carriers.carry(order or self.order, bytes_per_s=None, moved=moved, is_awaited=is_awaited)  # type: ignore[arg-type]
+        def told(nbytes: int, took_s: float) -> None:
+            assert took_s >= 0.0
+            moved(nbytes)
+
+        return self.carriers.carry(order or self.order, bytes_per_s=None, moved=told, is_awaited=is_awaited)
 
     @property
     def expected(self) -> dict[str, str]:
@@ -130,6 +134,27 @@ def test_a_carrier_that_gets_no_processor_is_killed_once_a_request_waits(depot: 
     assert depot.carry() == depot.expected
 
 
+def test_a_carrier_that_does_not_even_begin_is_killed_once_a_request_waits(depot: Depot) -> None:
+    assert depot.carry() == depot.expected
+    os.kill(depot.processes[0].pid, signal.SIGSTOP)
+    assert depot.carry(is_awaited=lambda: True) is None
+    assert depot.processes[0].ended
+    assert depot.carry() == depot.expected
+
+
+def test_without_another_thread_the_work_is_done_in_the_daemon(
+    depot: Depot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert depot.carry() == depot.expected
+    assert "can't start new thread" in caplog.text
+    assert depot.processes == []
+
+
 @pytest.mark.parametrize("when", ["before", "meanwhile", "idle"])
 def test_the_task_of_a_carrier_that_is_killed_is_done_again_in_the_daemon(
     depot: Depot, when: str, caplog: pytest.LogCaptureFixture
@@ -140,14 +165,17 @@ def test_the_task_of_a_carrier_that_is_killed_is_done_again_in_the_daemon(
         if when == "idle":
             depot.processes[0]._process.wait()
     killed: list[int] = []
+    done: list[int] = []
 
-    def kill(_: int) -> None:
+    def kill(nbytes: int) -> None:
+        done.append(nbytes)
         if when == "meanwhile" and not killed:
             killed.append(1)
             os.kill(depot.processes[0].pid, signal.SIGKILL)
 
     assert depot.carry(kill) == depot.expected
     assert os.pread(depot.target, NBYTES + 1, 0) == depot.data
+    assert sum(done) == NBYTES, "what is done again is not told again"
     if when == "meanwhile":
         assert "goes on in the daemon" in caplog.text
 
@@ -183,8 +211,9 @@ def test_a_report_that_raises_ends_the_task_and_its_carrier(depot: Depot) -> Non
 
 def test_all_end_with_their_daemon(depot: Depot) -> None:
     depot.carry()
+    os.kill(depot.processes[0].pid, signal.SIGSTOP)  # one that is stopped ends, too
     depot.carriers.close()
     depot.carriers.close()
-    assert depot.processes[0]._process.wait(10) == 0
+    assert depot.processes[0]._process.wait(10) == -signal.SIGKILL
     assert depot.carry() == depot.expected, "as a task that began before the end"
     assert depot.processes[1]._process.wait(10) == 0

@@ -119,3 +119,16 @@ def test_a_process_that_gives_way_runs_only_when_no_other_wants_the_processor() 
         give_way()
         os._exit(0 if os.sched_getscheduler(0) == os.SCHED_IDLE else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_it_ends_in_the_midst_of_a_long_pause_with_its_daemon(source: int) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        thread = threading.Thread(target=Carrier(theirs).serve)
+        thread.start()
+        send_order(ours, Order(Task.of_file(3 * PIECE_BYTES), [source]))
+        check(receive(ours)[0])
+        send(ours, {"do": "go", "nbytes": PIECE_BYTES, "bytes_per_s": 0.001})
+        ours.close()
+        thread.join(20)
+        assert not thread.is_alive()

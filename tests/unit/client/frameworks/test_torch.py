@@ -374,6 +374,16 @@ def test_a_rule_that_gives_two_tensors_one_name_is_refused(tmp_path: Path) -> No
         trims_torch.load_into(torch_modules.conv_net(), weights, names=lambda _: "same")
 
 
+def test_a_rule_for_names_that_is_none_is_refused_with_the_tensor(tmp_path: Path) -> None:
+    path, module = image_file(tmp_path, torch_modules.conv_net().state_dict()), torch_modules.conv_net()
+    with Weights.map_file(path) as weights:
+        with pytest.raises(CallerError, match=r"`names` is a dict; give a function"):
+            trims_torch.load_into(module, weights, names={})  # type: ignore[arg-type]
+        for wrong in (7, ["a"], None):
+            with pytest.raises(CallerError, match=r"`names` returned .* for '.*'; it must return"):
+                trims_torch.load_into(module, weights, names=lambda _, wrong=wrong: wrong)  # type: ignore[misc]
+
+
 def test_shapes_that_do_not_fit_are_named(tmp_path: Path) -> None:
     path, words = image_file(tmp_path, torch_modules.conv_net(5).state_dict()), r"(?s)this ConvNet.*head\.weight"
     with Weights.map_file(path) as weights, pytest.raises(CallerError, match=words):
