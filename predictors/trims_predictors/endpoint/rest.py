@@ -27,7 +27,7 @@ from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
 from trims_predictors.endpoint.tracing import http_span
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
     from typing import TypeVar
 
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -160,12 +160,18 @@ def _add_server_routes(router: APIRouter, service: Service) -> None:
 
 def _add_infer_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
     """Routes of Starlette's, because FastAPI would look at each request's parameters once more, for longer."""
+    for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
+        router.add_route(path, _infer_route(service, path, most_body_bytes), methods=["POST"])
 
+
+def _infer_route(
+    service: Service, path: str, most_body_bytes: int
+) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     async def infer(request: Request) -> Response:
         model, version = request.path_params["model"], request.path_params.get("version", "")
         with (
             service.metrics.request(model, "http") as counting,
-            http_span(service.tracing, request, model) as span,
+            http_span(service.tracing, request, path, model) as span,
         ):
             body = await read_body(request, most_body_bytes)
             work = _infer(service, request, body, model, version, counting=counting, span=span)
@@ -174,8 +180,7 @@ def _add_infer_routes(router: APIRouter, service: Service, most_body_bytes: int)
                 span.set_status(answer.status_code)
             return answer
 
-    for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
-        router.add_route(path, infer, methods=["POST"])
+    return infer
 
 
 def _add_model_routes(router: APIRouter, service: Service) -> None:

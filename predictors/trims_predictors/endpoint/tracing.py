@@ -79,11 +79,18 @@ def carrier_of(headers: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
     return {TRACEPARENT: found[TRACEPARENT][0], TRACESTATE: ",".join(found[TRACESTATE])}
 
 
-def http_span(tracing: Tracing | None, request: Request, model: str) -> Spanned:
-    """The span of an inference request over HTTP, for a block; None if there is no tracing."""
+def http_span(tracing: Tracing | None, request: Request, route: str, model: str) -> Spanned:
+    """The span of an inference request over HTTP, for a block; None if there is no tracing.
+
+    Args:
+        tracing: Where spans go.
+        request: What is answered.
+        route: The path it came by, with names in place of what differs.
+        model: Its name.
+    """
     if tracing is None:
         return _NOTHING
-    scope, route = request.scope, request.scope["route"].path
+    scope = request.scope
     address, port = scope.get("server") or ("", None)
     attributes = {
         "http.request.method": request.method, "http.route": route, "url.path": scope["path"],

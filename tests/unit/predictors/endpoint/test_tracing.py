@@ -91,7 +91,7 @@ def test_without_the_variables_neither_sdk_nor_exporter_is_imported() -> None:
 def test_without_tracing_a_request_has_no_span_and_is_not_looked_at() -> None:
     nothing: Any = None
     with (
-        http_span(None, nothing, "m") as over_http,
+        http_span(None, nothing, "/", "m") as over_http,
         grpc_span(None, nothing, "ModelInfer", model="m", server=("", 0), code_of=code_of) as over_grpc,
     ):
         assert (over_http, over_grpc) == (None, None)
