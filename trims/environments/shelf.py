@@ -201,7 +201,12 @@ class Shelf:
         """The lock's descriptor; None if another process has it. A sweep may take all of it between any two lines."""
         folder = self.folder / name
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError:
+            if folder.exists() and not folder.is_dir():
+                raise
+            return None  # it was there, and is not any more
         try:
             fd = os.open(folder / _HELD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:

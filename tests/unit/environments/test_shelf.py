@@ -239,6 +239,26 @@ def test_the_second_maker_makes_it_if_the_first_one_fails(shelf: Shelf) -> None:
     assert found[0] is not None
 
 
+def test_a_folder_that_a_sweep_takes_while_it_is_claimed_is_made_again(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf.folder.mkdir(parents=True)
+    make = os.mkdir
+
+    def swept(path: Path, *mode: int) -> None:
+        if path.name == "torch-2":
+            monkeypatch.setattr(os, "mkdir", make)
+            raise FileExistsError(17, "File exists", str(path))  # and then it is gone
+        make(path, *mode)
+
+    monkeypatch.setattr(os, "mkdir", swept)
+    with shelf.claimed("torch-2") as fd:
+        assert fd is not None
+    (shelf.folder / "torch-3").touch()
+    with pytest.raises(FileExistsError), shelf.claimed("torch-3"):
+        pass
+
+
 def test_a_ready_environment_is_found_at_once_though_it_is_in_use(shelf: Shelf) -> None:
     made = put(shelf.folder, torch="2.0")
     fd = hold(made.python)
