@@ -155,21 +155,17 @@ class Plans:
             conversion = plan.conversion
         if conversion is None:
             return None
-        done = False
+        gave_way = False
         try:
-            try:
-                digest = conversion.carry(by, fd, large_pages=large_pages)
-                done = digest is not None
-            except BaseException:
-                done = True
-                raise
-            finally:
-                if done:
-                    _check_unchanged(plan.resolved)
+            digest = conversion.carry(by, fd, large_pages=large_pages)
+            gave_way = digest is None
+            return digest
         finally:
-            if done:
-                self.drop(replica)
-        return digest
+            if not gave_way:
+                try:
+                    _check_unchanged(plan.resolved)  # as in `write`
+                finally:
+                    self.drop(replica)
 
     def stop(self, replica: ReplicaId, why: str = NOT_WANTED) -> None:
         """The plan is no longer wanted: stop its child. Returns at once; `drop` it later from a worker."""
