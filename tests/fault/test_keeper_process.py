@@ -213,7 +213,8 @@ def test_a_keeper_that_does_not_answer_is_a_lost_device(folder: Path, image: tup
                 keeper.hello()
 
 
-_HANGING = """
+_HANGING = r"""
+import os
 import sys
 from trims.keeper.main import main
 from trims.testing.fake_cuda import FakeCuda
@@ -226,7 +227,7 @@ def hang(self, *given):
 
 def tell(self, *given):
     copy(self, *given)
-    print("copying", flush=True)
+    os.write(1, b"copying\n")  # whole, though two threads copy
 
 FakeCuda.__init__, FakeCuda._copy = hang, tell
 sys.exit(main(["--socket", sys.argv[1], "--device", sys.argv[2], "--cuda", sys.argv[3]]))
@@ -238,8 +239,9 @@ def test_a_keeper_whose_device_is_lost_during_a_hung_copy_ends_and_hangs_up(
 ) -> None:
     path, ended = folder / "hanging.sock", threading.Event()
     command = [sys.executable, "-c", _HANGING, str(path), UUID, kind]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process, contextlib.ExitStack() as stack:
         assert process.stdout is not None
+        stack.callback(process.kill)  # a test that fails does not wait for the copy that hangs
         wait_until(lambda: _accepts(path), "the keeper did not come up")
         with KeeperConnection(path) as lifeline, KeeperConnection(path) as filler, KeeperConnection(path) as other:
             number = filler.create(len(image[1]))

@@ -15,6 +15,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ _MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - a folder of this user's own is made 
 _LEAST_ROOM = 32 << 10
 #: How long a statement waits for another process to let go of the file.
 LOCKED_S = 10.0
+#: Between two tries of what sqlite refuses at once.
+_AGAIN_S = 0.01
 #: What a statement of ours cannot be the reason of.
 _OF_THE_FILE = (sqlite3.OperationalError, sqlite3.InternalError)
 
@@ -69,13 +72,31 @@ def is_frozen(connection: sqlite3.Connection) -> bool:
 def _opened(path: Path, schema: str) -> sqlite3.Connection:
     connection = _connect(path, str(path))
     try:
-        connection.execute("PRAGMA journal_mode=WAL")
+        _keep_a_log(connection)
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.executescript(schema)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _keep_a_log(connection: sqlite3.Connection) -> None:
+    """Set the write-ahead log.
+
+    Where processes make one new file at the same moment, sqlite refuses all but one of them at once, without the wait
+    that every other statement has.
+    """
+    deadline = time.monotonic() + LOCKED_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except InUseError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_AGAIN_S)
+        else:
+            return
 
 
 def damaged(path: Path, what: object) -> ConfigError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -111,6 +113,19 @@ def test_a_file_that_another_process_holds_is_named_and_may_be_tried_again(
         other.execute("INSERT INTO models VALUES ('a', '{}', '')")
         with pytest.raises(InUseError, match=r"registry\.db is locked"):
             SqliteRegistry(path)
+
+
+def test_a_new_file_that_many_make_at_the_same_moment_is_made_for_all(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(40):
+            start = threading.Barrier(8)
+
+            def make(path: Path = tmp_path / f"{number}.db", start: threading.Barrier = start) -> None:
+                start.wait()
+                open_database(path, "CREATE TABLE IF NOT EXISTS models (name TEXT)").close()
+
+            for each in [pool.submit(make) for _ in range(8)]:
+                each.result()
 
 
 def test_a_file_that_cannot_be_opened_is_named_with_the_reason(path: Path, tmp_path: Path) -> None:
