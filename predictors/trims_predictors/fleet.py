@@ -350,6 +350,7 @@ class Fleet:
         check_outputs(answer["outputs"], running.plan.outputs, running.plan.model)
         outputs = split(answer["outputs"], [job.rows for job in jobs])
         run_s = time.perf_counter() - began
+        self.hot.ran(running.plan, answer, run_s)
         for request, mine in zip(requests, outputs, strict=True):
             stages = {"queue_s": began - request.began_s, **answer["stages"], "run_s": run_s}
             self._answer(running, request, mine, len(jobs), stages)

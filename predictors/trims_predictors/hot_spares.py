@@ -1,7 +1,8 @@
 """Hot spares: predictors that have loaded a model in steady demand, and wait for its next request.
 
 A hot spare is a process that has never seen a request. It has opened the weights and made the model ready, so a request
-that finds no predictor of the model takes it and only has to run. It is used up by that, and another one is made in the
+that finds no predictor of the model takes it and only has to run, for the second time if its predictor can rehearse
+(`rehearsals`). It is used up by that, and another one is made in the
 background. While it waits it holds neither a lease nor the memory of the weights (`trims_client.parking`). At its use
 it opens the model by name. If that stands for other weights by now, or they lie elsewhere, the hot spare ends, and the
 request has a predictor as if there had been none.
@@ -22,6 +23,7 @@ from trims.core.errors import ModelNotFoundError, TrimsError
 from trims_predictors.background import Background
 from trims_predictors.demand import Demand
 from trims_predictors.records import load_message
+from trims_predictors.rehearsals import Rehearsals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +87,7 @@ class HotSpares:
         self._count = count
         self._clock = clock
         self._demand = Demand()
+        self._rehearsals = Rehearsals()
         #: Model -> its plan, for models that may have hot spares.
         self._plans: dict[str, Plan] = {}
         #: Line -> key and place of the image that its predictors have opened.
@@ -173,6 +176,10 @@ class HotSpares:
             if len(self._images) > _MOST_IMAGES:  # of models that were registered again and again
                 del self._images[next(iter(self._images))]
 
+    def ran(self, plan: Plan, answer: Message, run_s: float) -> None:
+        """A predictor of the model has answered, which took `run_s` seconds."""
+        self._rehearsals.ran(plan.line, answer, run_s)
+
     def want(self, plan: Plan) -> None:
         """Have hot spares of a model whose manifest states their number, also before its first request."""
         if plan.hot and plan.line not in self._failed and not self._closing:
@@ -185,6 +192,7 @@ class HotSpares:
         for model, plan in list(self._plans.items()):
             if plan.line == line:
                 del self._plans[model]
+        self._rehearsals.forget(line)
         self._unfit.discard(line)
         self._failed.discard(line)
         if self._making is not None and self._making.plan.line == line:
@@ -274,6 +282,8 @@ class HotSpares:
         message = {**load_message(plan, settings.most_predictor_bytes), "image": self._images.get(plan.line)}
         hot.loaded = await process.ask(message, deadline_s=settings.load_deadline_s)
         self.loaded(plan, hot.loaded)
+        if not hot.claimed and not await self._rehearsed(hot, process):
+            return
         if not hot.claimed:
             await process.ask({"op": "park"}, deadline_s=_PARK_S)
         if hot.ready.done() or process.dying:
@@ -284,6 +294,24 @@ class HotSpares:
             process.going.add_done_callback(lambda _: self._gone(hot))
             self._waiting.append(hot)
         hot.ready.set_result(True)
+
+    async def _rehearsed(self, hot: _HotSpare, process: PredictorProcess) -> bool:
+        """Have it do what a first run does. False if it failed in that: it is ended, and the next one does without."""
+        line = hot.plan.line
+        given = self._rehearsals.of(line)
+        if given is None:
+            return True
+        stated = hot.plan.run_deadline_s
+        deadline_s = self._settings.run_deadline_s if stated is None else stated
+        try:
+            await process.ask({"op": "rehearse", "given": given}, deadline_s=deadline_s)
+        except TrimsError as error:
+            if not hot.ready.done():
+                self._rehearsals.refuse(line)
+                _log.warning("hot spares of %s run nothing before their first request: %s", hot.plan.model, error)
+            process.kill("its rehearsal failed")
+            return False
+        return True
 
     def _note(self, hot: _HotSpare, error: Exception) -> None:
         if hot.ready.done():  # it was given up, and its process killed

@@ -45,7 +45,9 @@ class Predictor(Protocol):
     """Answers requests for one model, one at a time, in a process of its own.
 
     It may have two more methods without arguments, `inputs` and `outputs`, which return TensorTypes: what the model
-    takes and gives, for manifests that do not say it.
+    takes and gives, for manifests that do not say it. A third one, `rehearse`, takes arrays like those of the last
+    request, all zeros, and does what makes a first run slower than the next ones, without effects outside of the
+    process: hot spares call it before a request comes.
     """
 
     def load(self, weights: Weights, context: Context) -> None:

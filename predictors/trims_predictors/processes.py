@@ -260,6 +260,7 @@ def spawn(launcher: Launcher, environment: Environment) -> PredictorProcess:
 _FIELDS: Mapping[str, Mapping[str, type]] = {
     "prepared": {},
     "loaded": {"inputs": list, "outputs": list, "place": str, "warm": bool, "stages": dict, "imported": list},
+    "rehearsed": {},
     "parked": {},
     "woken": {"same": bool, "place": str, "warm": bool, "stages": dict},
     "answer": {"outputs": list, "stages": dict},
@@ -274,6 +275,6 @@ def _checked(answer: Message) -> Message:
         raise BadMessageError(f"a message of the form {sorted(answer)}, op {answer.get('op')!r:.40}")
     if not all(isinstance(seconds, float) for seconds in answer.get("stages", {}).values()):
         raise BadMessageError("stages that are no seconds")
-    if not all(isinstance(each, dict) for name in ("inputs", "outputs") for each in answer.get(name, ())):
+    if not all(isinstance(each, dict) for name in ("inputs", "outputs", "given") for each in answer.get(name, ())):
         raise BadMessageError("tensors that are not described")
     return answer

@@ -5,6 +5,7 @@ supervisor (`fleet`). Messages:
 
     {"op": "prepare", ...}  connect to the daemon and warm the framework up, before it is known for which model
     {"op": "load", ...}     open the weights and make the predictor ready -> {"op": "loaded", ...}
+    {"op": "rehearse", ...} do what a first run does, with zeros of these shapes -> {"op": "rehearsed"}
     {"op": "park"}          give the lease and the memory of the weights back until they are needed -> {"op": "parked"}
     {"op": "wake", ...}     take them again, if they are the same -> {"op": "woken", ...}
     {"op": "predict", ...}  answer one request -> {"op": "answer", ...}
@@ -39,7 +40,16 @@ from trims_predictors.landlock import restrict
 from trims_predictors.limits import limit_memory
 from trims_predictors.predictor import Context
 from trims_predictors.telling import told, traceback_of
-from trims_predictors.tensors import check_mask, check_name, describe, from_array, to_array, types_of
+from trims_predictors.tensors import (
+    check_mask,
+    check_name,
+    describe,
+    dtype_name,
+    from_array,
+    numpy_dtype,
+    to_array,
+    types_of,
+)
 from trims_predictors.trace_context import handed_on
 
 if TYPE_CHECKING:
@@ -78,6 +88,9 @@ class Worker:
         self._postprocess: Chain | None = None
         #: What an answer has after `postprocess`; empty for all that there is.
         self._answers: frozenset[str] = frozenset()
+        #: What the last run was given, and what the supervisor knows of it.
+        self._given: tuple[TensorType, ...] = ()
+        self._told: tuple[TensorType, ...] = ()
         self._inbox = Receiver()
         self._outbox = Sender()
 
@@ -86,6 +99,7 @@ class Worker:
         operations: dict[str, Callable[[Message], tuple[Message, int | None]]] = {
             "prepare": self._prepare,
             "load": self._load,
+            "rehearse": self._rehearse,
             "park": self._park,
             "wake": self._wake,
             "predict": self._predict,
@@ -171,6 +185,16 @@ class Worker:
             return open_resident(session, message["model"], *image)
         return session.open(message["model"], place=self._place, deadline_s=message["deadline_s"])
 
+    def _rehearse(self, message: Message) -> tuple[Message, None]:
+        """Do what a first run does, so that the first request finds it done."""
+        import numpy as np
+
+        rehearse = getattr(self._predictor, "rehearse", None)
+        if rehearse is not None:
+            types = parse_tensors(message["given"], "given")
+            rehearse({each.name: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in types})
+        return {"op": "rehearsed"}, None
+
     def _park(self, message: Message) -> tuple[Message, None]:
         """Wait for a first request without a lease on the weights."""
         from trims_client.parking import Parked
@@ -214,7 +238,14 @@ class Worker:
             outputs = self._answer(self._predictor, inputs, stages)
         with stages.timed("output_s"):
             described, fd = self._outbox.write(self._tensors(outputs))
-        return {"op": "answer", "outputs": described, "stages": stages.seconds}, fd
+        return {"op": "answer", "outputs": described, "stages": stages.seconds, **self._news()}, fd
+
+    def _news(self) -> Message:
+        """What a predictor that can rehearse was given, if it is something else than what was told last."""
+        if self._given == self._told:
+            return {}
+        self._told = self._given
+        return {"given": describe(self._given)}
 
     def _answer(self, predictor: Predictor, inputs: Arrays, stages: _Stages) -> Arrays:
         """The steps and the predictor between them."""
@@ -222,7 +253,9 @@ class Worker:
             with stages.timed("preprocess_s"):
                 inputs = self._preprocess.run(inputs)
         with stages.timed("predict_s"):
+            given = _given(predictor, inputs)
             outputs = _checked(predictor.predict(inputs))
+            self._given = given
         if self._postprocess:
             with stages.timed("postprocess_s"):
                 outputs = self._postprocess.run(outputs, inputs)
@@ -287,6 +320,17 @@ class _Stages:
         begin = time.perf_counter()
         yield
         self.seconds[name] = time.perf_counter() - begin
+
+
+def _given(predictor: Predictor, inputs: Arrays) -> tuple[TensorType, ...]:
+    """Names, data types and shapes for a rehearsal; empty if there is none, which is so for text, too."""
+    if not hasattr(predictor, "rehearse"):
+        return ()
+    try:
+        found = tuple(TensorType(name, dtype_name(name, each.dtype), each.shape) for name, each in inputs.items())
+    except CallerError:  # a step made what no message tells
+        return ()
+    return () if any(each.dtype == "BYTES" for each in found) else found
 
 
 def _checked(outputs: Arrays) -> Arrays:

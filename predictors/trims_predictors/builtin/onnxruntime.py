@@ -28,7 +28,7 @@ _DTYPES = {
 class OnnxPredictor:
     """A session; its inputs and outputs are those of the graph."""
 
-    _session: onnxruntime.InferenceSession
+    _session: over_weights.SharedSession
 
     def load(self, weights: Weights, context: Context) -> None:
         """Make the session. Raises what `trims.onnxruntime.session` raises."""
@@ -45,6 +45,12 @@ class OnnxPredictor:
             return dict(zip(names, self._session.run(names, given), strict=True))
         except (ValueError, onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument) as error:
             raise CallerError(f"ONNX Runtime refuses the request: {error}") from error
+
+    def rehearse(self, inputs: Arrays) -> None:
+        """Take the memory of a run, and go over to packed weights: no thread may read weights after this."""
+        self.predict(inputs)
+        if self._session.pack() == "packed":
+            self.predict(inputs)
 
     def inputs(self) -> list[TensorType]:
         """Of the graph."""

@@ -94,6 +94,41 @@ def test_a_model_in_steady_demand_gets_a_hot_spare_that_one_request_uses_up(mode
     drive(model, work, **FLEET)
 
 
+def test_a_hot_spare_rehearses_the_shapes_of_the_last_request_and_no_values(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Rehearsed"})
+
+    async def work(driver: Driver) -> None:
+        await heated(driver)
+        answer = await driver.ask(x=[1.0, 2.0, 3.0])
+        assert (answer.how, arrays(answer)["rehearsed"].tolist()) == ("hot", [1.0])
+        assert arrays(answer)["y"].tolist() == [2.0, 4.0, 6.0]
+        await settled(driver)
+        assert await in_thread(lambda: leases(daemon)) == 0
+        answer = await driver.ask(x=[1.0])
+        assert (answer.how, arrays(answer)["rehearsed"].tolist()) == ("hot", [3.0])
+
+    drive(daemon, work, **FLEET)
+
+
+def test_a_model_whose_rehearsal_fails_has_hot_spares_without(
+    daemon: Daemon, checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Rehearsed", "options": {"refuses": True}})
+
+    async def work(driver: Driver) -> None:
+        await heated(driver)
+        for _ in range(2):
+            answer = await driver.ask(x=[1.0])
+            assert (answer.how, arrays(answer)["rehearsed"].tolist()) == ("hot", [])
+            await settled(driver)
+
+    drive(daemon, work, **FLEET)
+    assert caplog.text.count("hot spares of m run nothing before their first request: ") == 1
+    assert "zeros are no input" in caplog.text
+
+
 def test_a_hot_spare_holds_no_lease_and_its_weights_can_be_evicted(model: Daemon) -> None:
     async def work(driver: Driver) -> None:
         await heated(driver)

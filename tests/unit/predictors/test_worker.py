@@ -91,6 +91,25 @@ def test_load_predict_and_unload(daemon: Daemon, model: None, supervisor: Superv
         wait_until(lambda: control.status().stats.leases == 0, "the lease is given back")
 
 
+def test_what_a_run_was_given_is_told_when_it_changes_if_it_can_be_rehearsed(
+    model: None, supervisor: Supervisor
+) -> None:
+    supervisor.ask(load("own_predictors:Rehearsed"))
+    given = [{"name": "x", "dtype": "FP64", "shape": [2]}]
+    assert supervisor.ask({"op": "rehearse", "given": given}) == {"op": "rehearsed"}
+    assert supervisor.ask({"op": "predict"}, x=[1.0, 2.0])["given"] == given
+    assert "given" not in supervisor.ask({"op": "predict"}, x=[3.0, 4.0])
+    assert supervisor.ask({"op": "predict"}, x=[1.0])["given"] == [{"name": "x", "dtype": "FP64", "shape": [1]}]
+    wrong = supervisor.ask({"op": "rehearse", "given": [{"name": "x", "dtype": "FP64", "shape": "no"}]})
+    assert (wrong["op"], wrong["code"]) == ("failed", "bad_manifest")
+
+
+def test_what_a_predictor_without_rehearsals_was_given_is_not_told(model: None, supervisor: Supervisor) -> None:
+    supervisor.ask(load("own_predictors:Scaler"))
+    assert "given" not in supervisor.ask({"op": "predict"}, x=[1.0])
+    assert supervisor.ask({"op": "rehearse", "given": []}) == {"op": "rehearsed"}
+
+
 def test_the_manifest_s_description_wins_over_the_predictor_s(model: None, supervisor: Supervisor) -> None:
     stated = [{"name": "x", "dtype": "FP64", "shape": [2]}]
     loaded = supervisor.ask(load("own_predictors:Scaler", inputs=stated))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,20 @@ def test_the_graph_says_what_it_takes_and_gives(monkeypatch: pytest.MonkeyPatch)
     assert (given.name, given.dtype, given.shape) == ("y", "FP32", (-1, 3))
     assert made.predict({"x": np.ones((2, 3), "f4")})["y"].tolist() == [[-1] * 3] * 2
     made.unload()
+
+
+def test_a_rehearsal_runs_and_leaves_no_packing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = predictor(monkeypatch, "Neg", TensorProto.FLOAT, ["n", 3])
+    done: list[str] = []
+
+    def pack() -> str:
+        done.append("pack")
+        return "packed"
+
+    monkeypatch.setattr(made, "predict", lambda inputs: done.append("run"))
+    monkeypatch.setattr(made, "_session", SimpleNamespace(pack=pack))
+    made.rehearse({"x": np.zeros((2, 3), "f4")})
+    assert done == ["run", "pack", "run"], "the packed session takes memory of its own"
 
 
 def test_text_goes_in_and_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,18 @@ def test_inputs_go_to_arguments_by_name_whatever_their_order(monkeypatch: pytest
     assert {name: array.tolist() for name, array in found.items()} == {"output_0": [4, 7], "output_1": [-2, -3]}
 
 
+def test_a_rehearsal_is_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[float]] = []
+
+    class Told(torch.nn.Module):
+        def forward(self, a: torch.Tensor) -> torch.Tensor:
+            ran.append(a.tolist())
+            return a
+
+    predictor(Told(), monkeypatch).rehearse({"a": np.zeros(2, "f4")})
+    assert ran == [[0.0, 0.0]]
+
+
 def test_inputs_of_other_names_go_in_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
