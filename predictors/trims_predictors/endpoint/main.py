@@ -19,6 +19,7 @@ from trims.core.errors import ConfigError
 from trims.environments.shelf import Shelf
 from trims.formats.picking import Picker
 from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
+from trims_predictors.endpoint.connections import ImpatientProtocol
 from trims_predictors.endpoint.grpc_service import start_server
 from trims_predictors.endpoint.health import Health
 from trims_predictors.endpoint.hot_models import HotModels
@@ -216,6 +217,7 @@ async def _answer(
     )
     config = uvicorn.Config(
         app,
+        http=ImpatientProtocol,
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -1,0 +1,143 @@
+"""A real server of uvicorn: clients that stop in the middle are let go, slow ones are not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import uvicorn
+from trims_predictors.endpoint import connections
+from trims_predictors.endpoint.connections import ImpatientProtocol
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    Client = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+HEAD = b"POST /%s HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
+
+
+@pytest.fixture(autouse=True)
+def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HEAD_S", "SILENCE_S"):
+        monkeypatch.setattr(connections, name, 0.3)
+    monkeypatch.setattr(connections, "_AGAIN_S", 0.05)
+
+
+async def _app(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the body; `/early` before it has read it, `/late` a while after."""
+    body = b"early"
+    if scope["path"] != "/early":
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message["body"], message["more_body"]
+    if scope["path"] == "/late":
+        await asyncio.sleep(1.0)
+    length = str(len(body)).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.asynccontextmanager
+async def _served() -> AsyncIterator[Client]:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        config = uvicorn.Config(_app, http=ImpatientProtocol, log_level="error", lifespan="off", access_log=False)
+        server = uvicorn.Server(config)
+        server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+        serving = asyncio.ensure_future(server.serve([sock]))
+
+        async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return await asyncio.open_connection(*sock.getsockname())
+
+        yield connect
+        server.should_exit = True
+        await serving
+
+
+def _run(work: Callable[[Client], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with asyncio.timeout(60.0), _served() as connect:
+            await work(connect)
+
+    asyncio.run(run())
+
+
+async def _slowly(writer: asyncio.StreamWriter, data: bytes) -> None:
+    for byte in data:
+        writer.write(bytes([byte]))
+        await asyncio.sleep(0.2)
+
+
+def test_a_connection_on_which_nothing_is_sent_is_closed_without_a_word() -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        assert await reader.read() == b""
+        writer.close()
+
+    _run(work)
+
+
+@pytest.mark.parametrize("sent", [HEAD[:20], HEAD % b"echo" + b"ab"], ids=["in the head", "in the body"])
+def test_a_client_that_stops_in_a_request_is_told_and_let_go(sent: bytes) -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(sent)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert answer.endswith(b'{"error":"the rest of the request did not come in time"}')
+        writer.close()
+
+    _run(work)
+
+
+def test_a_head_that_comes_byte_by_byte_is_not_waited_for_longer() -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        sending = asyncio.ensure_future(_slowly(writer, HEAD))
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        sending.cancel()
+        writer.close()
+
+    _run(work)
+
+
+def test_a_body_that_comes_slowly_is_waited_for() -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(HEAD % b"echo")
+        await _slowly(writer, b"body")
+        assert (await reader.readuntil(b"body")).startswith(b"HTTP/1.1 200 ")
+        writer.write(HEAD % b"echo" + b"next")
+        assert (await reader.readuntil(b"next")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+    _run(work)
+
+
+def test_an_answer_that_takes_long_is_not_the_client_s_silence() -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(HEAD % b"late" + b"body" + HEAD[:20])  # and half of the next request
+        assert (await reader.readuntil(b"body")).startswith(b"HTTP/1.1 200 ")
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+    _run(work)
+
+
+def test_a_body_that_is_not_sent_after_an_early_answer_ends_the_connection() -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(HEAD % b"early" + b"ab")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"408" not in answer
+        writer.close()
+
+    _run(work)
