@@ -19,6 +19,8 @@ _TUNABLES, _OF_MALLOC = "GLIBC_TUNABLES", "glibc.malloc."
 KEPT_BYTES = 64 << 20
 #: From this size on an allocation is a mapping of its own, which is given back at once.
 LARGE_BYTES = 16 << 20
+#: Small enough to come from the heap, as the buffers of requests do.
+_BLOCK_BYTES = 4 << 20
 
 
 def keep_memory() -> bool:
@@ -31,3 +33,18 @@ def keep_memory() -> bool:
     if mallopt is None or chosen:
         return False
     return bool(mallopt(_MMAP_THRESHOLD, LARGE_BYTES) and mallopt(_TRIM_THRESHOLD, KEPT_BYTES))
+
+
+def take_ahead(nbytes: int) -> None:
+    """Have that much memory at hand for the first request, in pages that the kernel has cleared already.
+
+    Of use only where `keep_memory` has it kept.
+    """
+    library = ctypes.CDLL(None)
+    malloc, free = library.malloc, library.free
+    malloc.restype, malloc.argtypes, free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+    taken = [block for _ in range(nbytes // _BLOCK_BYTES) if (block := malloc(_BLOCK_BYTES))]
+    for block in taken:
+        ctypes.memset(block, 0, _BLOCK_BYTES)
+    for block in taken:
+        free(block)

@@ -11,7 +11,7 @@ import pytest
 #: Takes and gives back what a few requests hold at once, and prints whether that is kept, and the pages that came anew.
 PROGRAM = """
 import resource
-from trims_predictors.heap import keep_memory
+from trims_predictors.heap import keep_memory, take_ahead
 
 kept = {how}
 
@@ -20,7 +20,7 @@ def take_and_give_back(times):
         buffers = [bytes(bytearray(700_000)) for _ in range(6)]
         del buffers
 
-take_and_give_back(3)
+{first}
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 take_and_give_back(100)
 print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -29,10 +29,10 @@ print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 PAGES = 6 * 700_000 // 4096
 
 
-def run(how: str, **variables: str) -> tuple[bool, int]:
-    """Whether memory is kept, and the page faults of 100 rounds."""
+def run(how: str, first: str = "take_and_give_back(3)", **variables: str) -> tuple[bool, int]:
+    """Whether memory is kept, and the page faults of 100 rounds after the first thing that is done."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
-    command = [sys.executable, "-c", PROGRAM.format(how=how)]
+    command = [sys.executable, "-c", PROGRAM.format(how=how, first=first)]
     done = subprocess.run(command, env={**own, **variables}, capture_output=True, text=True, check=True)
     kept, faults = done.stdout.split()
     return kept == "True", int(faults)
@@ -56,3 +56,11 @@ def test_an_allocator_that_the_environment_sets_stays_as_it_is(name: str, value:
 def test_a_tunable_of_something_else_is_no_choice_of_the_allocator() -> None:
     tuned = run("keep_memory()", GLIBC_TUNABLES="glibc.rtld.optional_static_tls=512")
     assert tuned[0] == run("keep_memory()")[0]
+
+
+def test_memory_that_was_taken_ahead_serves_the_first_request() -> None:
+    kept, faults = run("keep_memory()", "take_ahead(8 << 20)")
+    if not kept:
+        pytest.skip("the C library is not glibc")
+    assert faults < PAGES // 2
+    assert run("keep_memory()", "pass")[1] > PAGES
