@@ -36,6 +36,7 @@ import contextlib
 import gc
 import importlib
 import io
+import itertools
 import pickle
 import warnings
 from fnmatch import fnmatchcase
@@ -47,6 +48,7 @@ import torch
 from trims.core.errors import ArtifactError, CallerError, NotSupportedError, PermissionDeniedError
 from trims.core.layout import DTYPE_BYTES
 from trims.image.program import TORCH_BUILDER
+from trims_client.ahead import map_ahead
 from trims_client.frameworks._torch_built import check_fits
 from trims_client.frameworks._torch_dtypes import DTYPES as _DTYPES
 from trims_client.frameworks._torch_dtypes import dtype_of
@@ -119,9 +121,12 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
             "known to come from a daemon of yours; if you trust its origin, pass trust_program=True"
         )
     if program.kind == TORCH_BUILDER:
-        return _built(weights, program.attributes, writable=writable)
-    with _importable(weights.name, program.attributes):
-        return _unpickled(weights, program, writable=writable)
+        made = _built(weights, program.attributes, writable=writable)
+    else:
+        with _importable(weights.name, program.attributes):
+            made = _unpickled(weights, program, writable=writable)
+    _map_ahead(made, weights)
+    return made
 
 
 @contextlib.contextmanager
@@ -210,7 +215,16 @@ def load_into(
         CallerError: Names or shapes do not fit (all of them are listed), `names` gives two tensors one name, or a
             buffer outside the state dict is on the meta device and not among the weights.
     """
-    return _load(module, weights, strict=strict, writable=writable, names=names)
+    loaded = _load(module, weights, strict=strict, writable=writable, names=names)
+    _map_ahead(loaded, weights)
+    return loaded
+
+
+def _map_ahead(module: torch.nn.Module, weights: Weights) -> None:
+    """Have the pages of weights in files mapped in the order of the parameters, which is about that of their use."""
+    if weights.place in ("file", "disk"):
+        tensors = itertools.chain(module.parameters(), module.buffers())
+        map_ahead([(each.data_ptr(), each.nbytes) for each in tensors if each.device.type == "cpu"], module)
 
 
 def _load(
