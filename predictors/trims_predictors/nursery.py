@@ -77,6 +77,8 @@ class Nursery:
         self._learned: dict[Environment, list[str]] = {}
         #: Modules that cannot be imported in a template.
         self._banned: dict[Environment, set[str]] = {}
+        #: Modules of the last lesson in which a template was lost.
+        self._unfinished: dict[Environment, set[str]] = {}
         #: Environments for which a template learns.
         self._teaching: set[Environment] = set()
         self._lessons: dict[Environment, int] = {}
@@ -119,7 +121,7 @@ class Nursery:
                 spare.how = "spare"
                 return spare
         try:
-            return await self._fork(environment)
+            return await self._forked(environment)
         except (PredictorError, LostPeerError, BadMessageError) as error:
             self._check_open()
             _log.warning("a predictor for %s is spawned, not forked: %s", environment.framework, error)
@@ -231,6 +233,14 @@ class Nursery:
         """What is hidden from processes that start now; another value once something of it was replaced."""
         return self._launcher.identities()
 
+    async def _forked(self, environment: Environment) -> PredictorProcess:
+        """A fork of the template, or of the next one if this one is lost meanwhile: a new process takes as long."""
+        try:
+            return await self._fork(environment)
+        except LostPeerError as error:
+            _log.info("a template for %s was lost, and another one is forked: %s", environment.framework, error)
+            return await self._fork(environment)
+
     async def _fork(self, environment: Environment) -> PredictorProcess:
         self._check_open()
         template = self._template(environment)
@@ -303,6 +313,8 @@ class Nursery:
                 await asyncio.shield(template.ready)
             except LostPeerError as error:
                 template.spoilt = str(error)
+                if self._may_try_again(environment, modules, template):
+                    return
             except asyncio.CancelledError:
                 template.close("the endpoint ends")
                 raise
@@ -325,6 +337,21 @@ class Nursery:
         for spare in self._spares.pop(environment, []):  # they lack it
             await spare.end()
         self.tend(environment)
+
+    def _may_try_again(self, environment: Environment, modules: list[str], template: Template) -> bool:
+        """Whether a lesson in which the template was lost may not be to blame for it: the first time it is not.
+
+        Memory may have been short, or an operator may have killed the process. The next predictor tells it again.
+        """
+        if self._unfinished.get(environment) == set(modules):
+            return False
+        self._unfinished[environment] = set(modules)
+        _log.warning(
+            "a template for %s was lost while it learned, which is tried once more: %s (%s)",
+            environment.framework, ", ".join(modules[:20]), template.spoilt,
+        )  # fmt: skip
+        template.close("it was lost")
+        return True
 
     async def _tend(self, environment: Environment) -> None:
         try:
