@@ -48,7 +48,11 @@ def map_ahead(ranges: Iterable[tuple[int, int]], owner: object) -> list[threadin
             of what may have taken its place, and changes nothing.
 
     Returns:
-        The threads, which nothing has to wait for; none if there is little to do, or the kernel cannot.
+        The threads, which nothing has to wait for; none if there is little to do.
+
+    Raises:
+        OSError: The kernel does not tell how much memory is available.
+        RuntimeError: No thread can be started.
     """
     pieces = list(_pieces(_joined(ranges), available_bytes() // 2))
     if sum(nbytes for _, nbytes in pieces) < _LEAST_BYTES:

@@ -224,7 +224,8 @@ def _map_ahead(module: torch.nn.Module, weights: Weights) -> None:
     """Have the pages of weights in files mapped in the order of the parameters, which is about that of their use."""
     if weights.place in ("file", "disk"):
         tensors = itertools.chain(module.parameters(), module.buffers())
-        map_ahead([(each.data_ptr(), each.nbytes) for each in tensors if each.device.type == "cpu"], module)
+        with contextlib.suppress(OSError, RuntimeError):  # no /proc, or no more threads: runs are only slower
+            map_ahead([(each.data_ptr(), each.nbytes) for each in tensors if each.device.type == "cpu"], module)
 
 
 def _load(
