@@ -11,10 +11,8 @@ the order of the file (`trims.tiers.reading`).
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import mmap
-import os
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -32,8 +30,6 @@ _THREADS = 4
 _PIECE_BYTES = 8 << 20
 #: Below this, threads take longer than what they save.
 _LEAST_BYTES = 16 << 20
-#: Of the threads, above the caller's.
-_NICENESS = 10
 #: Of <linux/mman.h>: map the pages for reading, as if each had been read. Since Linux 5.14.
 _POPULATE_READ = 22
 
@@ -61,8 +57,6 @@ def map_ahead(ranges: Iterable[tuple[int, int]], owner: object) -> list[threadin
     madvise, turns = c_library().madvise, itertools.count()
 
     def work(_told: object = weakref.ref(owner, ended.append)) -> None:
-        with contextlib.suppress(OSError):  # where pages are cached, the reader needs the processor more
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while not ended and (turn := next(turns)) < len(pieces):
             if madvise(*pieces[turn], _POPULATE_READ):
                 return  # an older kernel, a file that was truncated, or memory that is gone: reading tells

@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from trims.carrier.messages import failure, read_order, receive, send
+from trims.carrier.share import Share
 from trims.carrier.task import Running, SourceFailedError
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 #: Without a request for so long, the memory of a process is worth more than its start.
 IDLE_S = 30.0
-#: Of one processor, while the bandwidth is limited.
-SHARE = 0.25
+#: A shorter pause is kept for after the next piece: each one wakes a processor.
+_LEAST_PAUSE_S = 0.0005
 
 
 def give_way() -> None:
@@ -45,10 +46,17 @@ class Carrier:
     Args:
         connection: To the daemon.
         sleep: Waits for as many seconds; None to end meanwhile if the daemon does.
+        share: What it may take of a processor while the bandwidth is limited.
     """
 
-    def __init__(self, connection: socket.socket, sleep: Callable[[float], None] | None = None) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        sleep: Callable[[float], None] | None = None,
+        share: Callable[[], float] | None = None,
+    ) -> None:
         self._connection = connection
+        self._share = share or Share().now
         self._sleep = sleep or self._pause
         self._running: Running | None = None
         self._fds: list[int] = []
@@ -86,20 +94,17 @@ class Carrier:
         return {"done": 0}
 
     def _go(self, nbytes: int, bytes_per_s: float | None) -> int:
-        """Do as many bytes, with a pause after each piece.
-
-        The pause keeps the bandwidth, and the share of a processor: threads that wait by spinning and yielding, such as
-        those of linear algebra, yield to this process as to any other.
-        """
+        """Do as many bytes, with pauses that keep the bandwidth, and the share of a processor (see `share`)."""
         assert self._running is not None, "nothing was begun"
         done, until = self._running.done_bytes, self._running.done_bytes + nbytes
         began_s = time.process_time()
         while done < until and (now := self._running.advance()) > done:
             if bytes_per_s is not None:
                 took_s, began_s = time.process_time() - began_s, time.process_time()
-                pause_s = max((now - done) / bytes_per_s, took_s * (1 / SHARE - 1))
+                pause_s = max((now - done) / bytes_per_s, took_s * (1 / self._share() - 1))
                 self._free_at_s = max(self._free_at_s, time.monotonic()) + pause_s
-                self._sleep(max(0.0, self._free_at_s - time.monotonic()))
+                if (left_s := self._free_at_s - time.monotonic()) >= _LEAST_PAUSE_S:
+                    self._sleep(left_s)
             done = now
         return done
 

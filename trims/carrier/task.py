@@ -1,6 +1,6 @@
 """Bytes to put together from files, to hash on the way, or both: in order, a piece at a time, each read once.
 
-A piece is small enough to stay in a processor's cache between reading, hashing and writing, and to take a fraction of a
+A piece is small enough to stay in a processor's cache between reading, hashing and writing, and to take a tenth of a
 millisecond: what it takes the processor from may have it back soon. Files are read and written by calls and never
 through mappings, so one that is truncated meanwhile, or a target without room, is an error and no signal.
 """
@@ -21,7 +21,7 @@ from trims.memory.reading import read_up_to
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-PIECE_BYTES = 256 << 10
+PIECE_BYTES = 64 << 10
 #: Places that are not covered by any part are written as these.
 _ZEROS = bytes(PIECE_BYTES)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,14 @@ _NEVER_LATER = Bar(">=", 1.0)
 _SOONER = Bar(">=", 1.2)
 _TOKENS = list(range(1000, 1016))
 _TOLERANCE = 1e-4
+#: What `save_pretrained` calls the weights.
+_FILE = "model.safetensors"
 _NOTE = (
     "Both processes have imported torch and the model's class. Ours then imports trims, connects, opens the file, "
     "builds the module (`trims.torch.without_initialization`, `load_into`; ViT's file has other names than the "
     "module, which transformers' own rules translate) and runs it; theirs calls from_pretrained and runs it. "
-    "Random weights. Before each turn the folder is renamed, so that it is new to the daemon. Cold: the "
-    "pages of the file were dropped from the page cache before."
+    "Random weights. Before each turn the folder is renamed and the file touched, so that it is new to the daemon. "
+    "Cold: the pages of the file were dropped from the page cache before."
 )
 
 
@@ -110,6 +113,7 @@ def _all(setup: Setup, folder: Path, runtime_dir: Path, *, cold: bool) -> Iterat
         for number in range(1 + setup.repeats(7)):
             for side, measured in taken.items():
                 path = path.rename(folder / uuid4().hex)
+                os.utime(path / _FILE)
                 if cold:
                     drop_pages(path)
                 told = {**given, "folder": str(path), "side": side, "answer": answer, "runtime_dir": str(runtime_dir)}
@@ -154,7 +158,7 @@ def measure(
     torch.set_num_threads(1)
     began = time.perf_counter_ns()
     if side == "trims":
-        module = _over_trims(f"{folder}/model.safetensors", runtime_dir, model, config(**shape), renamed=renamed)
+        module = _over_trims(f"{folder}/{_FILE}", runtime_dir, model, config(**shape), renamed=renamed)
     else:
         module = model.from_pretrained(folder)
     found = _run(module)

@@ -25,7 +25,8 @@ class Line:
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.slept: list[float] = []
-        self._carrier = Carrier(theirs, self.slept.append)
+        self.share = 0.25
+        self._carrier = Carrier(theirs, self.slept.append, lambda: self.share)
         self._theirs = theirs
         self.thread = threading.Thread(target=self._serve)
         self.thread.start()
@@ -78,6 +79,14 @@ def test_it_takes_no_more_than_its_share_of_a_processor(
     line.begin(Order(Task.of_file(3 * PIECE_BYTES), [source]))
     line.ask(do="go", nbytes=PIECE_BYTES, bytes_per_s=1e12)
     assert line.slept == [pytest.approx(3.0, rel=0.01)], "a quarter: three times as long as the piece took"
+
+
+def test_a_pause_too_short_to_sleep_is_kept_after_the_next_piece(line: Line, source: int) -> None:
+    line.share = 1.0
+    line.begin(Order(Task.of_file(3 * PIECE_BYTES), [source]))
+    line.ask(do="go", nbytes=3 * PIECE_BYTES, bytes_per_s=PIECE_BYTES / 0.0004)
+    assert len(line.slept) < 3
+    assert sum(line.slept) <= 3 * 0.0012
 
 
 @pytest.mark.parametrize("how", ["end", "drop", "begin", "failure"])

@@ -53,17 +53,31 @@ def test_what_the_kernel_has_is_not_asked_for(extent: Extent, monkeypatch: pytes
     assert [at for at, _, _ in told] == [0]
 
 
-@pytest.mark.parametrize(("kib", "pieces"), [("128\n", 4), ("1023\n", 4), ("1024\n", 0), ("8192\n", 0), ("many", 4)])
-def test_a_device_that_the_kernel_reads_far_ahead_itself_gets_no_help(
-    extent: Extent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kib: str, pieces: int
+@pytest.mark.parametrize(("kib", "far"), [("128\n", False), ("1023\n", False), ("1024\n", True), ("many", False)])
+def test_of_a_device_that_the_kernel_reads_far_ahead_only_the_beginning_is_read(
+    extent: Extent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kib: str, far: bool
 ) -> None:
     device = os.stat(tmp_path).st_dev
     folder = tmp_path / "bdi" / f"{os.major(device)}:{os.minor(device)}"
     folder.mkdir(parents=True)
     (folder / "read_ahead_kb").write_text(kib)
+    monkeypatch.setattr(reading, "_START_BYTES", 6000)
     told = advised(monkeypatch, devices=tmp_path / "bdi")
     read_ahead(extent, threading.Event())
-    assert len(told) == pieces
+    beginning = [(0, 4096), (4096, 1904)] if far else [(0, 4096), (4096, 4096), (8192, 808)]
+    assert [(at, length) for at, length, _ in told] == [*beginning, (8192, 4096)]
+
+
+def test_of_such_a_device_a_piece_is_there_before_the_next_is_asked_for(
+    extent: Extent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[object] = []
+    monkeypatch.setattr(reading, "_reads_far", lambda fd: True)
+    monkeypatch.setattr(reading, "is_cached", lambda fd, offset, nbytes, untold: False)
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, nbytes, what: steps.append((at, nbytes)))
+    monkeypatch.setattr(os, "pread", lambda fd, nbytes, at: steps.append(at))
+    read_ahead(extent, threading.Event())
+    assert steps == [(0, 4096), 4095, (4096, 4096), 8191, (8192, 808), 8999, (8192, 4096), 12287]
 
 
 def test_it_ends_with_the_daemon_or_the_replica(extent: Extent, monkeypatch: pytest.MonkeyPatch) -> None:
