@@ -39,6 +39,11 @@ class Setup:
         """How often to do it, if `full` is right for a real measurement."""
         return self.repeat or (1 if self.quick else full)
 
+    @property
+    def uncounted(self) -> int:
+        """Turns before those, whose times do not count: what is needed for the first time comes late. None if quick."""
+        return self.size(1, 0)
+
     def size(self, full: int, quick: int) -> int:
         """One of the two."""
         return quick if self.quick else full

@@ -110,7 +110,7 @@ def _all(setup: Setup, folder: Path, runtime_dir: Path, *, cold: bool) -> Iterat
         answer = call(make, {**given, "folder": str(path)})
         given["renamed"] = kind.renamed
         taken: dict[str, list[int]] = {"trims": [], "from_pretrained": []}
-        for number in range(1 + setup.repeats(7)):
+        for number in range(setup.uncounted + setup.repeats(7)):
             for side, measured in taken.items():
                 path = path.rename(folder / uuid4().hex)
                 os.utime(path / _FILE)
@@ -118,7 +118,7 @@ def _all(setup: Setup, folder: Path, runtime_dir: Path, *, cold: bool) -> Iterat
                     drop_pages(path)
                 told = {**given, "folder": str(path), "side": side, "answer": answer, "runtime_dir": str(runtime_dir)}
                 ns = call(measure, told)
-                if number:
+                if number >= setup.uncounted:
                     measured.append(ns)
         ours, theirs = (Samples(side, measured) for side, measured in taken.items())
         yield faster(f"{kind.title}{', cold' if cold else ''}", ours, theirs, _NEVER_LATER)

@@ -65,11 +65,11 @@ def _compare(
 ) -> list[Comparison]:
     found: dict[str, list[list[int]]] = {"disk": [], "cpu": []}
     model = manifest["artifact"]["options"]["module_args"]["model"]
-    for number in range(1 + setup.repeats(9)):
+    for number in range(setup.uncounted + setup.repeats(9)):
         for place, daemon in (("disk", small), ("cpu", large)):
             given = {"runtime_dir": str(daemon.runtime_dir), "name": manifest["name"], "model": model, "place": place}
             taken = call(measure, given)
-            if number:
+            if number >= setup.uncounted:
                 found[place].append(taken)
     made = []
     for number, what in enumerate(_WHAT):

@@ -68,7 +68,7 @@ def zoo_daemon(
 
 def _turns(setup: Setup, models: list[Model], daemon: DaemonProcess) -> tuple[list[list[int]], list[list[int]]]:
     seconds = 0.5 if setup.quick else _LOAD.seconds
-    load = Load(_LOAD.zipf, _LOAD.clients, seconds)
+    load = Load(_LOAD.zipf, setup.size(_LOAD.clients, 2), seconds)
     ours, theirs = [], []
     with (
         clients("trims", models, load.clients, daemon.runtime_dir) as at_trims,
