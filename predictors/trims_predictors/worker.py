@@ -77,11 +77,13 @@ class Worker:
     Args:
         sock: To the supervisor.
         runtime_dir: Folder of the daemon's sockets.
+        keeps_memory: The allocator keeps what is freed, so that memory may be taken ahead.
     """
 
-    def __init__(self, sock: socket.socket, runtime_dir: str) -> None:
+    def __init__(self, sock: socket.socket, runtime_dir: str, *, keeps_memory: bool = False) -> None:
         self._sock = sock
         self._runtime_dir = runtime_dir
+        self._keeps_memory = keeps_memory
         self._session: Session | None = None
         self._weights: Weights | None = None
         self._predictor: Predictor | None = None
@@ -140,7 +142,7 @@ class Worker:
     def _prepare(self, message: Message) -> tuple[Message, None]:
         """Do what does not depend on the model: threads, warm code paths, the connection to the daemon."""
         warm_up(message["modules"], int(message["threads"]))
-        if is_framework(message["modules"]) and keep_memory():
+        if is_framework(message["modules"]) and self._keeps_memory:
             take_ahead(_AHEAD_BYTES)
         self._connect()
         return {"op": "prepared"}, None
@@ -409,11 +411,11 @@ def run(sock: socket.socket, lifeline: int, runtime_dir: str) -> None:
     """Be a predictor's process, until the supervisor lets go of it or ends."""
     depend_on(lifeline)
     adopt()
-    keep_memory()
+    keeps_memory = keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the supervisor ends its predictors itself
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what it printed is told also if it is killed
-    Worker(sock, runtime_dir).serve()
+    Worker(sock, runtime_dir, keeps_memory=keeps_memory).serve()
 
 
 def begin() -> argparse.Namespace:

@@ -96,9 +96,7 @@ def test_a_lesson_whose_template_is_killed_from_outside_is_learned_the_next_time
     nurse(modules, work)
 
 
-def test_a_request_whose_template_is_killed_is_served_by_the_next_template(
-    modules: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_whose_template_is_killed_is_served_by_the_next_template(modules: Path) -> None:
     async def work(nursery: Nursery) -> None:
         await (await nursery.take(NUMPY)).end()
         before = nursery._templates[NUMPY]

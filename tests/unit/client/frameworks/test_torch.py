@@ -100,6 +100,36 @@ def test_writable_tensors_that_are_not_aligned_are_copies_of_their_own(unaligned
         assert torch.equal(untouched["odd"], torch.arange(6.0).reshape(2, 3))
 
 
+@pytest.mark.parametrize(("place", "ahead"), [("file", True), ("disk", True), ("cpu", False)])
+def test_weights_in_files_are_mapped_ahead_in_the_order_of_the_module(
+    place: str, ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[list[tuple[int, int]], object]] = []
+    monkeypatch.setattr(trims_torch, "map_ahead", lambda ranges, owner: told.append((ranges, owner)))
+    with Weights.map_file(
+        image_file(tmp_path, {"0.weight": torch.ones(3, 5), "1.weight": torch.ones(2, 3)})
+    ) as weights:
+        weights.place = place
+        module = torch.nn.Sequential(torch.nn.Linear(5, 3, bias=False), torch.nn.Linear(3, 2, bias=False))
+        trims_torch.load_into(module, weights)
+    ranges = [(each.data_ptr(), each.nbytes) for each in module.parameters()]
+    assert told == ([(ranges, module)] if ahead else [])
+
+
+@pytest.mark.parametrize("error", [OSError("no /proc"), RuntimeError("can't start new thread")])
+def test_a_module_is_loaded_where_nothing_can_be_mapped_ahead(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(trims_torch, "map_ahead", refuse)
+    monkeypatch.setattr(Weights, "place", "file")
+    with Weights.map_file(image_file(tmp_path, {"weight": torch.ones(3, 5)})) as weights:
+        module = trims_torch.load_into(torch.nn.Linear(5, 3, bias=False), weights)
+    assert torch.equal(module.weight, torch.ones(3, 5))
+
+
 def test_a_module_is_filled_with_tensors_that_are_not_aligned(unaligned: Weights) -> None:
     module = torch.nn.Module()
     module.odd = torch.nn.Parameter(torch.empty(2, 3, device="meta"))
