@@ -105,27 +105,27 @@ def test_weights_in_files_are_mapped_ahead_in_the_order_of_the_module(
     place: str, ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[list[tuple[int, int]], object]] = []
-    monkeypatch.setattr(trims_torch, "map_ahead", lambda ranges, owner: told.append((ranges, owner)))
-    with Weights.map_file(
-        image_file(tmp_path, {"0.weight": torch.ones(3, 5), "1.weight": torch.ones(2, 3)})
-    ) as weights:
-        weights.place = place
-        module = torch.nn.Sequential(torch.nn.Linear(5, 3, bias=False), torch.nn.Linear(3, 2, bias=False))
+    module = torch.nn.Sequential(torch.nn.Linear(5, 3, bias=False), torch.nn.Linear(3, 2, bias=False))
+    path = image_file(tmp_path, {"0.weight": torch.ones(3, 5), "1.weight": torch.ones(2, 3)})
+    with Weights.map_file(path) as weights, monkeypatch.context() as patched:
+        patched.setattr(trims_torch, "map_ahead", lambda ranges, owner: told.append((ranges, owner)))
+        patched.setattr(Weights, "place", place)
         trims_torch.load_into(module, weights)
     ranges = [(each.data_ptr(), each.nbytes) for each in module.parameters()]
     assert told == ([(ranges, module)] if ahead else [])
 
 
-@pytest.mark.parametrize("error", [OSError("no /proc"), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize("error", [OSError, RuntimeError], ids=["no /proc", "no more threads"])
 def test_a_module_is_loaded_where_nothing_can_be_mapped_ahead(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
-        raise error
+        raise error("refused")
 
-    monkeypatch.setattr(trims_torch, "map_ahead", refuse)
-    monkeypatch.setattr(Weights, "place", "file")
-    with Weights.map_file(image_file(tmp_path, {"weight": torch.ones(3, 5)})) as weights:
+    path = image_file(tmp_path, {"weight": torch.ones(3, 5)})
+    with Weights.map_file(path) as weights, monkeypatch.context() as patched:
+        patched.setattr(trims_torch, "map_ahead", refuse)
+        patched.setattr(Weights, "place", "file")
         module = trims_torch.load_into(torch.nn.Linear(5, 3, bias=False), weights)
     assert torch.equal(module.weight, torch.ones(3, 5))
 
