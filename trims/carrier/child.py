@@ -30,11 +30,10 @@ _LEAST_PAUSE_S = 0.0005
 
 
 def give_way() -> None:
-    """Run only when no other program wants the processor; where that is refused, with the least priority."""
-    try:
+    """Have the least priority and, where that is allowed, run only when no other program wants the processor."""
+    os.nice(19)  # as this its time is counted, too: see `share`
+    with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    except OSError:
-        os.nice(19)
     # Where the kernel groups processes by session, the group has a weight of its own, whatever its processes are.
     with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
         group.write("19")
