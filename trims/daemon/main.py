@@ -12,7 +12,6 @@ import os
 import secrets
 import signal
 import sys
-import threading
 from typing import TYPE_CHECKING
 
 import trims
@@ -23,6 +22,7 @@ from trims.daemon.attach_door import AttachDoor
 from trims.daemon.budget import budget, raise_limit
 from trims.daemon.control_door import ControlDoor
 from trims.daemon.devices import Devices
+from trims.daemon.ending import Ending
 from trims.daemon.endpoint import endpoint_of
 from trims.daemon.gpus import gpu_tiers
 from trims.environments.shelf import Shelf
@@ -91,7 +91,6 @@ class Daemon:
         self.config = config
         self.boot = secrets.token_hex(8)
         self.tracer = Tracer()
-        self._end = threading.Event()
         self._purge = False
         self.ended = False
         #: What killed the attach door; the process then ends with an error.
@@ -100,7 +99,9 @@ class Daemon:
     def start(self) -> None:
         """Lock the folders, adopt what is there, open the doors. Raises ConfigError; nothing is left half open."""
         config = self.config
+        self.ending = Ending()
         with contextlib.ExitStack() as undo:
+            undo.callback(self.ending.close)
             self._locks = [FolderLock(config.runtime_dir, "the runtime folder")]
             undo.callback(self._locks[0].release)
             # Others may pass through to the attach socket if it is open to them; the control socket never is.
@@ -198,9 +199,9 @@ class Daemon:
         )
 
     def ask_to_end(self, purge: bool = False) -> None:
-        """Make `wait` return. Safe from any thread and from signal handlers."""
+        """Make `wait` return. Safe from any thread."""
         self._purge = self._purge or purge
-        self._end.set()
+        self.ending.ask()
 
     def _door_died(self, error: BaseException) -> None:
         self.died = error
@@ -208,7 +209,7 @@ class Daemon:
 
     def wait(self) -> None:
         """Sleep until the daemon is asked to end."""
-        self._end.wait()
+        self.ending.wait()
 
     def stop(self) -> None:
         """Close the doors, end the store, let go of the folders."""
@@ -227,6 +228,7 @@ class Daemon:
         self.catalog.close()
         for lock in self._locks:
             lock.release()
+        self.ending.close()
         log.info("ended")
 
 
@@ -322,8 +324,8 @@ def serve(config: Config) -> None:
     raise_limit()
     daemon = Daemon(config)
     daemon.start()
-    for number in (signal.SIGTERM, signal.SIGINT):  # not before: a plug-in that hangs while it opens can be interrupted
-        signal.signal(number, lambda *_: daemon.ask_to_end())
+    # Not before: a plug-in that hangs while it opens can be interrupted.
+    daemon.ending.on_signals(signal.SIGTERM, signal.SIGINT)
     load_all()
     gc.collect()
     gc.freeze()  # what is there now stays: no collection, and so no open that falls into one, walks it again
