@@ -13,7 +13,7 @@ Little endian throughout:
 from __future__ import annotations
 
 import struct
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +21,7 @@ from trims.core.errors import ArtifactError, ImageError
 from trims.core.layout import DTYPE_BYTES, DTYPE_NUMBERS, DTYPES, MAX_DIMENSIONS, RESERVED, Layout, TensorSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
 #: What every safetensors file begins with: the length of its JSON header.
 LENGTH = struct.Struct("<Q")
@@ -67,35 +67,50 @@ def header_length(prefix: bytes | memoryview, file_bytes: int, name: str) -> int
 def index_size(layout: Layout) -> int:
     """Bytes the index of this layout takes."""
     specs = layout.tensors.values()
-    return index_bytes([spec.name for spec in specs], sum([len(spec.shape) for spec in specs]))
+    return index_bytes([spec.name for spec in specs], [spec.shape for spec in specs])
 
 
-def index_bytes(names: Collection[str], dimensions: int) -> int:
-    """Bytes the index of tensors takes that have these names, and so many dimensions together."""
+def index_bytes(names: Collection[str], shapes: Iterable[tuple[int, ...]]) -> int:
+    """Bytes the index of tensors of these names and shapes takes. Raises ImageError for a name that is no Unicode."""
     text = "".join(names)
     text_bytes = len(text) if text.isascii() else sum(len(_encode_name(name)) for name in names)
-    return HEADER.size + len(names) * RECORD.size + 8 * dimensions + text_bytes
+    return HEADER.size + len(names) * RECORD.size + 8 * sum(map(len, shapes)) + text_bytes
 
 
 def encode_index(layout: Layout, *, program_offset: int, program_bytes: int, data_bytes: int) -> bytes:
     """Serialise the layout. The result has exactly `index_size(layout)` bytes."""
-    specs = layout.tensors.values()
-    names = [_encode_name(spec.name) for spec in specs]
-    lengths, ranks = [len(name) for name in names], [len(spec.shape) for spec in specs]
+    columns = tuple(zip(*layout.tensors.values(), strict=True)) or ((), (), (), ())
+    return encode_columns(*columns, program_offset=program_offset, program_bytes=program_bytes, data_bytes=data_bytes)
+
+
+def encode_columns(
+    names: Sequence[str],
+    dtypes: Sequence[str],
+    shapes: Sequence[tuple[int, ...]],
+    offsets: Sequence[int],
+    *,
+    program_offset: int,
+    program_bytes: int,
+    data_bytes: int,
+) -> bytes:
+    """Serialise tensors that are given by column, in one order. Raises ImageError for a name that is no Unicode."""
+    text = "".join(names)
+    encoded = names if text.isascii() else [_encode_name(name) for name in names]
+    lengths, ranks = list(map(len, encoded)), list(map(len, shapes))
     columns = (
         accumulate(lengths, initial=0),
         lengths,
-        [spec.offset for spec in specs],
+        offsets,
         accumulate(ranks, initial=0),
-        [DTYPE_NUMBERS[spec.dtype] for spec in specs],
+        map(DTYPE_NUMBERS.__getitem__, dtypes),
         ranks,
     )
-    records = b"".join(map(RECORD.pack, *columns, repeat(0)))  # by column: this is done where a request waits
-    extents = [extent for spec in specs for extent in spec.shape]
-    text = b"".join(names)
-    size = HEADER.size + len(records) + 8 * len(extents) + len(text)
-    header = HEADER.pack(MAGIC, len(layout), len(extents), len(text), size, program_offset, program_bytes, data_bytes)
-    return b"".join((header, records, struct.pack(f"<{len(extents)}Q", *extents), text))
+    records = b"".join(map(RECORD.pack, *columns, repeat(0)))
+    extents = list(chain.from_iterable(shapes))
+    size = HEADER.size + len(records) + 8 * len(extents) + sum(lengths)
+    counts = (len(names), len(extents), sum(lengths), size)
+    header = HEADER.pack(MAGIC, *counts, program_offset, program_bytes, data_bytes)
+    return b"".join((header, records, struct.pack(f"<{len(extents)}Q", *extents), text.encode()))
 
 
 def decode_header(data: bytes | memoryview) -> IndexHeader:

@@ -30,12 +30,10 @@ if TYPE_CHECKING:
 #: The data block starts on a page, so that it can be mapped, read with O_DIRECT or registered alone.
 DATA_ALIGNMENT_BYTES = 4096
 _SPAN = itemgetter(0, 1)
+#: Of the names that trims gives its own parts in the JSON header; longer where a tensor's name begins so.
+_PREFIX = "__trims__"
 #: A tensor's first byte, its end, name, dtype and shape.
 _Placed = tuple[int, int, str, str, tuple[int, ...]]
-
-
-class OverlapError(ValueError):
-    """Two tensors share a part of their bytes, which the header of an image cannot say."""
 
 
 class SourceTensor(NamedTuple):
@@ -215,8 +213,6 @@ def encode_head(
     index: bytes,
     program_span: tuple[int, int],
     metadata: Mapping[str, str],
-    *,
-    alignment: int = DATA_ALIGNMENT_BYTES,
 ) -> bytes:
     """The JSON header with its length: our own tensors under a prefix that is free, pads so that no hole is left.
 
@@ -226,25 +222,55 @@ def encode_head(
         index: The binary index, which the data block begins with.
         program_span: Where in the data block the program begins and ends.
         metadata: Strings of the artifact.
-        alignment: Its length with the pads is a multiple of this.
 
-    Raises ImageError for a header that is too large, OverlapError if two tensors share a part of their bytes.
+    Raises ImageError for a header that is too large.
     """
-    prefix = "__trims__"
+    prefix = _PREFIX
     while any(spec.name.startswith(prefix) for spec in layout):
         prefix += "_"
+    specs = (*owned, *_own_parts(prefix, len(index), program_span))
+    return _header(specs, prefix, metadata, _tied(owned, layout), DATA_ALIGNMENT_BYTES)
+
+
+def encode_outline(
+    index_bytes: int, program_span: tuple[int, int], data_bytes: int, metadata: Mapping[str, str], *, alignment: int
+) -> bytes:
+    """The JSON header of an image whose tensors are told by its index alone: to JSON they are one part without a name.
+
+    It is as short as a header can be, because it is made where a request waits.
+
+    Args:
+        index_bytes: Of the binary index, which the data block begins with.
+        program_span: Where in the data block the program begins and ends; the tensors follow.
+        data_bytes: Length of the data block.
+        metadata: Strings of the artifact.
+        alignment: Its length with the pads is a multiple of this.
+
+    Raises ImageError for a header that is too large.
+    """
+    end = program_span[1]
+    tensors = TensorSpec(f"{_PREFIX}.tensors", "U8", (data_bytes - end,), end)
+    return _header((*_own_parts(_PREFIX, index_bytes, program_span), tensors), _PREFIX, metadata, {}, alignment)
+
+
+def _own_parts(prefix: str, index_bytes: int, program_span: tuple[int, int]) -> tuple[TensorSpec, TensorSpec]:
     begin, end = program_span
-    ours = (
-        TensorSpec(f"{prefix}.index", "U8", (len(index),), 0),
+    return (
+        TensorSpec(f"{prefix}.index", "U8", (index_bytes,), 0),
         TensorSpec(f"{prefix}.program", "U8", (end - begin,), begin),
     )
-    own = {"version": FORMAT_VERSION, "prefix": prefix, "tied": _tied(owned, layout)}
+
+
+def _header(
+    specs: Iterable[TensorSpec], prefix: str, metadata: Mapping[str, str], tied: Mapping[str, Any], alignment: int
+) -> bytes:
+    own = {"version": FORMAT_VERSION, "prefix": prefix, "tied": tied}
     told = json.dumps({**metadata, METADATA_KEY: json.dumps(own)}, separators=(",", ":"), ensure_ascii=False)
-    entries = _entries(sorted(_placed((*owned, *ours)), key=_SPAN), prefix)
+    entries = list(_entries(sorted(_placed(specs), key=_SPAN), prefix))
     text = "".join(('{"__metadata__":', told, ",", ",".join(entries), "}")).encode()
     if len(text) > MAX_HEADER_BYTES - DATA_ALIGNMENT_BYTES:
         raise ImageError(
-            f"{len(layout)} tensors make a header of {format_bytes(len(text))}; the limit is "
+            f"{len(entries)} tensors and pads make a header of {format_bytes(len(text))}; the limit is "
             f"{format_bytes(MAX_HEADER_BYTES)}"
         )
     padded = align_up(LENGTH.size + len(text), alignment) - LENGTH.size
@@ -258,16 +284,14 @@ def _placed(specs: Iterable[TensorSpec]) -> list[_Placed]:
 
 
 def _entries(placed: Iterable[_Placed], prefix: str) -> Iterator[str]:
-    """Tensors in order of offset, as JSON, with a named pad wherever alignment left a hole. Raises OverlapError.
+    """Tensors in order of offset, as JSON, with a named pad wherever alignment left a hole.
 
-    Text is put together here and not by `json`, which takes four times as long: it is done where a request waits.
+    Text is put together here and not by `json`, which takes four times as long.
     """
     position = 0
     for begin, end, name, dtype, shape in placed:
         if begin > position:
             yield f'"{prefix}.pad.{position}":{_text("U8", (begin - position,), position, begin)}'
-        elif begin < position:
-            raise OverlapError(f"tensor {name!r} shares a part of its bytes with another")
         yield f"{encode_basestring(name)}:{_text(dtype, shape, begin, end)}"
         position = end
 
