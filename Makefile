@@ -26,9 +26,11 @@ help: ## show this
 demo: env mxnet-env ## three real models: framework alone, trims unseen, cold, warm; then eight processes, one copy
 	$(BIN)/python -m trims_bench.demo
 
+# Processes that run tests beside each other; most tests wait more than they compute. The tests of a file stay together.
+JOBS ?= 2
 .PHONY: test
-test: env mxnet-env clients-env ## all tests
-	$(BIN)/python -m pytest $(ARGS)
+test: env mxnet-env clients-env ## all tests; ARGS="tests/unit -k door" for some, JOBS=0 for one after the other
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 # With the oldest versions that pyproject.toml allows: what the store, the doors and the command need, no framework.
 LOWEST_TESTS := tests/unit/core tests/unit/wire tests/unit/control tests/unit/registry tests/unit/daemon tests/unit/cli \
