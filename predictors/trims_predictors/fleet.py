@@ -289,7 +289,8 @@ class Fleet:
             self._loaded(predictor, running, hot[1], taken - began - sum(hot[1]["stages"].values()))
             return
         try:
-            message = load_message(plan, self._settings.most_predictor_bytes)
+            record = process.pages is not None and process.pages.lacks(plan.line)
+            message = {**load_message(plan, self._settings.most_predictor_bytes), "record": record}
             answer = await process.ask(message, deadline_s=self._settings.load_deadline_s)
         except TrimsError as error:
             self._refuse(predictor, error)
@@ -351,6 +352,8 @@ class Fleet:
         outputs = split(answer["outputs"], [job.rows for job in jobs])
         run_s = time.perf_counter() - began
         self.hot.ran(running.plan, answer, run_s)
+        if running.process.pages is not None and "pages" in answer:
+            running.process.pages.learn(running.plan.line, answer["pages"])
         for request, mine in zip(requests, outputs, strict=True):
             stages = {"queue_s": began - request.began_s, **answer["stages"], "run_s": run_s}
             self._answer(running, request, mine, len(jobs), stages)

@@ -200,7 +200,8 @@ class Nursery:
         return await self._prepared(process, environment)
 
     async def _prepared(self, process: PredictorProcess, environment: Environment) -> PredictorProcess:
-        prepare = {"op": "prepare", "modules": environment.modules(), "threads": self._threads}
+        pages = [] if process.pages is None else process.pages.told()
+        prepare = {"op": "prepare", "modules": environment.modules(), "threads": self._threads, "pages": pages}
         try:
             await process.ask(prepare, deadline_s=_PREPARE_S)
         except BaseException:

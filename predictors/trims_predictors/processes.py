@@ -17,6 +17,7 @@ from trims_predictors.launching import tell_status
 from trims_predictors.messages import close_all, pair
 from trims_predictors.peer import Peer
 from trims_predictors.tensors import Tensor
+from trims_predictors.written_pages import check_pages
 
 if TYPE_CHECKING:
     import socket
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims.wire.lifeline import Lifeline
     from trims_predictors.launching import Environment, Launcher
+    from trims_predictors.written_pages import WrittenPages
 
 #: Tensors of more bytes are copied in a thread, so that the loop serves others meanwhile.
 _LARGE_BYTES = 4 << 20
@@ -44,6 +46,7 @@ class PredictorProcess:
         how: `hot`, `spare`, `forked` or `spawned`.
         tell_status: How the process ended, for people; asked once it has.
         lifeline: Of its group; closed at its end. None if nothing ties it to this process.
+        pages: What forks of its template write; None if it is no fork.
 
     Attributes:
         ended: Done when the process is gone; its result says how.
@@ -59,8 +62,10 @@ class PredictorProcess:
         tell_status: Callable[[], Awaitable[str]],
         *,
         lifeline: Lifeline | None = None,
+        pages: WrittenPages | None = None,
     ) -> None:
         self.pid = pid
+        self.pages = pages
         self.how = how
         self._pidfd = pidfd
         self._lifeline = lifeline
@@ -277,4 +282,5 @@ def _checked(answer: Message) -> Message:
         raise BadMessageError("stages that are no seconds")
     if not all(isinstance(each, dict) for name in ("inputs", "outputs", "given") for each in answer.get(name, ())):
         raise BadMessageError("tensors that are not described")
+    check_pages(answer.get("pages", []))
     return answer

@@ -15,6 +15,7 @@ from trims_predictors import messages
 from trims_predictors.launching import tell_status
 from trims_predictors.peer import Peer
 from trims_predictors.processes import PredictorProcess
+from trims_predictors.written_pages import WrittenPages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,6 +63,7 @@ class Template:
         self.failed: set[str] = set()
         self.lost: str | None = None
         self._retired = False
+        self._pages = WrittenPages()
         #: Forks that are waited for.
         self._forking = 0
         self._answers: deque[asyncio.Future[tuple[Message, list[int]]]] = deque()
@@ -133,7 +135,9 @@ class Template:
         here = self._living[pid] = pid_behind(fds[0], pid)
         output.whose = f"predictor {here}"
         self._statuses[pid] = asyncio.get_running_loop().create_future()
-        return PredictorProcess(ours, here, fds[0], "forked", lambda: self._status(pid), lifeline=lifeline)
+        return PredictorProcess(
+            ours, here, fds[0], "forked", lambda: self._status(pid), lifeline=lifeline, pages=self._pages
+        )
 
     async def _ask(self, message: Message, fds: Sequence[int], deadline_s: float) -> tuple[Message, list[int]]:
         answer: asyncio.Future[tuple[Message, list[int]]] = asyncio.get_running_loop().create_future()

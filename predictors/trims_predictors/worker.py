@@ -52,6 +52,7 @@ from trims_predictors.tensors import (
     types_of,
 )
 from trims_predictors.trace_context import handed_on
+from trims_predictors.written_pages import Record, copy_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -96,6 +97,8 @@ class Worker:
         #: What the last run was given, and what the supervisor knows of it.
         self._given: tuple[TensorType, ...] = ()
         self._told: tuple[TensorType, ...] = ()
+        #: Of the pages that are written until the first answer; None for no record.
+        self._record: Record | None = None
         self._inbox = Receiver()
         self._outbox = Sender()
 
@@ -145,6 +148,8 @@ class Worker:
         if is_framework(message["modules"]) and self._keeps_memory:
             take_ahead(_AHEAD_BYTES)
         self._connect()
+        copy_ahead(message["pages"])
+        self._record = Record.begin()
         return {"op": "prepared"}, None
 
     def _connect(self) -> Session:
@@ -157,6 +162,8 @@ class Worker:
     def _load(self, message: Message) -> tuple[Message, None]:
         before, stages = len(sys.modules), _Stages()
         context = _context(message)
+        if not message.get("record"):
+            self._record = None
         if message.get("memory_bytes") is not None:
             limit_memory(int(message["memory_bytes"]))
         with stages.timed("connect_s"):
@@ -248,11 +255,19 @@ class Worker:
         return {"op": "answer", "outputs": described, "stages": stages.seconds, **self._news()}, fd
 
     def _news(self) -> Message:
-        """What a predictor that can rehearse was given, if it is something else than what was told last."""
-        if self._given == self._told:
-            return {}
-        self._told = self._given
-        return {"given": describe(self._given)}
+        """What the supervisor does not know yet.
+
+        That is what a predictor that can rehearse was given, if it is something else than what was told last; and once
+        the pages that were written, if they are recorded.
+        """
+        news: Message = {}
+        if self._given != self._told:
+            self._told = self._given
+            news["given"] = describe(self._given)
+        if self._record is not None:
+            news["pages"] = self._record.end()
+            self._record = None
+        return news
 
     def _answer(self, predictor: Predictor, inputs: Arrays, stages: _Stages) -> Arrays:
         """The steps and the predictor between them."""

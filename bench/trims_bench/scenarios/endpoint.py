@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from trims_bench.child import call
-from trims_bench.endpoint import EndpointProcess
+from trims_bench.endpoint import EndpointClient, EndpointProcess
 from trims_bench.figures import Bar, Comparison, Figure, Samples
 from trims_bench.turns import take_turns
 
@@ -18,7 +18,14 @@ if TYPE_CHECKING:
 
 TITLE = "a request of one tensor 1x3x224x224 to the endpoint, over a call of the predictor in one process"
 _NAME = "pooled"
-_BARS = {"HTTP": Bar("<=", 2.0), "gRPC": Bar("<=", 1.5)}
+_HTTP, _GRPC = Bar("<=", 2.0), Bar("<=", 1.5)
+#: What a user of the usual client waits for; and with clients that do no more than they must, what the endpoint adds.
+_BARS = {
+    "HTTP by tritonclient": _HTTP,
+    "HTTP by http.client": _HTTP,
+    "gRPC by tritonclient": _GRPC,
+    "gRPC by a stub": _GRPC,
+}
 _IN_PROCESS = "in one process"
 _WARM_UP = 20
 _NOTE = (
@@ -65,8 +72,10 @@ def measure(*, runtime_dir: str, ports: list[int], count: int) -> dict[str, list
     image = np.random.default_rng(1).random((1, 3, 224, 224), dtype=np.float32)
     ways = {
         _IN_PROCESS: _in_process(runtime_dir),
-        "HTTP": _by_http(ports[0]),
-        "gRPC": _by_grpc(ports[1]),
+        "HTTP by tritonclient": _by_http(ports[0]),
+        "HTTP by http.client": _by_standard_library(ports[0]),
+        "gRPC by tritonclient": _by_grpc(ports[1]),
+        "gRPC by a stub": _by_stub(ports[1]),
     }
     expected = ways[_IN_PROCESS](image)
 
@@ -112,5 +121,35 @@ def _by_grpc(port: int) -> Callable[[Any], Any]:
         given = triton.InferInput("x", list(image.shape), "FP32")
         given.set_data_from_numpy(image)
         return client.infer(_NAME, [given]).as_numpy("y")
+
+    return ask
+
+
+def _by_standard_library(port: int) -> Callable[[Any], Any]:
+    import numpy as np
+
+    client = EndpointClient(port)
+
+    def ask(image: Any) -> Any:
+        answer, content = client.infer(_NAME, {"x": ("FP32", image.shape, image.tobytes())})
+        return np.frombuffer(content, np.float32).reshape(answer["outputs"][0]["shape"])
+
+    return ask
+
+
+def _by_stub(port: int) -> Callable[[Any], Any]:
+    """Of the protocol's own description, with nothing around it."""
+    import grpc
+    import numpy as np
+    from tritonclient.grpc.service_pb2 import ModelInferRequest
+    from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
+
+    stub = GRPCInferenceServiceStub(grpc.insecure_channel(f"127.0.0.1:{port}"))
+
+    def ask(image: Any) -> Any:
+        request = ModelInferRequest(model_name=_NAME, raw_input_contents=[image.tobytes()])
+        request.inputs.add(name="x", datatype="FP32", shape=image.shape)
+        answer = stub.ModelInfer(request)
+        return np.frombuffer(answer.raw_output_contents[0], np.float32).reshape(answer.outputs[0].shape)
 
     return ask

@@ -106,6 +106,26 @@ def test_a_spare_is_taken_before_a_fork_and_made_again_after_an_answer(scaler: D
     drive(scaler, work, spares=1)
 
 
+@pytest.mark.skipif(not os.access("/proc/self/pagemap", os.R_OK), reason="the kernel does not tell pages")
+def test_spares_copy_ahead_what_the_first_predictor_of_a_model_wrote(scaler: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        nursery, plan = driver.fleet._nursery, await driver.plan()
+        driver.fleet.prepare(plan.environment)
+        while not nursery._spares.get(plan.environment):
+            await asyncio.sleep(0.02)
+        pages = nursery._spares[plan.environment][0].pages
+        assert pages is not None
+        assert (pages.lacks(plan.line), pages.told()) == (True, [])
+        await driver.ask(x=[1.0])
+        assert not pages.lacks(plan.line)
+        assert sum(pages.told()[1::2]) > 0
+        while not nursery._spares.get(plan.environment):
+            await asyncio.sleep(0.02)
+        assert nursery._spares[plan.environment][0].pages is pages
+
+    drive(scaler, work, spares=1)
+
+
 def test_spares_go_first_when_templates_hold_too_much_and_are_not_made_again(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
         nursery = driver.fleet._nursery

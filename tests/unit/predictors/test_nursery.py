@@ -174,7 +174,7 @@ def test_an_environment_that_cannot_be_started_is_told(folder: Path) -> None:
             await nursery.take(Environment("numpy", "/no/python"))
         predictor = await nursery.take(Environment("numpy", "/bin/false"))
         with pytest.raises(PredictorError, match="exited with status 1"):
-            await predictor.ask({"op": "prepare", "modules": [], "threads": 1}, deadline_s=30)
+            await predictor.ask({"op": "prepare", "modules": [], "threads": 1, "pages": []}, deadline_s=30)
 
     nurse(folder, work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trims.daemon.main import Daemon
+
+
+LINUX_TELLS_PAGES = os.access("/proc/self/pagemap", os.R_OK)
+PREPARE = {"op": "prepare", "modules": ["numpy"], "threads": 1, "pages": []}
 
 
 class Supervisor:
@@ -74,7 +79,7 @@ def model(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
 
 
 def test_load_predict_and_unload(daemon: Daemon, model: None, supervisor: Supervisor) -> None:
-    assert supervisor.ask({"op": "prepare", "modules": ["numpy"], "threads": 1}) == {"op": "prepared"}
+    assert supervisor.ask(PREPARE) == {"op": "prepared"}
     loaded = supervisor.ask(load("own_predictors:Scaler"))
     assert loaded["op"] == "loaded"
     assert loaded["inputs"] == [{"name": "x", "dtype": "FP64", "shape": [-1]}]
@@ -102,6 +107,22 @@ def test_what_a_run_was_given_is_told_when_it_changes_if_it_can_be_rehearsed(
     assert supervisor.ask({"op": "predict"}, x=[1.0])["given"] == [{"name": "x", "dtype": "FP64", "shape": [1]}]
     wrong = supervisor.ask({"op": "rehearse", "given": [{"name": "x", "dtype": "FP64", "shape": "no"}]})
     assert (wrong["op"], wrong["code"]) == ("failed", "bad_manifest")
+
+
+@pytest.mark.skipif(not LINUX_TELLS_PAGES, reason="the kernel does not tell which pages a process has of its own")
+def test_pages_that_are_written_are_told_with_the_first_answer_if_they_are_recorded(
+    model: None, supervisor: Supervisor
+) -> None:
+    supervisor.ask(PREPARE)
+    supervisor.ask(load("own_predictors:Scaler", record=True))
+    assert sum(supervisor.ask({"op": "predict"}, x=[1.0])["pages"][1::2]) > 0
+    assert "pages" not in supervisor.ask({"op": "predict"}, x=[1.0])
+
+
+def test_pages_that_are_written_are_not_told_unasked(model: None, supervisor: Supervisor) -> None:
+    supervisor.ask(PREPARE)
+    supervisor.ask(load("own_predictors:Scaler"))
+    assert "pages" not in supervisor.ask({"op": "predict"}, x=[1.0])
 
 
 def test_what_a_predictor_without_rehearsals_was_given_is_not_told(model: None, supervisor: Supervisor) -> None:
