@@ -33,6 +33,7 @@ from trims.core.replica import State
 from trims.daemon.budget import Budget
 from trims.daemon.check import check_store
 from trims.image.in_place import MAX_FILES
+from trims.store import plans, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -443,6 +444,39 @@ def test_a_long_file_is_brought_to_memory_by_a_process_that_gives_way(
     (carrier,) = daemon.store._pace.carriers._idle
     assert os.sched_getscheduler(carrier.pid) == os.SCHED_IDLE
     assert check_store(daemon.store, verify=True).findings == []
+
+
+def test_the_second_open_of_a_file_has_its_image_brought_to_memory(
+    daemon: Daemon, session: Session, model: Path
+) -> None:
+    for _ in range(2):
+        with session.open_file(model) as weights:
+            assert weights.place == "file"
+    wait_until(lambda: "cpu" in places(daemon), "two opens have not earned it a place in memory")
+    with session.open_file(model) as weights:
+        assert (weights.place, weights["weight"].tolist()) == ("cpu", WEIGHTS["weight"].tolist())
+
+
+def test_a_file_that_is_opened_while_it_is_written_is_read_again_when_it_rests(
+    daemon: Daemon, session: Session, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests = [False]
+    monkeypatch.setattr(daemon.store._opens._resolver, "_rest_s", lambda _: -1.0 if rests[0] else 0.05)
+    written = resolve.identity_of(model)  # a write in the same tick of the clock leaves it as it is
+    monkeypatch.setattr(resolve, "identity_of", lambda _: written)
+    for module in (resolve, plans):
+        monkeypatch.setattr(module, "identities_of", lambda _: (written,))
+
+    def last_value() -> float:
+        with session.open_file(model, place="cpu") as weights:
+            return float(weights["half"][-1])
+
+    assert last_value() == 6.0
+    times = model.stat().st_mtime_ns
+    save_file({**WEIGHTS, "half": np.full(7, 9.0, "f2")}, model)
+    os.utime(model, ns=(times, times))
+    rests[0] = True
+    wait_until(lambda: last_value() == 9.0, "what was read while the file was written is still served")
 
 
 def test_a_request_for_memory_does_not_wait_for_what_goes_at_a_pace(

@@ -190,7 +190,7 @@ class World:
         self.registry = SqliteRegistry(self.path / "registry.db")
         self.catalog = FaultyCatalog(self.path / "catalog.db", scheduler.pool)
         parts = (self.registry, self.catalog, Picker(), self.path, Limits())
-        resolver = WatchedResolver(*parts, in_place=self.in_place, clock=scheduler.clock)
+        resolver = WatchedResolver(*parts, in_place=self.in_place, clock=scheduler.clock, rest_s=self._rest_of)
         resolver.judge, resolver.meanwhile = self.judge, self._during_a_look
         self.store = Store(
             self.tiers,
@@ -219,6 +219,11 @@ class World:
             gone = keys_before - {held[1] for held in tier.sealed.values()}
             self.judge.check(not gone or nbytes > tier.capacity_bytes, f"a restart removed good images: {gone}")
 
+    def _rest_of(self, file: Path) -> float:
+        """Now and then a file counts as one that may still be written."""
+        del file
+        return float(self.choices.below(3)) if self.choices.chance(20) else -1.0
+
     def _listen(self) -> None:
         """Stand between residency, runner and watchers, and count."""
         store = self.store
@@ -227,7 +232,8 @@ class World:
         def handled(event: Event) -> Any:
             self._count(event)
             was_draining = store.residency.draining
-            mapped = isinstance(event, Requested) and event.anywhere and self._can_be_mapped(event)
+            opened = isinstance(event, Requested) and event.anywhere and event.waiter.wants_lease
+            mapped = opened and self._can_be_mapped(event)
             earned = set(store.residency.promotions.earned)
             done = handle(event)
             self.happened["copies earned by use"] += len(store.residency.promotions.earned - earned)

@@ -45,6 +45,13 @@ class Demand:
             wanted = sorted(self._levels, key=self._level)[-_REMEMBERED:]
             self._levels = {each: self._levels[each] for each in wanted}
 
+    def carry(self, old: str, new: str) -> None:
+        """What was opened as one image is another one: its level goes to that."""
+        self.count()
+        level = self._level(old)
+        if self._levels.pop(old, None) is not None:
+            self._levels[new] = (level + self._level(new), self._opens)
+
     def of(self, key: str) -> float:
         """Its level now: opens, each worth less the longer ago it was. 0 if it was not opened recently."""
         if self.uncounted:

@@ -12,10 +12,12 @@ Nothing here blocks. Not covered: how names are looked into (`lookups`, `resolve
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from typing import TYPE_CHECKING
 
 from trims.core.admission import IN_PLACE_STAYS, STAYS
+from trims.core.due import DueTimes
 from trims.core.errors import ArtifactChangedError, ModelNotFoundError, NotInPlaceError, TrimsError
 from trims.core.events import KeepAlive, Requested
 from trims.core.lease import Waiter
@@ -81,8 +83,11 @@ class Opens:
         self._keep_alive_s = keep_alive_s
         self._clock = clock
         self._tickets = itertools.count(1)
-        #: Names that are being hashed behind their readers.
+        #: Names that are being hashed behind their readers, and those that will be once their files rest.
         self._learning: set[str] = set()
+        self._resting: dict[str, float] = {}
+        self._rested: DueTimes[str] = DueTimes(lambda at_s, name: self._resting.get(name) == at_s)
+        self._resting_lock = threading.Lock()
         #: By name.
         self._terms: dict[str, Terms] = {}
         self.lookups = Lookups(resolver, self._found, pools, pace, readers)
@@ -150,6 +155,48 @@ class Opens:
             ask.answer(result)
         elif not ask.only_look:
             self._request(ask, result)
+        elif result.hashed:
+            self._judge(ask, result)
+
+    def _judge(self, ask: Ask, resolved: Resolved) -> None:
+        """An artifact was hashed behind its readers: what was opened as a file counts as opens of its image.
+
+        If they have earned the image a place in memory, it is copied there at once.
+        """
+        if resolved.in_place is None:
+            return
+        self._shell.carry_demand(resolved.in_place, resolved.key)
+        if resolved.manifest.residency.place is None and not self._shell.is_resident(resolved.key, CPU):
+            ask.resolved, ask.answer, terms = resolved, _ignore, self._terms_of(resolved)
+            self._shell.ask(ask, self._request_of(ask, resolved, terms, CPU, anywhere=True))
+
+    def _learn_at_rest(self, resolved: Resolved) -> None:
+        """Have an artifact hashed behind its readers, once a reading of its files is certain."""
+        name, at_s = resolved.name, resolved.rests_at_s
+        if at_s <= self._clock():
+            self._learn(name)
+            return
+        with self._resting_lock:
+            if self._resting.get(name) == at_s:
+                return
+            self._resting[name] = at_s
+            self._rested.add(at_s, name)
+        self._due_at(at_s)
+
+    def next_due_s(self) -> float | None:
+        """Clock time at which the next files rest that are to be hashed."""
+        with self._resting_lock:
+            return self._rested.next_s()
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed: hash what rests by now."""
+        rested = []
+        with self._resting_lock:
+            while (name := self._rested.pop_due(now_s)) is not None:
+                del self._resting[name]
+                rested.append(name)
+        for name in rested:
+            self._learn(name)
 
     def _learn(self, name: str) -> None:
         """Have an artifact hashed behind its readers: then its image can be copied to memory, and found elsewhere."""
@@ -177,10 +224,15 @@ class Opens:
         terms = self._terms.get(resolved.name)
         if terms is None or terms.resolved is not resolved:
             terms = self._terms_of(resolved)
-        place, anywhere = stated or CPU, stated is None and ask.waiter.wants_lease
-        if not resolved.hashed and self._shell.demand_of(resolved.key):
-            self._learn(resolved.name)  # it is opened again
-        event = Requested(
+        opened_again = not resolved.hashed and self._shell.demand_of(resolved.key) > 0
+        if opened_again or not resolved.certain:
+            self._learn_at_rest(resolved)
+        event = self._request_of(ask, resolved, terms, stated or CPU, stated is None and ask.waiter.wants_lease)
+        if self._shell.ask(ask, event) and ask.waiter.deadline_at_s is not None:
+            self._due_at(ask.waiter.deadline_at_s)
+
+    def _request_of(self, ask: Ask, resolved: Resolved, terms: Terms, place: Place, anywhere: bool) -> Requested:
+        return Requested(
             at_s=self._clock(),
             key=resolved.key,
             place=place,
@@ -191,8 +243,6 @@ class Opens:
             keep=STAYS if place is DISK else terms.keep,
             workspace_bytes=self._workspace.of(resolved.key) if place.tier is TierKind.GPU else None,
         )
-        if self._shell.ask(ask, event) and ask.waiter.deadline_at_s is not None:
-            self._due_at(ask.waiter.deadline_at_s)
 
     def _terms_of(self, resolved: Resolved) -> Terms:
         """A name is opened for the first time since it was looked into: take note of all its manifest states."""
@@ -225,3 +275,8 @@ class Opens:
         waiter = Waiter(next(self._tickets), None, wants_lease=False, deadline_at_s=None, internal=True)
         ask = Ask(waiter, f"key:{key[:16]}", place, answer)
         self._ask(ask, key, place, KeepAlive(keep_alive_s))
+
+
+def _ignore(outcome: Outcome) -> None:
+    """No request waits for it."""
+    del outcome

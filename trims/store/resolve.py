@@ -21,7 +21,7 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import blake3
 
@@ -59,6 +59,12 @@ log = logging.getLogger(__name__)
 #: Seconds for which an open trusts that the artifact's files are still as they were at the last look.
 _TRUST_S = 0.5
 _READ_BYTES = 16 << 20
+#: A file was last written when its times say, or up to this many seconds later: some file systems keep whole seconds,
+#: and the times of one call of `write` are those of its beginning. Such a call takes longer for more bytes, of which it
+#: writes 2 GiB at most.
+_REST_S, _WRITTEN_BYTES_PER_S, _MOST_WRITTEN_BYTES = 2.0, 64 << 20, 2 << 30
+#: Marks a digest in the catalog that was read of a file which may still have been written.
+_UNCERTAIN = " uncertain"
 #: A file up to this length is hashed in less time than a thread takes to start on a busy machine.
 _HASH_HERE_BYTES = 1 << 20
 #: Names kept in memory; the oldest are looked up in the catalog again, which reads no artifact.
@@ -82,6 +88,9 @@ class Resolved:
         epoch: Of the name, when the look began.
         in_place: Key under which the artifact's own files may be served; None if they may not.
         hashed: False while `key` is `in_place`, because the files were not read yet.
+        certain: False if the files were read so soon after they were written that they may have changed since, although
+            their identities have not.
+        rests_at_s: From then on, on the store's clock, a reading of the files is certain.
         builder: Identity of the module builder's file that its options name, to notice edits; empty without one.
     """
 
@@ -98,6 +107,8 @@ class Resolved:
     epoch: int = 0
     in_place: str | None = None
     hashed: bool = True
+    certain: bool = True
+    rests_at_s: float = -math.inf
     builder: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -147,6 +158,7 @@ class Resolver:
             through shared mappings, which changes no time that could be compared.
         in_place: Artifacts may be served from their own files before they were read.
         clock: Monotonic seconds.
+        rest_s: Seconds until a reading of a file is certain to see all of its last write; see `rest_of`.
     """
 
     def __init__(
@@ -160,7 +172,9 @@ class Resolver:
         always_hash: bool = False,
         in_place: bool = False,
         clock: Callable[[], float] = time.monotonic,
+        rest_s: Callable[[Path], float] | None = None,
     ) -> None:
+        self._rest_s = rest_s or rest_of
         self._registry = registry
         self._catalog = catalog
         self._picker = picker
@@ -220,6 +234,8 @@ class Resolver:
         if known is None or (reading.digest and not known.hashed):
             return None
         if self._always_hash and known.checked_at_s + _TRUST_S <= self._clock():
+            return None
+        if reading.behind is not None and not known.certain:
             return None
         same = identities_of(known.artifact.files) == known.identities and builder_is_as_before(known)
         if self._python_again(known.manifest, required=known.converted) != known.python:
@@ -316,12 +332,15 @@ class Resolver:
         in_place = self._in_place_key(manifest, chosen, artifact, (identities, made_by)) if identities else None
         if in_place is None and not reading.digest:
             raise DigestNeededError(name)
+        rests_at_s = self._clock() + max(map(self._rest_s, files))
         digests = self._digests(files, manifest, reading) if reading.digest else self._known_digests(files, identities)
         return Resolved(
             name=name,
-            key=_key(files, digests, made_by) if digests is not None else str(in_place),
+            key=_key(files, [each.blake3 for each in digests], made_by) if digests is not None else str(in_place),
             in_place=in_place,
             hashed=digests is not None,
+            certain=digests is None or all(each.certain for each in digests),
+            rests_at_s=rests_at_s,
             manifest=manifest,
             artifact=artifact,
             recipe=made_by,
@@ -371,11 +390,18 @@ class Resolver:
             while len(self._not_in_place) > _REMEMBERED:
                 self._not_in_place.pop(next(iter(self._not_in_place)))
 
-    def _known_digests(self, files: tuple[Path, ...], identities: tuple[str, ...]) -> list[str] | None:
+    def _known_digests(self, files: tuple[Path, ...], identities: tuple[str, ...]) -> list[_Digests] | None:
         """Digests of all files, if the catalog has them."""
-        known = [self._catalog.digests(str(file), each) for file, each in zip(files, identities, strict=True)]
-        found = [each[0] for each in known if each is not None]
+        known = [self._known_digest(file, each) for file, each in zip(files, identities, strict=True)]
+        found = [each for each in known if each is not None]
         return found if len(found) == len(files) else None
+
+    def _known_digest(self, file: Path, identity: str) -> _Digests | None:
+        for mark in ("", _UNCERTAIN):
+            found = self._catalog.digests(str(file), identity + mark)
+            if found is not None:
+                return _Digests(*found, certain=not mark)
+        return None
 
     def _python(self, manifest: Manifest, *, required: bool) -> Path | None:
         wanted = manifest.framework
@@ -422,7 +448,7 @@ class Resolver:
             extra_paths=(Path(manifest.origin),) if manifest.origin else (),
         )
 
-    def _digests(self, files: tuple[Path, ...], manifest: Manifest, reading: Reading) -> list[str]:
+    def _digests(self, files: tuple[Path, ...], manifest: Manifest, reading: Reading) -> list[_Digests]:
         stated = dict(manifest.artifact.sha256)
         unknown = set(stated) - {file.name for file in files}
         if unknown:
@@ -431,24 +457,48 @@ class Resolver:
             )
         return [self._digest(file, stated.get(file.name), reading) for file in files]
 
-    def _digest(self, file: Path, stated_sha256: str | None, reading: Reading) -> str:
-        identity = identity_of(file)
-        known = None if self._always_hash else self._catalog.digests(str(file), identity)
-        if known is None or (stated_sha256 is not None and known[1] is None):
+    def _digest(self, file: Path, stated_sha256: str | None, reading: Reading) -> _Digests:
+        identity, certain = identity_of(file), self._rest_s(file) <= 0
+        known = None if self._always_hash else self._known_digest(file, identity)
+        again = known is not None and not known.certain and certain and reading.behind is not None
+        if known is None or again or (stated_sha256 is not None and known.sha256 is None):
             long = file.stat().st_size > _HASH_HERE_BYTES
             if long and not reading.long:
                 raise LongReadError(str(file))
             read = partial(_read_digests, file, with_sha256=stated_sha256 is not None, reading=reading)
-            known = stepped_back(read) if long else read()
+            known = _Digests(*(stepped_back(read) if long else read()), certain=certain)
             if identity_of(file) != identity:
                 raise ArtifactChangedError(f"{file} changed while it was read; open it again once it is written")
-            self._catalog.remember_digests(str(file), identity, *known)
-        if stated_sha256 is not None and known[1] != stated_sha256:
+            self._catalog.remember_digests(
+                str(file), identity + ("" if certain else _UNCERTAIN), known.blake3, known.sha256
+            )
+        if stated_sha256 is not None and known.sha256 != stated_sha256:
             raise DigestMismatchError(
-                f"{file}: sha256 is {known[1]}, the manifest states {stated_sha256}; fetch the file again, or "
+                f"{file}: sha256 is {known.sha256}, the manifest states {stated_sha256}; fetch the file again, or "
                 f"correct the manifest"
             )
-        return known[0]
+        return known
+
+
+class _Digests(NamedTuple):
+    """Of one file; `certain` unless it may still have been written while it was read."""
+
+    blake3: str
+    sha256: str | None
+    certain: bool
+
+
+def rest_of(file: Path) -> float:
+    """Seconds until a reading of the file is certain to see all of its last write; none or less if it is now.
+
+    A file that is written once more within one tick of its file system's clock keeps its times. So does a file for as
+    long as one call of `write` is under way. What is read meanwhile may not be what the file holds in the end; git calls
+    such files racy. Times that lie in the future say nothing: the clock was wrong then.
+    """
+    status, now_s = file.stat(), time.time()
+    written_s = max((each for each in (status.st_mtime, status.st_ctime) if each <= now_s), default=-math.inf)
+    takes_s = _REST_S + min(status.st_size, _MOST_WRITTEN_BYTES) / _WRITTEN_BYTES_PER_S
+    return written_s + takes_s - now_s
 
 
 def builder_is_as_before(resolved: Resolved) -> bool:

@@ -257,6 +257,11 @@ class Shell:
         with self.lock:
             return self._residency.demand.of(key)
 
+    def carry_demand(self, old: str, new: str) -> None:
+        """What was opened under one key is opened under another from now on."""
+        with self.lock:
+            self._residency.demand.carry(old, new)
+
     def wait_for(self, holds: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until something holds, looked at under the lock after each change; False if the time was too short."""
         with self._changed:

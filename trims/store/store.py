@@ -440,6 +440,7 @@ class Store:
             due = (
                 self.residency.next_due_s(),
                 self._opens.lookups.next_due_s(),
+                self._opens.next_due_s(),
                 self.runner.next_due_s(),
                 self.device_leases.due_s,
             )
@@ -448,6 +449,7 @@ class Store:
     def tick(self, now_s: float) -> None:
         """Time has passed: answer requests whose deadline is over, end keep-alives, try again what failed."""
         self._opens.lookups.expire(now_s)
+        self._opens.tick(now_s)
         self.device_leases.expire(now_s)
         self.runner.try_again(now_s)
         self._feed(Tick(at_s=now_s))

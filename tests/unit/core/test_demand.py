@@ -44,3 +44,15 @@ def test_the_images_in_least_demand_are_forgotten(monkeypatch: pytest.MonkeyPatc
     assert levels.of("old") == 0.0
     assert levels.of("often") > 1.9
     assert levels.of("youngest") == 1.0
+
+
+def test_what_was_opened_under_one_key_is_carried_to_another() -> None:
+    levels = Demand()
+    for key in ("file", "file", "image", "other"):
+        levels.opened(key)
+    before = levels.of("file") + levels.of("image")
+    levels.carry("file", "image")
+    assert levels.of("image") == pytest.approx(before)
+    assert levels.of("file") == 0.0
+    levels.carry("never opened", "other")
+    assert 0.9 < levels.of("other") <= 1.0

@@ -163,6 +163,62 @@ def test_a_file_that_was_touched_is_read_again(
     assert (after.key == before.key) == (how == "touched"), "the key is the bytes'"
 
 
+class Yielding:
+    """The pace of a reading that no request waits for: here it gives way at once, and the reading is done as any."""
+
+    def carry(self, *_: object) -> None:
+        return None
+
+
+BEHIND: Any = resolve.Reading(behind=Yielding())  # type: ignore[arg-type]
+
+
+def test_a_file_that_was_read_in_writing_is_certain_once_it_was_read_at_rest(
+    registry: SqliteRegistry, catalog: Catalog, checkpoint: Callable[..., Path], reads: list[str],
+    folder: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
+    monkeypatch.setattr(resolve, "identity_of", lambda _: "what a write in the same tick leaves")
+    monkeypatch.setattr(resolve, "identities_of", lambda files: tuple("the same" for _ in files))
+    rest = [3.0]
+    parts = (registry, catalog, Picker(), folder / "artifacts", Limits())
+    resolver = Resolver(*parts, clock=lambda: 100.0, rest_s=lambda _: rest[0])
+    path = checkpoint("a")
+    first = resolver.resolve(f"file:{path}")
+    assert (first.certain, first.rests_at_s) == (False, 103.0)
+    path.write_bytes(checkpoint("b", {"weight": np.ones(3)}).read_bytes())
+    assert resolver.resolve(f"file:{path}", BEHIND).key == first.key, "it does not rest yet"
+    rest[0] = -1.0
+    assert resolver.resolve(f"file:{path}").key == first.key, "no request waits for a second reading"
+    next_life = Resolver(*parts, rest_s=lambda _: rest[0])
+    assert (next_life.resolve(f"file:{path}").key, next_life.resolve(f"file:{path}").certain) == (first.key, False)
+    assert reads == ["a.safetensors"]
+    second = resolver.resolve(f"file:{path}", BEHIND)
+    assert second.certain
+    assert second.key != first.key
+    assert resolver.resolve(f"file:{path}", BEHIND).key == second.key
+    assert reads == ["a.safetensors"] * 2
+
+
+@pytest.mark.parametrize(("age_s", "rests"), [(1.0, False), (2.5, True), (-5.0, True)])
+def test_a_file_rests_two_seconds_after_its_times_unless_those_lie_in_the_future(
+    age_s: float, rests: bool, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = checkpoint("a")
+    now_s = path.stat().st_ctime + age_s
+    monkeypatch.setattr(resolve.time, "time", lambda: now_s)
+    os.utime(path, (now_s + 1000, now_s + 1000))
+    assert (resolve.rest_of(path) <= 0) is rests
+
+
+def test_a_large_file_may_be_written_for_longer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (folder / "large").open("wb") as file:
+        file.truncate(640 << 20)
+    now_s = (folder / "large").stat().st_ctime
+    monkeypatch.setattr(resolve.time, "time", lambda: now_s)
+    assert resolve.rest_of(folder / "large") == pytest.approx(12.0)
+
+
 def test_the_same_bytes_under_any_name_are_one_image(
     resolver: Resolver, registry: SqliteRegistry, checkpoint: Callable[..., Path], folder: Path
 ) -> None:

@@ -77,7 +77,7 @@ def test_a_deadline_is_due_and_its_request_is_answered_by_the_tick(
     asker.open(checkpoint("a", nbytes=50_000))
     pending = asker.ask(checkpoint("b", nbytes=50_000), deadline_s=100_000.0)
     wait_until(lambda: _waits_for_room(daemon), "it does not wait for room")
-    due_s = daemon.store.next_due_s()
+    due_s = daemon.store.residency.next_due_s()
     assert due_s is not None
     daemon.store.tick(due_s - 1.0)
     assert not pending.done(0)
