@@ -168,7 +168,17 @@ class Opens:
         self._shell.carry_demand(resolved.in_place, resolved.key)
         if resolved.manifest.residency.place is None and not self._shell.is_resident(resolved.key, CPU):
             ask.resolved, ask.answer, terms = resolved, _ignore, self._terms_of(resolved)
-            self._shell.ask(ask, self._request_of(ask, resolved, terms, CPU, anywhere=True))
+            event = Requested(
+                at_s=self._clock(),
+                key=resolved.key,
+                place=CPU,
+                waiter=ask.waiter,
+                anywhere=True,
+                modest=terms.kept,
+                in_place=resolved.in_place,
+                keep=terms.keep,
+            )
+            self._shell.ask(ask, event)
 
     def _learn_at_rest(self, resolved: Resolved) -> None:
         """Have an artifact hashed behind its readers, once a reading of its files is certain."""
@@ -177,8 +187,6 @@ class Opens:
             self._learn(name)
             return
         with self._resting_lock:
-            if self._resting.get(name) == at_s:
-                return
             self._resting[name] = at_s
             self._rested.add(at_s, name)
         self._due_at(at_s)
@@ -224,15 +232,11 @@ class Opens:
         terms = self._terms.get(resolved.name)
         if terms is None or terms.resolved is not resolved:
             terms = self._terms_of(resolved)
+        place, anywhere = stated or CPU, stated is None and ask.waiter.wants_lease
         opened_again = not resolved.hashed and self._shell.demand_of(resolved.key) > 0
-        if opened_again or not resolved.certain:
+        if (opened_again or not resolved.certain) and self._resting.get(resolved.name) != resolved.rests_at_s:
             self._learn_at_rest(resolved)
-        event = self._request_of(ask, resolved, terms, stated or CPU, stated is None and ask.waiter.wants_lease)
-        if self._shell.ask(ask, event) and ask.waiter.deadline_at_s is not None:
-            self._due_at(ask.waiter.deadline_at_s)
-
-    def _request_of(self, ask: Ask, resolved: Resolved, terms: Terms, place: Place, anywhere: bool) -> Requested:
-        return Requested(
+        event = Requested(
             at_s=self._clock(),
             key=resolved.key,
             place=place,
@@ -243,6 +247,8 @@ class Opens:
             keep=STAYS if place is DISK else terms.keep,
             workspace_bytes=self._workspace.of(resolved.key) if place.tier is TierKind.GPU else None,
         )
+        if self._shell.ask(ask, event) and ask.waiter.deadline_at_s is not None:
+            self._due_at(ask.waiter.deadline_at_s)
 
     def _terms_of(self, resolved: Resolved) -> Terms:
         """A name is opened for the first time since it was looked into: take note of all its manifest states."""

@@ -492,8 +492,8 @@ def rest_of(file: Path) -> float:
     """Seconds until a reading of the file is certain to see all of its last write; none or less if it is now.
 
     A file that is written once more within one tick of its file system's clock keeps its times. So does a file for as
-    long as one call of `write` is under way. What is read meanwhile may not be what the file holds in the end; git calls
-    such files racy. Times that lie in the future say nothing: the clock was wrong then.
+    long as one call of `write` is under way. What is read meanwhile may not be what the file holds in the end; git has
+    the same rule and calls such files racy. Times that lie in the future say nothing: the clock was wrong then.
     """
     status, now_s = file.stat(), time.time()
     written_s = max((each for each in (status.st_mtime, status.st_ctime) if each <= now_s), default=-math.inf)
