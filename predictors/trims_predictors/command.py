@@ -28,6 +28,12 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     endpoint.add_argument("--queue", type=int, default=128, help="requests that may wait for one model (default: 128)")
     text = "seconds an idle predictor stays, or lazy for until its slot is needed (default: 300)"
     endpoint.add_argument("--keep-alive-s", default="300", help=text)
+    text = "seconds a predictor may take to load its model, conversion included"
+    endpoint.add_argument("--load-deadline-s", default="600", help=f"{text} (default: 600)")
+    text = "seconds a request waits for a predictor, if it states no deadline of its own"
+    endpoint.add_argument("--queue-deadline-s", default="600", help=f"{text} (default: 600)")
+    text = "seconds one run may take, for models whose manifest does not state it"
+    endpoint.add_argument("--run-deadline-s", default="60", help=f"{text} (default: 60)")
     text = "seconds a template stays without use, or lazy for until its memory is needed (default: 600)"
     endpoint.add_argument("--template-keep-alive-s", default="600", help=text)
     text = "memory of all templates and spares together, such as 2GiB, or none for no bound (default: none)"
@@ -106,6 +112,9 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         hot_spares=_at_least(options.hot_spares, "--hot-spares", 0),
         end_abandoned=options.abandoned_runs == "end",
         most_predictor_bytes=predictor_bytes,
+        load_deadline_s=_deadline(options.load_deadline_s, "--load-deadline-s"),
+        queue_deadline_s=_deadline(options.queue_deadline_s, "--queue-deadline-s"),
+        run_deadline_s=_deadline(options.run_deadline_s, "--run-deadline-s"),
     )
     return EndpointSettings(
         fleet=fleet,
@@ -172,16 +181,22 @@ def _hidden(options: argparse.Namespace) -> list[Path]:
 
 
 def _seconds(text: str, flag: str) -> float | None:
+    return None if text == "lazy" else _number(text, flag, ", or lazy")
+
+
+def _deadline(text: str, flag: str) -> float:
+    return _number(text, flag, "")
+
+
+def _number(text: str, flag: str, otherwise: str) -> float:
     from trims.core.errors import ConfigError
 
-    if text == "lazy":
-        return None
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < 1e9:
-        raise ConfigError(f"{flag} is {text!r}; it must be a number of seconds from 0 up, or lazy")
+        raise ConfigError(f"{flag} is {text!r}; it must be a number of seconds from 0 up{otherwise}")
     return seconds
 
 

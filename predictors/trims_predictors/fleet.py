@@ -14,7 +14,15 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import CallerError, DeadlineError, DrainingError, PredictorError, TrimsError
+from trims.core.errors import (
+    CallerError,
+    CapacityError,
+    DeadlineError,
+    DrainingError,
+    PredictorError,
+    QuotaError,
+    TrimsError,
+)
 from trims_predictors.background import Background
 from trims_predictors.batches import join, rows_of, split
 from trims_predictors.hot_spares import HotSpares
@@ -41,6 +49,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: After an answer the same client often asks again.
 _AFTERWARDS_S = 0.2
+#: That a predictor waits for room, once another one has ended for it.
+_ROOM_S = 5.0
 
 
 @dataclass(eq=False, slots=True)
@@ -291,13 +301,29 @@ class Fleet:
         try:
             record = process.pages is not None and process.pages.lacks(plan.line)
             message = {**load_message(plan, self._settings.most_predictor_bytes), "record": record}
-            answer = await process.ask(message, deadline_s=self._settings.load_deadline_s)
+            answer = await self._load(process, message, plan.line)
         except TrimsError as error:
             self._refuse(predictor, error)
             return
         self._loaded(predictor, running, answer, taken - began)
         if running.how != "spawned":
             self._nursery.teach(plan.environment, [*plan.preload, *answer["imported"]])
+
+    async def _load(self, process: PredictorProcess, message: Message, line: str) -> Message:
+        """Have a process load its model. Idle predictors end if they hold the memory or the leases that it lacks."""
+        while True:
+            try:
+                return await process.ask(message, deadline_s=self._settings.load_deadline_s)
+            except (CapacityError, QuotaError):
+                steps = self._slots.give_way(line)
+                if not steps:
+                    raise
+            ending = self._running.get(steps[0].predictor) if isinstance(steps[0], Stop) else None
+            self._do(steps)
+            if ending is not None:
+                await asyncio.shield(ending.process.ended)
+            # What it held is free as soon as the daemon has seen its end.
+            message = {**message, "deadline_s": _ROOM_S}
 
     def _loaded(self, predictor: int, running: _Running, answer: Message, process_s: float) -> None:
         plan = running.plan

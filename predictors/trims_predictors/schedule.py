@@ -252,6 +252,16 @@ class Schedule:
         line.retired = not line.queue
         return [step for predictor in list(line.idle) for step in self._stop(predictor)] + self._settle(line)
 
+    def give_way(self) -> list[Step]:
+        """A predictor finds no room for its model: the one that has been idle longest ends, which is the first step.
+
+        Nothing if none is idle.
+        """
+        victim = next(iter(self._idle), None)
+        if victim is None:
+            return []
+        return self._stop(victim) + self._settle(self._predictors[victim].line)
+
     # -- questions -------------------------------------------------------------------------------------------------
 
     def idles(self, predictor: int) -> int | None:

@@ -92,6 +92,11 @@ class Slots:
         schedule = self._of(line)
         return self._noted(schedule, schedule.retire(line))
 
+    def give_way(self, line: str) -> list[Step]:
+        """A predictor of the line finds no room for its model: an idle one of the same tenant ends for it."""
+        schedule = self._of(line)
+        return self._noted(schedule, schedule.give_way())
+
     # -- questions -------------------------------------------------------------------------------------------------
 
     def idles(self, predictor: int) -> int | None:

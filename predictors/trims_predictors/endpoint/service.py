@@ -221,8 +221,13 @@ class Service:
         """End a model's predictors and free its weights; those that are leased stay until the leases end."""
         require_operator("unload models")
         await self.plan(model)
-        self._plans.forget(model)
+        self._forget_all(await self._daemon.show(model))
         await self._daemon.evict(model, drain=True)
+
+    def _forget_all(self, shown: Model) -> None:
+        """Let the idle predictors of a model end, and those of all other names of its image: they hold it as well."""
+        for name in {shown.name, *(name for replica in shown.replicas for name in replica.names)}:
+            self._plans.forget(name)
 
     async def bring(self, model: str, place: str | None) -> Replica:
         """Have a model's weights at a place, None for what its manifest says. Its predictors stay."""
@@ -240,7 +245,7 @@ class Service:
         """Free a model's memory at one place, once leases have run out. Idle predictors would hold theirs: they end."""
         shown = await self._daemon.show(model)  # only a registered name: the daemon also takes beginnings of keys
         if not any(replica.pinned for replica in shown.replicas if replica.place == place):  # else it will refuse
-            self._plans.forget(model)
+            self._forget_all(shown)
         try:
             return await self._daemon.evict(model, place, drain=True)
         finally:

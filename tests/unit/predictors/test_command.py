@@ -25,6 +25,7 @@ def test_flags_become_settings(tmp_path: Path) -> None:
     token.chmod(0o600)
     flags = ["--port", "0", "--token-file", str(token), "--predictors", "3", "--queue", "4", "--keep-alive-s", "lazy"]
     flags += ["--max-body", "1MiB", "--preload", "torch,onnxruntime", "--environments", f"mxnet={sys.executable}"]
+    flags += ["--load-deadline-s", "7", "--queue-deadline-s", "8.5", "--run-deadline-s", "9"]
     flags += ["--template-keep-alive-s", "5", "--template-memory", "2GiB"]
     flags += ["--isolation", "process", "--predictor-memory", "4GiB"]
     found = _settings(build_parser().parse_args(["endpoint", "--runtime-dir", "/run/x", *flags]))
@@ -33,6 +34,7 @@ def test_flags_become_settings(tmp_path: Path) -> None:
     assert (found.preload, found.environments) == (("torch", "onnxruntime"), {"mxnet": Path(sys.executable)})
     assert (found.fleet.template_keep_alive_s, found.fleet.most_template_bytes) == (5.0, 2 << 30)
     assert (found.fleet.isolation, found.fleet.most_predictor_bytes) == (Isolation(scratch_bytes=4 << 30), 4 << 30)
+    assert (found.fleet.load_deadline_s, found.fleet.queue_deadline_s, found.fleet.run_deadline_s) == (7.0, 8.5, 9.0)
     assert found.fleet.runtime_dir == "/run/x"
 
 
@@ -66,6 +68,7 @@ def test_files_of_the_daemon_and_secrets_are_hidden_from_predictors(
         (["--hot-spares", "-1"], "--hot-spares is -1; it must be 0 or more"),
         (["--keep-alive-s", "long"], "--keep-alive-s is 'long'"),
         (["--template-keep-alive-s", "never"], "--template-keep-alive-s is 'never'; .* or lazy"),
+        (["--load-deadline-s", "lazy"], "--load-deadline-s is 'lazy'; it must be a number of seconds from 0 up$"),
         (["--template-memory", "0"], "--template-memory is '0'; it must be a size such as 2GiB, or none"),
         (["--template-memory", "much"], "'much' is not a size"),
         (["--predictor-memory", "0"], "--predictor-memory is '0'; it must be a size such as 2GiB, or none"),

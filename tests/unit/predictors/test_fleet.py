@@ -18,6 +18,7 @@ from trims_predictors.records import Answer
 from trims_predictors.tensors import from_array
 from trims_predictors.turnover import Limits as TemplateLimits
 
+from trims.control import admin
 from trims.core.errors import (
     BusyError,
     CallerError,
@@ -124,6 +125,31 @@ def test_spares_copy_ahead_what_the_first_predictor_of_a_model_wrote(scaler: Dae
         assert nursery._spares[plan.environment][0].pages is pages
 
     drive(scaler, work, spares=1)
+
+
+def test_an_idle_predictor_ends_for_one_that_finds_no_room_for_its_model(
+    serve: Callable[..., Daemon], checkpoint: Callable[..., Path]
+) -> None:
+    daemon = serve(cpu_capacity_bytes="8KiB")  # of one image
+    for number, name in enumerate(("a", "b")):
+        path = checkpoint(name, {"factor": np.array(2.0), "other": np.array(float(number))})
+        predictor = {"call": "own_predictors:Scaler"}
+        manifest = {
+            "name": name,
+            "artifact": {"path": str(path)},
+            "framework": {"name": "numpy"},
+            "predictor": predictor,
+        }
+        with admin(daemon.config.runtime_dir) as control:
+            control.add({**manifest, "residency": {"place": "cpu"}}, replace=True, lazy=True)
+
+    async def work(driver: Driver) -> None:
+        for name in ("a", "b", "a"):
+            assert arrays(await driver.ask(name, x=[1.5]))["y"].tolist() == [3.0]
+            idle = [model for model, line in driver.fleet.report()["models"].items() if line["idle"]]
+            assert idle == [name]
+
+    drive(daemon, work)
 
 
 def test_spares_go_first_when_templates_hold_too_much_and_are_not_made_again(scaler: Daemon) -> None:

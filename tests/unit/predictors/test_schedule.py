@@ -235,6 +235,21 @@ def test_a_request_waits_for_others_until_it_is_ripe_or_the_batch_is_full() -> N
     assert schedule.ripen(second) == []
 
 
+def test_a_predictor_that_finds_no_room_has_the_longest_idle_one_end() -> None:
+    schedule = Schedule(4)
+    first, _ = running(schedule, "a")
+    second, _ = running(schedule, "b")
+    assert schedule.give_way() == [], "both are busy"
+    schedule.done(second)
+    schedule.done(first)
+    assert schedule.give_way() == [Stop(second)]
+    schedule.validate()
+    assert schedule.give_way() == [Stop(first)]
+    assert schedule.give_way() == []
+    assert schedule.ended(second, "it gave way") == []
+    schedule.validate()
+
+
 def test_a_predictor_loads_for_a_request_that_is_about_to_come() -> None:
     schedule = Schedule(1)
     (start,) = schedule.expect("a", ONE)
@@ -313,6 +328,10 @@ class Fleet(RuleBasedStateMachine):
     def tell(self, job: Job) -> None:
         self.told[job] += 1
         assert self.told[job] == 1, "a client is told twice"
+
+    @rule()
+    def give_way(self) -> None:
+        self.do(self.schedule.give_way())
 
     @rule(line=st.sampled_from(sorted(LINES)), ripe=st.booleans())
     def submit(self, line: str, ripe: bool) -> None:

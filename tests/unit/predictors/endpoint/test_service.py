@@ -17,9 +17,11 @@ from trims.core.serving import TensorType
 from trims.formats.picking import Picker
 
 
-def model(name: str, *states: str, **fields: Any) -> Model:
+def model(name: str, *states: str, also: tuple[str, ...] = (), **fields: Any) -> Model:
     manifest = {"name": name, "version": "1.0.0", "artifact": {"path": "/m.safetensors"}, **fields}
-    replicas: Any = tuple(SimpleNamespace(place="cpu", state=state, pinned=state == "pinned") for state in states)
+    replicas: Any = tuple(
+        SimpleNamespace(place="cpu", state=state, pinned=state == "pinned", names=(name, *also)) for state in states
+    )
     return Model(
         name=name, version="1.0.0", description="", framework="", format="", key="", replicas=replicas,
         manifest_json=json.dumps(manifest), image_bytes=0, license="", origin="", in_memory="",
@@ -182,6 +184,19 @@ def test_load_and_unload_are_the_daemon_s_and_unload_ends_predictors_first(
         for work in (service.load, service.unload):
             with pytest.raises(ModelNotFoundError):
                 await work("unknown")
+
+    asyncio.run(run())
+
+
+def test_unload_ends_predictors_of_all_names_of_the_image(fleet: Fleet) -> None:
+    torch = {"name": "torch"}
+    daemon = Daemon(model("a", "sealed", also=("b",), framework=torch), model("b", framework=torch))
+    service = Service(daemon, fleet, Picker())  # type: ignore[arg-type]
+
+    async def run() -> None:
+        lines = {(await service.plan(name)).line for name in ("a", "b")}
+        await service.unload("a")
+        assert set(fleet.retired) == lines
 
     asyncio.run(run())
 
