@@ -47,7 +47,8 @@ class Predictor(Protocol):
     It may have two more methods without arguments, `inputs` and `outputs`, which return TensorTypes: what the model
     takes and gives, for manifests that do not say it. A third one, `rehearse`, takes arrays like those of the last
     request, all zeros, and does what makes a first run slower than the next ones, without effects outside of the
-    process: hot spares call it before a request comes.
+    process: hot spares call it before a request comes. If it returns outputs as `predict` does, memory for an answer of
+    their size is made ready, too.
     """
 
     def load(self, weights: Weights, context: Context) -> None:

@@ -101,6 +101,7 @@ class Worker:
         self._record: Record | None = None
         self._inbox = Receiver()
         self._outbox = Sender()
+        self._untold: int | None = None
 
     def serve(self) -> None:
         """Answer until the other side is gone or says `unload`."""
@@ -206,8 +207,18 @@ class Worker:
         rehearse = getattr(self._predictor, "rehearse", None)
         if rehearse is not None:
             types = parse_tensors(message["given"], "given")
-            rehearse({each.name: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in types})
+            outputs = rehearse({each.name: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in types})
+            if outputs:  # the next answer finds an arena of its size, in memory that is there already
+                fd = self._outbox.write(self._tensors(outputs))[1]
+                if fd is not None:
+                    self._keep_untold(fd)
         return {"op": "rehearsed"}, None
+
+    def _keep_untold(self, fd: int | None) -> None:
+        """Keep the descriptor of an arena that the other side does not know yet, in the place of the last one."""
+        before, self._untold = self._untold, fd
+        if before is not None:
+            os.close(before)
 
     def _park(self, message: Message) -> tuple[Message, None]:
         """Wait for a first request without a lease on the weights."""
@@ -252,6 +263,10 @@ class Worker:
             outputs = self._answer(self._predictor, inputs, stages)
         with stages.timed("output_s"):
             described, fd = self._outbox.write(self._tensors(outputs))
+        if fd is None:
+            fd, self._untold = self._untold, None
+        else:
+            self._keep_untold(None)
         return {"op": "answer", "outputs": described, "stages": stages.seconds, **self._news()}, fd
 
     def _news(self) -> Message:
@@ -306,6 +321,7 @@ class Worker:
             self._weights.close()
         if self._session is not None:
             self._session.close()
+        self._keep_untold(None)
 
 
 def _image_of(weights: Weights) -> list[str]:

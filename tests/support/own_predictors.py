@@ -264,12 +264,12 @@ class Rehearsed(Held):
         self.refuses = bool(context.options.get("refuses"))
         self.rehearsed: list[float] = []
 
-    def rehearse(self, inputs: Arrays) -> None:
+    def rehearse(self, inputs: Arrays) -> Arrays:
         if self.refuses:
             raise ValueError("zeros are no input")
         self.rehearsed = [float(sum(array.shape)) for array in inputs.values()]
         assert not any(array.any() for array in inputs.values()), "no value of a request is known here"
-        self.predict(inputs)
+        return self.predict(inputs)
 
     def predict(self, inputs: Arrays) -> Arrays:
         return {**super().predict(inputs), "rehearsed": np.array(self.rehearsed)}

@@ -54,9 +54,9 @@ class MxnetPredictor:
         names = self._names if len(self._names) == len(found) else self._executor.output_dict
         return {name: each.asnumpy() for name, each in zip(names, found, strict=True)}
 
-    def rehearse(self, inputs: Arrays) -> None:
+    def rehearse(self, inputs: Arrays) -> Arrays:
         """Bind the graph for these shapes, lay the weights out for it and take the memory of a run."""
-        self.predict(inputs)
+        return self.predict(inputs)
 
     def unload(self) -> None:
         """Let go of the graph."""

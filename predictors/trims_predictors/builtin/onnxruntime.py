@@ -46,11 +46,10 @@ class OnnxPredictor:
         except (ValueError, onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument) as error:
             raise CallerError(f"ONNX Runtime refuses the request: {error}") from error
 
-    def rehearse(self, inputs: Arrays) -> None:
+    def rehearse(self, inputs: Arrays) -> Arrays:
         """Take the memory of a run, and go over to packed weights: no thread may read weights after this."""
-        self.predict(inputs)
-        if self._session.pack() == "packed":
-            self.predict(inputs)
+        outputs = self.predict(inputs)
+        return self.predict(inputs) if self._session.pack() == "packed" else outputs
 
     def inputs(self) -> list[TensorType]:
         """Of the graph."""

@@ -46,9 +46,9 @@ class TorchPredictor:
             made = self._module(**tensors) if self._takes >= tensors.keys() else self._module(*tensors.values())
         return {name: _array(value) for name, value in self._named(made).items()}
 
-    def rehearse(self, inputs: Arrays) -> None:
+    def rehearse(self, inputs: Arrays) -> Arrays:
         """Compile kernels for these shapes and take the memory of a run."""
-        self.predict(inputs)
+        return self.predict(inputs)
 
     def _named(self, made: Any) -> dict[str, torch.Tensor]:
         if isinstance(made, Mapping):

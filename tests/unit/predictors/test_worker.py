@@ -125,6 +125,17 @@ def test_pages_that_are_written_are_not_told_unasked(model: None, supervisor: Su
     assert "pages" not in supervisor.ask({"op": "predict"}, x=[1.0])
 
 
+def test_the_memory_of_a_rehearsed_answer_is_that_of_the_first_one(model: None, supervisor: Supervisor) -> None:
+    supervisor.ask(load("own_predictors:Rehearsed"))
+    for length in (200_000, 2):
+        supervisor.ask({"op": "rehearse", "given": [{"name": "x", "dtype": "FP64", "shape": [length]}]})
+    for value in (1.5, 2.5):
+        answer = supervisor.ask({"op": "predict"}, x=[value])
+        outputs = {each.name: to_array(each).tolist() for each in supervisor.inbox.read(answer["outputs"])}
+        assert outputs["y"] == [2 * value]
+        assert supervisor.inbox._nbytes > 200_000 * 8, "the arena of the larger rehearsal"
+
+
 def test_what_a_predictor_without_rehearsals_was_given_is_not_told(model: None, supervisor: Supervisor) -> None:
     supervisor.ask(load("own_predictors:Scaler"))
     assert "given" not in supervisor.ask({"op": "predict"}, x=[1.0])
