@@ -8,8 +8,8 @@ only.
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard, runtime_checkable
 
 from trims.core.errors import ArtifactError
@@ -35,8 +35,7 @@ def check_relative(main: Path, name: str) -> None:
 
     Links are followed: model hubs keep their files behind them.
     """
-    path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or "\0" in name:
+    if not name or name.startswith("/") or "\0" in name or posixpath.normpath(name).split("/")[0] == "..":
         raise ArtifactError(f"{main}: it refers to {name!r}, which leaves its folder")
 
 

@@ -34,14 +34,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from trims.core.errors import ArtifactError, ConversionError
 from trims.core.layout import DTYPE_BYTES, element_count
-from trims.formats.base import check_options, check_relative
+from trims.formats.base import check_options
 from trims.formats.onnx_graph import DTYPES, FED_LOCATION, INLINE_BELOW_BYTES, read_graph
 from trims.formats.onnx_packed import PackedWeights
-from trims.formats.onnx_scan import external_locations
+from trims.formats.onnx_scan import external_locations, look_at_external
 from trims.image.host import cpu_features
 from trims.image.plan import Contents, ImagePlan, SourceTensor, plan_image
 from trims.image.program import ONNX_ORIGINAL, Program
-from trims.image.source import SourceFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -87,7 +86,7 @@ class OnnxConverter:
     def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
         """The model and its external data files."""
         _Options.read(options, main)
-        return (main, *(_external_file(main, location) for location in external_locations(main)))
+        return (main, *(look_at_external(main, location).path for location in external_locations(main)))
 
     def plan(self, artifact: Artifact) -> ImagePlan:
         """Optimize, then lay out what came of it."""
@@ -112,7 +111,7 @@ class OnnxConverter:
         """The model's own graph, and its dense initializers where they lie."""
         main = artifact.files[0]
         options = _Options.read(artifact.options, main)
-        found = read_graph(main, lambda location: _external_file(main, location))
+        found = read_graph(main, lambda location: look_at_external(main, location))
         attributes = {
             **options.for_sessions(),
             "inputs": found.inputs,
@@ -150,12 +149,6 @@ class _Options:
     def for_sessions(self) -> dict[str, Any]:
         """What a program says of them."""
         return {"optimize": self.optimize, "prepack": self.prepack, "threads": self.threads}
-
-
-def _external_file(main: Path, location: str) -> Path:
-    """Where a model's external data lies; ArtifactError if that is outside the model's folder or nowhere."""
-    check_relative(main, location)
-    return SourceFile.look(main.parent / location).path
 
 
 @contextmanager

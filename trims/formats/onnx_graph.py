@@ -44,6 +44,8 @@ DTYPES = {
 _MODEL_GRAPH, _MODEL_METADATA = 7, 14
 _GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT = 5, 11, 12
 _DIMS, _DATA_TYPE, _SEGMENT, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 3, 8, 9, 13, 14
+#: Numbers that are stored one by one, by the fields that may hold them.
+_TYPED_DATA = (4, 5, 6, 7, 10, 11)
 _VALUE_NAME, _VALUE_TYPE, _TENSOR_TYPE, _ELEM_TYPE, _SHAPE, _DIM, _DIM_VALUE, _DIM_PARAM = 1, 2, 1, 1, 2, 1, 1, 2
 _EXTERNAL = 1
 #: What is to be known of external data; there may be checksums beside it.
@@ -81,12 +83,12 @@ class OriginalGraph:
     metadata: dict[str, str]
 
 
-def read_graph(main: Path, file_at: Callable[[str], Path]) -> OriginalGraph:
+def read_graph(main: Path, file_at: Callable[[str], SourceFile]) -> OriginalGraph:
     """Take a model apart.
 
     Args:
         main: Its file.
-        file_at: Gives the path of external data by its `location`. Raises ArtifactError for one that may not be read.
+        file_at: Looks at external data by its `location`. Raises ArtifactError for one that may not be read.
 
     Raises NotInPlaceError for a model that needs a conversion, ArtifactError for what is no model.
     """
@@ -118,6 +120,12 @@ class _Tensor:
     entries: dict[bytes, bytes] = field(default_factory=dict)
     is_external: bool = False
     in_parts: bool = False
+    is_typed: bool = False
+
+    @property
+    def has_data(self) -> bool:
+        """Whether its numbers are stored in some way, or there are none."""
+        return self.is_external or self.is_typed or self.raw is not None or 0 in self.dims
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -159,7 +167,7 @@ class _Reader:
         may_name_files: Whether what stays in the program may have external data of its own.
     """
 
-    def __init__(self, file: WireFile, main: SourceFile, file_at: Callable[[str], Path]) -> None:
+    def __init__(self, file: WireFile, main: SourceFile, file_at: Callable[[str], SourceFile]) -> None:
         self.external_count = 0
         self.may_name_files = False
         self._file = file
@@ -221,6 +229,8 @@ class _Reader:
         """Take its bytes out, if it is large and dense; else keep it in the program."""
         tensor = self._tensor(message)
         dtype, span = DTYPES.get(tensor.data_type), self._span(tensor)
+        if not tensor.has_data:
+            raise NotInPlaceError(f"initializer {tensor.name!r} has no data")
         if dtype is None or span is None:
             kept.keep(message.start, message.end)
             return
@@ -255,11 +265,20 @@ class _Reader:
                 found.is_external = self._number(each) == _EXTERNAL
             elif each.wire == LENGTH and each.number == _NAME:
                 found.name = self._text(each)
-            elif each.wire == LENGTH and each.number == _RAW_DATA:
-                found.raw = _Span(each.begin, each.end)
-            elif each.wire == LENGTH and each.number == _EXTERNAL_DATA:
-                found.entries.update([read_entry(self._file, each)])
+            else:
+                self._take_data(each, found)
         return found
+
+    def _take_data(self, each: Field, found: _Tensor) -> None:
+        if each.number in _TYPED_DATA:
+            found.is_typed = True
+        elif each.wire == LENGTH and each.number == _RAW_DATA:
+            found.raw = _Span(each.begin, each.end)
+        elif each.wire == LENGTH and each.number == _EXTERNAL_DATA:
+            key, text = read_entry(self._file, each)
+            if key in found.entries:
+                raise NotInPlaceError(f"initializer {found.name!r} has two entries {_text(key)!r} of external data")
+            found.entries[key] = text
 
     def _span(self, tensor: _Tensor) -> FileSpan | None:
         """Where its bytes lie; None if they are not dense in a file."""
@@ -272,7 +291,7 @@ class _Reader:
     def _external_span(self, tensor: _Tensor) -> FileSpan:
         location = location_of(self._file, tensor.entries.get(b"location", b""))
         if location not in self._files:
-            self._files[location] = SourceFile.look(self._file_at(location))
+            self._files[location] = self._file_at(location)
         return FileSpan(self._files[location], _offset(tensor.entries.get(b"offset", b"0")))
 
     def _checked_bytes(self, tensor: _Tensor, dtype: str, span: FileSpan) -> int:

@@ -8,15 +8,17 @@ whether the model is valid beyond what the walk touches.
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trims.core.errors import ArtifactError
+from trims.formats.base import check_relative
 from trims.formats.wire_format import LENGTH, VARINT, WireFile
-from trims.image.source import open_source
+from trims.image.source import SourceFile, open_source
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from trims.formats.wire_format import Field
 
 #: Which fields lead to tensors: message -> field number -> message inside.
@@ -57,6 +59,28 @@ def count_external(main: Path) -> int:
     """How many tensors are stored externally, wherever in the model. Raises as `external_locations`."""
     with open_source(main) as fd:
         return len(_Scan(WireFile(main, fd, _MAX_FIELDS)).locations())
+
+
+def look_at_external(main: Path, location: str) -> SourceFile:
+    """A model's external data as it is now, if ONNX Runtime would read it too.
+
+    Links are followed, but no further than ONNX Runtime follows them: to what lies beneath the folder of the model's
+    path, or of the file that this path leads to. So a hub's cache may link the model and its data into one folder.
+
+    Raises ArtifactError for data that is missing, or lies outside these folders.
+    """
+    check_relative(main, location)
+    path = main.parent / location
+    with open_source(path) as fd:
+        # Of what is open: a link that is exchanged meanwhile changes nothing.
+        found = Path(os.readlink(f"/proc/self/fd/{fd}"))
+        folders = (os.path.realpath(main.parent), os.path.dirname(os.path.realpath(main)))
+        if not any(found.is_relative_to(folder) for folder in folders):
+            raise ArtifactError(
+                f"{main}: its external data {location!r} leads by a link to {found}, outside the model's folder, "
+                "where ONNX Runtime reads nothing; put the file itself beside the model"
+            )
+        return SourceFile.of(path, fd)
 
 
 def names_a_file(data: bytes) -> bool:
@@ -117,14 +141,16 @@ class _Scan:
         return has_graph
 
     def _tensor(self, begin: int, end: int) -> None:
-        location, external = None, False
+        locations: list[str] = []
+        external = False
         for field in self._file.fields(begin, end):
             if field.number == _EXTERNAL_DATA and field.wire == LENGTH:
                 key, value = read_entry(self._file, field)
-                location = location_of(self._file, value) if key == b"location" else location
+                locations += [location_of(self._file, value)] if key == b"location" else []
             elif field.number == _DATA_LOCATION and field.wire == VARINT:
                 external = self._file.varint(field.begin, field.end)[0] == _EXTERNAL
         if external:
-            if location is None:
-                raise self._file.broken("a tensor is stored externally, in no named file")
-            self._found.append(location)
+            if len(locations) != 1:
+                where = "and names its file twice" if locations else "in no named file"
+                raise self._file.broken(f"a tensor is stored externally, {where}")
+            self._found += locations

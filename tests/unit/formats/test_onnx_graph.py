@@ -236,6 +236,28 @@ def test_external_data_outside_the_models_folder_is_refused(location: str, tmp_p
         CONVERTER.contents(Artifact("onnx", (main,), {}))
 
 
+def test_external_data_behind_a_link_out_of_the_models_folder_is_refused(tmp_path: Path) -> None:
+    main = external(tmp_path)
+    secret = tmp_path / "secret.bin"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "w.bin").rename(secret)
+    (tmp_path / "model" / "w.bin").symlink_to(secret)
+    main = main.rename(tmp_path / "model" / main.name)
+    with pytest.raises(ArtifactError, match="outside the model's folder"):
+        CONVERTER.contents(Artifact("onnx", (main,), {}))
+
+
+def test_two_locations_of_one_tensor_are_left_to_a_conversion(tmp_path: Path) -> None:
+    main = external(tmp_path)
+    (tmp_path / "other.bin").write_bytes(bytes(8192))
+    again = onnx.StringStringEntryProto(key="location", value="other.bin")
+    model = onnx.load(main, load_external_data=False)
+    model.graph.initializer[0].external_data.append(again)
+    main.write_bytes(model.SerializeToString())
+    with pytest.raises(NotInPlaceError, match="two entries 'location'"):
+        CONVERTER.contents(Artifact("onnx", (main,), {}))
+
+
 @pytest.mark.parametrize("where", ["attribute", "subgraph", "sparse values", "function", "training"])
 def test_external_data_in_other_places_takes_a_conversion(where: str, tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(bytes(8192))
@@ -280,6 +302,7 @@ NOT_HERE: dict[str, tuple[Callable[[Any], object], str]] = {
     "many dimensions": (lambda m: m.graph.initializer[0].dims.extend([1] * 70), "impossible shape"),
     "a name twice": (lambda m: setattr(m.graph.initializer[1], "name", "weight"), "'weight' is there twice"),
     "no name": (lambda m: m.graph.initializer[1].ClearField("name"), "'' is there twice, or has no name"),
+    "no data": (lambda m: m.graph.initializer[1].ClearField("raw_data"), "'bias' has no data"),
     "a long name": (lambda m: setattr(m.graph.initializer[1], "name", "n" * 5000), "a name of 5000 bytes"),
 }
 

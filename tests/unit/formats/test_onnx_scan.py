@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,14 @@ from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from trims.core.errors import ArtifactError  # noqa: E402
 from trims.formats import onnx_scan  # noqa: E402
-from trims.formats.onnx_scan import count_external, external_locations, names_a_file  # noqa: E402
+from trims.formats.onnx_scan import (  # noqa: E402
+    count_external,
+    external_locations,
+    look_at_external,
+    names_a_file,
+)
+from trims.formats.wire_format import bytes_field  # noqa: E402
+from trims.image.source import SourceFile  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,3 +145,67 @@ def test_a_tensor_that_names_a_file_and_is_stored_inside_needs_no_file(tmp_path:
     inside = located("w.bin").replace(b"\x70\x01", b"\x70\x00")
     main.write_bytes(inside)
     assert external_locations(main) == ()
+
+
+def with_two_names(first: str, second: str) -> bytes:
+    tensor = bytes_field(8, b"w") + b"\x70\x01"
+    for name in (first, second):
+        tensor += bytes_field(13, bytes_field(1, b"location") + bytes_field(2, name.encode()))
+    return bytes_field(7, bytes_field(5, tensor))
+
+
+@pytest.mark.parametrize("second", ["w.bin", "other.bin"])
+def test_a_tensor_that_names_its_file_twice_is_an_artifact_error(second: str, tmp_path: Path) -> None:
+    main = tmp_path / "m.onnx"
+    main.write_bytes(with_two_names("w.bin", second))
+    with pytest.raises(ArtifactError, match="names its file twice"):
+        external_locations(main)
+
+
+def model_folder(root: Path) -> Path:
+    """A model's folder with a file of weights, beside a folder that is none of its business."""
+    for name in ("model", "other"):
+        (root / name).mkdir()
+        (root / name / "w.bin").write_bytes(b"weights")
+    (root / "model" / "m.onnx").write_bytes(b"")
+    return root / "model"
+
+
+@pytest.mark.parametrize("location", ["w.bin", "link.bin", "./w.bin", "sub/../w.bin", "here/w.bin"])
+def test_external_data_beneath_the_models_folder_is_looked_at(location: str, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    (folder / "sub").mkdir()
+    (folder / "link.bin").symlink_to("w.bin")
+    (folder / "here").symlink_to(".")
+    assert look_at_external(folder / "m.onnx", location) == replace(
+        SourceFile.look(folder / "w.bin"), path=folder / location
+    )
+
+
+@pytest.mark.parametrize("location", ["link.bin", "up/other/w.bin", "beside/../other/w.bin"])
+def test_a_link_out_of_the_models_folder_is_refused(location: str, tmp_path: Path) -> None:
+    folder = model_folder(tmp_path)
+    (folder / "link.bin").symlink_to("../other/w.bin")
+    (folder / "up").symlink_to("..")
+    (folder / "beside").symlink_to("../other")
+    (folder / "other").symlink_to("../other")
+    with pytest.raises(ArtifactError, match=f"{location}' leads by a link to .*/other/w.bin, outside"):
+        look_at_external(folder / "m.onnx", location)
+
+
+def test_a_linked_model_may_have_its_data_beside_the_link_or_its_target(tmp_path: Path) -> None:
+    folder, snapshot = model_folder(tmp_path), tmp_path / "snapshot"
+    snapshot.mkdir()
+    (snapshot / "m.onnx").symlink_to("../model/m.onnx")
+    (snapshot / "own.bin").write_bytes(b"weights")
+    (snapshot / "w.bin").symlink_to("../model/w.bin")
+    (snapshot / "third.bin").symlink_to("../other/w.bin")
+    for location in ("own.bin", "w.bin"):
+        look_at_external(snapshot / "m.onnx", location)
+    with pytest.raises(ArtifactError, match="outside the model's folder"):
+        look_at_external(snapshot / "m.onnx", "third.bin")
+    (folder / "m.onnx").rename(snapshot / "moved")
+    (snapshot / "m.onnx").unlink()
+    (snapshot / "moved").rename(snapshot / "m.onnx")
+    with pytest.raises(ArtifactError, match="outside the model's folder"):
+        look_at_external(snapshot / "m.onnx", "w.bin")
