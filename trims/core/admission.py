@@ -27,6 +27,7 @@ from trims.core import choice, refusals
 from trims.core.demand import COUNTED_AT_ONCE
 from trims.core.errors import CapacityError, DeadlineError, InUseError, QuotaError, TooLargeError, TrimsError
 from trims.core.events import KeepAlive, Requested
+from trims.core.failures import RETRY_EARNED_S
 from trims.core.line import Line
 from trims.core.place import CPU, DISK, FILE, TierKind
 from trims.core.promotion import host_for
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 IN_PLACE_STAYS = KeepAlive(60.0)
 #: Keep-alive is about memory: what an open finds on disk stays until the disk tier needs the room.
 STAYS = KeepAlive(None)
-#: Pause, in seconds, after a copy into shared memory failed that an image had earned by its use.
-RETRY_EARNED_S = 5.0
 #: Seconds for which room that comes free is kept for the first in line, once later arrivals have taken as many bytes as
 #: the first needs.
 RESERVATION_S = 5.0
@@ -196,12 +195,12 @@ class Admission:
         self.request(event, again=True)
 
     def _note_failure(self, replica: Replica, waiter: Waiter, error: TrimsError, at_s: float) -> None:
-        """An image that has earned a place in memory cannot be brought there: remember why, and have it logged once."""
+        """An image that has earned a place in memory cannot be brought there: remember why, and have news logged."""
         ledger = self._ledger
         if waiter.ticket not in ledger.promotions.earned or isinstance(error, QuotaError):
             return
         noted = ledger.failures.note(replica.key, error, at_s)
-        if noted is not None and noted.times == 1:
+        if noted is not None and noted.is_news:
             ledger.outbox.failed(replica, error, noted.not_before_s - at_s)
 
     def refuse(self, waiter: Waiter, error: TrimsError, at_s: float) -> None:

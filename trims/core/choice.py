@@ -72,6 +72,7 @@ class Verdict(Enum):
     TOO_LARGE = "it is larger than shared memory"
     NOT_WORTH_IT = "what would have to go is in more demand"
     FAILED = "its conversion failed"
+    PUT_OFF = "its last copy failed"
     EARNED = "its use has earned it"
 
 
@@ -96,7 +97,7 @@ def verdict(ledger: Ledger, key: str, in_place: str | None = None) -> Verdict:
 
 def may_be_tried(ledger: Ledger, key: str, in_place: str | None, at_s: float) -> bool:
     """True if an image that is read from a file has earned a copy in memory, and no failure holds that back."""
-    worthy = verdict(ledger, key, in_place) in (Verdict.EARNED, Verdict.FAILED)
+    worthy = verdict(ledger, key, in_place) in (Verdict.EARNED, Verdict.FAILED, Verdict.PUT_OFF)
     return worthy and not ledger.failures.hold_back(key, at_s)
 
 
@@ -110,7 +111,10 @@ def _worth_a_copy(ledger: Ledger, key: str, nbytes: int) -> Verdict:
     missing = books.takes(nbytes) - books.coming_bytes
     if missing > 0 and not pinned and not is_worth_room(ledger, key, missing):
         return Verdict.NOT_WORTH_IT
-    return Verdict.EARNED if ledger.failures.of(key) is None else Verdict.FAILED
+    failure = ledger.failures.of(key)
+    if failure is None:
+        return Verdict.EARNED
+    return Verdict.PUT_OFF if failure.error.retryable else Verdict.FAILED
 
 
 def is_worth_room(ledger: Ledger, key: str, missing: int) -> bool:

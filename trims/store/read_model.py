@@ -274,9 +274,10 @@ class ReadModel:
             return f"yes: {found.value}"
         if found is Verdict.EARNED:
             return "no: its next open has it copied there"
-        if found is Verdict.FAILED and failure is not None:
+        if found in (Verdict.FAILED, Verdict.PUT_OFF) and failure is not None:
             left_s = max(0.0, failure.not_before_s - self._clock())
-            return f"no: {found.value}: {failure.error} (tried again by an open after {left_s:.0f} s)"
+            when = f"an open after {left_s:.0f} s" if left_s else "its next open"
+            return f"no: {found.value}: {failure.error} (tried again by {when})"
         often = f" (demand {demand:.1f}, copied from {EARNED} on)" if found is Verdict.RARELY_OPENED else ""
         return f"no: {found.value}{often}"
 

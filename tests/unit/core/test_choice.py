@@ -10,7 +10,7 @@ import pytest
 from books import Bench, error_of, kinds, only
 
 from trims.core.choice import Verdict
-from trims.core.errors import ArtifactError, CapacityError, InUseError, TooLargeError
+from trims.core.errors import ArtifactError, CapacityError, InUseError, TooLargeError, TrimsError
 from trims.core.events import (
     Abandon,
     Adopted,
@@ -32,7 +32,7 @@ from trims.core.events import (
     SessionEnded,
     Tick,
 )
-from trims.core.failures import FIRST_PAUSE_S
+from trims.core.failures import FIRST_PAUSE_S, RETRY_EARNED_S
 from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, FILE, GPU, Place
 from trims.core.policy import GreedyDualSizeFrequency, LeastRecentlyUsed, Policy
@@ -396,7 +396,7 @@ def test_after_a_copy_that_failed_there_is_a_pause() -> None:
     bench.used("a", 1)
     assert only(Fill, bench.open("a"))
     failed = {"key": "a", "place": CPU, "generation": bench.generation("a")}
-    assert bench.feed(FillFailed, **failed, error=CapacityError("/dev/shm is full")) == []
+    assert kinds(bench.feed(FillFailed, **failed, error=CapacityError("/dev/shm is full"))) == [Failed]
     assert kinds(bench.open("a")) == [Grant]
     bench.now += 5.0
     assert only(Fill, bench.open("a"))
@@ -597,13 +597,16 @@ def test_memory_serves_nearly_as_many_opens_as_the_best_contents_would(policy: t
     assert machine.copied_bytes < 5 * sum(sizes), "images in nearly equal demand push each other out in turn"
 
 
-def failing(bench: Files, key: str) -> list[Instruction]:
+TORN = ArtifactError("torn")
+
+
+def failing(bench: Files, key: str, error: TrimsError = TORN) -> list[Instruction]:
     """Use has an artifact converted behind its readers, which fails; returns what follows."""
     assert only(Measure, bench.open(key))
     made = bench.residency.find(key, CPU)
     assert made is not None
     about = {"key": key, "place": CPU, "generation": made.generation, "measurement": made.measuring}
-    return bench.feed(MeasureFailed, **about, error=ArtifactError("torn"))
+    return bench.feed(MeasureFailed, **about, error=error)
 
 
 def test_an_artifact_that_cannot_be_converted_is_tried_ever_less_often_and_told_once() -> None:
@@ -619,6 +622,25 @@ def test_an_artifact_that_cannot_be_converted_is_tried_ever_less_often_and_told_
         assert kinds(bench.open("a")) == [Grant]
         bench.now += 3.0
         assert only(Failed, failing(bench, "a")) == []
+
+
+def test_a_copy_that_finds_no_memory_is_tried_every_few_seconds_and_told_once() -> None:
+    bench, full = Files(), CapacityError("/dev/shm is full")
+    bench.in_place("a", 40)
+    bench.open("a")
+    (failed,) = only(Failed, failing(bench, "a", full))
+    assert isinstance(failed, Failed)
+    assert (failed.error, failed.again_in_s) == (full, RETRY_EARNED_S)
+    for _ in range(3):
+        assert judged(bench, "a", "in place a") is Verdict.PUT_OFF
+        assert kinds(bench.open("a")) == [Grant]
+        bench.now += RETRY_EARNED_S
+        assert only(Failed, failing(bench, "a", full)) == []
+    bench.now += RETRY_EARNED_S
+    bench.open("a")
+    bench.measured("a", 40)
+    bench.filled("a")
+    assert bench.residency.failure_of("a") is None
 
 
 @pytest.mark.parametrize("how", ["made after all", "another manifest"])

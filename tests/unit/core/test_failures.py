@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trims.core import failures
-from trims.core.errors import ArtifactError, CapacityError, ConversionError
-from trims.core.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, Failures
+from trims.core.errors import ArtifactError, CapacityError, ConversionError, LostPeerError
+from trims.core.failures import FIRST_PAUSE_S, LONGEST_PAUSE_S, RETRY_EARNED_S, Failures
 
 if TYPE_CHECKING:
     import pytest
@@ -42,10 +42,37 @@ def test_the_last_error_is_told() -> None:
     assert str(found.error) == "too slow"
 
 
-def test_what_may_pass_by_itself_is_not_remembered() -> None:
+def test_what_may_pass_by_itself_is_remembered_and_tried_again_soon() -> None:
     books = Failures()
-    assert books.note("a", CapacityError("memory is full"), 1.0) is None
+    for _ in range(3):
+        noted = books.note("a", CapacityError("memory is full"), 1.0)
+        assert noted is not None
+        assert (noted.times, noted.not_before_s) == (0, 1.0 + RETRY_EARNED_S)
+    assert books.of("a") == noted
+
+
+def test_the_pause_of_a_broken_artifact_goes_on_growing_after_a_lack_of_memory() -> None:
+    books = Failures()
+    books.note("a", BROKEN, 1.0)
+    books.note("a", CapacityError("memory is full"), 1.0)
+    noted = books.note("a", BROKEN, 1.0)
+    assert noted is not None
+    assert (noted.times, noted.not_before_s) == (2, 1.0 + 2 * FIRST_PAUSE_S)
+
+
+def test_an_attempt_that_was_stopped_says_nothing_of_the_image() -> None:
+    books = Failures()
+    assert books.note("a", LostPeerError("the daemon is shutting down"), 1.0) is None
     assert books.of("a") is None
+
+
+def test_only_another_kind_of_reason_is_news() -> None:
+    books, news = Failures(), []
+    for error in (CapacityError("1 MB free"), CapacityError("2 MB free"), BROKEN, BROKEN, CapacityError("1 MB free")):
+        noted = books.note("a", error, 1.0)
+        assert noted is not None
+        news.append(noted.is_news)
+    assert news == [True, False, True, False, True]
 
 
 def test_what_was_made_after_all_begins_again_with_the_shortest_pause() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from looking import WAIT_S, Asker, extent_at
 
+from trims.core.errors import ArtifactError, CapacityError
 from trims.core.place import CPU, DISK
 from trims.core.replica import ReplicaId
 from trims.store import read_model as module
@@ -14,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import pytest
-
+    from trims.core.errors import TrimsError
     from trims.daemon.main import Daemon
 
 
@@ -121,3 +122,27 @@ def test_it_says_why_an_image_is_in_memory_or_not(
     assert read.in_memory(read.image_of(name)) == ("no: it is not opened often enough (demand 0.0, copied from 1.5 on)")
     asker.open(path)
     assert read.in_memory(read.image_of(name)) == "yes: it is there"
+
+
+FULL = CapacityError("/dev/shm is full")
+
+
+@pytest.mark.parametrize(
+    ("error", "passed_s", "told"),
+    [
+        (FULL, 1.0, "its last copy failed: /dev/shm is full (tried again by an open after"),
+        (FULL, 60.0, "its last copy failed: /dev/shm is full (tried again by its next open)"),
+        (ArtifactError("torn"), 1.0, "its conversion failed: torn (tried again by an open after"),
+    ],
+)
+def test_it_says_why_the_last_copy_into_memory_failed_and_when_it_is_tried_again(
+    error: TrimsError, passed_s: float, told: str, daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    read, name = daemon.store.read, f"file:{checkpoint('m')}"
+    daemon.store.load(name, DISK).result(WAIT_S)
+    image, ledger = read.image_of(name), daemon.store.residency._ledger
+    for _ in range(2):
+        ledger.demand.opened(image.key)
+    assert read.in_memory(image) == "no: its next open has it copied there"
+    ledger.failures.note(image.key, error, read._clock() - passed_s)
+    assert read.in_memory(image).startswith(f"no: {told}")
