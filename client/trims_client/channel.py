@@ -21,7 +21,17 @@ from trims.core.errors import BadMessageError, DeadlineError, LostPeerError, Tri
 from trims.wire.answers import PROTOCOL_VERSION, raise_if_error
 from trims.wire.frames import Decoder, Message, encode
 from trims_client import forks
-from trims_client.sockets import connect, left, passed, peer_uid, receive, send
+from trims_client.sockets import (
+    LOST,
+    connect,
+    explained,
+    left,
+    no_descriptors,
+    passed,
+    peer_uid,
+    receive,
+    send,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +41,8 @@ if TYPE_CHECKING:
 _BUSY_POLL_S = 200e-6
 #: Of pages in a grant: where they begin in the image, how many bytes they are, where they begin in their file.
 _NUMBERS_OF_PAGES = 3
+#: Marks an answer whose descriptors were lost.
+_UNUSABLE = "unusable"
 
 
 class _Slot:
@@ -53,7 +65,8 @@ class Channel:
     open, and with it the leases, until the child ends.
 
     Args:
-        path: The socket. Raises DaemonAwayError naming it if no daemon listens.
+        path: The socket. Raises DaemonAwayError naming it if no daemon listens, CapacityError if this process has no
+            descriptor left.
         agent: The name of this client in `trims ps`.
 
     Attributes:
@@ -73,7 +86,10 @@ class Channel:
         self._make_locks()
         self._broken: Exception | None = None
         self._fds: deque[int] = deque()
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            raise explained(error, f"the daemon at {path} cannot be asked") from error
         forks.adapt_in_children(self)
         connect(self._sock, path)
         self.daemon_uid = peer_uid(self._sock)
@@ -155,6 +171,7 @@ class Channel:
 
         Raises:
             TrimsError: The error the daemon answered with.
+            CapacityError: This process has no room for the descriptors of the answer; a lease in it is given back.
             LostPeerError: The connection ended.
             DeadlineError: No answer in time.
         """
@@ -164,6 +181,9 @@ class Channel:
             late = f"within {timeout_s or 0:g} s" if said is None else said()
             raise DeadlineError(f"the daemon at {self.path} did not answer {late}")
         assert slot.answer is not None, "`answered` says so"
+        if slot.answer.get(_UNUSABLE):
+            error = no_descriptors()
+            raise explained(error, f"an answer of the daemon at {self.path} was lost") from error
         try:
             return raise_if_error(slot.answer), slot.fd
         except BaseException:
@@ -331,6 +351,9 @@ class Channel:
         fd = self._next_fd() if "lease" in message or message.get("descriptor") else -1
         if pages:
             message["pages"] = [(self._next_fd(), *part) for part in pages]
+        if self._lost_some(message, fd):
+            self._give_back(message, fd)
+            message, fd = {_UNUSABLE: True}, -1
         with self._lock:
             slot = self._slots.pop(number, None)
             if slot is not None and not slot.forgotten:
@@ -340,7 +363,16 @@ class Channel:
         self._give_back(message, fd)
 
     def _next_fd(self) -> int:
-        return self._fds.popleft() if self._fds else -1
+        return self._fds.popleft() if self._fds and self._fds[0] != LOST else -1
+
+    def _lost_some(self, message: Message, fd: int) -> bool:
+        """Whether descriptors of this answer were lost on the way; the mark of that is taken out."""
+        wanted = "lease" in message or message.get("descriptor")
+        lacks = wanted and (fd < 0 or any(part[0] < 0 for part in message.get("pages", ())))
+        if not lacks or not self._fds:
+            return False
+        self._fds.popleft()
+        return True
 
     def _give_back(self, message: Message, fd: int) -> None:
         """Undo an answer that no thread waits for. A close that cannot be sent at once goes with the next one."""
@@ -399,7 +431,7 @@ class Channel:
     def _break(self, error: Exception) -> None:
         self._broken = self._broken or error
         while self._fds:
-            os.close(self._fds.popleft())
+            _close(self._fds.popleft())
         with self._lock:
             self._turn.notify_all()
 

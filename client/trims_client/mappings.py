@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 from trims.core.errors import BadMessageError, ClosedError, ImageError, is_system_error
 from trims.memory.attach import Attachment
 from trims_client import forks
+from trims_client.sockets import lacks_descriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
 
     from trims.memory.cuda.drivers import Export
     from trims.memory.pages import Pages
@@ -282,6 +283,7 @@ class MappedImages:
 
         Raises:
             ImageError: The segment is not what the daemon announced; the lease is given back.
+            OSError: This process has no descriptor left; the lease is given back.
             BadMessageError: The answer is no grant.
         """
         number = answer.get("lease")
@@ -309,7 +311,7 @@ class MappedImages:
                 return self._share(mapping, lease, name)
         except BaseException as error:
             lease.give_back()
-            if is_system_error(error) or isinstance(error, ValueError | KeyError | TypeError | OverflowError):
+            if _is_about_the_bytes(error):
                 raise ImageError(f"the granted segment cannot be mapped: {error}") from error
             raise
         finally:
@@ -338,7 +340,7 @@ class MappedImages:
             self.lose(lease.channel, lease.number, reason)
         return borrow
 
-    def _map(self, image: Image, fd: int, nbytes: int, pages: Sequence[Pages] = ()) -> MappedImage:
+    def _map(self, image: Image, fd: int, nbytes: int, pages: Iterable[Pages] = ()) -> MappedImage:
         held = HeldLeases()
         gone: list[Callable[[], None]] = []
 
@@ -352,22 +354,21 @@ class MappedImages:
         return mapping
 
     def _map_given(self, image: Image, fd: int, nbytes: int, answer: Message) -> MappedImage:
-        """The head, and behind it the pages that came with the grant. Their descriptors stay the caller's."""
+        """The head, and behind it the pages that came with the grant. Those that are mapped are taken out of it."""
         from trims.memory.pages import Pages
 
-        if len(answer["pages"]) != int(answer["files"]):
-            raise ImageError(f"pages of {len(answer['pages'])} files were granted, {answer['files']} were announced")
-        return self._map(image, fd, nbytes, [Pages(*part) for part in answer["pages"]])
+        left: list[tuple[int, int, int, int]] = answer["pages"]
+        if len(left) != int(answer["files"]):
+            raise ImageError(f"pages of {len(left)} files were granted, {answer['files']} were announced")
+        return self._map_files(image, fd, nbytes, [lambda: Pages(*left.pop(0))] * len(left))
 
     def _map_files(self, image: Image, fd: int, nbytes: int, asks: Sequence[Callable[[], Pages]]) -> MappedImage:
         """The head, and the pages of the artifact's files behind it."""
-        pages: list[Pages] = []
+        pages = _closed_after_use(asks)
         try:
-            pages.extend(ask() for ask in asks)
             return self._map(image, fd, nbytes, pages)
         finally:
-            for part in pages:
-                os.close(part.fd)
+            pages.close()  # after an error, which keeps what is half done
 
     def _map_device(self, image: Image, fd: int, nbytes: int, export: Callable[[], Export]) -> MappedImage:
         mapping = self._map(image, fd, nbytes)
@@ -508,6 +509,23 @@ class MappedImages:
         """All mappings whose memory this process can still reach."""
         with self.lock:
             return [*self._by_image.values(), *self._unborrowed]
+
+
+def _is_about_the_bytes(error: BaseException) -> bool:
+    """Whether an error of mapping says that the memory is not what was announced."""
+    if is_system_error(error):
+        return not lacks_descriptors(error)
+    return isinstance(error, ValueError | KeyError | TypeError | OverflowError)
+
+
+def _closed_after_use(asks: Iterable[Callable[[], Pages]]) -> Generator[Pages]:
+    """Pages, each with its descriptor at hand until the next is asked for: this process may have few to spare."""
+    for ask in asks:
+        part = ask()
+        try:
+            yield part
+        finally:
+            os.close(part.fd)
 
 
 def _forget(images: weakref.ref[MappedImages], mapping: weakref.ref[MappedImage]) -> None:

@@ -29,6 +29,7 @@ from trims_client import background
 from trims_client.channel import ends_session
 from trims_client.connection import GRACE_S, Connection, Deadline, log
 from trims_client.mappings import MappedImages
+from trims_client.sockets import explained, lacks_descriptors
 from trims_client.weights import Weights, warn_unclosed
 
 if TYPE_CHECKING:
@@ -219,6 +220,10 @@ class Session:
             if waits:
                 raise
             return self._load_here(name, error)
+        except (OSError, CapacityError) as error:
+            if not lacks_descriptors(error):
+                raise
+            raise explained(error, f"{name} cannot be mapped") from error
         weights = Weights(
             name,
             borrow,

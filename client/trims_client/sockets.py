@@ -9,12 +9,13 @@ thread that reads. The options SO_SNDTIMEO and SO_RCVTIMEO apply to one directio
 from __future__ import annotations
 
 import _socket as socket
+import errno
 import os
 import struct
 import time
 from typing import TYPE_CHECKING
 
-from trims.core.errors import BadMessageError, DaemonAwayError
+from trims.core.errors import CapacityError, DaemonAwayError
 from trims.wire.address import ATTACH_SOCKET, TENANTS_FOLDER
 
 if TYPE_CHECKING:
@@ -28,6 +29,31 @@ _UCRED = struct.Struct("3i")
 _FD = struct.Struct("i")
 _TIMEVAL = struct.Struct("ll")
 _ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * _FD.size)
+#: Stands among received descriptors for those of the same message that this process had no room for.
+LOST = -2
+
+
+def lacks_descriptors(error: BaseException) -> bool:
+    """Whether an error came of a lack of descriptors: of this process, or of the whole machine."""
+    return _errno(error) in (errno.EMFILE, errno.ENFILE)
+
+
+def explained(error: BaseException, what: str) -> CapacityError:
+    """The error for a lack of descriptors; it begins with `what`. Imports nothing: that would take a descriptor."""
+    whose = "this machine has no more open files to give (`sysctl fs.file-max`)"
+    if _errno(error) == errno.EMFILE:
+        whose = f"this process may have {os.sysconf('SC_OPEN_MAX')} open files"
+    return CapacityError(f"{what}: no descriptor left: {whose}; close some, or raise the limit (`ulimit -n`)")
+
+
+def _errno(error: BaseException) -> int | None:
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return cause.errno if isinstance(cause, OSError) else None
+
+
+def no_descriptors() -> OSError:
+    """What the kernel would say, had it been asked for the descriptors that did not arrive."""
+    return OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 def connect(sock: socket.socket, path: str) -> None:
@@ -89,12 +115,11 @@ def send(sock: socket.socket, data: bytes, until_s: float | None) -> bool:
 def receive(sock: socket.socket, fds: deque[int], how: int, until_s: float | None) -> bytes:
     """Read data, waiting for it until `until_s` unless `how` has MSG_DONTWAIT. For one thread at a time.
 
-    Descriptors that arrive with the data are appended to `fds`.
+    Descriptors that arrive with the data are appended to `fds`, and `LOST` behind them if there were more.
 
     Raises:
         BlockingIOError: No data arrived.
         ConnectionResetError: The connection has ended.
-        BadMessageError: Descriptors were lost.
     """
     if not how & socket.MSG_DONTWAIT:
         # Not the socket's own timeout: that would apply to other threads' sends, and to the next MSG_DONTWAIT read.
@@ -104,7 +129,7 @@ def receive(sock: socket.socket, fds: deque[int], how: int, until_s: float | Non
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.extend(fd for (fd,) in _FD.iter_unpack(payload[: len(payload) // _FD.size * _FD.size]))
     if flags & socket.MSG_CTRUNC:
-        raise BadMessageError("descriptors were lost on the way: this process has too many open files")
+        fds.append(LOST)
     if not data:
         raise ConnectionResetError("the daemon closed the connection")
     return data

@@ -19,7 +19,7 @@ from trims.core.errors import ClosedError, ImageError, NotSupportedError
 from trims.memory.mapping import FileMapping
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from trims.memory.pages import Pages
     from trims.memory.parking import Parking
@@ -33,32 +33,31 @@ class Attachment:
         nbytes: Length of the image. Raises ImageError if the file is shorter: reading past its end would kill
             the process.
         on_release: Called once, from any thread, when no mapping of this attachment is left.
-        pages: Parts of the image that lie in other files; their descriptors are duplicated, too. Raises ImageError if
-            a file is shorter, or a part lies outside the image.
+        pages: Parts of the image that lie in other files; their descriptors are duplicated, too, each before the next
+            part is asked for. Raises ImageError if a file is shorter, or a part lies outside the image.
     """
 
     def __init__(
-        self, fd: int, nbytes: int, on_release: Callable[[], None] | None = None, pages: Sequence[Pages] = ()
+        self, fd: int, nbytes: int, on_release: Callable[[], None] | None = None, pages: Iterable[Pages] = ()
     ) -> None:
         held = os.fstat(fd).st_size
         if held < nbytes or nbytes <= 0:
             raise ImageError(f"the segment has {held} bytes, {nbytes} were announced")
-        for part in pages:
-            _check_pages(part, nbytes)
         self.nbytes = nbytes
         self._fds: list[int] = []
         self._close_fds = weakref.finalize(self, _close_all, fds := self._fds)
-        fds.append(os.dup(fd))
-        self._fd = fds[0]
         self._pages: list[Pages] = []
-        for part in pages:
-            fds.append(os.dup(part.fd))
-            self._pages.append(part._replace(fd=fds[-1]))
         self._lock = threading.Lock()
         self._live = _Live(on_release)
         self._closed = False
         self._parked = False
         try:
+            fds.append(os.dup(fd))
+            self._fd = fds[0]
+            for part in pages:
+                _check_pages(part, nbytes)
+                fds.append(os.dup(part.fd))
+                self._pages.append(part._replace(fd=fds[-1]))
             self._mapped = self._live.map(self._fd, nbytes, self._pages)
             self._shared: FileMapping | None = self._mapped
         except BaseException:

@@ -22,6 +22,7 @@ from trims.core.errors import (
     LostPeerError,
     NotSupportedError,
 )
+from trims.testing.descriptors import few_descriptors
 from trims.wire.frames import LENGTH, encode
 
 if TYPE_CHECKING:
@@ -98,6 +99,44 @@ def test_an_error_that_brings_a_descriptor_leaves_none(
         made.request({"op": "open", "model": "m"})
     made.close()
     assert len(os.listdir("/proc/self/fd")) <= len(before) + 1  # the door's own end
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_an_answer_whose_descriptors_find_no_room_is_given_back(
+    left: int, door: Door, channel: Callable[[], Channel], segment: Callable[..., int]
+) -> None:
+    fd, heard = segment(), []
+
+    def serve(peer: Peer) -> None:
+        peer.say({"id": peer.greeted()["id"], "closed": 9})
+        peer.say(grant(peer.hear(), fd, lease=41, pages=[[0, 1, 0], [0, 1, 0]]), fd, fd, fd)
+        heard.append(peer.hear())
+        peer.say(grant(peer.hear(), fd, lease=42), fd)
+
+    door.serves(serve)
+    made = channel()
+    made.request({"op": "close", "lease": 9})
+    before = len(os.listdir("/proc/self/fd"))
+    with (
+        few_descriptors(left=left),
+        pytest.raises(CapacityError, match=f"daemon at {door.path} was lost: no descriptor left: this process may"),
+    ):
+        made.request({"op": "open", "model": "m"})
+    answer, got = made.request({"op": "open", "model": "m"})
+    assert answer["lease"] == 42
+    assert os.fstat(got).st_ino == os.fstat(fd).st_ino
+    os.close(got)
+    assert len(os.listdir("/proc/self/fd")) <= before, "the grant's descriptors were closed"
+    door.end()
+    assert heard == [{"op": "close", "lease": 41}]
+
+
+def test_a_channel_for_which_there_is_no_descriptor_is_a_lack_of_room() -> None:
+    with (
+        few_descriptors(left=0),
+        pytest.raises(CapacityError, match="daemon at /run/x cannot be asked: no descriptor left"),
+    ):
+        Channel("/run/x", "test")
 
 
 def test_answers_may_come_in_another_order_than_the_questions(

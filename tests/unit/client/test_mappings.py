@@ -12,6 +12,8 @@ from raw_door import grant
 from trims_client.mappings import Lease, MappedImages
 
 from trims.core.errors import ClosedError, ImageError
+from trims.memory.pages import Pages
+from trims.testing.descriptors import few_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -210,3 +212,34 @@ def test_pages_whose_descriptors_did_not_come_are_refused(
     with pytest.raises(ImageError, match="cannot be mapped"):
         MappedImages().borrow(granter, granted, os.dup(head))
     assert list(granter.owed) == [4]
+
+
+@pytest.mark.parametrize("how", ["with the grant", "asked for"])
+def test_files_are_mapped_with_one_descriptor_at_hand_beside_those_that_stay(
+    how: str, granter: Any, in_place: tuple[int, int, dict[str, Any]]
+) -> None:
+    mappings, (head, file, more), files = MappedImages(), in_place, 20
+    begin = more["nbytes"] - 100
+    os.ftruncate(head, begin + files * mmap.PAGESIZE)
+    parts = [[begin + number * mmap.PAGESIZE, 100, 0] for number in range(files)]
+    granted = grant({"id": 1}, head, lease=1, place="file", files=files)
+    if how == "with the grant":
+        granted = given(file, {**granted, "pages": parts})
+    with few_descriptors(left=2 + files + (how == "asked for")):
+        borrow = mappings.borrow(
+            granter, granted, os.dup(head), pages=lambda _, number: Pages(os.dup(file), *parts[number])
+        )
+    assert bytes(borrow.data[begin + (files - 1) * mmap.PAGESIZE :][:100]) == b"\5" * 100
+    borrow.close()
+
+
+def test_a_lack_of_descriptors_is_no_fault_of_the_image(
+    granter: Any, in_place: tuple[int, int, dict[str, Any]]
+) -> None:
+    mappings, (head, file, more) = MappedImages(), in_place
+    before = len(os.listdir("/proc/self/fd"))
+    granted, fd = grant({"id": 1}, head, lease=4, **given(file, more)), os.dup(head)
+    with few_descriptors(left=1), pytest.raises(OSError, match="Too many open files"):
+        mappings.borrow(granter, granted, fd)
+    assert list(granter.owed) == [4]
+    assert len(os.listdir("/proc/self/fd")) == before

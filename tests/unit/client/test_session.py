@@ -14,9 +14,11 @@ from trims_client import connect
 from trims.core.errors import (
     BadMessageError,
     CallerError,
+    CapacityError,
     ImageError,
     ModelNotFoundError,
 )
+from trims.testing.descriptors import few_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +46,33 @@ def test_a_grant_without_a_descriptor_is_refused_and_given_back(door: Door, fold
             session.open("n")
     door.end()
     assert (heard[0]["op"], heard[0]["lease"]) == ("close", 8)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_process_without_descriptors_is_told_the_remedy_and_keeps_its_session(
+    left: int, door: Door, folder: Path, segment: Callable[..., int]
+) -> None:
+    fd = segment()
+
+    def serve(peer: Peer) -> None:
+        peer.say({"id": peer.greeted()["id"], "error": {"code": "model_not_found", "message": "no"}})
+        peer.say(grant(peer.hear(), fd, lease=8), fd)
+        assert peer.hear() == {"op": "close", "lease": 8}
+        peer.say(grant(peer.hear(), fd, lease=9), fd)
+        peer.listen_to_the_end([])
+
+    door.serves(serve)
+    with connect(folder) as session:
+        with pytest.raises(ModelNotFoundError):
+            session.open("n")
+        with (
+            few_descriptors(left=left),
+            pytest.raises(CapacityError, match=r"^m cannot be mapped: no descriptor left: .* \(`ulimit -n`\)$"),
+        ):
+            session.open("m")
+        with session.open("m") as weights:
+            assert weights["w"][0] == 7
+    door.end()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import threading
@@ -14,7 +15,7 @@ import pytest
 from trims_client import sockets
 from trims_client.channel import Channel
 
-from trims.core.errors import BadMessageError, DaemonAwayError
+from trims.core.errors import CapacityError, DaemonAwayError
 from trims.testing.descriptors import few_descriptors
 
 if TYPE_CHECKING:
@@ -124,14 +125,32 @@ def test_descriptors_arrive_with_their_data_and_are_not_inherited(pair: tuple[so
         os.close(fd)
 
 
-def test_descriptors_for_which_there_is_no_room_are_a_bad_message(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_descriptors_for_which_there_is_no_room_leave_a_mark(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     socket.send_fds(theirs, [b"x"], [0, 1])
     fds: deque[int] = deque()
-    with few_descriptors(left=1), pytest.raises(BadMessageError, match="this process has too many open files"):
-        sockets.receive(ours, fds, 0, None)
-    assert len(fds) == 1
-    os.close(fds.pop())
+    with few_descriptors(left=1):
+        assert sockets.receive(ours, fds, 0, None) == b"x"
+    assert (len(fds), fds[1]) == (2, sockets.LOST)
+    os.close(fds[0])
+
+
+@pytest.mark.parametrize(("code", "whose"), [(errno.EMFILE, "this process may have"), (errno.ENFILE, "this machine")])
+def test_a_lack_of_descriptors_is_told_by_whose_limit_it_is(code: int, whose: str) -> None:
+    behind = CapacityError("no descriptor left")
+    behind.__cause__ = OSError(code, "too many")
+    for error in (OSError(code, "too many"), behind):
+        assert sockets.lacks_descriptors(error)
+        assert str(sockets.explained(error, "m cannot be mapped")).startswith(
+            f"m cannot be mapped: no descriptor left: {whose}"
+        )
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOMEM, "no memory"), CapacityError("no room at cpu"), ValueError("x")]
+)
+def test_other_errors_are_no_lack_of_descriptors(error: Exception) -> None:
+    assert not sockets.lacks_descriptors(error)
 
 
 def test_no_limit_never_passes_and_one_that_passed_still_leaves_a_moment() -> None:

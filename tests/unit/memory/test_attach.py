@@ -274,3 +274,20 @@ def test_a_file_that_is_too_short_is_not_exchanged_for_the_present_one(
         made.exchange(fd)
     os.close(fd)
     made.close()
+
+
+def test_each_part_is_duplicated_before_the_next_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "head").write_bytes(bytes(3 * 4096))
+    (tmp_path / "file").write_bytes(b"\5" * 4096)
+
+    def parts() -> Iterator[Pages]:
+        for begin in (4096, 8192):
+            fd = os.open(tmp_path / "file", os.O_RDONLY)
+            yield Pages(fd, begin, 4096, 0)
+            os.close(fd)
+
+    with (tmp_path / "head").open("rb") as head:
+        attachment = Attachment(head.fileno(), 3 * 4096, pages=parts())
+    assert bytes(attachment.data) == bytes(4096) + b"\5" * 8192
+    assert bytes(attachment.private_data()) == bytes(attachment.data)
+    attachment.close()
