@@ -234,12 +234,18 @@ class Admission:
         late = self._awaited(replica) or replica
         books = ledger.capacity.at[late.place]
         if late.state is State.QUEUED and books.need_of(late) > books.free_bytes:
-            error: TrimsError = refusals.no_room(books, late)
+            error: TrimsError = self._no_room(books, late)
         else:
             error = DeadlineError(refusals.why_late(late))
         ledger.leave(ticket)
         self.refuse(waiter, error, at_s)
         self._drop_if_unwanted(replica, at_s)
+
+    def _no_room(self, books: PlaceBooks, replica: Replica) -> CapacityError:
+        """The error, which also tells of a copy on disk that would serve if it were not on its way out."""
+        on_disk = self._ledger.table.find(replica.key, DISK)
+        leaves = on_disk is not None and on_disk.state is State.DRAINING and bool(on_disk.leases)
+        return refusals.no_room(books, replica, on_disk if leaves else None)
 
     def _waiter_joined(self, replica: Replica, at_s: float) -> None:
         """A waiter joined: decide again about its replica, and about the host's if a device waits for that."""
@@ -450,7 +456,7 @@ class Admission:
         """Only leases that end make room: waiters without a deadline are refused; True if no other is left."""
         if replica.impatient or replica.promotions:
             books = self._ledger.capacity.at[replica.place]
-            no_room = refusals.no_room(books, replica)
+            no_room = self._no_room(books, replica)
             self._refuse_impatient(replica, refusals.reserved(books, replica, behind) if behind else no_room, at_s)
         if replica.state is not State.QUEUED:
             return True

@@ -32,8 +32,14 @@ def too_large(books: PlaceBooks, replica: Replica) -> TooLargeError:
     )
 
 
-def no_room(books: PlaceBooks, replica: Replica) -> CapacityError:
-    """No room, with the numbers that explain why."""
+def no_room(books: PlaceBooks, replica: Replica, leaving: Replica | None = None) -> CapacityError:
+    """No room, with the numbers that explain why.
+
+    Args:
+        books: Of the place.
+        replica: What needs room there.
+        leaving: The same image at another place, where it serves no new reader, because it is being evicted.
+    """
     shares = books.shares
     parts = [f"{format_bytes(max(0, books.free_bytes))} free of {format_bytes(books.capacity_bytes)}"]
     counted = [
@@ -44,9 +50,15 @@ def no_room(books: PlaceBooks, replica: Replica) -> CapacityError:
         (books.workspace_over(), "kept for the work of sessions that read"),
     ]
     parts += [f"{format_bytes(nbytes)} {what}" for nbytes, what in counted if nbytes]
+    other = ""
+    if leaving is not None:
+        other = (
+            f"the model is being evicted from {leaving.place} and serves no new reader there, until its last one "
+            f"({len(leaving.leases)} lease(s)) has closed; close that, or make room at {replica.place}: "
+        )
     return CapacityError(
-        f"no room at {replica.place}: {format_bytes(books.need_of(replica))} needed; {', '.join(parts)}. Nothing was "
-        f"evicted. Close readers, unpin, raise the capacity, or set a deadline to wait for room"
+        f"{other}no room at {replica.place}: {format_bytes(books.need_of(replica))} needed; {', '.join(parts)}. "
+        f"Nothing was evicted. Close readers, unpin, raise the capacity, or set a deadline to wait for room"
     )
 
 

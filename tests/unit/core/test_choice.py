@@ -402,6 +402,24 @@ def test_after_a_copy_that_failed_there_is_a_pause() -> None:
     assert only(Fill, bench.open("a"))
 
 
+@pytest.mark.parametrize("deadline_in_s", [None, 3.0])
+def test_an_open_beside_a_disk_image_that_is_being_evicted_names_that(deadline_in_s: float | None) -> None:
+    bench = Anywhere(cpu_bytes=100)
+    bench.resident("hot", 60)
+    bench.opened("hot")
+    bench.resident("a", 50, DISK)
+    bench.open("a")
+    bench.feed(EvictRequested, key="a", place=DISK, drain=True)
+    bench.open("a", kept=False, session=2, deadline_in_s=deadline_in_s)
+    out = bench.measured("a", 50)
+    if deadline_in_s is not None:
+        bench.now += deadline_in_s
+        out = bench.feed(Tick)
+    error = error_of(out)
+    assert isinstance(error, CapacityError)
+    assert str(error).startswith("the model is being evicted from disk and serves no new reader there")
+
+
 def test_a_copy_waits_behind_those_that_stand_in_line() -> None:
     bench = Anywhere(cpu_bytes=100)
     bench.resident("hot", 60)

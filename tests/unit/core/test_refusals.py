@@ -45,6 +45,15 @@ def test_a_lack_of_room_names_every_use_of_the_room_that_is_not_nothing() -> Non
     assert error.retryable
 
 
+def test_a_lack_of_room_names_first_a_copy_that_is_being_evicted_and_would_serve() -> None:
+    leaving = Replica("a" * 64, DISK, 1, state=State.DRAINING, leases={7: None})
+    told = str(refusals.no_room(books_of(100), a_replica(), leaving))
+    assert told.startswith(
+        "the model is being evicted from disk and serves no new reader there, until its last one (1 "
+    )
+    assert "; close that, or make room at gpu:0: no room at gpu:0: 2.0 KiB needed;" in told
+
+
 def test_room_that_readers_work_has_taken_is_told_as_nothing_free() -> None:
     books = books_of(100)
     books.workspace_bytes = 150
