@@ -137,9 +137,16 @@ def leaving(replica: Replica) -> InUseError:
 
 
 def why_late(replica: Replica) -> str:
-    """A sentence for DeadlineError."""
+    """A sentence for DeadlineError: what the model waited for."""
     what = "the load goes on, ask again" if replica.state is State.FILLING else "ask again, and wait longer"
-    return (
-        f"the deadline passed while the replica at {replica.place} was {replica.state.value} "
-        f"({format_bytes(replica.nbytes)}); {what}"
-    )
+    return f"the deadline passed while {_waited_for(replica)}; {what}"
+
+
+def _waited_for(replica: Replica) -> str:
+    place, size = replica.place, f"{replica.place} ({format_bytes(replica.nbytes)})"
+    return {
+        State.QUEUED: f"it waited for room at {size}",
+        State.FILLING: f"it was loaded to {size}",
+        State.DRAINING: f"its copy at {place}, which is evicted, waited for its last reader",
+        State.FREEING: f"the memory of its evicted copy at {place} was given back",
+    }.get(replica.state if replica.nbytes else State.ABSENT, f"its artifact was read to find its size, for {place}")

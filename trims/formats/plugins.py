@@ -38,7 +38,7 @@ _FOREIGN = {
 def detect(main: Path) -> Converter:
     """The converter of this file, by its first bytes and name.
 
-    Raises ArtifactError if no converter claims the file, or more than one does.
+    Raises ArtifactError if the file is empty, no converter claims it, or more than one does.
     """
     with open_source(main) as fd:
         SourceFile.of(main, fd)
@@ -48,6 +48,8 @@ def detect(main: Path) -> Converter:
         claiming = [each for each in map(converter, _entry_points()) if main.suffix in getattr(each, "suffixes", ())]
     if len(claiming) == 1:
         return claiming[0]
+    if not first_bytes:
+        raise ArtifactError(f"{main} is empty")
     for magic, refusal in _FOREIGN.items():
         if first_bytes.startswith(magic):
             raise NotSupportedError(f"{main} is {refusal}")

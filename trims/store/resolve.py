@@ -428,6 +428,8 @@ class Resolver:
         else:
             main = self._build(manifest)
         if not main.is_file():
+            if manifest.name.startswith(FILE_PREFIX):
+                raise ArtifactNotFoundError(f"{main} is not a file; correct the path, or put it there")
             raise ArtifactNotFoundError(
                 f"{manifest.name}: {main} is not a file; correct the manifest's artifact, or put it there"
             )

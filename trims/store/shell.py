@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import (
     ArtifactChangedError,
+    DeadlineError,
     DigestMismatchError,
     ImageError,
     InternalError,
@@ -46,6 +47,7 @@ from trims.core.events import (
 from trims.core.place import CPU, DISK
 from trims.core.replica import ReplicaId, State
 from trims.store.asks import Ask, Granted, Loaded, session_ended
+from trims.store.catalog import FILE_PREFIX
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -342,7 +344,10 @@ class Shell:
         if isinstance(it.error, NotInPlaceError) and ask.anywhere and ask.place is None:
             return lambda: self.again(ask, it.error)
         self._counters[f"refused.{it.error.code}"] += 1
-        return lambda: ask.answer(it.error)
+        error: TrimsError = it.error
+        if isinstance(error, DeadlineError):
+            error = DeadlineError(f"{ask.name.removeprefix(FILE_PREFIX)}: {error}")  # the books know keys, no names
+        return lambda: ask.answer(error)
 
     def _bind_measure(self, it: Measure) -> Callable[[], None]:
         replica, resolved = ReplicaId(it.key, it.place, it.generation), self._images.get(it.key)

@@ -85,8 +85,20 @@ def test_a_replica_in_use_counts_its_leases_and_copies_and_names_the_remedy() ->
 
 
 @pytest.mark.parametrize(
-    ("state", "remedy"), [(State.FILLING, "the load goes on, ask again"), (State.QUEUED, "ask again, and wait longer")]
+    ("state", "told"),
+    [
+        (State.FILLING, "it was loaded to gpu:0 (2.0 KiB); the load goes on, ask again"),
+        (State.QUEUED, "it waited for room at gpu:0 (2.0 KiB); ask again, and wait longer"),
+        (State.DRAINING, "its copy at gpu:0, which is evicted, waited for its last reader; ask again, and wait longer"),
+        (State.FREEING, "the memory of its evicted copy at gpu:0 was given back; ask again, and wait longer"),
+    ],
 )
-def test_a_late_answer_tells_what_was_waited_for_and_whether_it_goes_on(state: State, remedy: str) -> None:
-    told = refusals.why_late(a_replica(state))
-    assert told == f"the deadline passed while the replica at gpu:0 was {state.value} (2.0 KiB); {remedy}"
+def test_a_late_answer_tells_what_was_waited_for_and_whether_it_goes_on(state: State, told: str) -> None:
+    assert refusals.why_late(a_replica(state)) == f"the deadline passed while {told}"
+
+
+def test_a_late_answer_about_an_image_of_unknown_size_gives_no_size() -> None:
+    told = refusals.why_late(a_replica(nbytes=0))
+    assert told == (
+        "the deadline passed while its artifact was read to find its size, for gpu:0; ask again, and wait longer"
+    )

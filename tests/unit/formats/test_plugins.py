@@ -39,13 +39,20 @@ def test_a_torch_checkpoint_is_detected_whatever_its_name(tmp_path: Path) -> Non
         assert detect(tmp_path / f"c{number}.x").format == "torch"
 
 
-@pytest.mark.parametrize("data", [b"", b"hello", bytes(5000), b"PK\x03\x04" + bytes(100)])
+@pytest.mark.parametrize("data", [b"hello", bytes(5000), b"PK\x03\x04" + bytes(100)])
 def test_a_file_that_no_converter_claims_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x.data").write_bytes(data)
     with pytest.raises(ArtifactError, match=r"x\.data is claimed by no converter; write `format:`"):
         detect(tmp_path / "x.data")
     with pytest.raises(ArtifactError, match="cannot be read"):
         detect(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.pt", "a.params", "a.data"])
+def test_an_empty_file_is_told_to_be_empty(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ArtifactError, match=rf"{name} is empty"):
+        detect(tmp_path / name)
 
 
 def test_a_plugin_adds_a_format(plugins: Path, tmp_path: Path) -> None:

@@ -317,6 +317,8 @@ def test_files_that_are_none_are_named(resolver: Resolver, registry: SqliteRegis
     for name in ("absent", "folder", "dangling", "empty"):
         with pytest.raises(ArtifactError, match=f"{name}.safetensors"):
             resolver.resolve(f"file:{folder}/{name}.safetensors")
+    with pytest.raises(ArtifactError, match=rf"^{folder}/absent.npz is not a file; correct the path, or put it there"):
+        resolver.resolve(f"file:{folder}/absent.npz")
     with pytest.raises(ModelNotFoundError):
         resolver.resolve("m")
     put(registry, {"path": "absent.npz"}, str(folder))

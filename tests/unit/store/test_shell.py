@@ -21,7 +21,7 @@ from trims.core.errors import (
     ModelNotFoundError,
     TrimsError,
 )
-from trims.core.events import Closed, EvictRequested, Filled, PlaceLost, Requested
+from trims.core.events import Closed, EvictRequested, Filled, PlaceLost, Requested, Tick
 from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, Place
 from trims.core.policy import LeastRecentlyUsed
@@ -209,6 +209,17 @@ def test_another_failure_is_answered_at_once_and_counted_by_its_code(bench: Benc
     bench.workers.run()
     assert error_of(answers) is bench.failure
     assert (bench.again, bench.counters["refused.bad_artifact"]) == ([], 1)
+
+
+@pytest.mark.parametrize("name", ["m", "file:/models/m.npz"])
+def test_a_late_answer_names_the_model_and_what_it_waited_for(name: str, bench: Bench) -> None:
+    answers: list[Outcome] = []
+    waiter = Waiter(next(bench.tickets), bench.session, wants_lease=True, deadline_at_s=bench.now + 1.0)
+    ask = Ask(waiter, name, None, answers.append, resolved=resolved(key=KEY))
+    bench.shell.ask(ask, Requested(at_s=bench.now, key=KEY, place=CPU, waiter=waiter))
+    bench.shell.feed(Tick(at_s=bench.now + 2.0))
+    told = str(error_of(answers))
+    assert told.startswith(f"{name.removeprefix('file:')}: the deadline passed while its artifact was read to find its")
 
 
 def test_a_file_that_was_touched_since_it_was_sealed_is_retired_and_not_lent(bench: Bench) -> None:
