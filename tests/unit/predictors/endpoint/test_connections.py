@@ -1,4 +1,4 @@
-"""A real server of uvicorn: clients that stop in the middle are let go, slow ones are not."""
+"""A real server of uvicorn: clients that stop in the middle or never end are let go, slow ones are not."""
 
 from __future__ import annotations
 
@@ -138,6 +138,74 @@ def test_a_body_that_is_not_sent_after_an_early_answer_ends_the_connection() -> 
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert b"408" not in answer
+        writer.close()
+
+    _run(work)
+
+
+CHUNKED = b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n"
+KIB = b"a" * 1024
+
+
+async def _send_all(writer: asyncio.StreamWriter, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # it was refused before it was sent
+        writer.write(data)
+        await writer.drain()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET /" + KIB * 128,
+        HEAD[:-2] + b"x: " + KIB * 128,
+        HEAD[:-2] + b"".join(b"x%d: a\r\n" % number for number in range(20_000)),
+        CHUNKED + b"0\r\nx: " + KIB * 128,
+        CHUNKED + b"0\r\n" + b"".join(b"x%d: a\r\n" % number for number in range(20_000)),
+        CHUNKED + b"1;x=" + KIB * 128,
+    ],
+    ids=["target", "one field", "many fields", "one trailer", "many trailers", "chunk extension"],
+)
+def test_a_head_or_trailer_that_does_not_end_is_refused(sent: bytes) -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        await _send_all(writer, sent)
+        answer = await reader.readuntil(b"}")
+        assert answer.startswith(b"HTTP/1.1 431 ")
+        assert answer.endswith(b'{"error":"the head of the request is larger than 64 KiB"}')
+        writer.close()
+
+    _run(work)
+
+
+def test_heads_below_the_limit_are_taken_however_many_come_on_one_connection() -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        for _ in range(3):
+            writer.write((HEAD % b"echo")[:-2] + b"x: " + KIB * 60 + b"\r\n\r\nbody")
+            assert (await reader.readuntil(b"body")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+    _run(work)
+
+
+def test_a_body_is_longer_than_a_head_may_be() -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write((HEAD % b"echo").replace(b": 4", b": 262148") + KIB * 256 + b"body")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert (await reader.readexactly(262148)).endswith(b"abody")
+        writer.close()
+
+    _run(work)
+
+
+def test_what_is_not_http_is_refused_in_json() -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(b"hello\r\n\r\n")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert answer.endswith(b'{"error":"the request is not HTTP/1.1"}')
         writer.close()
 
     _run(work)
