@@ -7,7 +7,7 @@ element after its length as 4 bytes.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +37,16 @@ _MOST_ELEMENTS = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor of a request or an answer; `data` is its bytes, as the module says."""
+    """One tensor of a request or an answer; `data` is its bytes, as the module says.
+
+    `checked` says that another process has held them against type and shape already.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     data: bytes | memoryview
+    checked: bool = field(default=False, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -51,6 +55,8 @@ class Tensor:
 
     def check(self) -> None:
         """Raise CallerError unless the data has as many bytes as shape and type say."""
+        if self.checked:
+            return
         expected = nbytes_of(self.name, self.dtype, self.shape)
         if expected is None:
             for _ in split_bytes(self.name, self.data, prod(self.shape)):
@@ -99,7 +105,11 @@ def split_bytes(name: str, data: bytes | memoryview, count: int) -> Iterable[byt
 
 def join_bytes(elements: Iterable[bytes]) -> bytes:
     """The data of a BYTES tensor."""
-    return b"".join(part for each in elements for part in (_LENGTH.pack(len(each)), each))
+    joined = bytearray()
+    for each in elements:
+        joined += _LENGTH.pack(len(each))
+        joined += each
+    return bytes(joined)
 
 
 def to_array(tensor: Tensor) -> np.ndarray[Any, Any]:

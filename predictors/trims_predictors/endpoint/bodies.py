@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
 import zlib
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
 from trims.core.units import format_bytes
+from trims_predictors.endpoint.json_text import SMALL_BYTES, load_json
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -36,7 +36,10 @@ async def read_body(request: Request, most_bytes: int) -> memoryview:
         if total > most_bytes:
             raise _too_large(most_bytes)
         parts.append(part)
-    body = parts[0] if len(parts) == 1 else b"".join(parts)
+    if total > SMALL_BYTES:
+        body = await asyncio.to_thread(b"".join, parts)
+    else:
+        body = b"".join(parts)
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         body = await asyncio.to_thread(_unpack, body, encoding, most_bytes)
@@ -44,12 +47,12 @@ async def read_body(request: Request, most_bytes: int) -> memoryview:
 
 
 async def read_object(request: Request, most_bytes: int) -> dict[str, Any]:
-    """The body of a request as a JSON object; nothing is an empty one. Raises as `read_body`, and CallerError."""
-    body = bytes(await read_body(request, most_bytes))
-    try:
-        message = json.loads(body) if body.strip() else {}
-    except (ValueError, RecursionError) as error:
-        raise CallerError(f"the request is not JSON: {error}") from error
+    """The body of a request as a JSON object; nothing is an empty one. Raises as `read_body`, and CallerError.
+
+    It has no more than SMALL_BYTES, whatever the limit.
+    """
+    body = bytes(await read_body(request, min(most_bytes, SMALL_BYTES)))
+    message = load_json(body) if body.strip() else {}
     if not isinstance(message, dict):
         raise CallerError(f"the request must be an object, not {message!r:.80}")
     return message
@@ -76,9 +79,18 @@ def _too_large(most_bytes: int) -> TooLargeBodyError:
 
 def pack(body: bytes, accepted: str) -> tuple[bytes, str | None]:
     """The body as the client accepts it, and its Content-Encoding; packed only if the client names a packing first."""
-    first = accepted.split(",", maxsplit=1)[0].split(";", maxsplit=1)[0].strip().lower()
+    first = _first(accepted)
     if first == "gzip":
         return gzip.compress(body, 1), first
     if first == "deflate":
         return zlib.compress(body, 1), first
     return body, None
+
+
+def packs(accepted: str) -> bool:
+    """Whether `pack` packs for such a client."""
+    return _first(accepted) in _WINDOWS
+
+
+def _first(accepted: str) -> str:
+    return accepted.split(",", maxsplit=1)[0].split(";", maxsplit=1)[0].strip().lower()

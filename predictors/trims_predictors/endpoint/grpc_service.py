@@ -15,8 +15,9 @@ from trims.core.errors import BusyError, CallerError, ModelNotFoundError, TrimsE
 from trims.wire.status import status_of
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint import inference_pb2_grpc
-from trims_predictors.endpoint.callers import Callers, UnknownCallerError
+from trims_predictors.endpoint.callers import Callers, UnknownCallerError, caller
 from trims_predictors.endpoint.grpc_requests import parse_request, write_answer
+from trims_predictors.endpoint.json_workers import JsonWorkers
 from trims_predictors.endpoint.tracing import grpc_span
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ _MOST_LETTERS = 1000
 class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     """Handlers; their names are the protocol's."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, workers: JsonWorkers) -> None:
         self._service = service
+        self._workers = workers
         #: Address and port, once they are known.
         self.server = ("", 0)
 
@@ -76,6 +78,8 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             grpc_span(service.tracing, context, method, model=model, server=self.server, code_of=code_of) as span,
         ):
             asked = parse_request(request)
+            tenant = caller()
+            await self._workers.check("" if tenant is None else tenant.name, asked.inputs)
             plan, answer = await service.infer(
                 model,
                 request.model_version,
@@ -196,12 +200,13 @@ async def start_server(
     certificate: Path | None,
     private_key: Path | None,
     tenants: Tenants | None = None,
+    workers: JsonWorkers | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Listen on an address; returns the server and its port. Raises RuntimeError if the address is taken."""
     options = [("grpc.max_receive_message_length", most_body_bytes), ("grpc.max_send_message_length", -1)]
     options.append(("grpc.so_reuseport", 0))  # or a second endpoint would share the port in silence
     server = grpc.aio.server(interceptors=[ErrorsAsStatus(Callers(token, tenants))], options=options)
-    servicer = InferenceServicer(service)
+    servicer = InferenceServicer(service, workers or JsonWorkers(most_body_bytes))
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call] # generated
         servicer, server
     )

@@ -23,6 +23,7 @@ from trims_predictors.endpoint.connections import ImpatientProtocol
 from trims_predictors.endpoint.grpc_service import start_server
 from trims_predictors.endpoint.health import Health
 from trims_predictors.endpoint.hot_models import HotModels
+from trims_predictors.endpoint.json_workers import JsonWorkers
 from trims_predictors.endpoint.rest import build_app
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.settings import is_loopback
@@ -65,6 +66,7 @@ async def _serve(settings: EndpointSettings) -> None:
             shelf = None if settings.environments_dir is None else Shelf(settings.environments_dir)
             picker = Picker(settings.environments, shelf)
             service = Service(daemon, fleet, picker, tracing)
+            workers = JsonWorkers(settings.most_body_bytes)
             ending = _Ending(fleet, settings.drain_s)
             if settings.tenants and settings.fleet.isolation.level == PROCESS:
                 _log.warning("predictors run at the level process, which is no border between tenants: see --isolation")
@@ -73,12 +75,13 @@ async def _serve(settings: EndpointSettings) -> None:
                 for framework in settings.preload:
                     python = picker.pick(f"--preload {framework}", framework)
                     fleet.prepare(Environment(framework, "" if python is None else str(python)))
-                grpc = await _start_grpc(settings, service, Health(service.is_ready), ending)
+                grpc = await _start_grpc(settings, service, workers, Health(service.is_ready), ending)
                 with _announced(settings, sock, grpc):
-                    await _answer(settings, service, sock, ending.begin)
+                    await _answer(settings, service, workers, sock, ending.begin)
             finally:
                 looks.cancel()
                 await ending.wait()
+                await workers.close()
                 await service.close()
                 if tracing is not None:
                     await tracing.close()
@@ -138,7 +141,9 @@ def _listening(settings: EndpointSettings) -> Iterator[socket.socket]:
         yield sock
 
 
-async def _start_grpc(settings: EndpointSettings, service: Service, health: Health, ending: _Ending) -> str:
+async def _start_grpc(
+    settings: EndpointSettings, service: Service, workers: JsonWorkers, health: Health, ending: _Ending
+) -> str:
     """gRPC beside HTTP, if it is wanted: its address, or nothing."""
     if settings.grpc_port is None:
         return ""
@@ -153,6 +158,7 @@ async def _start_grpc(settings: EndpointSettings, service: Service, health: Heal
             tenants=settings.tenants,
             certificate=settings.certificate,
             private_key=settings.private_key,
+            workers=workers,
         )
     except RuntimeError as error:
         raise ConfigError(
@@ -206,7 +212,11 @@ class _Server(uvicorn.Server):
 
 
 async def _answer(
-    settings: EndpointSettings, service: Service, sock: socket.socket, ending: Callable[[], None]
+    settings: EndpointSettings,
+    service: Service,
+    workers: JsonWorkers,
+    sock: socket.socket,
+    ending: Callable[[], None],
 ) -> None:
     app = build_app(
         service,
@@ -214,10 +224,12 @@ async def _answer(
         token=settings.token,
         loopback=is_loopback(settings.host) and settings.token is None,
         tenants=settings.tenants,
+        workers=workers,
     )
     config = uvicorn.Config(
         app,
         http=ImpatientProtocol,
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,

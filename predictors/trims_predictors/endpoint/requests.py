@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
+from trims_predictors.endpoint.json_text import SMALL_BYTES, load_json
 from trims_predictors.tensors import Tensor, cast, from_array, join_bytes, nbytes_of, numpy_dtype, split_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from trims_predictors.records import Answer
 
@@ -64,7 +65,61 @@ class InferRequest:
 
 def parse_request(body: memoryview, header_length: str | None) -> InferRequest:
     """Read a request. Raises CallerError naming the field that is wrong."""
-    message, inputs = _read(body, header_length, "inputs")
+    return _request(*_read(body, header_length, "inputs"))
+
+
+def shrink(text: bytes) -> tuple[bytes, list[int | None], list[bytes | memoryview]]:
+    """Take the tensors out of the JSON of a request: what another process does for one that is large.
+
+    Returns:
+        The JSON without the values of its tensors, the bytes of each of its inputs, None for one that is not in the
+        JSON, and the data of all others.
+
+    Raises CallerError naming the field that is wrong, and for more than SMALL_BYTES that are no values of tensors.
+    """
+    message = _object(load_json(text), "the request")
+    sizes: list[int | None] = []
+    blobs = []
+    for each in _list(message, "inputs", "the request"):
+        if _parameters(_object(each, "an input"), "an input").get("binary_data_size") is None:
+            tensor, _ = _input(each, memoryview(b""))
+            blobs.append(tensor.data)
+            sizes.append(tensor.nbytes)
+        else:
+            sizes.append(None)
+        if "data" in each:
+            each["data"] = []
+    left = json.dumps(message, separators=(",", ":")).encode()
+    if len(left) > SMALL_BYTES:
+        raise CallerError(f"the request's JSON without the 'data' of its inputs is larger than {SMALL_BYTES} bytes")
+    return left, sizes, blobs
+
+
+def parse_shrunk(text: bytes, sizes: Sequence[int | None], data: memoryview, rest: memoryview) -> InferRequest:
+    """Read a request whose tensors `shrink` has taken out of its JSON.
+
+    Args:
+        text: The JSON that it left.
+        sizes: The bytes of each input that it took out.
+        data: Of these, in order.
+        rest: The binary tensors that followed the JSON.
+
+    Raises CallerError as `parse_request` does.
+    """
+    message = _object(load_json(text), "the request")
+    found = []
+    for each, size in zip(message["inputs"], sizes, strict=True):
+        if size is None:
+            tensor, rest = _input(each, rest)
+        else:
+            tensor = Tensor(each["name"], each["datatype"], tuple(each["shape"]), data[:size], checked=True)
+            data = data[size:]
+        found.append(tensor)
+    _check_end(rest)
+    return _request(message, found)
+
+
+def _request(message: Mapping[str, Any], inputs: list[Tensor]) -> InferRequest:
     return InferRequest(inputs, _id(message), _parameters(message, "the request"), _wanted(message))
 
 
@@ -75,18 +130,23 @@ def parse_answer(body: memoryview, header_length: str | None) -> tuple[dict[str,
 
 def _read(body: memoryview, header_length: str | None, tensors: str) -> tuple[dict[str, Any], list[Tensor]]:
     """The JSON of a message, and the tensors that it lists under a name."""
-    end = _header_end(body, header_length)
-    message = _object(_json(bytes(body[:end])), "the request")
+    end = json_end(body, header_length)
+    message = _object(load_json(bytes(body[:end])), "the request")
     rest, found = body[end:], []
     for each in _list(message, tensors, "the request"):
         tensor, rest = _input(_object(each, "an input"), rest)
         found.append(tensor)
-    if len(rest):
-        raise CallerError(f"{len(rest)} bytes follow the last binary tensor; correct its binary_data_size")
+    _check_end(rest)
     return message, found
 
 
-def _header_end(body: memoryview, header_length: str | None) -> int:
+def _check_end(rest: memoryview) -> None:
+    if len(rest):
+        raise CallerError(f"{len(rest)} bytes follow the last binary tensor; correct its binary_data_size")
+
+
+def json_end(body: memoryview, header_length: str | None) -> int:
+    """How many bytes at the beginning of a request are JSON. Raises CallerError for a header that is wrong."""
     if header_length is None:
         return len(body)
     digits = header_length.isascii() and header_length.isdigit() and len(header_length) < _MOST_DIGITS
@@ -95,13 +155,6 @@ def _header_end(body: memoryview, header_length: str | None) -> int:
             f"the header {HEADER_LENGTH} is {header_length!r:.40}; the body has {len(body)} bytes, JSON first"
         )
     return int(header_length)
-
-
-def _json(text: bytes) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CallerError(f"the request is not JSON: {error}") from error
 
 
 def _object(value: object, what: str) -> dict[str, Any]:
@@ -179,9 +232,9 @@ def _from_json(name: str, dtype: str, shape: Sequence[int], data: object) -> Ten
     for length in shape:
         count *= length
     if dtype == "BYTES":
-        elements = [_bytes(name, each) for each in _flat(data)]
-        _check_count(name, len(elements), count, shape)
-        return Tensor(name, dtype, tuple(shape), join_bytes(elements))
+        texts = _flat(data)
+        _check_count(name, len(texts), count, shape)
+        return Tensor(name, dtype, tuple(shape), join_bytes(_bytes(name, each) for each in texts))
     try:
         values = np.array(data or [], dtype=None if data else numpy_dtype(dtype))
         if values.dtype.kind == "f" and dtype == "UINT64":  # numpy's guess for numbers of which some need 64 bits
@@ -225,39 +278,75 @@ def _check_count(name: str, given: int, expected: int, shape: Sequence[int]) -> 
         raise CallerError(f"the 'data' of the input {name!r} has {given} values; the shape {list(shape)} {expected}")
 
 
+def shown(request: InferRequest, answer: Answer, *, binary: bool) -> list[tuple[Tensor, bool]]:
+    """The outputs that an answer has, and whether each is binary.
+
+    Args:
+        request: What was asked.
+        answer: What came of it.
+        binary: Whether outputs are binary unless the request says otherwise.
+
+    Raises CallerError if an output was asked for that the model does not have.
+    """
+    binary = _flag(request.parameters, "binary_data_output", "the request", otherwise=binary)
+    wanted = request.wanted or {}
+    return [
+        (each, _flag(wanted.get(each.name, {}), "binary_data", f"the output {each.name!r}", otherwise=binary))
+        for each in request.chosen(answer.outputs)
+    ]
+
+
+def _flag(parameters: Parameters, name: str, where: str, *, otherwise: bool) -> bool:
+    value = parameters.get(name, otherwise)
+    if not isinstance(value, bool):
+        raise CallerError(f"the parameter {name!r} of {where} is {value!r:.40}; it must be true or false")
+    return value
+
+
 def write_answer(
-    request: InferRequest, answer: Answer, model: str, version: str, *, binary: bool
-) -> tuple[bytes, int | None]:
-    """The body of an answer.
+    request: InferRequest,
+    answer: Answer,
+    model: str,
+    version: str,
+    outputs: Sequence[tuple[Tensor, bool]],
+    *,
+    written: Iterable[memoryview] | None = None,
+) -> tuple[list[bytes | memoryview], int | None]:
+    """The body of an answer, in parts.
 
     Args:
         request: What was asked.
         answer: What came of it.
         model: Its name.
         version: Its version.
-        binary: Whether outputs are binary unless the request says otherwise.
+        outputs: What `shown` has told.
+        written: The values of those that are not binary, as JSON; None to write them here.
 
     Returns:
         The body, and the length of its JSON if binary tensors follow it.
 
-    Raises CallerError if an output was asked for that the model does not have.
+    Raises CallerError for an output that JSON cannot hold.
     """
-    binary = bool(request.parameters.get("binary_data_output", binary))
-    outputs, blobs = [], []
-    for tensor in request.chosen(answer.outputs):
-        parameters = (request.wanted or {}).get(tensor.name, {})
-        described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.dtype, "shape": list(tensor.shape)}
-        if parameters.get("binary_data", binary):
-            described["parameters"] = {"binary_data_size": tensor.nbytes}
-            blobs.append(tensor.data)
-        else:
-            described["data"] = to_json(tensor)
-        outputs.append(described)
     message: dict[str, Any] = {"model_name": model, "model_version": version}
     if request.id is not None:
         message["id"] = request.id
-    header = json.dumps({**message, "parameters": told(answer), "outputs": outputs}, separators=(",", ":")).encode()
-    return b"".join((header, *blobs)), len(header) if blobs else None
+    parts: list[bytes | memoryview] = [_dump({**message, "parameters": told(answer)})[:-1], b',"outputs":[']
+    texts = None if written is None else iter(written)
+    for index, (tensor, binary) in enumerate(outputs):
+        described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.dtype, "shape": list(tensor.shape)}
+        if binary:
+            described["parameters"] = {"binary_data_size": tensor.nbytes}
+        parts.append((b"," if index else b"") + _dump(described)[:-1])
+        if not binary:
+            parts += [b',"data":', next(texts) if texts is not None else _dump(to_json(tensor))]
+        parts.append(b"}")
+    parts.append(b"]}")
+    blobs = [tensor.data for tensor, binary in outputs if binary]
+    return [*parts, *blobs], sum(map(len, parts)) if blobs else None
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def told(answer: Answer) -> Parameters:

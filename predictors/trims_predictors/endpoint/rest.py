@@ -17,18 +17,19 @@ from starlette.requests import ClientDisconnect
 
 import trims
 from trims.core.errors import BusyError, CallerError, TrimsError
-from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, read_body, read_object
-from trims_predictors.endpoint.callers import Callers, UnknownCallerError, may_ask_for
+from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, packs, read_body, read_object
+from trims_predictors.endpoint.callers import Callers, UnknownCallerError, caller, may_ask_for
+from trims_predictors.endpoint.json_workers import JsonWorkers
+from trims_predictors.endpoint.large_answers import LargeResponse
 from trims_predictors.endpoint.openapi import document, is_open
 from trims_predictors.endpoint.outcomes import GONE
 from trims_predictors.endpoint.page_routes import add_page_routes
-from trims_predictors.endpoint.requests import HEADER_LENGTH, parse_request, write_answer
+from trims_predictors.endpoint.requests import HEADER_LENGTH, shown, write_answer
 from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
 from trims_predictors.endpoint.tracing import http_span
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
-    from typing import TypeVar
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -37,9 +38,7 @@ if TYPE_CHECKING:
     from trims_predictors.endpoint.otlp import RequestSpan
     from trims_predictors.endpoint.service import Service
 
-    _Result = TypeVar("_Result")
-
-#: Bodies of more bytes are parsed in a thread, so that the loop serves others meanwhile.
+#: Answers of more bytes are packed in a thread, and sent in pieces.
 _LARGE_BYTES = 256 << 10
 #: Hosts that a browser reaches this machine by. Another name in a request's Host is a page that had its own name point
 #: here, to have the browser of a user of this machine send requests.
@@ -51,7 +50,13 @@ _OWN_PAGE = ("same-origin", "none")
 
 
 def build_app(
-    service: Service, *, most_body_bytes: int, token: str | None, loopback: bool, tenants: Tenants | None = None
+    service: Service,
+    *,
+    most_body_bytes: int,
+    token: str | None,
+    loopback: bool,
+    tenants: Tenants | None = None,
+    workers: JsonWorkers | None = None,
 ) -> FastAPI:
     """The application.
 
@@ -61,11 +66,12 @@ def build_app(
         token: Bearer token that every request must bring but those for what `is_open`; None for none.
         loopback: Whether it listens on this machine only: then requests for other hosts' names are refused.
         tenants: Those that have tokens of their own.
+        workers: Read and write large JSON; their maker closes them. None where no JSON is large.
     """
     app = FastAPI(title="trims inference endpoint", version=trims.__version__, docs_url=None, redoc_url=None)
     stated = document(token=token is not None)
     app.openapi = lambda: stated  # type: ignore[method-assign]  # as FastAPI's documentation has it
-    app.include_router(_router(service, most_body_bytes))
+    app.include_router(_router(service, most_body_bytes, workers or JsonWorkers(most_body_bytes)))
     app.add_exception_handler(TrimsError, _trims_error)
     app.add_exception_handler(TooLargeBodyError, _too_large)
     app.add_exception_handler(ClientDisconnect, _gone)
@@ -116,9 +122,9 @@ class Guard:
         return _error(403, f"{path!r:.80} is for the operator of this endpoint; tenants ask for what is under /v2")
 
 
-def _router(service: Service, most_body_bytes: int) -> APIRouter:
+def _router(service: Service, most_body_bytes: int, workers: JsonWorkers) -> APIRouter:
     router = APIRouter()
-    _add_infer_routes(router, service, most_body_bytes)  # first: routes are tried in order
+    _add_infer_routes(router, service, most_body_bytes, workers)  # first: routes are tried in order
     _add_server_routes(router, service)
     _add_model_routes(router, service)
     _add_repository_routes(router, service, most_body_bytes)
@@ -158,14 +164,14 @@ def _add_server_routes(router: APIRouter, service: Service) -> None:
         return {"model_stats": await service.statistics()}
 
 
-def _add_infer_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
+def _add_infer_routes(router: APIRouter, service: Service, most_body_bytes: int, workers: JsonWorkers) -> None:
     """Routes of Starlette's, because FastAPI would look at each request's parameters once more, for longer."""
     for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
-        router.add_route(path, _infer_route(service, path, most_body_bytes), methods=["POST"])
+        router.add_route(path, _infer_route(service, path, most_body_bytes, workers), methods=["POST"])
 
 
 def _infer_route(
-    service: Service, path: str, most_body_bytes: int
+    service: Service, path: str, most_body_bytes: int, workers: JsonWorkers
 ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     async def infer(request: Request) -> Response:
         model, version = request.path_params["model"], request.path_params.get("version", "")
@@ -174,7 +180,7 @@ def _infer_route(
             http_span(service.tracing, request, path, model) as span,
         ):
             body = await read_body(request, most_body_bytes)
-            work = _infer(service, request, body, model, version, counting=counting, span=span)
+            work = _infer(service, workers, request, body, model, version=version, counting=counting, span=span)
             answer = await unless_gone(request, work)
             if span is not None:
                 span.set_status(answer.status_code)
@@ -208,16 +214,19 @@ def _add_model_routes(router: APIRouter, service: Service) -> None:
 
 async def _infer(
     service: Service,
+    workers: JsonWorkers,
     request: Request,
     body: memoryview,
     model: str,
-    version: str,
     *,
+    version: str,
     counting: Counting,
     span: RequestSpan | None,
 ) -> Response:
     header_length = request.headers.get(HEADER_LENGTH)
-    asked = await _beside(len(body) if header_length is None else 0, parse_request, body, header_length)
+    tenant = caller()
+    whose = "" if tenant is None else tenant.name
+    asked = await workers.parse(whose, body, header_length)
     plan, answer = await service.infer(
         model,
         version,
@@ -227,25 +236,29 @@ async def _infer(
         span=span,
     )
     binary = header_length is not None and asked.wanted is None and "binary_data_output" not in asked.parameters
-    accepted = request.headers.get("accept-encoding", "")
-
-    def write() -> Response:
-        content, json_length = write_answer(asked, answer, plan.model, plan.version, binary=binary)
-        content, encoding = pack(content, accepted)
-        headers = {} if json_length is None else {HEADER_LENGTH: str(json_length)}
-        if encoding is not None:
-            headers["Content-Encoding"] = encoding
-        media_type = "application/json" if json_length is None else "application/octet-stream"
-        return Response(content, media_type=media_type, headers=headers)
-
-    written = await _beside(sum(tensor.nbytes for tensor in answer.outputs), write)
+    outputs = shown(asked, answer, binary=binary)
+    texts = await workers.write(whose, [tensor for tensor, is_binary in outputs if not is_binary])
+    parts, json_length = write_answer(asked, answer, plan.model, plan.version, outputs, written=texts)
     counting.answer = answer
-    return written
+    return await _response(parts, json_length, request.headers.get("accept-encoding", ""))
 
 
-async def _beside(nbytes: int, work: Callable[..., _Result], *given: Any) -> _Result:
-    """Do work on `nbytes`: in a thread if they are many, so that the loop serves others meanwhile."""
-    return await asyncio.to_thread(work, *given) if nbytes > _LARGE_BYTES else work(*given)
+async def _response(parts: list[bytes | memoryview], json_length: int | None, accepted: str) -> Response:
+    """A body, packed if the client likes that."""
+    headers = {} if json_length is None else {HEADER_LENGTH: str(json_length)}
+    media_type = "application/json" if json_length is None else "application/octet-stream"
+    encoding = None
+    if sum(memoryview(part).nbytes for part in parts) <= _LARGE_BYTES:
+        content, encoding = pack(b"".join(parts), accepted)
+        parts = [content]
+    elif packs(accepted):
+        content, encoding = await asyncio.to_thread(lambda: pack(b"".join(parts), accepted))
+        parts = [content]
+    if encoding is not None:
+        headers["Content-Encoding"] = encoding
+    if len(parts) == 1 and len(parts[0]) <= _LARGE_BYTES:
+        return Response(parts[0], media_type=media_type, headers=headers)
+    return LargeResponse(parts, media_type, headers)
 
 
 async def unless_gone(request: Request, work: Awaitable[Response]) -> Response:

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from trims_predictors.endpoint.requests import parse_request, to_json, write_answer
+from trims_predictors.endpoint.requests import parse_request, parse_shrunk, shown, shrink, to_json, write_answer
 from trims_predictors.records import Answer
 from trims_predictors.tensors import Tensor, from_array, to_array
 
@@ -156,10 +156,15 @@ def answer(*outputs: Tensor) -> Answer:
     return Answer(list(outputs), cold=True, how="spare", place="cpu", warm=True, batch=1, stages={"predict_s": 0.25})
 
 
+def write(request: Any, given: Answer, *, binary: bool) -> tuple[bytes, int | None]:
+    parts, json_length = write_answer(request, given, "m", "1.0.0", shown(request, given, binary=binary))
+    return b"".join(parts), json_length
+
+
 def test_an_answer_tells_its_request_its_tensors_and_its_stages() -> None:
     request = parse({"id": "7", "inputs": []})
     y = from_array("y", np.array([[1.5, 2.5]], "f4"))
-    body, json_length = write_answer(request, answer(y), "m", "1.0.0", binary=False)
+    body, json_length = write(request, answer(y), binary=False)
     assert json_length is None
     assert json.loads(body) == {
         "model_name": "m",
@@ -189,7 +194,7 @@ def test_an_answer_tells_its_request_its_tensors_and_its_stages() -> None:
 )
 def test_outputs_are_binary_as_asked(asked: dict[str, Any], binary: bool, is_binary: tuple[bool, ...]) -> None:
     outputs = (from_array("a", np.arange(2)), from_array("b", np.array(["t"])))
-    body, json_length = write_answer(parse({"inputs": [], **asked}), answer(*outputs), "m", "1", binary=binary)
+    body, json_length = write(parse({"inputs": [], **asked}), answer(*outputs), binary=binary)
     message = json.loads(body[:json_length])
     assert tuple("parameters" in each for each in message["outputs"]) == is_binary
     blobs = b"".join(bytes(each.data) for each, yes in zip(outputs, is_binary, strict=True) if yes)
@@ -198,10 +203,10 @@ def test_outputs_are_binary_as_asked(asked: dict[str, Any], binary: bool, is_bin
 
 def test_only_wanted_outputs_are_told_and_an_unknown_one_is_refused() -> None:
     outputs = (from_array("a", np.arange(2)), from_array("b", np.arange(3)))
-    body, _ = write_answer(parse({"inputs": [], "outputs": [{"name": "b"}]}), answer(*outputs), "m", "1", binary=False)
+    body, _ = write(parse({"inputs": [], "outputs": [{"name": "b"}]}), answer(*outputs), binary=False)
     assert [each["name"] for each in json.loads(body)["outputs"]] == ["b"]
     with pytest.raises(CallerError, match="no output 'c'; it has a, b"):
-        write_answer(parse({"inputs": [], "outputs": [{"name": "c"}]}), answer(*outputs), "m", "1", binary=False)
+        write(parse({"inputs": [], "outputs": [{"name": "c"}]}), answer(*outputs), binary=False)
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ml_dtypes.bfloat16])
@@ -214,3 +219,50 @@ def test_numbers_that_json_lacks_must_be_asked_for_as_binary(dtype: Any) -> None
 def test_bytes_that_are_no_text_must_be_asked_for_as_binary() -> None:
     with pytest.raises(CallerError, match="binary_data: true"):
         to_json(from_array("x", np.array([b"\xff"], dtype=object)))
+
+
+MIXED = {
+    "id": "7",
+    "parameters": {"deadline": 2},
+    "inputs": [
+        {"name": "a", "datatype": "INT8", "shape": [2], "data": [1, 2]},
+        {**X, "parameters": {"binary_data_size": 16}},
+        {"name": "t", "datatype": "BYTES", "shape": [2, 1], "data": [["a"], ["\ud800"]]},
+    ],
+    "outputs": [{"name": "y"}],
+}
+
+
+def test_a_request_without_its_tensors_and_these_say_what_the_request_said() -> None:
+    rest = np.arange(4, dtype="f4").tobytes()
+    text, sizes, blobs = shrink(json.dumps(MIXED).encode())
+    assert sizes == [2, None, 4 + 1 + 4 + 3]
+    found = parse_shrunk(text, sizes, memoryview(b"".join(blobs)), memoryview(rest))
+    assert found == parse(MIXED, rest)
+    with pytest.raises(CallerError, match="1 bytes follow the last binary tensor"):
+        parse_shrunk(text, sizes, memoryview(b"".join(blobs)), memoryview(rest + b"x"))
+
+
+def test_a_request_without_its_tensors_is_small_or_refused() -> None:
+    with pytest.raises(CallerError, match="without the 'data' of its inputs is larger than 65536 bytes"):
+        shrink(json.dumps({"inputs": [], "parameters": {"x": "a" * 70_000}}).encode())
+
+
+def test_values_that_were_written_elsewhere_stand_in_their_outputs() -> None:
+    outputs = (from_array("a", np.arange(2)), from_array("b", np.arange(3)), from_array("c", np.arange(1)))
+    request = parse({"inputs": [], "outputs": [{"name": "b"}, {"name": "c"}]})
+    told = shown(request, answer(*outputs), binary=False)
+    parts, _ = write_answer(request, answer(*outputs), "m", "1", told, written=map(memoryview, (b"[7]", b"[8]")))
+    assert [(each["name"], each["data"]) for each in json.loads(b"".join(parts))["outputs"]] == [("b", [7]), ("c", [8])]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"parameters": {"binary_data_output": "no"}},
+        {"outputs": [{"name": "a", "parameters": {"binary_data": 1}}]},
+    ],
+)
+def test_whether_an_output_is_binary_is_true_or_false(asked: dict[str, Any]) -> None:
+    with pytest.raises(CallerError, match=r"'binary_data.*it must be true or false"):
+        shown(parse({"inputs": [], **asked}), answer(from_array("a", np.arange(2))), binary=False)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from asgi import Reply, call
+from trims_predictors.endpoint.json_workers import JsonWorkers
 from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.endpoint.rest import build_app
 from trims_predictors.records import Answer
@@ -208,6 +211,31 @@ def test_a_client_that_hangs_up_cancels_its_request() -> None:
         gone.set()
         await asyncio.wait_for(service.cancelled.wait(), 30)
         assert (await calling).status == 499
+
+    asyncio.run(run())
+
+
+def test_health_and_small_requests_are_answered_while_a_large_one_is_read() -> None:
+    large = {**REQUEST, "inputs": [{"name": "x", "datatype": "INT64", "shape": [50_000], "data": [7] * 50_000}]}
+
+    async def run() -> None:
+        workers = JsonWorkers()
+        limits = {"most_body_bytes": 1 << 20, "token": None, "loopback": True}
+        app = build_app(StandIn(), workers=workers, **limits)  # type: ignore[arg-type]
+        try:
+            await call(app, "POST", "/v2/models/m/infer", large)
+            (pid,) = [each.pid for each in workers._processes if each.pid is not None]
+            os.kill(pid, signal.SIGSTOP)
+            reading = asyncio.ensure_future(call(app, "POST", "/v2/models/m/infer", large))
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert (await call(app, "GET", "/v2/health/live")).status == 200
+            assert (await call(app, "POST", "/v2/models/m/infer", REQUEST)).json()["outputs"][0]["data"] == [2.0, 4.0]
+            assert not reading.done()
+            os.kill(pid, signal.SIGCONT)
+            assert (await reading).json()["outputs"][0]["data"] == [14] * 50_000
+        finally:
+            await workers.close()
 
     asyncio.run(run())
 

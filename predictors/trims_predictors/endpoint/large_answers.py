@@ -1,0 +1,40 @@
+"""Answers in parts: a large body goes out in pieces, as fast as the client takes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import Response
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.types import Receive, Scope, Send
+
+#: That are given to the server at once: it copies them.
+_PIECE_BYTES = 1 << 20
+
+
+class LargeResponse(Response):
+    """A response whose body is not put together.
+
+    Args:
+        parts: Of the body, in order.
+        media_type: Its type.
+        headers: Others.
+    """
+
+    def __init__(self, parts: Sequence[bytes | memoryview], media_type: str, headers: dict[str, str]) -> None:
+        self._parts = [memoryview(part).cast("B") for part in parts]
+        length = str(sum(part.nbytes for part in self._parts))
+        super().__init__(None, media_type=media_type, headers={**headers, "content-length": length})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        del scope, receive
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self._parts:
+            for at in range(0, part.nbytes, _PIECE_BYTES):
+                piece = part[at : at + _PIECE_BYTES].tobytes()
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
