@@ -66,6 +66,14 @@ class Tensor:
                 f"the tensor {self.name!r} brings {self.nbytes} bytes; {self.dtype} of shape {list(self.shape)} "
                 f"has {expected}"
             )
+        elif self.dtype == "BOOL":
+            self._check_truths()
+
+    def _check_truths(self) -> None:
+        import numpy as np
+
+        if np.frombuffer(self.data, np.uint8).max(initial=0) > 1:
+            raise CallerError(f"the tensor {self.name!r} is BOOL and has bytes other than 0 and 1")
 
 
 def nbytes_of(name: str, dtype: str, shape: Sequence[int]) -> int | None:
@@ -217,7 +225,7 @@ def types_of(described: Iterable[Message]) -> tuple[TensorType, ...]:
 
 
 def cast(name: str, dtype: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Numbers of a request as its data type has them. Raises CallerError for integers that it cannot hold."""
+    """Numbers of a request as its data type has them. Raises CallerError for those that it cannot hold."""
     import numpy as np
 
     wanted = np.dtype(numpy_dtype(dtype))
@@ -225,7 +233,11 @@ def cast(name: str, dtype: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any,
         limits = np.iinfo(wanted)
         if int(values.min()) < limits.min or int(values.max()) > limits.max:
             raise CallerError(f"the input {name!r} has values that {dtype} cannot hold")
-    return values.astype(wanted)
+    with np.errstate(over="ignore"):
+        made = values.astype(wanted)
+    if wanted.kind not in "iub" and (np.isinf(made) & np.isfinite(values)).any():
+        raise CallerError(f"the input {name!r} has values that {dtype} cannot hold")
+    return made
 
 
 def check_against(given: Sequence[Tensor], expected: Sequence[TensorType], model: str) -> None:

@@ -12,7 +12,8 @@ from trims.tenants import Tenants
 if TYPE_CHECKING:
     from trims.tenants import Tenant
 
-_SCHEME = "Bearer "
+#: In any case of its letters (RFC 7235).
+_SCHEME = "bearer"
 #: What a tenant may ask for; everything else is the operator's.
 _OF_TENANTS = ("/v2", "/openapi.json")
 #: Of the request that the running task answers; None for the operator.
@@ -32,7 +33,7 @@ class Callers:
     """
 
     def __init__(self, token: str | None, tenants: Tenants | None = None) -> None:
-        self._expected = None if token is None else f"{_SCHEME}{token}".encode()
+        self._expected = None if token is None else token.encode()
         self._tenants = tenants or Tenants()
 
     def enter(self, authorization: str) -> Tenant | None:
@@ -45,10 +46,13 @@ class Callers:
         return tenant
 
     def _of(self, authorization: str) -> Tenant | None:
-        given = authorization.encode(errors="replace")
-        if self._expected is None or hmac.compare_digest(given, self._expected):
+        if self._expected is None:
             return None
-        token = authorization.removeprefix(_SCHEME) if authorization.startswith(_SCHEME) else ""
+        scheme, _, token = authorization.partition(" ")
+        if scheme.lower() != _SCHEME:
+            raise UnknownCallerError
+        if hmac.compare_digest(token.encode(errors="replace"), self._expected):
+            return None
         tenant = self._tenants.of_token(token)
         if tenant is None:
             raise UnknownCallerError

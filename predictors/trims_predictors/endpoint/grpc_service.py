@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2_grpc
 
 from trims.core.errors import BusyError, CallerError, ModelNotFoundError, TrimsError
@@ -157,12 +158,16 @@ class ErrorsAsStatus(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # g
         async def behaviour(request: Any, context: Any) -> Any:
             if not admitted:
                 await context.abort(grpc.StatusCode.UNAUTHENTICATED, _NEEDS_TOKEN)
+            if request is None:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is not the protobuf of its method")
             try:
                 return await answer(request, context)
             except TrimsError as error:
                 await context.abort(code_of(error), str(error)[:_MOST_LETTERS])
 
-        return grpc.unary_unary_rpc_method_handler(behaviour, handler.request_deserializer, handler.response_serializer)
+        return grpc.unary_unary_rpc_method_handler(
+            behaviour, _lenient(handler.request_deserializer), handler.response_serializer
+        )
 
     def _admits(self, details: grpc.HandlerCallDetails) -> bool:
         if details.method.endswith(_OPEN_METHODS):
@@ -173,6 +178,18 @@ class ErrorsAsStatus(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # g
         except UnknownCallerError:
             return False
         return True
+
+
+def _lenient(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """As `read`, but None for what it cannot read: gRPC tells no client of an error there."""
+
+    def read_or_none(data: bytes) -> Any:
+        try:
+            return read(data)
+        except DecodeError:
+            return None
+
+    return read_or_none
 
 
 _NEEDS_TOKEN = "this endpoint needs `authorization: Bearer TOKEN`"  # noqa: S105 - no token, but where it goes

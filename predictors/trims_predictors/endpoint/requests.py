@@ -43,6 +43,11 @@ class InferRequest:
     parameters: Parameters = field(default_factory=dict)
     wanted: dict[str, Parameters] | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what looks like an order and would be ignored. Raises CallerError."""
+        if "place" in self.parameters:
+            raise CallerError("a request does not choose the place of its model; set `residency` in the manifest")
+
     def number(self, name: str) -> float | None:
         """A parameter that is a number of seconds from 0 up; None if it is not there. Raises CallerError."""
         value = self.parameters.get(name)

@@ -129,3 +129,16 @@ def test_a_name_that_no_answer_can_have_is_refused(name: Any) -> None:
     with pytest.raises(CallerError, match="names are texts"):
         check_name(name)
     check_name("é")
+
+
+def test_truths_are_zero_or_one() -> None:
+    Tensor("x", "BOOL", (3,), b"\0\1\1").check()
+    Tensor("x", "BOOL", (0,), b"").check()
+    with pytest.raises(CallerError, match="'x' is BOOL and has bytes other than 0 and 1"):
+        Tensor("x", "BOOL", (3,), b"\0\1\2").check()
+
+
+def test_a_tensor_that_another_process_has_checked_is_not_checked_again() -> None:
+    Tensor("x", "BYTES", (3,), b"", checked=True).check()
+    with pytest.raises(CallerError):
+        Tensor("x", "BYTES", (3,), b"").check()

@@ -24,10 +24,20 @@ def test_each_token_names_its_caller(callers: Callers) -> None:
     assert callers.enter(f"Bearer {BLUE}") is TENANT
 
 
-@pytest.mark.parametrize("given", ["", OPERATOR, BLUE, "Bearer ", "Bearer x", f"bearer {BLUE}", f"Basic {BLUE}", "ä"])
+@pytest.mark.parametrize(
+    "given", ["", OPERATOR, BLUE, "Bearer ", "Bearer x", f"bearer{BLUE}", f"Bearer  {BLUE}", f"Basic {BLUE}", "ä"]
+)
 def test_any_other_header_is_refused(callers: Callers, given: str) -> None:
     with pytest.raises(UnknownCallerError):
         callers.enter(given)
+
+
+@pytest.mark.parametrize("scheme", ["bearer", "BEARER", "bEaReR"])
+def test_the_scheme_is_known_in_any_case_of_its_letters(callers: Callers, scheme: str) -> None:
+    assert callers.enter(f"{scheme} {OPERATOR}") is None
+    assert callers.enter(f"{scheme} {BLUE}") is TENANT
+    with pytest.raises(UnknownCallerError):
+        callers.enter(f"{scheme} {BLUE.upper()}")
 
 
 def test_without_a_token_every_request_is_the_operators() -> None:

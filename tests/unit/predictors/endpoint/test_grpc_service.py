@@ -79,7 +79,9 @@ def call(service: StandIn, work: Callable[[Any], Awaitable[Any]], token: str | N
         )
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                return await work(inference_pb2_grpc.GRPCInferenceServiceStub(channel))  # type: ignore[no-untyped-call]
+                stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+                stub.raw = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+                return await work(stub)
         finally:
             health.drain()
             await server.stop(0)
@@ -117,6 +119,12 @@ def test_errors_are_status_codes_with_their_message(error: TrimsError, code: grp
     assert code_of(error) is code
     told = refusal(StandIn(error), lambda stub: stub.ModelInfer(REQUEST))
     assert told == (code, "why")
+
+
+@pytest.mark.parametrize("sent", [b"\xff\xff", b"\x0a\x05ab", b"\x0a\x01\xff"])
+def test_bytes_that_are_not_the_request_s_protobuf_are_the_caller_s_error(sent: bytes) -> None:
+    code, text = refusal(StandIn(), lambda stub: stub.raw(sent))
+    assert (code, text) == (grpc.StatusCode.INVALID_ARGUMENT, "the request is not the protobuf of its method")
 
 
 def test_a_long_message_is_cut_to_what_a_header_holds() -> None:

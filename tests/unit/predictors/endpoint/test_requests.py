@@ -266,3 +266,20 @@ def test_values_that_were_written_elsewhere_stand_in_their_outputs() -> None:
 def test_whether_an_output_is_binary_is_true_or_false(asked: dict[str, Any]) -> None:
     with pytest.raises(CallerError, match=r"'binary_data.*it must be true or false"):
         shown(parse({"inputs": [], **asked}), answer(from_array("a", np.arange(2))), binary=False)
+
+
+def test_a_request_cannot_choose_a_place_and_is_told_what_does() -> None:
+    with pytest.raises(CallerError, match="does not choose the place of its model; set `residency` in the manifest"):
+        parse({"inputs": [], "parameters": {"place": "cpu"}})
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("FP32", 1e39), ("FP32", -1e39), ("FP16", 65520), ("BF16", 3.4e38 * 2)])
+def test_a_number_beyond_the_input_s_type_is_refused_and_not_made_infinite(dtype: str, value: float) -> None:
+    with pytest.raises(CallerError, match=f"the input 'x' has values that {dtype} cannot hold"):
+        parse({"inputs": [{"name": "x", "datatype": dtype, "shape": [1], "data": [value]}]})
+
+
+def test_infinity_and_nan_are_numbers_of_a_request() -> None:
+    values = np.array([np.inf, -np.inf, np.nan])
+    (tensor,) = parse({"inputs": [{"name": "x", "datatype": "FP16", "shape": [3], "data": values.tolist()}]}).inputs
+    assert np.array_equal(to_array(tensor), values, equal_nan=True)
