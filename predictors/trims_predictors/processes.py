@@ -147,18 +147,18 @@ class PredictorProcess:
 
     @staticmethod
     async def _own(tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies: the predictor could change its arena while it is read."""
+        """Copies that are checked: the predictor could change its arena while it is read."""
 
         def copy() -> list[Tensor]:
-            return [Tensor(each.name, each.dtype, each.shape, bytes(each.data)) for each in tensors]
-
-        copies = await asyncio.to_thread(copy) if sum(each.nbytes for each in tensors) > _LARGE_BYTES else copy()
-        try:
-            for each in copies:
+            made = [Tensor(each.name, each.dtype, each.shape, bytes(each.data)) for each in tensors]
+            for each in made:
                 each.check()
+            return made
+
+        try:
+            return await asyncio.to_thread(copy) if sum(each.nbytes for each in tensors) > _LARGE_BYTES else copy()
         except CallerError as error:
             raise BadMessageError(str(error)) from error
-        return copies
 
     # -- what it does ----------------------------------------------------------------------------------------------
 

@@ -23,9 +23,10 @@ HEAD_S = 30.0
 SILENCE_S = 30.0
 #: Before the next look at a connection that cannot be closed now.
 _AGAIN_S = 1.0
-#: Bytes of a head, and of what follows a body or stands between its chunks. Up to `_SLICE_BYTES` more may pass.
+#: Bytes of a head, and of what follows a body or stands between its chunks. Of a head up to `_SLICE_BYTES` more may
+#: pass, of the others what comes at once.
 MOST_HEAD_BYTES = 64 << 10
-#: Of what has come, parsed before the next look at what it was.
+#: Of a head, parsed before the next look at how long it is.
 _SLICE_BYTES = 16 << 10
 _ANSWER = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 
@@ -53,10 +54,10 @@ class ImpatientProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Note that the client goes on, and refuse more of a head than it may have."""
         self._heard_s = self.loop.time()
-        for at in range(0, len(data), _SLICE_BYTES):
-            if self.transport.is_closing():  # it was refused
-                return
-            part = data[at : at + _SLICE_BYTES]
+        at = 0
+        while at < len(data) and not self.transport.is_closing():  # it closes when it is refused
+            part = data[at : at + _SLICE_BYTES] if self._in_head else data[at:]
+            at += len(part)
             self._head_bytes += len(part)
             super().data_received(part)
             if self._head_bytes > MOST_HEAD_BYTES:
@@ -87,7 +88,7 @@ class ImpatientProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """The request is there: from now on, the client waits."""
         self._stop()
-        self._head_bytes = 0
+        self._head_bytes, self._in_head = 0, True
         super().on_message_complete()
 
     def _await_head(self) -> None:
