@@ -123,10 +123,11 @@ def main() -> None:
             given, made = message[1]
             what, head_bytes = FRAME.unpack(message[0])
             try:
-                sock.send(FRAME.pack(*_carry_out(what, head_bytes, given, made)))
+                answer = FRAME.pack(*_carry_out(what, head_bytes, given, made))
             finally:
                 os.close(given)
                 os.close(made)
+            sock.send(answer)
 
 
 def _carry_out(what: int, head_bytes: int, given: int, made: int) -> tuple[int, int]:
