@@ -144,9 +144,12 @@ class DaemonProcess:
         return next(replica.location for replica in self.describe(name).replicas if replica.place == place)
 
     def evict(self, name: str) -> None:
-        """Free a model's memory, once its last lease has closed; returns when it is free."""
+        """Free a model's memory, once its last lease has closed and no copy is on its way; returns when it is free."""
         with self.door() as door:
-            door.evict(name, drain=True)
+            while "filling" in (states := {each.place: each.state for each in door.show(name).replicas}).get("cpu", ""):
+                time.sleep(_POLL_S)
+            if "cpu" in states:
+                door.evict(name, drain=True)
             while any(replica.place == "cpu" for replica in door.show(name).replicas):
                 time.sleep(_POLL_S)
 
