@@ -29,10 +29,10 @@ _BARS = {
 _IN_PROCESS = "in one process"
 _WARM_UP = 20
 _NOTE = (
-    "From one numpy array to another, by tritonclient with binary tensors over connections that are kept; float32, 602 "
-    "kB. The predictor runs already; it means over the pixels and multiplies a small matrix, one thread. The other "
-    "side opens the same weights, and calls the same predictor. The three ways take turns. More than the call: the "
-    "median over the turns of the difference."
+    "From one numpy array to another, with binary tensors over connections that are kept; float32, 602 kB. The "
+    "predictor runs already; it means over the pixels and multiplies a small matrix, one thread. The other side opens "
+    "the same weights, and calls the same predictor. All ways take turns. More than the call: the median over the "
+    "turns of the difference."
 )
 
 
