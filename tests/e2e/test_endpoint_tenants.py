@@ -121,12 +121,13 @@ def test_a_tenant_has_as_many_predictors_as_it_may(endpoint: Endpoint) -> None:
         assert sum(line["idle"] + line["starting"] for name, line in lines.items() if "/blue" in name) <= 1
 
 
-def test_a_tenant_without_leases_left_is_told_so_and_no_other(endpoint: Endpoint) -> None:
-    assert endpoint.infer("red-1", [1.0], RED)[0] == 200
-    status, answer = endpoint.infer("red-2", [1.0], RED)
-    assert status == 429
-    assert "tenant 'red' has 1 leases, as many as it may" in answer["error"]
+def test_a_tenant_without_leases_left_has_its_own_idle_predictor_end(endpoint: Endpoint) -> None:
     assert endpoint.infer("shared", [1.0], BLUE)[0] == 200
+    for name in ("red-1", "red-2", "red-1"):
+        assert endpoint.infer(name, [1.0], RED)[0] == 200
+        lines = endpoint.ask("GET", "/state", token=OPERATOR)[1]["models"]
+        idle = {model for model, line in lines.items() if line["idle"]}
+        assert idle == {f"{name}/red", "shared/blue"}, "red has one lease, and another tenant's predictor stays"
 
 
 def test_a_tenant_that_floods_its_queue_does_not_hold_up_another(endpoint: Endpoint) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from looking import wait_until
+from looking import rested, wait_until
 from repository import SUPPORT
 
 import trims
@@ -76,7 +76,7 @@ def cycle(session: Session, path: Path, times: int) -> None:
 def test_fifty_thousand_opens_leave_both_processes_as_they_were(
     folder: Path, daemon_process: subprocess.Popen[bytes], checkpoint: Callable[..., Path]
 ) -> None:
-    path = checkpoint("m")
+    path = rested(checkpoint("m"))
     processes = [Process(os.getpid()), Process(daemon_process.pid)]
     with trims.connect(folder / "run") as session:
         cycle(session, path, WARM_UP)
@@ -93,7 +93,7 @@ def test_fifty_thousand_opens_leave_both_processes_as_they_were(
 def test_two_thousand_sessions_one_after_the_other_leave_the_daemon_as_it_was(
     folder: Path, daemon_process: subprocess.Popen[bytes], checkpoint: Callable[..., Path]
 ) -> None:
-    path, process = checkpoint("m"), Process(daemon_process.pid)
+    path, process = rested(checkpoint("m")), Process(daemon_process.pid)
 
     def come_and_go(times: int) -> None:
         for _ in range(times):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fleets import register
 from fork_soak import GROWTH_BYTES, Held, Look, Soak, grown, plan_of
+from looking import rested
 from trims_predictors.launching import Launcher
 from trims_predictors.nursery import Nursery
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_hundreds_of_forks_from_one_template_leave_nothing(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
-    register(daemon, checkpoint, "soak")
+    register(daemon, lambda *given: rested(checkpoint(*given)), "soak")
 
     async def run() -> None:
         launcher = Launcher(str(daemon.config.runtime_dir))

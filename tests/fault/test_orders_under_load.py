@@ -92,7 +92,7 @@ def test_a_deadline_that_passes_during_a_load_says_so_and_the_load_goes_on(
     assert slow.entered.wait(WAIT_S)
     error = error_of(asker.ask(path, deadline_s=0.05))
     assert type(error) is DeadlineError
-    assert "filling" in str(error)
+    assert "the deadline passed while it was loaded to cpu" in str(error)
     assert "the load goes on" in str(error)
     slow.go_on.set()
     assert patient.result(WAIT_S)

@@ -13,6 +13,7 @@ from trims.core.place import CPU, DISK, Place
 from trims.daemon.check import check_store
 from trims.daemon.main import shm_prefix
 from trims.store.asks import Granted, Pending
+from trims.store.resolve import rest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,12 @@ def wait_until(holds: Callable[[], object], what: str) -> None:
     while not holds():
         assert time.monotonic() < until, what
         time.sleep(0.002)
+
+
+def rested(path: Path) -> Path:
+    """The file once it has rested: the daemon reads it once, and starts no thread to read it again later."""
+    wait_until(lambda: rest_of(path) <= 0, f"{path} is written all the time")
+    return path
 
 
 class Asker:
