@@ -29,6 +29,8 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ["TRIMS_ENDPOINT"] = "no"
 #: Environments that the user of this machine has made are none of the tests'.
 os.environ["TRIMS_ENVIRONMENTS_DIR"] = "/nonexistent/environments"
+#: bubblewrap, where `make clients-env` could fetch it and the machine has none.
+os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], str(Path(__file__).parents[1] / ".venv-clients" / "bin")])
 #: A shell that starts the tests in the background ignores SIGINT for them. Python then installs no handler, and every
 #: program that a test starts inherits the same: interrupting it would have no effect.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

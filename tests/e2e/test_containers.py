@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import yaml
+from in_namespaces import namespaces
 from looking import wait_until
 from repository import ROOT
-from trims_predictors.isolation import why_no_namespaces
 
 from trims.control import admin
 
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], str(ROOT / ".venv-clients" / "bin")])
-WHY_NOT = why_no_namespaces()
-namespaces = pytest.mark.skipif(bool(WHY_NOT), reason=f"no namespaces: {WHY_NOT}")
 _MOUNTED = "/run/trims"
 #: Reads a model's bytes at every line of standard input, and tells what it sees.
 _CLIENT = """

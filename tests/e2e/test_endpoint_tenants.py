@@ -12,11 +12,11 @@ import grpc
 import pytest
 from endpoints import Endpoint
 from fleets import register
+from in_namespaces import namespaces
 from looking import wait_until
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint import inference_pb2_grpc
 from trims_predictors.endpoint.settings import EndpointSettings
-from trims_predictors.isolation import why_no_namespaces
 from trims_predictors.records import Settings
 
 from trims.core.errors import ConfigError
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
-WHY_NOT = why_no_namespaces()
 OPERATOR, BLUE, RED = (f"the long token of {name}" for name in ("the operator", "blue", "red"))
 TENANTS = f"""
 blue:
@@ -200,7 +199,7 @@ def test_over_grpc_a_token_means_the_same(endpoint: Endpoint) -> None:
     assert told == ["OK", "PERMISSION_DENIED", "UNAUTHENTICATED"]
 
 
-@pytest.mark.skipif(bool(WHY_NOT), reason=f"no namespaces: {WHY_NOT}")
+@namespaces
 def test_a_predictor_in_a_namespace_opens_the_models_of_its_tenant_only(
     shared: Daemon, folder: Path, checkpoint: Callable[..., Path]
 ) -> None:

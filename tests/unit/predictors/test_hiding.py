@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import pytest
+from in_namespaces import namespaces
 from repository import ROOT
 from trims_predictors.hiding import check_hidden
-from trims_predictors.isolation import NAMESPACES, Isolation, why_no_namespaces
+from trims_predictors.isolation import NAMESPACES, Isolation
 
 from trims.core.errors import ConfigError
-
-os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], str(ROOT / ".venv-clients" / "bin")])
-WHY_NOT = why_no_namespaces()
-namespaces = pytest.mark.skipif(bool(WHY_NOT), reason=f"no namespaces: {WHY_NOT}")
 
 
 def check(folder: Path, *paths: Path) -> None:

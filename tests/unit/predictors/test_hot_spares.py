@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from fleets import Driver, arrays, drive, register
-from repository import ROOT
-from trims_predictors.isolation import NAMESPACES, choose, why_no_namespaces
+from in_namespaces import namespaces
+from trims_predictors.isolation import NAMESPACES, choose
 from trims_predictors.tensors import from_array
 from trims_predictors.turnover import Limits as TemplateLimits
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
-#: Fetched by `make clients-env` where bubblewrap is not installed.
-os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], str(ROOT / ".venv-clients" / "bin")])
-WHY_NOT = why_no_namespaces()
 #: A fleet in which a predictor ends with its request.
 FLEET = {"keep_alive_s": 0.0, "hot_spares": 1}
 
@@ -421,7 +418,7 @@ def test_the_end_of_a_fleet_ends_hot_spares_that_wait_or_load(
     assert not [each for each in pids if os.path.exists(f"/proc/{each}")]
 
 
-@pytest.mark.skipif(bool(WHY_NOT), reason=f"no namespaces: {WHY_NOT}")
+@namespaces
 def test_in_namespaces_hot_spares_wait_without_a_lease_and_wake_too(model: Daemon) -> None:
     async def work(driver: Driver) -> None:
         await heated(driver)

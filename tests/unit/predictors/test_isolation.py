@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from fleets import Driver, arrays, drive, register, text
+from in_namespaces import namespaces
 from looking import wait_until
-from repository import ROOT
 from trims_predictors import isolation
 from trims_predictors.footprints import footprint
 from trims_predictors.isolation import NAMESPACES, OWN_PROCESS, Isolation, choose, why_no_namespaces
@@ -28,12 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims.daemon.main import Daemon
-
-#: Fetched by `make clients-env` where bubblewrap is not installed.
-_FETCHED = ROOT / ".venv-clients" / "bin"
-os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], str(_FETCHED)])
-WHY_NOT = why_no_namespaces()
-namespaces = pytest.mark.skipif(bool(WHY_NOT), reason=f"no namespaces: {WHY_NOT}")
 
 
 #: Descriptors of files that the daemon has opened for this process.
