@@ -5,7 +5,9 @@ it by. So processes that lose their parents are handed to an adopter here (PR_SE
 
 1. to their predictor, for as long as it lives;
 2. then to the template, which ends what a predictor has left (`end_strays`);
-3. if the template is gone, to the guard. It runs until nothing is left, and ends all when its lifeline ends.
+3. if the template is gone, to the guard, which does the same. It knows predictors from what they have left, because the
+   template tells it of each one (`Told`). It runs until the last predictor has ended, and ends all that is left then,
+   or when its lifeline ends.
 
 In a namespace the guard is also why the end of bubblewrap may end everything: bubblewrap ends when its program does,
 and the guard does not end with the template, whose predictors live on.
@@ -19,6 +21,7 @@ import os
 import select
 import signal
 import socket
+import struct
 from typing import TYPE_CHECKING
 
 from trims.wire.lifeline import has_ended
@@ -29,6 +32,41 @@ if TYPE_CHECKING:
 _DIE_WITH_PARENT, _ADOPT = 1, 36
 #: Between two rounds of ending what may start more meanwhile.
 _ROUND_S = 0.05
+#: What the template tells: of what, and its process.
+_LINE = struct.Struct("=ci")
+_BEGUN, _HELPS, _ENDED = b"+", b"h", b"-"
+_MOST_BYTES = _LINE.size << 10
+
+
+class Told:
+    """What a template tells its guard: which of its children are predictors, and which its modules have started.
+
+    It tells of a predictor before any other process can know of it.
+
+    Args:
+        fd: The template's end of a pipe; predictors must not hold it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def begun(self, pid: int) -> None:
+        """A predictor was forked."""
+        os.write(self._fd, _LINE.pack(_BEGUN, pid))
+
+    def ended(self, pid: int) -> None:
+        """It was buried; its number may become another process's."""
+        os.write(self._fd, _LINE.pack(_ENDED, pid))
+
+    def helps(self, pid: int) -> None:
+        """A module has started this process; predictors may need it."""
+        os.write(self._fd, _LINE.pack(_HELPS, pid))
+
+    def close(self) -> None:
+        """In a predictor. Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def adopt() -> None:
@@ -36,7 +74,7 @@ def adopt() -> None:
     _control(_ADOPT, 1)
 
 
-def guarded(lifeline: int, sock: int) -> None:
+def guarded(lifeline: int, sock: int) -> Told:
     """Go on in a fork of this process, which stays behind as the guard and never returns.
 
     Call it while there is one thread, and in a process group that the lifeline does not end.
@@ -44,52 +82,96 @@ def guarded(lifeline: int, sock: int) -> None:
     Args:
         lifeline: This process's end. The guard only looks at it.
         sock: To the supervisor. The guard must not hold it, or the end of the other process would not be seen there.
+
+    Returns:
+        What the guard is to be told.
     """
     adopt()
     guard = os.getpid()
+    hears, tells = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.close(hears)
         os.setsid()
         _control(_DIE_WITH_PARENT, signal.SIGKILL)
         if os.getppid() != guard:  # it ended before we asked
             os._exit(1)
-        return
+        return Told(tells)
     try:
         os.close(sock)
-        _guard(lifeline)
+        os.close(tells)
+        _Guard(lifeline, pid, hears).run()
     finally:
         os._exit(0)
 
 
-def _guard(lifeline: int) -> None:
-    """Bury what ends; end all once the lifeline has ended. Returns when nothing is left."""
-    ours, theirs = socket.socketpair()
-    for each in (ours, theirs):
-        each.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-    poll = select.poll()
-    poll.register(lifeline, select.POLLIN)
-    poll.register(ours, select.POLLIN)
-    while _bury():
-        poll.poll()
-        with contextlib.suppress(BlockingIOError):
-            ours.recv(1 << 12)
-        if has_ended(lifeline):
-            break
-    while end_strays(()):
-        poll = select.poll()
-        poll.poll(_ROUND_S * 1000)
+class _Guard:
+    """Buries what ends, and ends what predictors leave once their template is gone.
 
+    Args:
+        lifeline: All is ended with it.
+        template: Its process.
+        hears: The end of a pipe on which the template tells of predictors.
+    """
 
-def _bury() -> bool:
-    """Take in all children that have ended. Returns whether one lives."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0] > 0:
-            pass
-    except ChildProcessError:
-        return False
-    return True
+    def __init__(self, lifeline: int, template: int, hears: int) -> None:
+        self._lifeline = lifeline
+        self._template: int | None = template
+        self._hears = hears
+        os.set_blocking(hears, False)
+        self._predictors: set[int] = set()
+        self._helpers: set[int] = set()
+        self._poll = select.poll()
+
+    def run(self) -> None:
+        """Until nothing is left."""
+        ours, theirs = socket.socketpair()
+        for each in (ours, theirs):
+            each.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        for fd in (self._lifeline, ours.fileno(), self._hears):
+            self._poll.register(fd, select.POLLIN)
+        more = False
+        while not has_ended(self._lifeline):
+            ended = self._bury()
+            self._hear()  # after it: what a template has told of those that have ended is here by now
+            for known in (self._predictors, self._helpers):
+                known.difference_update(ended)
+            if self._template is None:
+                if not self._predictors:
+                    break
+                more = end_strays(self._predictors | self._helpers)
+            self._poll.poll(_ROUND_S * 1000 if more else None)
+            with contextlib.suppress(BlockingIOError):
+                ours.recv(1 << 12)
+        while end_strays(()):
+            select.poll().poll(_ROUND_S * 1000)
+
+    def _hear(self) -> None:
+        """Take in what the template has told; whole lines, which a pipe keeps together."""
+        sets = {_BEGUN: self._predictors.add, _HELPS: self._helpers.add, _ENDED: self._predictors.discard}
+        while True:
+            try:
+                told = os.read(self._hears, _MOST_BYTES)
+            except BlockingIOError:
+                return
+            if not told:  # the template and all that it forked have let go of it
+                with contextlib.suppress(KeyError):
+                    self._poll.unregister(self._hears)
+                return
+            for what, pid in _LINE.iter_unpack(told):
+                sets[what](pid)
+
+    def _bury(self) -> list[int]:
+        """Take in all children that have ended; returns which."""
+        ended = []
+        with contextlib.suppress(ChildProcessError):
+            while pid := os.waitpid(-1, os.WNOHANG)[0]:
+                ended.append(pid)
+        if self._template in ended:
+            self._template = None
+        return ended
 
 
 def end_strays(known: Collection[int]) -> bool:

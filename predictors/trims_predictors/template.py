@@ -45,14 +45,20 @@ class Template:
         sock: To the supervisor.
         runtime_dir: Folder of the daemon's sockets, for its predictors.
         lifeline: Descriptor of this process's own, which its predictors must not have.
+        told: What the guard is told.
         writable: The one folder that predictors may write to; empty if each has its user's rights.
     """
 
-    def __init__(self, sock: socket.socket, runtime_dir: str, lifeline: int, writable: str = "") -> None:
+    def __init__(
+        self, sock: socket.socket, runtime_dir: str, lifeline: int, told: guard.Told, writable: str = ""
+    ) -> None:
         self._sock = sock
+        self._told = told
         self._lifeline = lifeline
         self._runtime_dir = runtime_dir
         self._writable = writable
+        #: Where predictors have folders of their own; asked for now, because it takes room to find out.
+        self._temporary = tempfile.gettempdir() if writable else ""
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
         #: pidfd -> pid
@@ -96,7 +102,9 @@ class Template:
             except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever one does, the others are wanted still
                 failed[module] = f"{type(error).__name__}: {error}"[:200]
         warm_up(modules)
-        self._helpers.update(set(guard.children()) - set(self._children.values()))
+        for pid in set(guard.children()) - set(self._children.values()) - self._helpers:
+            self._helpers.add(pid)
+            self._told.helps(pid)
         gc.collect()
         gc.freeze()  # or the first collection in each predictor would copy every page that has an object
         return {"op": "imported", "failed": failed, "spoilt": gate.why_not(self._known())}
@@ -114,6 +122,7 @@ class Template:
         pid = os.fork()
         if pid == 0:
             self._be_predictor(theirs, lifeline, output)
+        self._told.begun(pid)
         messages.close_all(fds)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = pid
@@ -131,10 +140,11 @@ class Template:
             self._selector.close()
             self._sock.close()
             os.close(self._lifeline)
+            self._told.close()
             messages.close_all(list(self._children))
             if self._writable:  # once more, which makes a border between this predictor and the others
                 restrict([self._writable])
-                _use_folder(_folder_of(os.getpid()))
+                _use_folder(self._folder_of(os.getpid()))
             worker.run(socket.socket(fileno=theirs), lifeline, self._runtime_dir)
             status = 0
         except BaseException:  # noqa: BLE001 - nothing may get back into the template's code
@@ -150,21 +160,21 @@ class Template:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         _, status = os.waitpid(pid, 0)
+        self._told.ended(pid)
         self._sweep_s = time.monotonic() + _SWEEP_S
         if self._writable:
-            shutil.rmtree(_folder_of(pid), ignore_errors=True)
+            shutil.rmtree(self._folder_of(pid), ignore_errors=True)
         messages.send(self._sock, {"op": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
+
+    def _folder_of(self, pid: int) -> str:
+        """Where a predictor in a namespace has its temporary files."""
+        return os.path.join(self._temporary, f"predictor-{pid}")
 
     def _sweep(self) -> None:
         """End what predictors have left behind: none but those that have ended hands anything to this process."""
         if self._sweep_s is not None and time.monotonic() >= self._sweep_s:
             left = guard.end_strays({*self._children.values(), *self._helpers})
             self._sweep_s = time.monotonic() + _SWEEP_S if left else None
-
-
-def _folder_of(pid: int) -> str:
-    """Where a predictor in a namespace has its temporary files."""
-    return os.path.join(os.environ.get("TMPDIR", tempfile.gettempdir()), f"predictor-{pid}")
 
 
 def _use_folder(folder: str) -> None:
@@ -184,13 +194,13 @@ def warm_up(modules: list[str]) -> None:
 def main() -> None:
     """Entry: the descriptors and the folder of the daemon's sockets are the arguments."""
     options = worker.begin()
-    guard.guarded(options.lifeline, options.socket)
+    told = guard.guarded(options.lifeline, options.socket)
     guard.adopt()
     depend_on(options.lifeline)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=options.socket)
     with contextlib.suppress(LostPeerError):
-        Template(sock, options.runtime_dir, options.lifeline, options.writable).serve()
+        Template(sock, options.runtime_dir, options.lifeline, told, options.writable).serve()
 
 
 if __name__ == "__main__":

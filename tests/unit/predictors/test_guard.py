@@ -54,7 +54,14 @@ def ended(pidfd: int, within_s: float = 60) -> bool:
 @pytest.mark.parametrize("first", ["nothing else", "the guarded process"])
 def test_what_made_a_session_of_its_own_ends_with_the_lifeline_after(first: str) -> None:
     lifeline = Lifeline()
-    code = "guarded(own, sock); depend_on(own); print(os.getpid(), detach(), sep='\\n', flush=True); time.sleep(600)"
+    code = """
+told = guarded(own, sock)
+depend_on(own)
+detached = detach()
+told.begun(int(detached))
+print(os.getpid(), detached, sep="\\n", flush=True)
+time.sleep(600)
+"""
     with start(lifeline, code) as process:
         guarded, detached = told(process), told(process)
         if first == "the guarded process":
@@ -68,6 +75,58 @@ def test_what_made_a_session_of_its_own_ends_with_the_lifeline_after(first: str)
         assert ended(detached)
     os.close(guarded)
     os.close(detached)
+
+
+#: A template that has forked a predictor, which has detached a process of its own; and the same with a helper.
+_TEMPLATE = """
+told = guarded(own, sock)
+reading, writing = os.pipe()
+predictor = os.fork()
+if predictor == 0:
+    told.close()
+    adopt()
+    os.write(writing, detach().encode())
+    time.sleep(600)
+told.begun(predictor)
+stray, helper = os.read(reading, 100).decode(), os.fork()
+if helper == 0: time.sleep(600)
+told.helps(helper)
+print(os.getpid(), predictor, stray.strip(), helper, sep="\\n", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_predictors_leave_ends_with_them_also_when_their_template_is_gone() -> None:
+    lifeline = Lifeline()
+    with start(lifeline, _TEMPLATE) as process:
+        template, predictor, stray, helper = pidfds = [told(process) for _ in range(4)]
+        signal.pidfd_send_signal(template, signal.SIGKILL)
+        assert ended(template)
+        assert not ended(stray, 0.2), "its predictor lives"
+        assert not ended(helper, 0), "a predictor may need it"
+        assert process.poll() is None
+        signal.pidfd_send_signal(predictor, signal.SIGKILL)
+        assert ended(stray)
+        assert ended(helper)
+        assert process.wait(60) == 0, "nothing is left to guard"
+    lifeline.close()
+    for pidfd in pidfds:
+        os.close(pidfd)
+
+
+def test_what_a_template_leaves_that_ended_after_its_predictors_ends_with_it() -> None:
+    lifeline = Lifeline()
+    with start(lifeline, _TEMPLATE.replace("print(", "os.kill(predictor, 9)\nprint(")) as process:
+        template, predictor, stray, helper = pidfds = [told(process) for _ in range(4)]
+        assert ended(predictor)
+        assert not ended(stray, 0.1), "it is its template's to end"
+        signal.pidfd_send_signal(template, signal.SIGKILL)
+        assert ended(stray)
+        assert ended(helper)
+        assert process.wait(60) == 0
+    lifeline.close()
+    for pidfd in pidfds:
+        os.close(pidfd)
 
 
 def test_a_guard_ends_by_itself_once_nothing_is_left() -> None:

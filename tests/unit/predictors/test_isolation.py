@@ -229,7 +229,7 @@ def test_a_predictor_that_writes_wherever_it_can_ends_no_other(
 
 
 @every_level
-@pytest.mark.parametrize("first", ["predictor", "endpoint"])
+@pytest.mark.parametrize("first", ["predictor", "template and predictor", "endpoint"])
 def test_what_makes_a_session_of_its_own_ends_with(first: str, level: str, prober: Daemon) -> None:
     marked = f"{level}-{first}-{os.getpid()}"
     code = _DETACHES.replace("time.sleep(600)", f"os.execvp('sleep', ['{marked}', '600'])")
@@ -245,13 +245,38 @@ def test_what_makes_a_session_of_its_own_ends_with(first: str, level: str, probe
     async def work(driver: Driver) -> None:
         await driver.ask(code=text(code))
         await asyncio.to_thread(wait_until, lambda: living(), "it has not started")
-        if first == "predictor":
+        if first != "endpoint":
             (running,) = driver.fleet._running.values()
+            if first == "template and predictor":
+                ((_, template),) = driver.fleet._nursery._made
+                os.kill(template.pid, signal.SIGKILL)
+                await asyncio.to_thread(wait_until, lambda: template.lost, "it was not seen to end")
             os.kill(running.process.pid, signal.SIGKILL)
             await asyncio.to_thread(wait_until, lambda: not living(), "it outlives its predictor")
 
     drive(prober, work, isolation=choose(level))
     wait_until(lambda: not living(), "it outlives the endpoint")
+
+
+@namespaces
+def test_a_predictor_that_fills_the_temporary_files_of_its_namespace_ends_no_other(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    for name in ("m", "other"):
+        register(daemon, checkpoint, name, predictor={"call": "own_predictors:Prober"})
+    fills = "f = open('/dev/shm/full', 'wb')\nwhile True: f.write(bytes(1 << 20))"
+
+    async def work(driver: Driver) -> None:
+        assert "No space left" in str(arrays(await driver.ask(code=text(fills)))["told"][0])
+        answer = await driver.ask("other", code=text("value = 1"))
+        assert (answer.how, arrays(answer)["told"][0]) == ("forked", b"1")
+        for running in list(driver.fleet._running.values()):
+            running.process.kill("it is not needed any more")
+            assert await running.process.ended == "it is not needed any more"
+        assert (await driver.ask("other", code=text("value = 1"))).how == "forked"
+        assert driver.fleet.report()["templates"]["numpy"]["ended"] == 0
+
+    drive(daemon, work, isolation=dataclasses.replace(choose(NAMESPACES), scratch_bytes=8 << 20))
 
 
 @namespaces
