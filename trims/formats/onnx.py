@@ -117,6 +117,7 @@ class OnnxConverter:
             "inputs": found.inputs,
             "outputs": found.outputs,
             "fed": found.fed,
+            "file": {"path": os.fspath(main), "known": found.main},
             "external": {"folder": os.fspath(main.parent), "names": found.external, "files": found.files},
         }
         return Contents(found.sources, Program(ONNX_ORIGINAL, attributes, found.body), found.metadata)

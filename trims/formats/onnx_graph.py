@@ -68,6 +68,7 @@ class OriginalGraph:
         fed: Names of the initializers that `body` lacks, because they lie in the model's file.
         external: Names of those that `body` declares where they are.
         files: The files of the latter by their locations: device, inode, length and time in ns of each.
+        main: The same of the model's file.
         inputs: What to feed a session: name, dtype and shape of each.
         outputs: The same of what it gives.
         metadata: The model's own strings.
@@ -78,6 +79,7 @@ class OriginalGraph:
     fed: list[str]
     external: list[str]
     files: dict[str, list[int]]
+    main: list[int]
     inputs: list[dict[str, Any]]
     outputs: list[dict[str, Any]]
     metadata: dict[str, str]
@@ -200,9 +202,9 @@ class _Reader:
         body = self._written(around) + head_of(_MODEL_GRAPH, graph.nbytes) + self._written(graph)
         inputs, outputs = self._values[_GRAPH_INPUT], self._values[_GRAPH_OUTPUT]
         files = {location: self._files[location] for location in self._external.values()}
-        known = {location: [*file.stamp[:2], file.nbytes, file.stamp[2]] for location, file in files.items()}
-        sources = list(self._sources.values())
-        return OriginalGraph(sources, body, self._fed, list(self._external), known, inputs, outputs, metadata)
+        known = {location: _known(file) for location, file in files.items()}
+        sources, names = list(self._sources.values()), list(self._external)
+        return OriginalGraph(sources, body, self._fed, names, known, _known(self._main), inputs, outputs, metadata)
 
     def _written(self, message: _Parts) -> bytes:
         pieces = []
@@ -367,6 +369,11 @@ class _Reader:
         if each.nbytes > _MAX_TEXT_BYTES:
             raise NotInPlaceError(f"it has a name of {each.nbytes} bytes")
         return _text(self._file.read(each.begin, each.end))
+
+
+def _known(file: SourceFile) -> list[int]:
+    """Device, inode, length and time in ns, by which a session knows a file again."""
+    return [*file.stamp[:2], file.nbytes, file.stamp[2]]
 
 
 def _text(data: bytes) -> str:

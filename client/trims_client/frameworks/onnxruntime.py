@@ -2,7 +2,7 @@
 
 The image has the graph already optimized, and the weights stay where they are: a session costs milliseconds and, apart
 from its activations, no private memory. A model that was not converted yet is served from its own files (place `file`):
-its sessions optimize the graph as published, as ONNX Runtime does alone, over the mapped weights. Covered: the CPU
+its sessions load and optimize the model as published, as ONNX Runtime does alone. Covered: the CPU
 execution provider, and CUDA's for weights that lie on its device. Not covered: other providers, which would copy every
 weight to memory of their own.
 
@@ -220,19 +220,14 @@ def _make(
     options = _complete(given, weights.name, program.attributes)
     for name, value in values.items():
         options.add_initializer(name, value)
-    return _session(weights, program, providers, options, values)
+    return _kept(SharedSession(program.body, options, providers=list(providers)), weights, program, values)
 
 
-def _session(
-    weights: Weights,
-    program: Program,
-    providers: Sequence[Any],
-    options: onnxruntime.SessionOptions,
-    values: Mapping[str, onnxruntime.OrtValue],
+def _kept(
+    made: SharedSession, weights: Weights, program: Program, values: Mapping[str, onnxruntime.OrtValue]
 ) -> SharedSession:
-    made = SharedSession(program.body, options, providers=list(providers))
+    """Keep what it reads alive as well: ONNX Runtime has pointers to the values, and these have some to the bytes."""
     made.program = program
-    # Keeps both alive: ONNX Runtime has only pointers to the values, which have pointers to the bytes.
     made._weights = (values, weights.view)
     return made
 
@@ -242,21 +237,26 @@ def _over_original(
 ) -> SharedSession:
     """A session of a model that was not converted yet: ONNX Runtime optimizes it, as it does alone.
 
-    It maps files of external data by itself where it can, and that costs nothing. What it is fed before it optimizes,
-    it copies (seen in 1.31), but that takes less time than to parse the same bytes from the model's file.
+    It reads the very files that the daemon has opened, if this process sees them: what it is fed before it optimizes it
+    copies once more (seen in 1.31), so its own way is the shorter one. Where they are not seen, such as in a container,
+    it is fed from the mapped files.
     """
-    fed, external = program.attributes["fed"], program.attributes["external"]
-    seen = bool(external["names"]) and _are_the_same(external)
-    folder = os.path.realpath(external["folder"]) if seen else _NO_FOLDER
-    options = _complete(given, weights.name, program.attributes, folder)
-    options.graph_optimization_level = _level(program.attributes["optimize"])
-    values = {name: _ort_value(weights, name) for name in (fed if seen else [*fed, *external["names"]])}
+    attributes = program.attributes
+    fed, external, file = attributes["fed"], attributes["external"], attributes["file"]
+    mapped = bool(external["names"]) and _are_the_same(external)
+    whole = _is_the_same(file["path"], file["known"]) and (mapped or not external["names"])
+    folder = os.path.realpath(external["folder"]) if mapped else _NO_FOLDER
+    options = _complete(given, weights.name, attributes, None if whole else folder)
+    options.graph_optimization_level = _level(attributes["optimize"])
+    names = () if whole else fed if mapped else [*fed, *external["names"]]
+    values = {name: _ort_value(weights, name) for name in names}
     if values:
         options.add_external_initializers(list(values), list(values.values()))
-    made = _session(weights, program, providers, options, values)
-    if seen and not _are_the_same(external):
-        raise ArtifactChangedError(f"{weights.name}: its external data changed while a session was made; open it again")
-    return made
+    made = SharedSession(file["path"] if whole else program.body, options, providers=list(providers))
+    same = not whole or _is_the_same(file["path"], file["known"])
+    if not same or (mapped and not _are_the_same(external)):
+        raise ArtifactChangedError(f"{weights.name}: a file of it changed while a session was made; open it again")
+    return _kept(made, weights, program, values)
 
 
 def _are_the_same(external: Mapping[str, Any]) -> bool:
@@ -264,16 +264,19 @@ def _are_the_same(external: Mapping[str, Any]) -> bool:
     folder = os.path.realpath(external["folder"])
     for location, known in external["files"].items():
         path = os.path.realpath(os.path.join(folder, location))
-        try:
-            found = os.stat(path)
-        except OSError:
-            return False
         # ONNX Runtime refuses files outside the folder, where links may lead.
-        if os.path.commonpath([folder, path]) != folder or known != [
-            found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-        ]:  # fmt: skip
+        if os.path.commonpath([folder, path]) != folder or not _is_the_same(path, known):
             return False
     return True
+
+
+def _is_the_same(path: str, known: Sequence[int]) -> bool:
+    """True if this process sees the file of this device, inode, length and time in ns under the path."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return False
+    return list(known) == [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
 
 
 def _level(optimize: str) -> onnxruntime.GraphOptimizationLevel:
@@ -329,7 +332,10 @@ def _checked_providers(providers: Sequence[Any] | None) -> list[Any]:
 
 
 def _complete(
-    given: onnxruntime.SessionOptions | None, name: str, attributes: Mapping[str, Any], folder: str = _NO_FOLDER
+    given: onnxruntime.SessionOptions | None,
+    name: str,
+    attributes: Mapping[str, Any],
+    folder: str | None = _NO_FOLDER,
 ) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions() if given is None else _check_options(given, name)
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -337,7 +343,8 @@ def _complete(
         options.intra_op_num_threads = attributes["threads"]
     if _entry(options, _NO_PREPACKING) is None:
         options.add_session_config_entry(_NO_PREPACKING, "0" if attributes["prepack"] is True else "1")
-    options.add_session_config_entry(_EXTERNAL_FOLDER, folder)
+    if folder is not None:  # else it is that of the model's file
+        options.add_session_config_entry(_EXTERNAL_FOLDER, folder)
     options.add_session_config_entry(_OWNER, name)
     return options
 

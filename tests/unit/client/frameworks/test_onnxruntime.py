@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -88,6 +89,7 @@ def in_place(main: Path, folder: Path, **options: Any) -> Weights:
 
 
 @MODELS
+@pytest.mark.parametrize("seen", [True, False])
 @pytest.mark.parametrize("prepack", [False, True])
 @pytest.mark.parametrize(
     ("optimize", "level"),
@@ -99,14 +101,34 @@ def in_place(main: Path, folder: Path, **options: Any) -> Weights:
     ],
 )
 def test_answers_before_a_conversion_are_those_of_the_runtime(
-    tmp_path: Path, make: Callable[[Path], Path], optimize: str, level: str, prepack: bool
+    tmp_path: Path, make: Callable[[Path], Path], optimize: str, level: str, prepack: bool, seen: bool
 ) -> None:
     main = make(tmp_path)
+    wanted, given = own_answer(main, level=level, prepack=prepack), feeds(main)
     with in_place(main, tmp_path, optimize=optimize, prepack=prepack) as weights:
+        if not seen:
+            main.unlink()
         session = shared.session(weights)
-        (answer,) = session.run(None, feeds(main))
+        (answer,) = session.run(None, given)
     assert session.program.kind == "onnx-original"
-    np.testing.assert_array_equal(answer, own_answer(main, level=level, prepack=prepack))
+    np.testing.assert_array_equal(answer, wanted)
+
+
+@pytest.mark.parametrize("how", ["another length", "another time", "another file"])
+def test_a_model_whose_file_is_another_by_now_is_fed_from_the_one_that_was_opened(how: str, tmp_path: Path) -> None:
+    main = convolution(tmp_path)
+    wanted, given = own_answer(main), feeds(main)
+    with in_place(main, tmp_path) as weights:
+        if how == "another length":
+            main.write_bytes(b"no model")
+        elif how == "another time":
+            os.utime(main)
+        else:
+            main.rename(tmp_path / "elsewhere")
+            main.write_bytes((tmp_path / "elsewhere").read_bytes())
+        fed = shared.session(weights)
+    assert fed._weights[0], "values are fed"
+    np.testing.assert_array_equal(fed.run(None, given)[0], wanted)
 
 
 @pytest.fixture
@@ -152,11 +174,13 @@ def test_external_data_that_this_process_does_not_see_is_fed(how: str, beside: P
         assert added_by(shared.session(weights)) == 7, "the mapped bytes count"
 
 
-def test_external_data_that_changes_meanwhile_is_told(
-    beside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("look", ["_are_the_same", "_is_the_same"])
+def test_a_file_that_changes_while_a_session_is_made_is_told(
+    look: str, beside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers = iter((True, False))
-    monkeypatch.setattr(shared, "_are_the_same", lambda external: next(answers))
+    real, looks = getattr(shared, look), itertools.count(1)
+    most = 1 if look == "_are_the_same" else 2  # the external data's file, and the model's
+    monkeypatch.setattr(shared, look, lambda *given: next(looks) <= most and real(*given))
     with in_place(beside, tmp_path) as weights, pytest.raises(ArtifactChangedError, match="open it again"):
         shared.session(weights)
 
