@@ -339,6 +339,9 @@ class SimConversion:
             on_progress(1)
         self._files.open[fd].content = f"image of {self._judge.content_of_file(self._read())}"
 
+    def give_way(self, *, yes: bool) -> None:
+        """See `Conversion.give_way`: there are no processors here."""
+
     @property
     def is_carriable(self) -> bool:
         """See `Conversion.is_carriable`: half of them."""

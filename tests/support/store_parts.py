@@ -29,11 +29,13 @@ class Conversion:
     Attributes:
         is_carriable: Whether it may be put together by another process, which this one only pretends to.
         interrupt: Called in the midst of that; then a request has come to wait.
+        while_planning: Called in the midst of `plan`.
     """
 
     open = 0
     is_carriable = False
     interrupt: Callable[[], object] | None = None
+    while_planning: Callable[[], object] = staticmethod(lambda: None)
 
     def __init__(self, nbytes: int, data: bytes | None = None, error: Exception | None = None) -> None:
         self.nbytes = nbytes
@@ -42,9 +44,14 @@ class Conversion:
         self.written: list[int] = []
         self.stopped = ""
         self.closed = False
+        self.gives_way = False
         Conversion.open += 1
 
+    def give_way(self, *, yes: bool) -> None:
+        self.gives_way = yes
+
     def plan(self) -> int:
+        self.while_planning()
         if self.error is not None:
             raise self.error
         return self.nbytes

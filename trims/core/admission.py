@@ -255,7 +255,7 @@ class Admission:
             self.fresh[replica.generation] = replica
         elif replica.claimed_bytes:
             self._hurry_holders(replica)
-        elif replica in self._ledger.unawaited and self._is_awaited(replica):
+        if replica in self._ledger.unawaited and self._is_awaited(replica):
             self._ledger.hurry(replica)
         awaited = self._awaited(replica)
         if awaited is not None:
@@ -368,7 +368,10 @@ class Admission:
             self._bring_to(host, replica, at_s)
         elif not replica.measuring:
             replica.measuring = next(self._measurements)
-            self._ledger.outbox.measure(replica)
+            awaited = self._is_awaited(replica)
+            if not awaited:
+                self._ledger.unawaited.begin(replica, ())
+            self._ledger.outbox.measure(replica, behind=not awaited)
 
     def _bring_to(self, host: Place, replica: Replica, at_s: float) -> None:
         """Wait for the image at a host place on behalf of a device, where nothing can be converted."""

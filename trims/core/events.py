@@ -240,12 +240,16 @@ class Refuse(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """Plan the conversion of the artifact; answer with Measured or MeasureFailed and the measurement's number."""
+    """Plan the conversion of the artifact; answer with Measured or MeasureFailed and the measurement's number.
+
+    `behind`: as of `Fill`.
+    """
 
     key: str
     place: Place
     generation: int
     measurement: int
+    behind: bool
     tenant: str | None = None
 
 
@@ -266,7 +270,7 @@ class Fill(NamedTuple):
 
 
 class Hurry(NamedTuple):
-    """A request waits now for a fill that none waited for, or for room that it keeps. No answer is expected."""
+    """A request waits now for what none waited for: a measurement, a fill, or room that it keeps. Expects no answer."""
 
     key: str
     place: Place

@@ -274,7 +274,7 @@ def _check_waiters(ledger: Ledger) -> None:
         raise InvariantError(f"waiters differ: {of_sessions} have sessions, the index by session has others")
     for replica in ledger.unawaited.all():
         requests = [each for each in replica.waiters.values() if not (each.internal or each.ticket in known)]
-        _check(replica.state is State.FILLING, replica, "counted among fills that no request waits for")
+        _check(replica.state in (State.QUEUED, State.FILLING), replica, "counted among fills that no request waits for")
         _check(not requests, replica, "filled at a pace while a request waits")
 
 

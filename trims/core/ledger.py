@@ -98,6 +98,7 @@ class Ledger:
         if State.FILLING in (old, to):
             for waiter in replica.waiters.values():
                 self._count_reader(replica, waiter.reader, 1 if to is State.FILLING else -1)
+        if old in (State.QUEUED, State.FILLING):
             self.unawaited.end(replica)
         self.outbox.changed(replica, old, at_s, why)
 
@@ -255,7 +256,7 @@ class Ledger:
             self.changed_places[replica.place] = None
 
     def hurry(self, replica: Replica) -> None:
-        """A request waits for a fill, or for room that it keeps: the fill goes on as fast as it can. Idempotent."""
+        """A request waits for a fill, or for room that it keeps: it is made as fast as can be. Idempotent."""
         if self.unawaited.end(replica):
             self.outbox.hurry(replica)
 

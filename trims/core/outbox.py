@@ -31,13 +31,14 @@ class Outbox:
         """The waiter gets the error."""
         self.instructions.append(Refuse(ticket=waiter.ticket, error=error))
 
-    def measure(self, replica: Replica) -> None:
-        """The replica's size must be known before there can be room for it."""
+    def measure(self, replica: Replica, *, behind: bool) -> None:
+        """The replica's size must be known before there can be room for it; `behind` if no request waits for it."""
         measure = Measure(
             key=replica.key,
             place=replica.place,
             generation=replica.generation,
             measurement=replica.measuring,
+            behind=behind,
             tenant=next(iter(replica.tenants), None),
         )
         self.instructions.append(measure)
@@ -60,7 +61,7 @@ class Outbox:
         self.instructions.append(fill)
 
     def hurry(self, replica: Replica) -> None:
-        """A request waits for the fill now."""
+        """A request waits for it now."""
         self.instructions.append(Hurry(key=replica.key, place=replica.place, generation=replica.generation))
 
     def free(self, replica: Replica, *, evicted: bool) -> None:

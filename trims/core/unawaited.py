@@ -1,6 +1,7 @@
 """Fills that no request waits for. Each goes at a pace, so that it disturbs no reader, until a request waits for it.
 
 A request waits for a fill in one of two ways: it wants the replica, or it wants room that the fill holds or borrows.
+The measurement that comes before a fill counts as a part of it, and keeps no room.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Unawaited:
-    """All fills that run and that no request waits for."""
+    """All fills that run, or are measured for, and that no request waits for."""
 
     def __init__(self) -> None:
         #: By generation: the replica, and the places where its fill keeps room from others.
@@ -23,7 +24,7 @@ class Unawaited:
         self._at: dict[Place, dict[int, Replica]] = {}
 
     def begin(self, replica: Replica, places: Iterable[Place]) -> None:
-        """A fill begins.
+        """A fill begins, or the measurement for one.
 
         Args:
             replica: What is filled.

@@ -93,6 +93,12 @@ class Conversion(ABC):
         """
         raise InternalError(f"{by}, {fd}, {large_pages}: an image that is not carriable was to be carried")
 
+    def give_way(self, *, yes: bool) -> None:  # noqa: B027 - most conversions have no process of their own
+        """Have a converter process take a tenth of what other programs do while these compute, or as much again.
+
+        From any thread, returns at once. What is converted in this process goes on as it does.
+        """
+
     @abstractmethod
     def cancel(self, why: str = NOT_NEEDED) -> None:
         """Make `plan` and `write`, running or to come, raise ConversionError. From any thread, returns at once.
@@ -147,6 +153,7 @@ class _ConversionBySize(Conversion):
         self._artifact = artifact
         self._limits = limits
         self._chosen: Conversion | None = None
+        self._gives_way = False
         self._why: str | None = None
         self._lock = threading.Lock()
 
@@ -163,9 +170,16 @@ class _ConversionBySize(Conversion):
                 self._chosen = _ChildConversion(self._converter, self._artifact, None, self._limits, ())
             else:
                 self._chosen = _LocalConversion(self._converter, self._artifact, self._limits)
+            self._chosen.give_way(yes=self._gives_way)
             if self._why is not None:
                 self._chosen.cancel(self._why)
             return self._chosen
+
+    def give_way(self, *, yes: bool) -> None:
+        with self._lock:
+            self._gives_way = yes
+            if self._chosen is not None:
+                self._chosen.give_way(yes=yes)
 
     def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
         with self._lock:
@@ -282,6 +296,7 @@ class _ChildConversion(Conversion):
         self._paths = paths
         self._limits = limits
         self._child: LimitedChild | None = None
+        self._gives_way = False
         self._planned_bytes = 0
         self._why: str | None = None
         #: Guards `_child` and `_why`; `_busy` is held while a request runs, so that close waits for its end.
@@ -334,7 +349,15 @@ class _ChildConversion(Conversion):
                 extra_paths=self._paths,
                 lent=self._packages(),
             )
+            if self._gives_way:
+                self._child.give_way(yes=True)
             return self._child
+
+    def give_way(self, *, yes: bool) -> None:
+        with self._lock:
+            self._gives_way = yes
+            if self._child is not None:
+                self._child.give_way(yes=yes)
 
     def _packages(self) -> list[str]:
         """What the child must be able to import: the converter's own package, and the module builder's."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 import select
 import signal
@@ -43,12 +44,17 @@ if TYPE_CHECKING:
 
     from trims.formats.base import Limits
 
+log = logging.getLogger(__name__)
 FRAME = struct.Struct("<I")
 #: Parsed in this process, by which others must not be held up.
 MAX_FRAME_BYTES = 256 << 10
 _TAIL_BYTES = 4096
 #: Between a hang-up of the socket and the end of the process: the time a dying process takes to be buried.
 _BURIAL_S = 5.0
+#: What the kernel takes a child's session for that gives way: a tenth of one that does not (see sched(7), autogroup).
+_GIVES_WAY = 10
+#: The kernel takes such changes ten times a second, from users without privilege.
+_CHANGE_PAUSE_S = 0.1
 #: The package is loaded from its own folder, whatever else lies beside it, so that a child in another environment sees
 #: trims and that environment's packages, never ours.
 _BOOTSTRAP = """
@@ -100,6 +106,7 @@ class LimitedChild:
         self._stderr_open = True
         self._unread = b""
         self._why_stopped: str | None = None
+        self._gives_way, self._told = False, False
         self._lock = threading.Lock()
         config = {
             "memory_bytes": limits.memory_bytes + free_bytes,
@@ -222,7 +229,10 @@ class LimitedChild:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise ConversionError(f"{self.what}: not done within the time limit of {self._limits.time_s:g} s")
-        ready = {fd for fd, _ in poll.poll(min(left_s, 3600.0) * 1000)}
+        if self._told != self._gives_way:
+            self._tell_kernel()
+        changes = self._told or self._gives_way
+        ready = {fd for fd, _ in poll.poll(min(left_s, _CHANGE_PAUSE_S if changes else 3600.0) * 1000)}
         if stderr in ready:
             self._drain_stderr()
         return ready
@@ -302,6 +312,28 @@ class LimitedChild:
                 self._stderr_tail = (self._stderr_tail + data)[-_TAIL_BYTES:]
             self._stderr_open = False
 
+    def give_way(self, *, yes: bool) -> None:
+        """Have the child, and what it starts, take a tenth of a processor that other programs want, or as much again.
+
+        From any thread, returns at once. Its niceness would not do: where the kernel groups processes by session, each
+        group gets as much as any other, whatever its processes are. Where the kernel does not, nothing changes.
+        """
+        self._gives_way = yes
+        self._tell_kernel()
+
+    def _tell_kernel(self) -> None:
+        """Set the weight of the child's session. What the kernel puts off is done while its answer is waited for."""
+        wanted = self._gives_way
+        with self._lock:
+            if self._process.returncode is None:  # else the number may be another process's
+                try:
+                    _weigh(self._process.pid, _GIVES_WAY if wanted else 0)
+                except BlockingIOError:
+                    return
+                except OSError as error:
+                    log.debug("%s: its child cannot give way: %s", self.what, error)
+            self._told = wanted
+
     def cancel(self, why: str) -> None:
         """Kill the child; a request that waits in another thread raises ConversionError, which says why."""
         self._why_stopped = self._why_stopped or why
@@ -337,6 +369,12 @@ class LimitedChild:
             self._process.wait()
         assert self._process.stderr is not None
         self._process.stderr.close()
+
+
+def _weigh(pid: int, niceness: int) -> None:
+    """Set the niceness of a process's session as a whole. Raises OSError; BlockingIOError to be tried again."""
+    with open(f"/proc/{pid}/autogroup", "w") as group:
+        group.write(str(niceness))
 
 
 def _origin(name: str) -> tuple[str, str] | None:

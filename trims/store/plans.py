@@ -36,10 +36,12 @@ class Plan:
     Attributes:
         conversion: None before it is measured, and after it was dropped.
         stopped: Why nothing more is to be done about it; None while it is wanted.
+        gives_way: No request waits for it: its converter process gives way to other programs.
     """
 
     resolved: Resolved
     conversion: Conversion | None = None
+    gives_way: bool = False
     stopped: str | None = None
 
 
@@ -59,7 +61,7 @@ class Plans:
         self._waiting: OrderedDict[ReplicaId, Plan] = OrderedDict()
         self._ending = False
 
-    def begin(self, replica: ReplicaId, resolved: Resolved) -> tuple[Plan, Plan | None]:
+    def begin(self, replica: ReplicaId, resolved: Resolved, *, gives_way: bool = False) -> tuple[Plan, Plan | None]:
         """A replica is going to be measured; returns its plan, and one of before that is to be dropped by a worker.
 
         It may have been measured before: its image came to lie elsewhere, so the plan was not used, and left again.
@@ -67,10 +69,20 @@ class Plans:
         with self._lock:
             before = self._plans.get(replica)
             self._waiting.pop(replica, None)
-            plan = self._plans[replica] = Plan(resolved, stopped=SHUTTING_DOWN if self._ending else None)
+            stopped = SHUTTING_DOWN if self._ending else None
+            plan = self._plans[replica] = Plan(resolved, stopped=stopped, gives_way=gives_way)
             if before is not None:
                 self._stop(before, NOT_WANTED)
             return plan, before
+
+    def hurry(self, replica: ReplicaId) -> None:
+        """A request waits for the replica: its converter process gives way no more. Returns at once. Idempotent."""
+        with self._lock:
+            plan = self._plans.get(replica)
+            if plan is not None:
+                plan.gives_way = False
+                if plan.conversion is not None:
+                    plan.conversion.give_way(yes=False)
 
     def measure(self, replica: ReplicaId, plan: Plan) -> int:
         """Plan the conversion; returns the image's length in bytes. Blocks. Raises as `Conversion.plan`."""
@@ -223,6 +235,7 @@ class Plans:
         conversion = InPlace(plan.resolved.artifact) if in_place else self._convert(plan.resolved)
         with self._lock:
             plan.conversion, stopped = conversion, plan.stopped
+            conversion.give_way(yes=plan.gives_way)
         if stopped is not None:
             conversion.close()
             raise LostPeerError(f"{plan.resolved.name}: its conversion was stopped: {stopped}")

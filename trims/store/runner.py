@@ -159,7 +159,7 @@ class Runner:
         self.sealed: dict[ReplicaId, Extent] = {}
         #: How many files all of them have open.
         self._descriptors = 0
-        #: Fills that no request waits for.
+        #: Measurements and fills that no request waits for.
         self._unawaited: set[ReplicaId] = set()
         #: Those of them that have not begun, and how ordinary workers begin them.
         self._in_line: dict[ReplicaId, Callable[[], None]] = {}
@@ -214,7 +214,7 @@ class Runner:
     def measure(self, replica: ReplicaId, measurement: int, resolved: Resolved, tenant: str | None = None) -> None:
         """Plan the conversion of the artifact; ends in Measured or MeasureFailed. Tenants take turns."""
         self._note_tenant(replica, tenant)
-        plan, before = self._plans.begin(replica, resolved)
+        plan, before = self._plans.begin(replica, resolved, gives_way=replica in self._unawaited)
         if before is not None:
             self._freers.submit(lambda: self._plans.drop(replica, before))
 
@@ -243,11 +243,34 @@ class Runner:
             return None
 
         if resolved.converted and replica.place is not FILE:
-            self._submit(self._converters, replica, work, failed)
+            self._submit_conversion(resolved.mount, replica, work, failed)
         elif self._readers is self._planners:
             self._submit(self._planners.of(resolved.mount), replica, work, failed)
         else:
             self._submit(self._readers.of(resolved.mount), replica, here_or_there, failed)
+
+    def _submit_conversion(
+        self, where: str, replica: ReplicaId, work: Callable[[], Event], failed: Callable[[TrimsError], Event]
+    ) -> None:
+        """Have a converter process plan an image; one that no request waits for takes no converter from the others."""
+        begin = partial(self._submit, self._converters, replica, work, failed)
+        with self._lock:  # a `hurry` comes before this, or finds it in line
+            behind = replica in self._unawaited
+            if behind:
+                self._in_line[replica] = begin
+                pool = self._behind_pool(where)
+
+        def in_turn() -> Event | None:
+            with self._lock:
+                if self._in_line.get(replica) is not begin:
+                    return None  # ordinary workers have begun it, or another measurement came after it
+                del self._in_line[replica]
+            return work()
+
+        if behind:
+            self._submit(pool, replica, in_turn, failed)
+        else:
+            begin()
 
     def _note_tenant(self, replica: ReplicaId, tenant: str | None) -> None:
         if tenant is not None:
@@ -260,7 +283,7 @@ class Runner:
             self._freers.submit(lambda: self._plans.drop(replica))
 
     def take_time(self, replica: ReplicaId) -> None:
-        """No request waits for the fill that is going to be asked for. Counts until `hurry`. Never blocks."""
+        """No request waits for what is going to be asked for. Counts until its end, or `hurry`. Never blocks."""
         with self._lock:
             self._unawaited.add(replica)
 
@@ -332,6 +355,7 @@ class Runner:
             self._unawaited.discard(replica)
             begin = self._in_line.pop(replica, None)
             waiting = self._to_verify.pop(replica, None)
+        self._plans.hurry(replica)
         if begin is not None:
             begin()
         if waiting is not None:

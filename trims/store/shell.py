@@ -364,6 +364,8 @@ class Shell:
                 error=error,
             )
             return lambda: self.feed(failed)
+        if it.behind:  # here, as in `_bind_fill`
+            self._runner.take_time(replica)
         return lambda: self._runner.measure(replica, it.measurement, resolved, it.tenant)
 
     def _bind_fill(self, it: Fill) -> Callable[[], None]:

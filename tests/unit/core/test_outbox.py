@@ -20,7 +20,7 @@ def test_instructions_are_kept_in_the_order_in_which_they_were_given() -> None:
     outbox, replica = Outbox(), a_replica(source=CPU, measuring=9)
     waiter, lease = Waiter(1, 5, True, None), Lease(7, 5, replica.key, GPU, 3)
     error = CapacityError("full")
-    outbox.measure(replica)
+    outbox.measure(replica, behind=True)
     outbox.fill(replica, behind=False)
     outbox.ready(waiter, replica)
     outbox.refuse(waiter, error)
@@ -29,7 +29,7 @@ def test_instructions_are_kept_in_the_order_in_which_they_were_given() -> None:
     outbox.lost(lease, "its keeper has ended")
     about: dict[str, Any] = {"key": replica.key, "place": GPU, "generation": 3}
     assert outbox.instructions == [
-        Measure(**about, measurement=9),
+        Measure(**about, measurement=9, behind=True),
         Fill(**about, source=CPU, nbytes=40, behind=False),
         Ready(ticket=1, key=replica.key, place=GPU, nbytes=40),
         Refuse(ticket=1, error=error),

@@ -14,8 +14,10 @@ from trims.core.events import (
     Grant,
     Hurry,
     Instruction,
+    Measure,
     Ready,
     Requested,
+    WaiterLeft,
 )
 from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, GPU, Place
@@ -93,7 +95,34 @@ def test_a_claim_on_room_that_a_fill_borrows_hurries_it() -> None:
     own_wish(bench, "b", CPU)
     assert hurried(bench.measured("b", 80)) == []
     assert bench.residency._admission.claims[CPU]
-    assert hurried(bench.ask("b")) == [("a", "disk")]
+    assert hurried(bench.ask("b")) == [("a", "disk"), ("b", "cpu")]
+
+
+def test_a_measurement_is_hurried_once_by_a_request_for_the_image() -> None:
+    bench = Bench()
+    (measure,) = own_wish(bench, "a", CPU)
+    assert isinstance(measure, Measure)
+    assert measure.behind
+    assert hurried(bench.ask("a")) == [("a", "cpu")]
+    assert hurried(bench.ask("a", session=2)) == []
+    (fill,) = bench.measured("a", 40)
+    assert isinstance(fill, Fill)
+    assert not fill.behind
+
+
+def test_a_request_has_its_image_measured_at_once() -> None:
+    bench = Bench()
+    (measure,) = bench.ask("a")
+    assert isinstance(measure, Measure)
+    assert not measure.behind
+    assert bench.residency._ledger.unawaited.all() == []
+
+
+def test_a_measurement_that_is_not_wanted_any_more_is_among_them_no_more() -> None:
+    bench = Bench()
+    own_wish(bench, "a", CPU)
+    bench.feed(WaiterLeft, ticket=bench.ticket)
+    assert bench.residency._ledger.unawaited.all() == []
 
 
 def test_a_fill_that_begins_while_a_request_waits_for_its_room_is_hurried_at_once() -> None:

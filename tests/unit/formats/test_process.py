@@ -20,6 +20,7 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.environments.shelf import Shelf
+from trims.formats import process
 from trims.formats.base import Limits
 from trims.formats.process import LimitedChild
 from trims.testing.converters import LIMITS
@@ -69,6 +70,56 @@ def test_one_child_answers_one_request_after_another(start: Callable[..., Limite
     child = start()
     for names, found in ((["numpy"], {"numpy": np.__version__}), (["no-such-thing"], {})):
         assert child.request({"do": "versions", "names": names}) == {"versions": found}
+
+
+def weight_of(child: LimitedChild) -> str:
+    return Path(f"/proc/{child._process.pid}/autogroup").read_text().split()[-1]
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel does not group by session")
+def test_a_child_gives_way_with_its_whole_session_until_a_request_waits(start: Callable[..., LimitedChild]) -> None:
+    child = start()
+    before, ours = weight_of(child), Path("/proc/self/autogroup").read_text()
+    child.give_way(yes=True)
+    child.request({"do": "versions", "names": []})  # in which the kernel is told what it has put off
+    assert (before, weight_of(child)) == ("0", "10")
+    child.give_way(yes=False)
+    child.request({"do": "versions", "names": []})
+    assert weight_of(child) == "0"
+    assert Path("/proc/self/autogroup").read_text() == ours
+
+
+def test_what_the_kernel_puts_off_is_told_to_it_again_while_an_answer_is_waited_for(
+    start: Callable[..., LimitedChild], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child, told = start(), []
+    answers = iter([None, BlockingIOError(11, "Resource temporarily unavailable"), None])
+
+    def weigh(pid: int, niceness: int) -> None:
+        told.append((pid == child._process.pid, niceness))
+        if (answer := next(answers)) is not None:
+            raise answer
+
+    monkeypatch.setattr(process, "_weigh", weigh)
+    child.give_way(yes=True)
+    child.give_way(yes=False)
+    child.request({"do": "versions", "names": []})
+    child.request({"do": "versions", "names": []})
+    assert told == [(True, 10), (True, 0), (True, 0)]
+
+
+def test_a_kernel_without_groups_changes_nothing(
+    start: Callable[..., LimitedChild], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def weigh(pid: int, niceness: int) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(process, "_weigh", weigh)
+    child = start()
+    child.give_way(yes=True)
+    assert child.request({"do": "versions", "names": ["no-such-thing"]}) == {"versions": {}}
+    child.close()
+    child.give_way(yes=False)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,26 @@ def test_a_plan_is_written_with_the_conversion_that_was_measured_and_closed(made
     assert (Conversion.open, len(plans)) == (0, 0)
 
 
+def test_a_conversion_gives_way_until_a_request_waits_for_its_replica(made: list[Conversion]) -> None:
+    plans = plans_of(made)
+    plan, _ = plans.begin(replica(), an_artifact(), gives_way=True)
+    plans.measure(replica(), plan)
+    assert made[0].gives_way
+    plans.hurry(replica())
+    assert not made[0].gives_way
+    plans.drop(replica())
+    plans.hurry(replica())  # it comes too late
+
+
+def test_a_request_that_waits_before_a_conversion_begins_is_not_forgotten(made: list[Conversion]) -> None:
+    plans = plans_of(made)
+    plan, _ = plans.begin(replica(), an_artifact(), gives_way=True)
+    plans.hurry(replica())
+    plans.measure(replica(), plan)
+    assert not made[0].gives_way
+    plans.drop(replica())
+
+
 def test_the_plan_that_waited_longest_is_closed_for_others_and_made_again(made: list[Conversion]) -> None:
     plans = plans_of(made, waiting=2)
     for key in "abc":

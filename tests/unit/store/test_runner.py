@@ -381,6 +381,49 @@ def test_a_fill_in_the_line_behind_readers_is_begun_by_others_once_a_request_wai
     assert isinstance(bench.event(), Filled), "by one of the two workers, once"
 
 
+def test_a_conversion_that_no_request_waits_for_takes_no_converter_and_gives_way(bench: Bench) -> None:
+    bench.runner.take_time(AT_CPU)
+    bench.runner.measure(AT_CPU, 1, resolved(converted=True))
+    assert bench.workers.names == ["behind"]
+    assert isinstance(bench.event(), Measured)
+    assert bench.conversion.gives_way
+    bench.runner.abandon(AT_CPU)
+    bench.workers.run()
+
+
+def test_a_conversion_in_the_line_behind_readers_is_begun_by_others_once_a_request_waits(bench: Bench) -> None:
+    bench.runner.take_time(AT_CPU)
+    bench.runner.measure(AT_CPU, 1, resolved(converted=True))
+    bench.runner.hurry(AT_CPU)
+    bench.runner.hurry(AT_CPU)
+    assert bench.workers.names == ["behind", "convert"]
+    assert isinstance(bench.event(), Measured), "by one of the two workers, once"
+    assert not bench.conversion.gives_way
+    bench.runner.abandon(AT_CPU)
+    bench.workers.run()
+
+
+def test_a_conversion_that_is_under_way_gives_way_no_more_once_a_request_waits(bench: Bench) -> None:
+    bench.conversion.while_planning = lambda: bench.runner.hurry(AT_CPU)
+    bench.runner.take_time(AT_CPU)
+    bench.runner.measure(AT_CPU, 1, resolved(converted=True))
+    assert isinstance(bench.event(), Measured)
+    assert not bench.conversion.gives_way
+    bench.runner.abandon(AT_CPU)
+    bench.workers.run()
+
+
+def test_a_second_measurement_of_a_replica_in_the_line_is_made_and_the_first_one_is_not(bench: Bench) -> None:
+    for measurement in (1, 2):
+        bench.runner.take_time(AT_CPU)
+        bench.runner.measure(AT_CPU, measurement, resolved(converted=True))
+    bench.workers.run()
+    assert [each.measurement for each in bench.reported if isinstance(each, Measured)] == [2]
+    bench.reported.clear()
+    bench.runner.abandon(AT_CPU)
+    bench.workers.run()
+
+
 def test_a_request_that_comes_before_the_work_does_hurries_it_too(bench: Bench) -> None:
     """The books decide on a fill, another thread has a request join it, and only then is the fill begun."""
     bench.converted(AT_DISK)
