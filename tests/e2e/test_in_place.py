@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import mxnet_files
 import numpy as np
 import pytest
-from looking import leases, wait_until
+from looking import WAIT_S, leases, wait_until
 from safetensors.numpy import save_file
 from trims_client import connect
 
@@ -28,7 +28,7 @@ from trims.core.errors import (
     NotSupportedError,
     PermissionDeniedError,
 )
-from trims.core.place import FILE
+from trims.core.place import CPU, FILE
 from trims.core.replica import State
 from trims.daemon.budget import Budget
 from trims.daemon.check import check_store
@@ -477,6 +477,52 @@ def test_a_file_that_is_opened_while_it_is_written_is_read_again_when_it_rests(
     os.utime(model, ns=(times, times))
     rests[0] = True
     wait_until(lambda: last_value() == 9.0, "what was read while the file was written is still served")
+
+
+def pinned_images(daemon: Daemon) -> list[str]:
+    return [view.id.key for view in daemon.store.read.replicas() if view.pinned and view.state is State.SEALED]
+
+
+def replace_file(model: Path, value: float) -> None:
+    successor = model.with_suffix(".new")
+    save_file({**WEIGHTS, "half": np.full(7, value, "f2")}, successor)
+    os.replace(successor, model)
+
+
+def test_a_pin_moves_to_the_image_of_a_replaced_file_that_is_opened_in_place(
+    daemon: Daemon, session: Session, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon.store._opens._resolver, "_rest_s", lambda _: -1.0)
+    register(daemon, model)
+    daemon.store.load("m", CPU).result(WAIT_S)
+    daemon.store.pin("m", CPU, pinned=True)
+    (first,) = pinned_images(daemon)
+    for value in (1.0, 2.0):
+        before = pinned_images(daemon)
+        replace_file(model, value)
+        daemon.store.resolver.looked_stale("m")
+        with session.open("m") as weights:
+            assert (weights.place, weights["half"].tolist()) == ("file", [value] * 7)
+        wait_until(lambda before=before: pinned_images(daemon) not in ([], before), "the pin does not move")
+        assert len(pinned_images(daemon)) == 1
+    daemon.store.pin("m", CPU, pinned=False)
+    assert pinned_images(daemon) == []
+    daemon.store.evict_image(first, CPU)
+
+
+def test_a_model_is_unpinned_while_its_replaced_file_is_not_read(
+    daemon: Daemon, session: Session, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(daemon, model)
+    daemon.store.load("m", CPU).result(WAIT_S)
+    daemon.store.pin("m", CPU, pinned=True)
+    monkeypatch.setattr(daemon.store._opens, "_learn", lambda _: None)
+    replace_file(model, 1.0)
+    daemon.store.resolver.looked_stale("m")
+    session.open("m", place="file").close()
+    assert len(pinned_images(daemon)) == 1
+    daemon.store.pin("m", CPU, pinned=False)
+    assert pinned_images(daemon) == []
 
 
 def test_a_request_for_memory_does_not_wait_for_what_goes_at_a_pace(

@@ -161,13 +161,15 @@ class Opens:
     def _judge(self, ask: Ask, resolved: Resolved) -> None:
         """An artifact was hashed behind its readers: what was opened as a file counts as opens of its image.
 
-        If they have earned the image a place in memory, it is copied there at once.
+        A pin of its name moves to that image. If the image is pinned, or its opens have earned it a place in memory,
+        it is copied there at once.
         """
         if resolved.in_place is None:
             return
+        terms = self._terms_of(resolved)
         self._shell.carry_demand(resolved.in_place, resolved.key)
         if resolved.manifest.residency.place is None and not self._shell.is_resident(resolved.key, CPU):
-            ask.resolved, ask.answer, terms = resolved, _ignore, self._terms_of(resolved)
+            ask.resolved, ask.answer = resolved, _ignore
             event = Requested(
                 at_s=self._clock(),
                 key=resolved.key,
@@ -233,8 +235,8 @@ class Opens:
         if terms is None or terms.resolved is not resolved:
             terms = self._terms_of(resolved)
         place, anywhere = stated or CPU, stated is None and ask.waiter.wants_lease
-        opened_again = not resolved.hashed and self._shell.demand_of(resolved.key) > 0
-        if (opened_again or not resolved.certain) and self._resting.get(resolved.name) != resolved.rests_at_s:
+        read = resolved.hashed and resolved.certain
+        if not read and self._resting.get(resolved.name) != resolved.rests_at_s and self._is_to_be_read(resolved):
             self._learn_at_rest(resolved)
         event = Requested(
             at_s=self._clock(),
@@ -249,6 +251,15 @@ class Opens:
         )
         if self._shell.ask(ask, event) and ask.waiter.deadline_at_s is not None:
             self._due_at(ask.waiter.deadline_at_s)
+
+    def _is_to_be_read(self, resolved: Resolved) -> bool:
+        """True if an artifact that was not read, or not for certain, should be read behind its readers.
+
+        That is so for the second open of one that was never read, for the first if its name is pinned (the pin waits
+        for the image), and for one that may have changed since it was read.
+        """
+        opened_again = not resolved.hashed and self._shell.demand_of(resolved.key) > 0
+        return resolved.hashed or opened_again or self._pins.is_pinned(resolved.name)
 
     def _terms_of(self, resolved: Resolved) -> Terms:
         """A name is opened for the first time since it was looked into: take note of all its manifest states."""

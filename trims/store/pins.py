@@ -66,11 +66,15 @@ class Pins:
             raise refusals.no_such_place(place, self._places)
         self._catalog.pin(name, str(place), pinned=pinned)
         with self._lock:
+            before = self._keys.get(name)
             self._keys[name] = key  # the pin moves along when the name comes to stand for another image
-        self._apply(key, place)
+        self._moved(name, before, key)
 
     def stated(self, resolved: Resolved, epoch: int) -> None:
-        """A model is opened whose manifest may say `pin: true`; and what the name stands for may have changed."""
+        """A model is opened whose manifest may say `pin: true`; and what the name stands for may have changed.
+
+        If its new files were not read yet, the old image is pinned no longer, and no other is until they were.
+        """
         keep, name = resolved.manifest.residency, resolved.name
         place = keep.place or CPU
         with self._lock:
@@ -88,11 +92,15 @@ class Pins:
     def forget(self, name: str) -> None:
         """The name is not registered any more, and its epoch has risen. Raises TrimsError if that cannot be written."""
         with self._lock:  # waits for a request of the earlier epoch that is pinning now; a later request pins nothing
-            key = self._keys.pop(name, None) or self._catalog.key_of(name)
+            keys = {self._keys.pop(name, None), self._catalog.key_of(name)} - {None}
         self._catalog.forget(name)
-        if key is not None:
-            for place in self._places:
-                self._apply(key, place)
+        for place in self._places:
+            for key in keys:
+                self._apply(str(key), place)
+
+    def is_pinned(self, name: str) -> bool:
+        """True if the name is pinned at any place, whatever image it stands for. Memory only."""
+        return any(self._catalog.pinned(name, str(place)) for place in self._places)
 
     def _moved(self, name: str, before: str | None, now: str) -> None:
         for place in self._places:
@@ -101,7 +109,8 @@ class Pins:
                     self._apply(str(key), place)
 
     def _apply(self, key: str, place: Place) -> None:
-        names = self._catalog.names_of(key)
+        # The catalog keeps the last image of a name whose new files were not read yet: the name pins it no longer.
+        names = [name for name in self._catalog.names_of(key) if self._keys.get(name, key) == key]
         pinned = any(self._catalog.pinned(name, str(place)) for name in names)
         self._changed(key, place, pinned)
 

@@ -38,6 +38,10 @@ class Bench:
         """The name stands for this image from now on, as the resolver tells the catalog."""
         self.catalog.remember_key(name, key, "{}")
 
+    def open_unread(self, name: str, in_place: str) -> None:
+        """Its files were replaced, and are served in place before they are read: the catalog has its last image."""
+        self.pins.stated(resolved(name, in_place), 0)
+
     def open(self, name: str, key: str, epoch: int = 0, **residency: Any) -> None:
         self.named(name, key)
         self.pins.stated(resolved(name, key, **residency), epoch)
@@ -103,6 +107,32 @@ def test_a_pin_moves_along_when_the_name_comes_to_stand_for_another_image(bench:
     bench.pins.set("m", A, DISK, pinned=True)
     bench.open("m", B)
     assert bench.now() == {(B, DISK)}
+
+
+def test_a_replaced_image_is_pinned_no_longer_before_the_new_one_is_read(bench: Bench) -> None:
+    bench.open("m", A)
+    bench.pins.set("m", A, CPU, pinned=True)
+    bench.open_unread("m", "unread")
+    assert bench.now() == set()
+    assert bench.pins.is_pinned("m")
+    bench.open("m", B)
+    assert bench.now() == {(B, CPU)}
+
+
+def test_a_pin_at_another_place_moves_along_when_the_new_image_is_pinned_at_one(bench: Bench) -> None:
+    bench.open("m", A)
+    bench.pins.set("m", A, DISK, pinned=True)
+    bench.named("m", B)
+    bench.pins.set("m", B, CPU, pinned=True)
+    assert bench.now() == {(B, DISK), (B, CPU)}
+
+
+def test_a_name_that_is_forgotten_before_its_new_file_is_read_leaves_no_pin(bench: Bench) -> None:
+    bench.open("m", A)
+    bench.pins.set("m", A, CPU, pinned=True)
+    bench.open_unread("m", "unread")
+    bench.pins.forget("m")
+    assert (bench.now(), bench.catalog.pins()) == (set(), [])
 
 
 def test_an_image_that_another_pinned_name_stands_for_stays_pinned_when_one_moves(bench: Bench) -> None:
