@@ -760,6 +760,35 @@ def test_many_first_opens_of_what_must_be_converted_end(
     assert len(told) == 4, "each artifact is told of once"
 
 
+def test_a_file_that_leaves_is_served_from_memory_meanwhile(daemon: Daemon, session: Session, model: Path) -> None:
+    with session.open_file(model) as reader:
+        assert daemon.store.evict(f"file:{model}", FILE, drain=True) == [FILE]
+        with session.open_file(model) as weights:
+            assert weights.place == "cpu"
+            np.testing.assert_array_equal(weights["weight"], WEIGHTS["weight"])
+        np.testing.assert_array_equal(reader["weight"], WEIGHTS["weight"])
+    assert "refused.in_use" not in daemon.store.counters
+
+
+def test_a_model_of_more_files_than_may_ever_be_open_is_converted(
+    serve: Callable[..., Daemon], checkpoint: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trims.daemon.main.budget", lambda sessions: Budget(64, 16, 20))
+    daemon = serve(trust="identity")
+    shards = {f"t{number}": f"{number}.safetensors" for number in range(20)}
+    for number, (name, shard) in enumerate(shards.items()):
+        save_file({name: np.full(10, number)}, folder / shard)
+    path = folder / "m.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": shards}))
+    with connect(daemon.config.runtime_dir) as session:
+        session.open_file(checkpoint("idle")).close()
+        with session.open_file(path) as weights:
+            assert (weights.place, int(weights["t7"].sum())) == ("cpu", 70)
+        assert "file" in places(daemon), "an idle image was evicted, which could not help"
+        with pytest.raises(CapacityError, match=f"{path.name} takes 21 open files .* allows 20 .* without a place"):
+            session.open_file(path, place="file")
+
+
 def test_idle_artifacts_of_many_files_give_their_descriptors_back(
     serve: Callable[..., Daemon], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from trims_client import connect  # noqa: E402
 
 import trims  # noqa: E402
 from trims.core.errors import ArtifactError, BrokenWeightsError  # noqa: E402
+from trims.daemon.check import check_store  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +53,20 @@ def external(main: Path) -> Path:
 def kind_of(weights: Weights) -> str | None:
     program = weights.program()
     return None if program is None else program.kind
+
+
+def test_a_check_leaves_a_model_without_data_files_in_service(daemon: Daemon, session: Session, folder: Path) -> None:
+    main, shape = folder / "m.onnx", [1, 4]
+    inline = helper.make_tensor("w", TensorProto.FLOAT, shape, [1, 2, 3, 4])
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("x", "y")]
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:], [inline])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), main)
+    with session.open_file(main) as weights:
+        assert (weights.place, list(weights)) == ("file", [])
+        assert check_store(daemon.store, verify=True).findings == []
+        with session.open_file(main) as again:
+            assert (again.place, again.warm) == ("file", True)
 
 
 @pytest.mark.parametrize("make", [convolution, attention, lambda f: external(convolution(f))])

@@ -128,7 +128,12 @@ class Admission:
         """The image is not sealed at the event's place: choose where on the host to serve it."""
         ledger = self._ledger
         place = choice.best_place(ledger, event.key, kept=event.modest)
-        if event.in_place is not None and not choice.is_sealed(ledger, event.key, place):
+        own = None if event.in_place is None else ledger.table.find(event.in_place, FILE)
+        leaves = own is not None and own.state is State.DRAINING
+        if leaves and own is not None and event.key == event.in_place:
+            self.refuse(event.waiter, refusals.leaving(own), event.at_s)  # its image is known once it was read
+            return
+        if event.in_place is not None and not leaves and not choice.is_sealed(ledger, event.key, place):
             place, keep = FILE, IN_PLACE_STAYS
             there = replace(event, key=event.in_place, place=FILE, anywhere=False, modest=False, keep=keep)
         elif place is event.place:

@@ -71,6 +71,22 @@ def reserved(books: PlaceBooks, replica: Replica, first: Replica) -> CapacityErr
     )
 
 
+def too_many_files(name: str, needed: int, most: int) -> TooLargeError:
+    """The artifact has more files than the daemon may ever have open for images."""
+    return TooLargeError(
+        f"{name} takes {needed} open files at file, one for each of its own and one more, and this daemon's limit of "
+        f"files allows {most} for all images; raise it (`ulimit -n`, LimitNOFILE=), or open the model without a place"
+    )
+
+
+def no_descriptors(needed: int, held: int, most: int) -> CapacityError:
+    """The daemon has too many files open for one more image. Idle images have been evicted already."""
+    return CapacityError(
+        f"{needed} more needed: {held} files of images are open, and this daemon's limit of files allows {most}; "
+        f"raise it (`ulimit -n`, LimitNOFILE=), close readers, or unpin models"
+    )
+
+
 def too_many_leases(tenant: str, most: int) -> QuotaError:
     """A tenant has as many leases as it may."""
     return QuotaError(

@@ -72,7 +72,7 @@ def _examine_open(store: Store, extent: Extent, fd: int, nbytes: int, *, verify:
         return f"it has {status.st_size} bytes, {nbytes} are in the books"
     if extent.named and status.st_nlink == 0:
         return f"{extent.label} was removed"
-    if verify and not extent.pages:  # an artifact's own files were never sealed: there is nothing to compare with
+    if verify and extent.place is not FILE:  # whose artifacts were never sealed: there is nothing to compare with
         tier = store.tiers[extent.place]
         found = tier.digest(extent) if isinstance(tier, DeviceTier) else digest_by_reading(fd, nbytes)
         if found != extent.digest:

@@ -96,6 +96,12 @@ class Ask:
         """True if the request names no place and wants to read: it may be answered before the artifact was read."""
         return self.place in (None, FILE) and self.waiter.wants_lease and not self.verified
 
+    @property
+    def may_be_converted(self) -> bool:
+        """True if it was to be served from the artifact's own files, and an image made of them would do as well."""
+        own_files = self.resolved is not None and self.resolved.in_place is not None
+        return own_files and self.anywhere and self.names_no_place
+
 
 def session_ended(ask: Ask) -> LostPeerError:
     """The answer to a request whose session is over."""

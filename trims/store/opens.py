@@ -216,10 +216,14 @@ class Opens:
             self.lookups.add(Ask(waiter, name, None, log_failure(f"{name} is not hashed"), only_look=True))
 
     def again(self, ask: Ask, error: TrimsError) -> None:
-        """A request met a broken replica, or an artifact that is not what it was taken for: look once more."""
+        """A request met a broken replica, or an artifact that is not what it was taken for: look once more.
+
+        One that the artifact's own files cannot serve goes on to an image of them, which is known once they were read.
+        """
         if isinstance(error, NotInPlaceError) and ask.resolved is not None and ask.resolved.in_place is not None:
             self._resolver.needs_conversion(ask.name, ask.resolved.in_place, str(error))
-        if isinstance(error, (ArtifactChangedError, NotInPlaceError)) or ask.resolved is None:
+        known = ask.resolved is not None and (ask.resolved.hashed or not ask.verified)
+        if isinstance(error, (ArtifactChangedError, NotInPlaceError)) or not known or ask.resolved is None:
             self._resolver.looked_stale(ask.name)
             self.lookups.add(ask)
         else:

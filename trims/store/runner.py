@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import CapacityError, ImageError, InternalError, LostPeerError, TrimsError, is_system_error
+from trims.core import refusals
+from trims.core.errors import ImageError, InternalError, LostPeerError, TrimsError, is_system_error
 from trims.core.events import Event, Filled, FillFailed, Freed, Measured, MeasureFailed, ReplicaBroken
 from trims.core.place import DISK, FILE
 from trims.formats.conversion import start_conversion
@@ -227,12 +228,15 @@ class Runner:
                 nbytes = self._plans.measure(replica, plan)
                 if span is not None:
                     span.attributes["image_bytes"] = nbytes
+            descriptors = self._plans.descriptors_of(replica)
+            if descriptors > self._max_images:
+                raise refusals.too_many_files(resolved.name, descriptors, self._max_images)
             return Measured(
                 at_s=self._clock(),
                 **_about(replica),
                 measurement=measurement,
                 nbytes=nbytes,
-                descriptors=self._plans.descriptors_of(replica),
+                descriptors=descriptors,
             )
 
         def here_or_there() -> Event | None:
@@ -539,10 +543,8 @@ class Runner:
 
     def _fill(self, replica: ReplicaId, nbytes: int, source: ReplicaId | None) -> Event:
         if self._lacks_descriptors(replica):
-            raise CapacityError(
-                f"{self._descriptors} files of images are open, and this daemon's limit of files allows "
-                f"{self._max_images}; raise it (`ulimit -n`, LimitNOFILE=), or evict models"
-            )
+            needed = self._plans.descriptors_of(replica)
+            raise refusals.no_descriptors(needed, self._descriptors, self._max_images)
         if replica.place is FILE:
             return self._serve_in_place(replica)
         started = self._clock()

@@ -20,8 +20,10 @@ from trims.core.errors import (
     DigestMismatchError,
     ImageError,
     InternalError,
+    InUseError,
     ModelNotFoundError,
     NotInPlaceError,
+    TooLargeError,
 )
 from trims.core.events import (
     Abandon,
@@ -342,6 +344,9 @@ class Shell:
             ask.retried = True
             return lambda: self.again(ask, it.error)
         if isinstance(it.error, NotInPlaceError) and ask.anywhere and ask.place is None:
+            return lambda: self.again(ask, it.error)
+        if isinstance(it.error, (InUseError, TooLargeError)) and ask.may_be_converted:
+            ask.verified = True  # its own files cannot serve it now; an image of them may
             return lambda: self.again(ask, it.error)
         self._counters[f"refused.{it.error.code}"] += 1
         error: TrimsError = it.error

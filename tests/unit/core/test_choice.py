@@ -28,6 +28,7 @@ from trims.core.events import (
     Measure,
     MeasureFailed,
     PinChanged,
+    Refuse,
     Requested,
     SessionEnded,
     Tick,
@@ -532,6 +533,26 @@ def test_an_image_whose_artifact_can_be_mapped_is_cheap_to_lose() -> None:
     measured = [only(Measure, bench.open("new", session=session)) for session in range(1, 8)]
     assert any(measured), "two seconds to load it again are no reason: it would be mapped"
     assert [each.key for each in only(Free, bench.measured("new", 50)) if isinstance(each, Free)] == ["old"]
+
+
+def test_a_hashed_artifact_whose_files_leave_is_served_from_memory() -> None:
+    bench = Files()
+    bench.in_place("a", 40)
+    bench.open("a")
+    bench.feed(EvictRequested, key="in place a", place=FILE, drain=True)
+    (measure,) = bench.open("a", session=2)
+    assert isinstance(measure, Measure)
+    assert (measure.key, measure.place) == ("a", CPU)
+
+
+def test_an_artifact_whose_files_leave_is_refused_until_it_is_hashed() -> None:
+    bench = Files()
+    bench.in_place("a", 40)
+    bench.open("a")
+    bench.feed(EvictRequested, key="in place a", place=FILE, drain=True)
+    (refused,) = bench.open("a", session=2, hashed=False)
+    assert isinstance(refused, Refuse)
+    assert isinstance(refused.error, InUseError)
 
 
 def test_files_that_no_session_reads_are_closed_after_a_minute() -> None:
