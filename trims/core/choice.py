@@ -66,10 +66,12 @@ class Verdict(Enum):
     NO_MEMORY = "there is no shared memory"
     THERE = "it is there"
     COMING = "it is on its way"
+    LEAVING = "it is on its way out of there, and serves no new reader"
     NOT_READ = "it is read from no file now"
     NOT_HASHED = "its artifact was not hashed yet; its second open has that done"
     RARELY_OPENED = "it is not opened often enough"
     TOO_LARGE = "it is larger than shared memory"
+    NO_ROOM = "all that lies there is being read or filled, or is pinned"
     NOT_WORTH_IT = "what would have to go is in more demand"
     FAILED = "its conversion failed"
     PUT_OFF = "its last copy failed"
@@ -88,7 +90,7 @@ def verdict(ledger: Ledger, key: str, in_place: str | None = None) -> Verdict:
         return Verdict.NO_MEMORY
     there = ledger.table.find(key, CPU)
     if there is not None:
-        return Verdict.THERE if there.state is State.SEALED else Verdict.COMING
+        return Verdict.THERE if there.state is State.SEALED else _on_its_way(there)
     read = ledger.table.find(key, DISK) or (ledger.table.find(in_place, FILE) if in_place else None)
     if read is None or read.state is not State.SEALED:
         return Verdict.NOT_READ
@@ -101,6 +103,10 @@ def may_be_tried(ledger: Ledger, key: str, in_place: str | None, at_s: float) ->
     return worthy and not ledger.failures.hold_back(key, at_s)
 
 
+def _on_its_way(replica: Replica) -> Verdict:
+    return Verdict.COMING if replica.state in _COMING or replica.waiters else Verdict.LEAVING
+
+
 def _worth_a_copy(ledger: Ledger, key: str, nbytes: int) -> Verdict:
     """Judge an image that can be copied to memory."""
     books, pinned = ledger.capacity.at[CPU], (key, CPU) in ledger.capacity.pins
@@ -109,6 +115,8 @@ def _worth_a_copy(ledger: Ledger, key: str, nbytes: int) -> Verdict:
     if books.takes(nbytes) > books.capacity_bytes:
         return Verdict.TOO_LARGE
     missing = books.takes(nbytes) - books.coming_bytes
+    if missing > books.evictable_bytes(spare_promised=True):
+        return Verdict.NO_ROOM
     if missing > 0 and not pinned and not is_worth_room(ledger, key, missing):
         return Verdict.NOT_WORTH_IT
     failure = ledger.failures.of(key)

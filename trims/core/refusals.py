@@ -130,6 +130,14 @@ def no_such_place(place: Place, known: Iterable[Place]) -> NotSupportedError:
     )
 
 
+def no_pins(place: Place, known: Iterable[Place]) -> NotSupportedError:
+    """Nothing can be pinned at the place."""
+    names = ", ".join(str(each) for each in known if each is not place)
+    return NotSupportedError(
+        f"nothing can be pinned at {place}: the artifact's own files take none of the daemon's memory; pin at {names}"
+    )
+
+
 def draining() -> DrainingError:
     """The daemon takes no new requests."""
     return DrainingError("the daemon is draining: open leases run on, new requests are refused; ask the next daemon")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trims.core import refusals
 from trims.core.errors import CallerError
-from trims.core.place import CPU, Place
+from trims.core.place import CPU, FILE, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -61,14 +61,20 @@ class Pins:
                 self._changed(key, place, True)
 
     def set(self, name: str, key: str, place: Place, *, pinned: bool) -> None:
-        """An operator pins or unpins. Raises NotSupportedError for a place without a tier, TrimsError if not kept."""
-        if place not in self._places:
-            raise refusals.no_such_place(place, self._places)
+        """An operator pins or unpins. Raises NotSupportedError for a place without pins, TrimsError if not kept."""
+        self.check(place)
         self._catalog.pin(name, str(place), pinned=pinned)
         with self._lock:
             before = self._keys.get(name)
             self._keys[name] = key  # the pin moves along when the name comes to stand for another image
         self._moved(name, before, key)
+
+    def check(self, place: Place) -> None:
+        """Raise NotSupportedError if nothing can be pinned at the place."""
+        if place not in self._places:
+            raise refusals.no_such_place(place, self._places)
+        if place is FILE:
+            raise refusals.no_pins(place, self._places)
 
     def stated(self, resolved: Resolved, epoch: int) -> None:
         """A model is opened whose manifest may say `pin: true`; and what the name stands for may have changed.

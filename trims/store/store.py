@@ -17,7 +17,6 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trims.core import refusals
 from trims.core.admission import STAYS
 from trims.core.errors import (
     CallerError,
@@ -361,10 +360,9 @@ class Store:
     def pin(self, name: str, place: Place, *, pinned: bool) -> None:
         """Pin or unpin; that is kept over restarts, and an unpin outlives the manifest's `pin`. Pinning does not load.
 
-        Raises NotSupportedError for a place without a tier, ModelNotFoundError, or what reading the artifact raises.
+        Raises NotSupportedError for a place without pins, ModelNotFoundError, or what reading the artifact raises.
         """
-        if place not in self.tiers:
-            raise refusals.no_such_place(place, self.tiers)
+        self.pins.check(place)
         key = self.key_of(name) if not pinned else self.resolver.resolve(name).key
         self.pins.set(name, key, place, pinned=pinned)
 

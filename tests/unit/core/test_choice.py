@@ -29,6 +29,7 @@ from trims.core.events import (
     MeasureFailed,
     PinChanged,
     Refuse,
+    ReplicaBroken,
     Requested,
     SessionEnded,
     Tick,
@@ -729,6 +730,26 @@ def test_a_verdict_says_what_keeps_an_image_out_of_memory() -> None:
     bench.residency.demand.opened("large")
     bench.residency.demand.opened("large")
     assert judged(bench, "large") is Verdict.TOO_LARGE
+
+
+@pytest.mark.parametrize("pinned", ["", "m"])
+def test_a_verdict_says_that_what_is_pinned_leaves_no_room(pinned: str) -> None:
+    bench = Anywhere(cpu_bytes=100)
+    bench.resident("m", 60, DISK)
+    bench.residency.demand.opened("m")
+    bench.residency.demand.opened("m")
+    bench.resident("never opened", 60)
+    for key in ("never opened", pinned):
+        bench.feed(PinChanged, key=key, place=CPU, pinned=True)
+    assert judged(bench) is Verdict.NO_ROOM
+
+
+def test_a_verdict_on_an_image_that_leaves_memory_says_so() -> None:
+    bench = Anywhere()
+    bench.resident("m", 60)
+    bench.opened("m")
+    bench.feed(ReplicaBroken, key="m", place=CPU, generation=bench.generation("m"), reason="changed")
+    assert judged(bench) is Verdict.LEAVING
 
 
 def test_a_verdict_on_an_image_that_is_in_memory_or_comes_there() -> None:

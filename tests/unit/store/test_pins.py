@@ -9,7 +9,7 @@ import pytest
 from store_parts import resolved
 
 from trims.core.errors import NotSupportedError
-from trims.core.place import CPU, DISK, GPU, Place
+from trims.core.place import CPU, DISK, FILE, GPU, Place
 from trims.store.pins import Pins
 
 if TYPE_CHECKING:
@@ -65,6 +65,13 @@ def test_a_pin_is_an_images_for_as_long_as_one_of_its_names_is_pinned(bench: Ben
 def test_a_pin_at_a_place_without_a_tier_is_refused_and_not_kept(bench: Bench) -> None:
     with pytest.raises(NotSupportedError, match="no tier gpu:0; it has cpu, disk"):
         bench.pins.set("m", A, GPU, pinned=True)
+    assert bench.catalog.pins() == []
+
+
+def test_a_pin_at_the_artifacts_own_files_is_refused_with_the_places_that_pin(catalog: Catalog) -> None:
+    bench = Bench(catalog, CPU, DISK, FILE)
+    with pytest.raises(NotSupportedError, match=r"nothing can be pinned at file: .*; pin at cpu, disk$"):
+        bench.pins.set("m", A, FILE, pinned=True)
     assert bench.catalog.pins() == []
 
 
