@@ -311,8 +311,8 @@ class MappedImages:
                 return self._share(mapping, lease, name)
         except BaseException as error:
             lease.give_back()
-            if _is_about_the_bytes(error):
-                raise ImageError(f"the granted segment cannot be mapped: {error}") from error
+            if isinstance(error, ImageError) or _is_about_the_bytes(error):
+                raise ImageError(f"{name or 'the granted segment'} cannot be mapped: {error}; open it again") from error
             raise
         finally:
             for each in (fd, *(part[0] for part in answer.get("pages", ()))):

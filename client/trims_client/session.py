@@ -441,7 +441,7 @@ def _check_name(name: object) -> None:
     """Raise CallerError here for what the daemon would end the whole session for."""
     if not isinstance(name, str) or not 0 < len(name) <= _MOST_LETTERS or "\0" in name:
         raise CallerError(
-            f"{name!r:.100} is no name of a model or file: that is text of 1 to {_MOST_LETTERS} characters"
+            f"{name!r:.100} is no name of a model or file: that is text of 1 to {_MOST_LETTERS} characters, none NUL"
         )
     try:
         name.encode()

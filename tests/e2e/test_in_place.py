@@ -598,8 +598,27 @@ def test_a_daemon_that_verifies_reads_it_first(serve: Callable[..., Daemon], mod
     daemon = serve(trust="verified")
     with connect(daemon.config.runtime_dir) as session, session.open_file(model) as weights:
         assert weights.place == "cpu"
-        with pytest.raises(NotInPlaceError, match="cannot be served at file"):
+        with pytest.raises(NotInPlaceError, match="cannot be served at file: by its settings"):
             session.open_file(model, place="file")
+
+
+def test_a_file_that_cannot_be_served_in_place_is_refused_with_its_own_reason(
+    daemon: Daemon, session: Session, model: Path, folder: Path
+) -> None:
+    register(daemon, model, {"persist": "always"})
+    with pytest.raises(NotInPlaceError, match=r"^m cannot be served at file: its manifest wants an image .* a place$"):
+        session.open("m", place="file")
+    model.chmod(0o664)
+    with pytest.raises(NotInPlaceError, match=f"{model.name} may be written by users other than the daemon's"):
+        session.open_file(model, place="file")
+    np.save(folder / "big.npy", np.arange(5, dtype=">f4"))
+    with session.open_file(folder / "big.npy") as weights:
+        assert weights.place == "cpu"
+    for _ in range(2):
+        with pytest.raises(
+            NotInPlaceError, match=r"big\.npy cannot be served at file: its numbers are big endian; open"
+        ):
+            session.open_file(folder / "big.npy", place="file")
 
 
 def unaligned(folder: Path) -> Path:

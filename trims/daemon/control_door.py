@@ -228,7 +228,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
         """Free replicas."""
         key = self._store.key_of(request.name)
-        places = self._store.evict_image(key, _place(request.place), drain=request.drain)
+        places = self._store.evict_image(key, _place(request.place), drain=request.drain, name=request.name)
         draining = [str(place) for place in places if self._is_draining(key, place)]
         return pb.EvictReply(freed=[str(place) for place in places if str(place) not in draining], draining=draining)
 

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from trims.carrier.task import SourceFailedError
-from trims.core.errors import ConversionError, InternalError
+from trims.core.errors import ArtifactError, ConversionError, ImageError, InternalError
 from trims.formats.base import is_measurable
 from trims.formats.beside import builder_facts
 from trims.formats.plugins import converter, detect
@@ -215,6 +215,11 @@ def _stopped(artifact: Artifact, why: str) -> ConversionError:
     return ConversionError(f"{artifact.files[0]}: its conversion was stopped: {why}")
 
 
+def _broken(artifact: Artifact, error: ImageError) -> ArtifactError:
+    """What no image may have is in the artifact already."""
+    return ArtifactError(f"{artifact.files[0]}: {error}; publish the file again")
+
+
 class _LocalConversion(Conversion):
     """In the calling thread; stopped between pieces of a few MiB."""
 
@@ -229,7 +234,10 @@ class _LocalConversion(Conversion):
     def plan(self) -> int:
         self._check(0.0)
         began = time.monotonic()
-        self._plan = self._converter.plan(self._artifact)
+        try:
+            self._plan = self._converter.plan(self._artifact)
+        except ImageError as error:
+            raise _broken(self._artifact, error) from error
         self._left_s -= time.monotonic() - began
         self._check(0.0)
         return self._plan.nbytes
@@ -315,7 +323,10 @@ class _ChildConversion(Conversion):
         }
         with self._busy:
             child = self._start()
-            answer = child.request(message)
+            try:
+                answer = child.request(message)
+            except ImageError as error:
+                raise _broken(self._artifact, error) from error
             self._planned_bytes = child.size_of(answer, "planned_bytes")
         for warning in list(answer.get("warnings", ()))[:_MAX_WARNINGS]:
             log.warning("%s", warning)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from trims.core.errors import InternalError, NotInPlaceError
+from trims.core.errors import ArtifactError, ImageError, InternalError, NotInPlaceError
 from trims.core.units import format_bytes
 from trims.formats.base import is_in_place_format
 from trims.formats.conversion import NOT_NEEDED, Conversion, converter, is_large
@@ -39,7 +39,10 @@ class InPlace(Conversion):
             raise NotInPlaceError(f"{self._artifact.files[0]}: its description is too large to be parsed here")
         if not is_in_place_format(chosen):
             raise InternalError(f"artifacts of format {chosen.format} are never served in place")
-        self._plan = plan_in_place(chosen.contents(self._artifact))
+        try:
+            self._plan = plan_in_place(chosen.contents(self._artifact))
+        except ImageError as error:
+            raise ArtifactError(f"{self._artifact.files[0]}: {error}; publish the file again") from error
         if unaligned := self._plan.unaligned_bytes:
             copied = f"{format_bytes(unaligned)} of it are not aligned to their elements"
             log.info("%s: %s: each process copies those that it reads", self._artifact.files[0], copied)

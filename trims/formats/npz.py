@@ -196,7 +196,12 @@ def read_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, n
     version = npy.read_magic(stream)
     if version not in readers:
         raise ArtifactError(f"{where} is of npy version {version}, which is not read")
-    shape, fortran, dtype = readers[version](stream)
+    try:
+        shape, fortran, dtype = readers[version](stream)
+    except ValueError as error:
+        if "<ast." not in str(error):
+            raise
+        raise ValueError("its header has code in it, not the literals that numpy writes") from error
     if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None:
         raise ArtifactError(f"{where} holds objects or records, not numbers")
     if any(type(extent) is not int or extent < 0 for extent in shape):

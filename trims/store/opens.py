@@ -23,6 +23,7 @@ from trims.core.events import KeepAlive, Requested
 from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, FILE, Place, TierKind
 from trims.store.asks import Ask, Outcome, Pending, log_failure
+from trims.store.catalog import FILE_PREFIX
 from trims.store.lookups import Lookups
 from trims.store.terms import Terms
 from trims.store.work import thread_pool
@@ -278,8 +279,8 @@ class Opens:
     def _request_file(self, ask: Ask, resolved: Resolved) -> None:
         """The artifact's own files are asked for."""
         if resolved.in_place is None or ask.verified:
-            why = "its files are not as an image has them, not this user's own, or must be read first"
-            ask.answer(NotInPlaceError(f"{resolved.name} cannot be served at file: {why}; open it without a place"))
+            why = "it must be read first for its tenant" if ask.verified else resolved.why_not or "its files are gone"
+            ask.answer(NotInPlaceError(_not_at_file(resolved.name, why)))
         else:
             self._ask(ask, resolved.in_place, FILE, IN_PLACE_STAYS)
 
@@ -296,6 +297,10 @@ class Opens:
         waiter = Waiter(next(self._tickets), None, wants_lease=False, deadline_at_s=None, internal=True)
         ask = Ask(waiter, f"key:{key[:16]}", place, answer)
         self._ask(ask, key, place, KeepAlive(keep_alive_s))
+
+
+def _not_at_file(name: str, why: str) -> str:
+    return f"{name.removeprefix(FILE_PREFIX)} cannot be served at file: {why}; open it without a place"
 
 
 def _ignore(outcome: Outcome) -> None:

@@ -253,7 +253,9 @@ def _check_unchanged(resolved: Resolved) -> None:
 
 
 def _changed(resolved: Resolved) -> ArtifactChangedError:
-    file = resolved.artifact.files[0]
+    files = resolved.artifact.files
+    now = identities_of(files)
+    changed = [file for file, *known in zip(files, now, resolved.identities, strict=False) if len(set(known)) > 1]
     return ArtifactChangedError(
-        f"{resolved.name}: {file} changed while it was converted; open it again once it is written"
+        f"{resolved.name}: {(*changed, files[0])[0]} changed while it was converted; open it again once it is written"
     )

@@ -87,6 +87,7 @@ class Resolved:
         mount: Mount point of the main file: looking at it may hang with that file system.
         epoch: Of the name, when the look began.
         in_place: Key under which the artifact's own files may be served; None if they may not.
+        why_not: What keeps them from being served: the end of a sentence. Empty if nothing does.
         hashed: False while `key` is `in_place`, because the files were not read yet.
         certain: False if the files were read so soon after they were written that they may have changed since, although
             their identities have not.
@@ -106,6 +107,7 @@ class Resolved:
     mount: str = "/"
     epoch: int = 0
     in_place: str | None = None
+    why_not: str = ""
     hashed: bool = True
     certain: bool = True
     rests_at_s: float = -math.inf
@@ -182,8 +184,8 @@ class Resolver:
         self._limits = limits
         self._always_hash = always_hash
         self._in_place = in_place and not always_hash
-        #: Keys of artifacts that turned out to need a conversion.
-        self._not_in_place: dict[str, None] = {}
+        #: Keys of artifacts that turned out to need a conversion, and why.
+        self._not_in_place: dict[str, str] = {}
         self._clock = clock
         self._known: dict[str, Resolved] = {}
         self._epochs: dict[str, int] = {}
@@ -329,7 +331,7 @@ class Resolver:
         python = self._python(manifest, required=chosen.needs_child(options))
         made_by = recipe(chosen, artifact, Environment(python))
         identities = identities_of(files)
-        in_place = self._in_place_key(manifest, chosen, artifact, (identities, made_by)) if identities else None
+        in_place, why_not = self._in_place_key(manifest, chosen, artifact, (identities, made_by))
         if in_place is None and not reading.digest:
             raise DigestNeededError(name)
         rests_at_s = self._clock() + max(map(self._rest_s, files))
@@ -338,6 +340,7 @@ class Resolver:
             name=name,
             key=_key(files, [each.blake3 for each in digests], made_by) if digests is not None else str(in_place),
             in_place=in_place,
+            why_not=why_not,
             hashed=digests is not None,
             certain=digests is None or all(each.certain for each in digests),
             rests_at_s=rests_at_s,
@@ -354,39 +357,49 @@ class Resolver:
 
     def _in_place_key(
         self, manifest: Manifest, chosen: Converter, artifact: Artifact, facts: tuple[object, ...]
-    ) -> str | None:
-        """The key under which the artifact's own files may be served, if they may: of their identities, not bytes.
+    ) -> tuple[str | None, str]:
+        """The key under which the artifact's own files may be served: of their identities, not bytes. Else why not."""
+        why = self._why_not(manifest, chosen, artifact)
+        if why:
+            return None, why
+        key = str(blake3.blake3(json.dumps(["in place", *facts], sort_keys=True).encode()).hexdigest())
+        return (None, self._not_in_place[key]) if key in self._not_in_place else (key, "")
+
+    def _why_not(self, manifest: Manifest, chosen: Converter, artifact: Artifact) -> str:
+        """What keeps the artifact's own files from being served before they are looked into; empty if nothing does.
 
         Files that another user may change are read first, and so are those of which a digest is stated, or whose
         manifest asks for it. A manifest that names a place, pins or persists wants an image.
         """
         source = manifest.artifact
-        if not self._in_place or source.sha256 or source.trust == "verified":
-            return None
+        if not self._in_place:
+            return "by its settings (`trust`, `always_hash`) this daemon reads every artifact before it serves it"
+        if source.sha256 or source.trust == "verified":
+            return "its manifest (`sha256`, or `trust: verified`) has its files read first"
         if not may_be_in_place(chosen, artifact.options):
-            return None
-        if _wants_image(manifest) or not all(map(_is_own, artifact.files)):
-            return None
-        key = str(blake3.blake3(json.dumps(["in place", *facts], sort_keys=True).encode()).hexdigest())
-        return None if key in self._not_in_place else key
+            return f"its format {chosen.format}, with its options, is always converted"
+        if _wants_image(manifest):
+            return "its manifest wants an image (`place`, `pin`, or `persist: always`)"
+        others = [file for file in artifact.files if not _is_own(file)]
+        return f"{others[0]} may be written by users other than the daemon's (chown, chmod go-w)" if others else ""
 
     def _unless_converted(self, resolved: Resolved) -> Resolved:
         """The resolution; raises DigestNeededError if its artifact has turned out meanwhile to need a conversion.
 
         Otherwise a look that began before that was known would send its asks round in a circle.
         """
-        if resolved.in_place not in self._not_in_place:
+        if resolved.in_place is None or resolved.in_place not in self._not_in_place:
             return resolved
         if not resolved.hashed:
             raise DigestNeededError(resolved.name)
-        return replace(resolved, in_place=None)
+        return replace(resolved, in_place=None, why_not=self._not_in_place[resolved.in_place])
 
     def needs_conversion(self, name: str, in_place: str, why: str) -> None:
         """An artifact turned out not to be served from its own files: it is read before the next answer."""
         with self._lock:
             if in_place not in self._not_in_place:
                 log.info("%s is converted: %s", name, why)
-            self._not_in_place[in_place] = None
+            self._not_in_place[in_place] = why
             while len(self._not_in_place) > _REMEMBERED:
                 self._not_in_place.pop(next(iter(self._not_in_place)))
 

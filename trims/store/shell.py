@@ -350,8 +350,11 @@ class Shell:
             return lambda: self.again(ask, it.error)
         self._counters[f"refused.{it.error.code}"] += 1
         error: TrimsError = it.error
+        name = ask.name.removeprefix(FILE_PREFIX)
         if isinstance(error, DeadlineError):
-            error = DeadlineError(f"{ask.name.removeprefix(FILE_PREFIX)}: {error}")  # the books know keys, no names
+            error = DeadlineError(f"{name}: {error}")  # the books know keys, no names
+        elif isinstance(error, NotInPlaceError):
+            error = NotInPlaceError(f"{name} cannot be served at file: {error}; open it without a place")
         return lambda: ask.answer(error)
 
     def _bind_measure(self, it: Measure) -> Callable[[], None]:

@@ -340,15 +340,18 @@ class Store:
 
         With `drain` a leased replica goes when its last lease closes, and this returns at once.
         """
-        return self.evict_image(self.key_of(name), place, drain=drain, timeout_s=timeout_s)
+        return self.evict_image(self.key_of(name), place, drain=drain, timeout_s=timeout_s, name=name)
 
     def evict_image(
-        self, key: str, place: Place | None = None, *, drain: bool = False, timeout_s: float = 60.0
+        self, key: str, place: Place | None = None, *, drain: bool = False, timeout_s: float = 60.0, name: str = ""
     ) -> list[Place]:
-        """The same for an image by its whole key."""
+        """The same for an image by its whole key; errors call it `name`."""
         there = [replica.id for replica in self._shell.places_of(key) if place in (None, replica.place)]
         for replica in there:
-            self._feed(EvictRequested(at_s=self._clock(), key=key, place=replica.place, drain=drain))
+            try:
+                self._feed(EvictRequested(at_s=self._clock(), key=key, place=replica.place, drain=drain))
+            except InUseError as error:
+                raise InUseError(f"{name or key[:16]}: {error}") from error
         self._shell.wait_for(lambda: all(map(self._settled, there)), timeout_s)
         return [replica.place for replica in there]
 

@@ -23,7 +23,7 @@ def number(message: Message, name: str) -> int:
     """A whole number that every JSON reader keeps exactly. Raises BadMessageError."""
     value = message.get(name)
     if type(value) is not int or not 0 <= value < 1 << 53:
-        raise BadMessageError(f"{name!r} must be a whole number from 0 to 2^53, not {value!r}"[:200])
+        raise BadMessageError(f"{name!r} must be a whole number from 0 to 2^53 - 1, not {value!r}"[:200])
     return value
 
 
@@ -32,8 +32,10 @@ def text(message: Message, name: str) -> str | None:
     value = message.get(name)
     if value is None:
         return None
-    if not isinstance(value, str) or len(value) > _MAX_NAME or "\0" in value:
+    if not isinstance(value, str) or len(value) > _MAX_NAME:
         raise BadMessageError(f"{name!r} must be text of at most {_MAX_NAME} characters"[:200])
+    if "\0" in value:
+        raise BadMessageError(f"{name!r} must be text without NUL characters")
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
         raise BadMessageError(f"{name!r} holds half of a surrogate pair, which is no text")
     return value

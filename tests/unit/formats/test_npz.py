@@ -83,6 +83,16 @@ def test_it_is_converted_in_a_child(tmp_path: Path) -> None:
         assert np.array_equal(weights["a"], array)
 
 
+def test_an_archive_with_a_member_twice_is_refused_by_its_path(tmp_path: Path) -> None:
+    path = tmp_path / "m.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.npy", described("'<f4'", "(1,)", bytes(4)))
+        with pytest.warns(UserWarning, match="Duplicate name"):
+            archive.writestr("a.npy", described("'<f4'", "(1,)", bytes(4)))
+    with pytest.raises(ArtifactError, match=f"{path}: tensor 'a' is described twice; publish the file again"):
+        convert(artifact_at(path), tmp_path / "image")
+
+
 def member(name: str, data: bytes, **more: Any) -> bytes:
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w", **more) as archive:
@@ -114,6 +124,7 @@ HOSTILE = {
     "a negative extent": (member("a.npy", described("'<f4'", "(-1, -1)", bytes(4))), "impossible shape"),
     "a bool as extent": (member("a.npy", described("'<f4'", "(True,)", bytes(4))), "impossible shape|not valid"),
     "a header that is code": (member("a.npy", npy("__import__('os').abort()\n")), "ValueError"),
+    "a call in its shape": (member("a.npy", described("'<f4'", "(abs(1),)", bytes(4))), "has code in it, not the"),
     "version 3": (member("a.npy", npy("{}", version=b"\x03\x00")), "npy version"),
     "no magic": (member("a.npy", b"what"), "ValueError"),
     "a member that is no array": (member("readme.txt", b"hi"), "is no array"),

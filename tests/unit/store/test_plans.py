@@ -110,6 +110,19 @@ def test_a_plan_that_was_stopped_before_it_began_starts_nothing_that_stays(made:
     assert Conversion.open == 0
 
 
+def test_the_shard_that_changed_is_named(made: list[Conversion], tmp_path: Path) -> None:
+    files = (tmp_path / "m.index.json", tmp_path / "1.safetensors", tmp_path / "2.safetensors")
+    for path in files:
+        path.write_bytes(b"one")
+    plans, artifact = plans_of(made), an_artifact()
+    artifact.artifact.files, artifact.identities = files, identities_of(files)
+    files[1].write_bytes(b"another")
+    plan, _ = plans.begin(replica(), artifact)
+    with pytest.raises(ArtifactChangedError, match=r"1\.safetensors changed while it was converted"):
+        plans.measure(replica(), plan)
+    plans.close()
+
+
 def test_an_artifact_that_changed_since_it_was_hashed_is_refused(made: list[Conversion], tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     path.write_bytes(b"one")

@@ -41,7 +41,7 @@ def test_an_eviction_frees_the_idle_refuses_the_leased_and_drains_if_told_to(
     granted = asker.open(model())
     daemon.store.load("m", DISK).result(WAIT_S)
     assert daemon.store.evict("m", DISK) == [DISK]
-    with pytest.raises(InUseError, match=r"1 lease\(s\)"):
+    with pytest.raises(InUseError, match=r"^m: the replica at cpu has 1 lease\(s\)"):
         daemon.store.evict("m")
     assert daemon.store.evict("m", drain=True) == [CPU]
     assert states(daemon) == {"cpu": "draining"}
