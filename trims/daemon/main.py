@@ -30,6 +30,7 @@ from trims.formats.base import Limits
 from trims.formats.picking import Picker
 from trims.formats.plugins import load_all
 from trims.formats.scratch import sweep_scratch
+from trims.memory.heap import return_large_buffers
 from trims.memory.memfd import SealedMemfd
 from trims.memory.shm import PosixShm, check_folder
 from trims.registry.opening import open_registry
@@ -322,6 +323,7 @@ def serve(config: Config) -> None:
     )
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     raise_limit()
+    return_large_buffers()
     daemon = Daemon(config)
     daemon.start()
     # Not before: a plug-in that hangs while it opens can be interrupted.
