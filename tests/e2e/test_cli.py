@@ -396,6 +396,7 @@ def test_an_image_without_a_name_is_evicted_by_the_beginning_of_its_key(
     assert "0" * 8 in trims.refused("evict", "0" * 8)
     assert trims.json("evict", shown) == {"freed": ["cpu"], "draining": []}
     assert [each["names"] for each in trims.json("ps")] == [[f"file:{path}"]]
+    assert trims.json("evict", str(path)) == {"freed": ["cpu"], "draining": []}
 
 
 def test_evict_spares_readers_unless_it_drains(trims: Command, manifest: Callable[..., Path]) -> None:

@@ -44,7 +44,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     load = _model(_add(commands, "load", "have a model loaded before it is needed", _load, json=True), place=True)
     load.add_argument("--deadline-s", type=float, help="seconds to wait for the load and for room")
     evict = _add(commands, "evict", "free a model's memory; it stays registered", _evict, json=True)
-    _model(evict, place=True, what="a model, or what `trims ps` shows: a path, or the beginning of an image key")
+    _model(evict, place=True, what="a model, an absolute path, or the beginning of an image key as `trims ps` shows it")
     evict.add_argument("--drain", action="store_true", help="let leases run out first")
     evict.add_argument(
         "--all-tiers", action="store_true", help="the disk image too, so that the artifact is converted again"

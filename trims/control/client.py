@@ -165,7 +165,7 @@ class Admin(_Door):
         """Free a model's memory at a place, or everywhere; it stays registered.
 
         Args:
-            name: A registered model, a path as `residents` shows it, or the beginning of an image key.
+            name: A registered model, an absolute path, or the beginning of an image key.
             place: None for all places, the image on disk included.
             drain: Let leases run out first.
 

@@ -40,6 +40,7 @@ from trims.core.events import (
 from trims.core.place import DISK, FILE, Place
 from trims.core.residency import Residency
 from trims.store.adoption import Adoption
+from trims.store.catalog import FILE_PREFIX
 from trims.store.device_leases import DeviceLeases
 from trims.store.fills import Fills
 from trims.store.lookups import READERS
@@ -413,10 +414,11 @@ class Store:
         return extent.pages[file]
 
     def key_of(self, name: str) -> str:
-        """The key a name stands for; an image that has no name any more is named by the beginning of its key.
+        """The key a name or an absolute path stands for; an image without a name is named by the beginning of its key.
 
         Raises ModelNotFoundError if the name was never loaded nor registered, or stands for several images.
         """
+        name = f"{FILE_PREFIX}{name}" if name.startswith("/") else name
         known = self.resolver.remembered(name)
         key = known.key if known else self.catalog.key_of(name)
         if key is None and _KEY_BEGINS.fullmatch(name):
