@@ -30,6 +30,7 @@ from trims_predictors.launching import Environment, Launcher
 from trims_predictors.nursery import Nursery
 from trims_predictors.records import Answer, load_message
 from trims_predictors.schedule import Fail, Job, Limits, Run, Start, Step, Stop
+from trims_predictors.shortage import in_words
 from trims_predictors.slots import Slots
 from trims_predictors.tensors import check_against, check_outputs, types_of
 from trims_predictors.turnover import Limits as TemplateLimits
@@ -335,9 +336,7 @@ class Fleet:
         self._watch_idle(predictor)
 
     def _refuse(self, predictor: int, error: TrimsError | OSError) -> None:
-        if not isinstance(error, TrimsError):
-            error = PredictorError(f"no predictor can be started: {error}")
-        self._do(self._slots.failed(predictor, error))
+        self._do(self._slots.failed(predictor, in_words(error, "no predictor can be started")))
 
     async def _run(self, predictor: int, jobs: Sequence[Job]) -> None:
         running = self._running[predictor]

@@ -9,12 +9,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from trims.core.errors import PredictorError
 from trims.environments.shelf import hold
 from trims.wire.address import ATTACH_FOLDER, TENANTS_FOLDER
 from trims.wire.lifeline import Lifeline
 from trims_predictors.isolation import NAMESPACES, OWN_PROCESS, Isolation
 from trims_predictors.outputs import Output, Outputs
+from trims_predictors.shortage import in_words
 
 #: What each predictor needs, whatever its framework.
 _ALWAYS = (
@@ -116,8 +116,8 @@ class Launcher:
             environment: Where.
             sock: Descriptor of the socket.
 
-        Raises PredictorError if the interpreter cannot be started, NotSupportedError if its environment is being
-        removed.
+        Raises PredictorError if the interpreter cannot be started, CapacityError if descriptors or processes lack for
+        it, NotSupportedError if its environment is being removed.
         """
         self._hold(environment.python)
         lifeline = self.tie()
@@ -125,7 +125,7 @@ class Launcher:
             output = self.outputs.open(_CALLED.get(module, module))
         except OSError as error:
             lifeline.close()
-            raise PredictorError(f"{module} cannot be started: {error}") from error
+            raise in_words(error, f"{module} cannot be started") from error
         door = os.path.join(TENANTS_FOLDER, environment.tenant) if environment.tenant else ATTACH_FOLDER
         command = [
             environment.python or sys.executable, "-c", _BOOTSTRAP, json.dumps(_packages()), module,
@@ -150,7 +150,7 @@ class Launcher:
         except (OSError, subprocess.SubprocessError) as error:
             lifeline.close()
             output.close()
-            raise PredictorError(f"{isolated.command[0]} cannot be started: {error}") from error
+            raise in_words(error, f"{isolated.command[0]} cannot be started") from error
         finally:
             isolated.close()
         lifeline.given()

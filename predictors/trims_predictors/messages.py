@@ -52,6 +52,8 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
     if not data:
         return None
     try:
+        if flags & socket.MSG_CTRUNC and len(fds) < _MOST_DESCRIPTORS:
+            raise BadMessageError("a message lost its descriptors: this process has none left (`ulimit -n`)")
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
             raise BadMessageError(f"a message is longer than {MOST_BYTES} bytes, or brings too many descriptors")
         message = json.loads(data)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import BadMessageError, DrainingError, LostPeerError, PredictorError, TrimsError
 from trims_predictors.background import Background
 from trims_predictors.processes import PredictorProcess, spawn
+from trims_predictors.shortage import told_in_words
 from trims_predictors.templates import Template
 from trims_predictors.turnover import End, EndHotSpare, EndSpare, Leave, Limits, Standing
 from trims_predictors.upkeep import Upkeep
@@ -105,7 +106,8 @@ class Nursery:
     async def take(self, environment: Environment) -> PredictorProcess:
         """A predictor's process that has loaded nothing yet.
 
-        Raises PredictorError if none can be started, DrainingError if the nursery is closing.
+        Raises PredictorError if none can be started, CapacityError if descriptors or processes lack for it,
+        DrainingError if the nursery is closing.
         """
         self._use(environment)
         process = await self._take(environment)
@@ -247,7 +249,8 @@ class Nursery:
         template = self._template(environment)
         self._leaving.discard(environment)
         try:
-            process = await template.fork()
+            with told_in_words("no predictor can be forked"):
+                process = await template.fork()
         except (PredictorError, LostPeerError, BadMessageError):
             self._discard(environment, template)
             raise
@@ -288,7 +291,8 @@ class Nursery:
         return template
 
     def _make(self, environment: Environment, modules: Sequence[str]) -> Template:
-        template = Template(self._launcher, environment, modules)
+        with told_in_words(f"no template for {environment.framework} can be started"):
+            template = Template(self._launcher, environment, modules)
         framework = environment.framework
         self._started[framework] = self._started.get(framework, 0) + 1
         self._made.append((environment, template))
@@ -461,7 +465,7 @@ class Nursery:
 
     @staticmethod
     def _explained(error: BaseException) -> bool:
-        if isinstance(error, TrimsError):  # such as an environment that was removed since
+        if isinstance(error, TrimsError):  # such as an environment that was removed since, or no descriptor left
             _log.warning("a template cannot be started: %s", error)
         return isinstance(error, TrimsError)
 

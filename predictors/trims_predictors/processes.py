@@ -16,6 +16,7 @@ from trims_predictors.arena import Receiver, Sender
 from trims_predictors.launching import tell_status
 from trims_predictors.messages import close_all, pair
 from trims_predictors.peer import Peer
+from trims_predictors.shortage import told_in_words
 from trims_predictors.tensors import Tensor
 from trims_predictors.written_pages import check_pages
 
@@ -98,6 +99,7 @@ class PredictorProcess:
         Raises:
             DeadlineError: The time is over; the process ends.
             PredictorError: The process ended, or answered nonsense, which ends it.
+            CapacityError: No descriptor or memory is left for the tensors.
             TrimsError: What it answered instead.
         """
         assert self._answer is None, "one thing at a time"
@@ -138,7 +140,8 @@ class PredictorProcess:
             return
         write = self._outbox.write
         large = sum(tensor.nbytes for tensor in tensors) > _LARGE_BYTES
-        described, fd = await asyncio.to_thread(write, tensors) if large else write(tensors)
+        with told_in_words("the request cannot be handed to its predictor"):
+            described, fd = await asyncio.to_thread(write, tensors) if large else write(tensors)
         try:
             self._peer.send({**message, "inputs": described}, [] if fd is None else [fd])
         finally:
@@ -245,20 +248,20 @@ class PredictorProcess:
 
 
 def spawn(launcher: Launcher, environment: Environment) -> PredictorProcess:
-    """A new process that has imported nothing yet. Raises PredictorError if it cannot be started."""
-    ours, theirs = pair()
-    with theirs:
-        try:
+    """A new process that has imported nothing yet. Raises as `Launcher.start` does."""
+    with told_in_words("no predictor can be started"), contextlib.ExitStack() as undo:
+        ours, theirs = pair()
+        undo.callback(ours.close)
+        with theirs:
             started = launcher.start("trims_predictors.worker", environment, theirs.fileno())
-        except BaseException:
-            ours.close()
-            raise
+        undo.callback(started.lifeline.close)
+        pidfd = os.pidfd_open(started.process.pid)
+        undo.pop_all()
 
     async def status() -> str:
         return tell_status(started.process.wait())
 
-    pid = started.process.pid
-    return PredictorProcess(ours, pid, os.pidfd_open(pid), "spawned", status, lifeline=started.lifeline)
+    return PredictorProcess(ours, started.process.pid, pidfd, "spawned", status, lifeline=started.lifeline)
 
 
 #: Operation of an answer -> the fields that it must have, and of which type.

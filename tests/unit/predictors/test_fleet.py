@@ -22,12 +22,14 @@ from trims.control import admin
 from trims.core.errors import (
     BusyError,
     CallerError,
+    CapacityError,
     DeadlineError,
     DrainingError,
     ModelNotFoundError,
     NotSupportedError,
     PredictorError,
 )
+from trims.testing.descriptors import few_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -369,6 +371,27 @@ def test_a_model_that_cannot_be_loaded_tells_its_reason_to_all_who_ask(
             await driver.ask("unknown", x=[1.0])
 
     drive(daemon, work)
+
+
+def test_a_request_without_a_descriptor_for_its_tensors_fails_alone(scaler: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        await driver.ask(x=[1.0])
+        plan, tensors = await driver.plan(), [from_array("x", np.ones(1 << 18))]  # more than the arena that is there
+        with few_descriptors(left=0), pytest.raises(CapacityError, match=r"no descriptor left.*`ulimit -n`"):
+            await driver.fleet.infer(plan, tensors)
+        assert (await driver.fleet.infer(plan, tensors)).how == "running"
+
+    drive(scaler, work)
+
+
+def test_a_cold_request_without_descriptors_is_told_the_remedy(scaler: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        plan, tensors = await driver.plan(), [from_array("x", np.ones(1))]
+        with few_descriptors(left=0), pytest.raises(CapacityError, match=r"no descriptor left.*`ulimit -n`"):
+            await driver.fleet.infer(plan, tensors)
+        assert (await driver.ask(x=[1.0])).cold
+
+    drive(scaler, work)
 
 
 def test_more_models_than_slots_all_answer(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:

@@ -16,8 +16,9 @@ from trims_predictors.launching import Environment, Launcher
 from trims_predictors.nursery import Nursery
 from trims_predictors.turnover import Limits
 
-from trims.core.errors import DrainingError, InUseError, PredictorError
+from trims.core.errors import CapacityError, DrainingError, InUseError, PredictorError
 from trims.environments.shelf import Shelf
+from trims.testing.descriptors import few_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -177,6 +178,33 @@ def test_an_environment_that_cannot_be_started_is_told(folder: Path) -> None:
             await predictor.ask({"op": "prepare", "modules": [], "threads": 1, "pages": []}, deadline_s=30)
 
     nurse(folder, work)
+
+
+@pytest.mark.parametrize("left", range(7))
+def test_without_descriptors_no_predictor_is_started_and_the_remedy_is_told(folder: Path, left: int) -> None:
+    async def work(nursery: Nursery) -> None:
+        await (await nursery.take(NUMPY)).end()
+        with few_descriptors(left=left), pytest.raises(CapacityError, match=r"no descriptor left.*`ulimit -n`"):
+            await nursery.take(NUMPY)
+        predictor = await nursery.take(NUMPY)
+        assert predictor.how == "forked"
+        await predictor.end()
+
+    nurse(folder, work)
+
+
+def test_a_lesson_without_descriptors_is_a_warning_and_no_bug(modules: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(nursery: Nursery) -> None:
+        predictor = await nursery.take(NUMPY)
+        with few_descriptors(left=0):
+            nursery.teach(NUMPY, ["harmless"])
+            await until(lambda: not nursery._teaching)
+            await until(lambda: not len(nursery._background) or "ulimit" in caplog.text)
+        await predictor.end()
+
+    nurse(modules, work)
+    assert "a template cannot be started: no template for numpy can be started: no descriptor left" in caplog.text
+    assert "a bug in trims" not in caplog.text
 
 
 def test_an_environment_of_another_interpreter_has_our_packages_and_its_own(folder: Path) -> None:
