@@ -1,26 +1,36 @@
-"""Connections of clients that stop in the middle of a request, or whose head never ends, are closed.
+"""Connections of clients that stop in the middle of a request, or whose request never ends, are closed.
 
 uvicorn closes a connection that is idle between two requests. It waits without end for the first byte of a connection,
-for the rest of a request's head, and for the rest of its body: each holds a descriptor of the endpoint. And it keeps a
-head and a body's trailers in memory, however long they are.
+for the rest of a request's head, and for the rest of its body: each holds a descriptor of the endpoint. It keeps a
+head and a body's trailers in memory, however long they are. It reads what is left of a body after the answer, such as
+413, for as long as it comes. And it takes connections until no descriptor is left for predictors.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+import resource
+import sys
 from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from trims_predictors.endpoint.status import RETRY_AFTER_S
+
 if TYPE_CHECKING:
-    import asyncio
+    from collections.abc import Callable
 
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+_log = logging.getLogger(__name__)
 #: Seconds for the whole head of a request, from its first byte or from the beginning of its connection.
 HEAD_S = 30.0
 #: Seconds within which more of a body has to come.
 SILENCE_S = 30.0
+#: Seconds for what is left of a body once the request is answered: most clients send all before they read.
+DRAIN_S = 10.0
 #: Before the next look at a connection that cannot be closed now.
 _AGAIN_S = 1.0
 #: Bytes of a head, and of what follows a body or stands between its chunks. Of a head up to `_SLICE_BYTES` more may
@@ -28,7 +38,24 @@ _AGAIN_S = 1.0
 MOST_HEAD_BYTES = 64 << 10
 #: Of a head, parsed before the next look at how long it is.
 _SLICE_BYTES = 16 << 10
-_ANSWER = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+_ANSWER = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n%s\r\n%s"
+#: Descriptors for all but connections: listeners, logs, the daemon's doors, JSON processes, templates; and for each
+#: predictor, such as its socket, arenas and output.
+_OWN_DESCRIPTORS, _A_PREDICTOR = 64, 8
+#: Between two warnings that connections are refused.
+_WARN_AGAIN_S = 60.0
+
+
+def most_connections(predictors: int) -> int:
+    """How many connections leave enough descriptors for the work of the endpoint.
+
+    Args:
+        predictors: Processes that may run at once.
+    """
+    most: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if most == resource.RLIM_INFINITY:
+        return sys.maxsize
+    return max(most - _OWN_DESCRIPTORS - _A_PREDICTOR * predictors, most // 4, 1)
 
 
 class ImpatientProtocol(HttpToolsProtocol):
@@ -40,11 +67,28 @@ class ImpatientProtocol(HttpToolsProtocol):
     _heard_s: float | None = None
     #: That came since the last byte of a body or the end of a message.
     _head_bytes = 0
+    #: Of a body, that came after the answer; None while no such body comes.
+    _drained_bytes: int | None = None
+    #: Whether the connection ends with the body that comes.
+    _ends = False
+    #: Connections at once; more are refused. And bytes of a body that are read after the answer.
+    most_connections = sys.maxsize
+    most_drained_bytes = 1 << 20
+    _warned_s = -_WARN_AGAIN_S
+
+    @classmethod
+    def within(cls, *, most_connections: int, most_drained_bytes: int) -> type[ImpatientProtocol]:
+        """This with other bounds: uvicorn takes a class."""
+        bounds = {"most_connections": most_connections, "most_drained_bytes": most_drained_bytes}
+        return type(cls.__name__, (cls,), bounds)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a head."""
+        """Begin to wait for a head, or refuse one connection too many."""
         super().connection_made(transport)
-        self._await_head()
+        if len(self.connections) > self.most_connections:
+            self._refuse_connection()
+        else:
+            self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
@@ -52,8 +96,12 @@ class ImpatientProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Note that the client goes on, and refuse more of a head than it may have."""
+        """Note that the client goes on, and refuse more of a head, or after an answer, than it may send."""
         self._heard_s = self.loop.time()
+        if self._drained_bytes is not None:
+            self._drained_bytes += len(data)
+            if self._drained_bytes > self.most_drained_bytes:
+                self.transport.close()
         at = 0
         while at < len(data) and not self.transport.is_closing():  # it closes when it is refused
             part = data[at : at + _SLICE_BYTES] if self._in_head else data[at:]
@@ -82,6 +130,8 @@ class ImpatientProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Wait for a body."""
         super().on_headers_complete()
+        cycle: RequestResponseCycle = self.cycle
+        cycle.transport = _Patient(self.transport, self.end)
         self._in_head = False
         self._wait(SILENCE_S)
 
@@ -90,6 +140,31 @@ class ImpatientProtocol(HttpToolsProtocol):
         self._stop()
         self._head_bytes, self._in_head = 0, True
         super().on_message_complete()
+        if self._drained_bytes is not None:
+            self._drained_bytes = None
+            self._go_on()
+
+    def on_response_complete(self) -> None:
+        """Take what is left of the body, which nobody reads, for a while: the client may read the answer after it."""
+        super().on_response_complete()
+        cycle: RequestResponseCycle = self.cycle
+        if not self._in_head and cycle.response_complete and not self.transport.is_closing():
+            self._drained_bytes = 0
+            self._wait(DRAIN_S)
+
+    def end(self) -> None:
+        """The answer is the last one of the connection: close it, once the rest of the request is there."""
+        self._ends = True
+        if self._in_head:
+            self.transport.close()
+
+    def _go_on(self) -> None:
+        """What was left of a body is there: wait for the next request, as uvicorn does after an answer."""
+        if self._ends:
+            self.transport.close()
+            return
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _await_head(self) -> None:
         self._in_head = True
@@ -109,6 +184,9 @@ class ImpatientProtocol(HttpToolsProtocol):
         self._timer = None
         if self.transport.is_closing():
             return
+        if self._drained_bytes is not None:
+            self.transport.close()
+            return
         if self._in_head:
             cycle: RequestResponseCycle | None = self.cycle
             again_s = _AGAIN_S if cycle is not None and not cycle.response_complete else 0.0
@@ -124,7 +202,22 @@ class ImpatientProtocol(HttpToolsProtocol):
         """Close the connection, with an answer unless another one is under way or nothing was asked."""
         if self._may_answer() and not self.transport.is_closing():
             told = json.dumps({"error": why}, separators=(",", ":")).encode()
-            self.transport.write(_ANSWER % (status, len(told), told))
+            self.transport.write(_ANSWER % (status, len(told), b"", told))
+        self.transport.close()
+
+    def _refuse_connection(self) -> None:
+        """Tell the client that it is one too many. It keeps its descriptor for a moment only."""
+        why = (
+            f"the endpoint has {self.most_connections} connections, and keeps its other descriptors for predictors; "
+            "close some, or raise its limit of open files (`ulimit -n`)"
+        )
+        cls = type(self)
+        if self.loop.time() - cls._warned_s >= _WARN_AGAIN_S:
+            cls._warned_s = self.loop.time()
+            _log.warning("a connection is refused: %s", why)
+        told = json.dumps({"error": why}, separators=(",", ":")).encode()
+        retry = b"retry-after: %d\r\n" % RETRY_AFTER_S
+        self.transport.write(_ANSWER % (b"503 Service Unavailable", len(told), retry, told))
         self.transport.close()
 
     def _may_answer(self) -> bool:
@@ -132,3 +225,29 @@ class ImpatientProtocol(HttpToolsProtocol):
         if self._in_head:
             return self._heard_s is not None and (cycle is None or cycle.response_complete)
         return cycle is not None and not cycle.response_started
+
+
+class _Patient(asyncio.Transport):
+    """The transport of one answer, which leaves it to the protocol when the connection is closed after it.
+
+    Args:
+        transport: Of the connection.
+        end: Called instead of closing it.
+    """
+
+    def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
+        super().__init__()
+        self._transport = transport
+        self._end = end
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See asyncio.Transport."""
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        """See asyncio.Transport."""
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        """See asyncio.Transport."""
+        self._end()

@@ -19,7 +19,7 @@ from trims.core.errors import ConfigError
 from trims.environments.shelf import Shelf
 from trims.formats.picking import Picker
 from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
-from trims_predictors.endpoint.connections import ImpatientProtocol
+from trims_predictors.endpoint.connections import ImpatientProtocol, most_connections
 from trims_predictors.endpoint.grpc_service import start_server
 from trims_predictors.endpoint.health import Health
 from trims_predictors.endpoint.hot_models import HotModels
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 _KEEP_CONNECTIONS_S = 75
 #: Between the end of the fleet, which fails what runs, and that of connections: the clients are told.
 _LAST_WORDS_S = 5.0
+#: Read of a body that is too large, beyond what a body may have: clients that have sent it all read the answer.
+_MORE_DRAINED_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -228,7 +230,7 @@ async def _answer(
     )
     config = uvicorn.Config(
         app,
-        http=ImpatientProtocol,
+        http=_protocol(settings),
         ws="none",
         log_level="warning",
         access_log=False,
@@ -239,6 +241,16 @@ async def _answer(
         timeout_graceful_shutdown=round(settings.drain_s + _LAST_WORDS_S),
     )
     await _Server(config, ending, sys.stdin.fileno() if settings.supervised else None).serve([sock])
+
+
+def _protocol(settings: EndpointSettings) -> type[ImpatientProtocol]:
+    """HTTP with the bounds that follow from the settings."""
+    fleet = settings.fleet
+    of_tenants = sum(fleet.of_tenants.get(name, fleet.predictors) for name in settings.tenants.by_name)
+    return ImpatientProtocol.within(
+        most_connections=most_connections(fleet.predictors + of_tenants + fleet.hot_spares),
+        most_drained_bytes=settings.most_body_bytes + _MORE_DRAINED_BYTES,
+    )
 
 
 @contextlib.contextmanager

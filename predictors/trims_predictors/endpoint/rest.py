@@ -19,6 +19,7 @@ import trims
 from trims.core.errors import BusyError, CallerError, TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, packs, read_body, read_object
 from trims_predictors.endpoint.callers import Callers, UnknownCallerError, caller, may_ask_for
+from trims_predictors.endpoint.json_text import SMALL_BYTES
 from trims_predictors.endpoint.json_workers import JsonWorkers
 from trims_predictors.endpoint.large_answers import LargeResponse
 from trims_predictors.endpoint.openapi import document, is_open
@@ -95,6 +96,8 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         refusal = self._refusal(Request(scope)) if scope["type"] == "http" else None
+        if refusal is not None and _may_be_large(Request(scope)):
+            refusal.headers["Connection"] = "close"  # nobody waits for the end of its body
         await (refusal or self._app)(scope, receive, send)
 
     def _refusal(self, request: Request) -> Response | None:
@@ -120,6 +123,12 @@ class Guard:
         if may_ask_for(tenant, path):
             return None
         return _error(403, f"{path!r:.80} is for the operator of this endpoint; tenants ask for what is under /v2")
+
+
+def _may_be_large(request: Request) -> bool:
+    """Whether a request's body is more than comes with its head, or does not say."""
+    stated = request.headers.get("content-length", "0")
+    return "transfer-encoding" in request.headers or not stated.isdigit() or int(stated) > SMALL_BYTES
 
 
 def _router(service: Service, most_body_bytes: int, workers: JsonWorkers) -> APIRouter:
@@ -322,7 +331,9 @@ async def _trims_error(_: Request, error: Exception) -> Response:
 
 
 async def _too_large(_: Request, error: Exception) -> Response:
-    return _error(413, str(error))
+    answer = _error(413, str(error))
+    answer.headers["Connection"] = "close"  # its body may go on without end
+    return answer
 
 
 async def _gone(_: Request, error: Exception) -> Response:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,15 +24,15 @@ HEAD = b"POST /%s HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
 
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HEAD_S", "SILENCE_S"):
+    for name in ("HEAD_S", "SILENCE_S", "DRAIN_S"):
         monkeypatch.setattr(connections, name, 0.3)
     monkeypatch.setattr(connections, "_AGAIN_S", 0.05)
 
 
 async def _app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the body; `/early` before it has read it, `/late` a while after."""
-    body = b"early"
-    if scope["path"] != "/early":
+    """Answers with the body; `/early` and `/last` before it has read it, `/late` a while after."""
+    body, last = b"early", scope["path"] == "/last"
+    if scope["path"] not in ("/early", "/last"):
         body, more = b"", True
         while more:
             message = await receive()
@@ -40,14 +42,15 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
     if scope["path"] == "/late":
         await asyncio.sleep(1.0)
     length = str(len(body)).encode()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+    headers = [(b"content-length", length), *([(b"connection", b"close")] if last else [])]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 
 @contextlib.asynccontextmanager
-async def _served() -> AsyncIterator[Client]:
+async def _served(protocol: type[ImpatientProtocol] = ImpatientProtocol) -> AsyncIterator[Client]:
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        config = uvicorn.Config(_app, http=ImpatientProtocol, log_level="error", lifespan="off", access_log=False)
+        config = uvicorn.Config(_app, http=protocol, log_level="error", lifespan="off", access_log=False)
         server = uvicorn.Server(config)
         server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
         serving = asyncio.ensure_future(server.serve([sock]))
@@ -60,9 +63,9 @@ async def _served() -> AsyncIterator[Client]:
         await serving
 
 
-def _run(work: Callable[[Client], Awaitable[None]]) -> None:
+def _run(work: Callable[[Client], Awaitable[None]], protocol: type[ImpatientProtocol] = ImpatientProtocol) -> None:
     async def run() -> None:
-        async with asyncio.timeout(60.0), _served() as connect:
+        async with asyncio.timeout(60.0), _served(protocol) as connect:
             await work(connect)
 
     asyncio.run(run())
@@ -209,3 +212,112 @@ def test_what_is_not_http_is_refused_in_json() -> None:
         writer.close()
 
     _run(work)
+
+
+LONG = {
+    "stated": (HEAD.replace(b": 4", b": 999999999999"), KIB),
+    "chunked": (CHUNKED.replace(b"/echo", b"/%s"), b"400\r\n" + KIB + b"\r\n"),
+}
+
+
+async def _until_closed(writer: asyncio.StreamWriter, piece: bytes) -> None:
+    with contextlib.suppress(ConnectionError):
+        while True:
+            writer.write(piece * 64)
+            await writer.drain()
+
+
+@pytest.mark.parametrize("path", [b"early", b"last"])
+@pytest.mark.parametrize("body", LONG)
+def test_a_body_that_does_not_end_after_its_answer_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch, path: bytes, body: str
+) -> None:
+    monkeypatch.setattr(connections, "DRAIN_S", 1000.0)
+
+    async def work(connect: Client) -> None:
+        head, piece = LONG[body]
+        reader, writer = await connect()
+        writer.write(head % path)
+        assert (await reader.readuntil(b"early")).startswith(b"HTTP/1.1 200 ")
+        await _until_closed(writer, piece)
+        writer.close()
+
+    _run(work)
+
+
+def test_a_body_that_goes_on_slowly_after_its_answer_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "DRAIN_S", 0.3)
+    monkeypatch.setattr(connections, "SILENCE_S", 1000.0)
+
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(LONG["stated"][0] % b"early")
+        await reader.readuntil(b"early")
+        sending = asyncio.ensure_future(_slowly(writer, KIB))
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        sending.cancel()
+        writer.close()
+
+    _run(work)
+
+
+@pytest.mark.parametrize("path", [b"early", b"last"])
+def test_an_answer_before_the_end_of_its_body_reaches_a_client_that_sends_all_first(
+    monkeypatch: pytest.MonkeyPatch, path: bytes
+) -> None:
+    monkeypatch.setattr(connections, "DRAIN_S", 1000.0)
+
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(HEAD.replace(b": 4", b": 1000000") % path)
+        for _ in range(10):
+            writer.write(bytes(100_000))
+            await writer.drain()
+        assert (await reader.readuntil(b"early")).startswith(b"HTTP/1.1 200 ")
+        if path == b"last":
+            assert await reader.read() == b""
+        else:
+            writer.write(HEAD % b"echo" + b"next")
+            assert (await reader.readuntil(b"next")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+    _run(work)
+
+
+def test_one_connection_too_many_is_told_so_and_the_others_are_served(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(connect: Client) -> None:
+        kept = [await connect() for _ in range(2)]
+        for reader, writer in kept:  # so that both have been accepted
+            writer.write(HEAD % b"echo" + b"body")
+            await reader.readuntil(b"body")
+        for _ in range(3):
+            reader, writer = await connect()
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: 1\r\n" in answer
+            assert b"the endpoint has 2 connections" in answer
+            assert b"`ulimit -n`" in answer
+            writer.close()
+        for reader, writer in kept:
+            writer.write(HEAD % b"echo" + b"more")
+            assert (await reader.readuntil(b"more")).startswith(b"HTTP/1.1 200 ")
+        kept.pop()[1].close()
+        while True:  # once its end is noticed, the next one is taken
+            reader, writer = await connect()
+            with contextlib.suppress(ConnectionError):
+                writer.write(HEAD % b"echo" + b"body")
+                if (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 "):
+                    break
+            writer.close()
+        writer.close()
+        kept.pop()[1].close()
+
+    _run(work, ImpatientProtocol.within(most_connections=2, most_drained_bytes=0))
+    assert caplog.text.count("a connection is refused: the endpoint has 2 connections") == 1
+
+
+@pytest.mark.parametrize(("limit", "most"), [(1024, 816), (256, 64), (resource.RLIM_INFINITY, sys.maxsize)])
+def test_connections_leave_descriptors_for_predictors(monkeypatch: pytest.MonkeyPatch, limit: int, most: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    assert connections.most_connections(18) == most

@@ -197,6 +197,22 @@ def test_a_bug_is_an_error_object_that_tells_nothing_of_the_inside() -> None:
 def test_a_body_that_is_too_large_has_a_status_of_its_own() -> None:
     reply = ask("POST", "/v2/models/m/infer", b"x" * 10_001)
     assert reply.status == 413
+    assert reply.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("headers", "closes"),
+    [
+        ({}, False), ({"content_length": "100"}, False), ({"content_length": "999999999"}, True),
+        ({"transfer_encoding": "chunked"}, True),
+    ],
+)  # fmt: skip
+def test_a_request_without_a_token_keeps_its_connection_only_if_its_body_is_small(
+    headers: dict[str, str], closes: bool
+) -> None:
+    reply = ask("POST", "/v2/models/m/infer", token="secret", **headers)
+    assert reply.status == 401
+    assert ("connection" in reply.headers) == closes
 
 
 def test_a_client_that_hangs_up_cancels_its_request() -> None:
