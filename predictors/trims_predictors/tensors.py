@@ -232,12 +232,17 @@ def cast(name: str, dtype: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any,
     if wanted.kind in "iu" and values.size:
         limits = np.iinfo(wanted)
         if int(values.min()) < limits.min or int(values.max()) > limits.max:
-            raise CallerError(f"the input {name!r} has values that {dtype} cannot hold")
+            raise cannot_hold(name, dtype)
     with np.errstate(over="ignore"):
         made = values.astype(wanted)
     if wanted.kind not in "iub" and (np.isinf(made) & np.isfinite(values)).any():
-        raise CallerError(f"the input {name!r} has values that {dtype} cannot hold")
+        raise cannot_hold(name, dtype)
     return made
+
+
+def cannot_hold(name: str, dtype: str) -> CallerError:
+    """The error for numbers of a request that its data type cannot hold."""
+    return CallerError(f"the input {name!r} has values that {dtype} cannot hold")
 
 
 def check_against(given: Sequence[Tensor], expected: Sequence[TensorType], model: str) -> None:

@@ -21,11 +21,18 @@ _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _PIECE_BYTES = 1 << 20
 
 
+class Literal(float):
+    """`NaN`, `Infinity` or `-Infinity` as it stands in JSON. Other infinities were numbers too large for Python."""
+
+
+_DECODER = json.JSONDecoder(parse_constant=Literal)
+
+
 def load_json(text: bytes) -> Any:
     """What a JSON text stands for. Raises CallerError, also for one that is too deep."""
     check_depth(text)
     try:
-        return json.loads(text)
+        return _DECODER.decode(text.decode(json.detect_encoding(text), "surrogatepass"))  # as json.loads does
     except RecursionError as error:
         raise _too_deep() from error
     except ValueError as error:

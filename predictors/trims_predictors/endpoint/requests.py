@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
+from trims_predictors.endpoint.json_numbers import flat, numbers
 from trims_predictors.endpoint.json_text import SMALL_BYTES, load_json
-from trims_predictors.tensors import Tensor, cast, from_array, join_bytes, nbytes_of, numpy_dtype, split_bytes
+from trims_predictors.tensors import Tensor, from_array, join_bytes, nbytes_of, numpy_dtype, split_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 #: In requests and answers, the length of the JSON before the binary tensors.
 HEADER_LENGTH = "inference-header-content-length"
-#: Of numpy's kinds, those whose values each data type takes from JSON.
-_KINDS = {"BOOL": "b", "BYTES": "", "FP16": "iuf", "BF16": "iuf", "FP32": "iuf", "FP64": "iuf"}
 Parameters = dict[str, Any]
 _MOST_DIGITS = 16
 
@@ -229,47 +228,18 @@ def _shape(message: Mapping[str, Any], name: str) -> list[int]:
 
 def _from_json(name: str, dtype: str, shape: Sequence[int], data: object) -> Tensor:
     """A tensor whose values stand in the JSON, nested or flat, in row-major order."""
-    import numpy as np
-
     if not isinstance(data, list):
         raise CallerError(f"the input {name!r} needs 'data', a list, or binary_data_size; it has {data!r:.80}")
     count = 1
     for length in shape:
         count *= length
     if dtype == "BYTES":
-        texts = _flat(data)
+        texts = flat(data)
         _check_count(name, len(texts), count, shape)
         return Tensor(name, dtype, tuple(shape), join_bytes(_bytes(name, each) for each in texts))
-    try:
-        values = np.array(data or [], dtype=None if data else numpy_dtype(dtype))
-        if values.dtype.kind == "f" and dtype == "UINT64":  # numpy's guess for numbers of which some need 64 bits
-            values = np.array(_integers(_flat(data)), dtype=np.uint64)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise CallerError(f"the 'data' of the input {name!r} is not a regular array of numbers: {error}") from error
-    if values.size and values.dtype.kind not in _KINDS.get(dtype, "iu"):
-        told = {"U": "text", "O": "values that are no numbers"}.get(values.dtype.kind, str(values.dtype))
-        raise CallerError(f"the 'data' of the input {name!r} holds {told}; {dtype} is expected")
+    values = numbers(name, dtype, data)
     _check_count(name, values.size, count, shape)
-    return Tensor(name, dtype, tuple(shape), from_array(name, cast(name, dtype, values)).data)
-
-
-def _integers(values: list[Any]) -> list[int]:
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{value!r:.40} is no whole number")
-    return values
-
-
-def _flat(data: list[Any]) -> list[Any]:
-    """The elements of nested lists, in order; without recursion, because a client chooses the depth."""
-    found, left = [], list(reversed(data))
-    while left:
-        each = left.pop()
-        if isinstance(each, list):
-            left.extend(reversed(each))
-        else:
-            found.append(each)
-    return found
+    return Tensor(name, dtype, tuple(shape), from_array(name, values).data)
 
 
 def _bytes(name: str, value: object) -> bytes:

@@ -94,6 +94,15 @@ WRONG: list[tuple[object, str]] = [
     ({"inputs": [{**X, "datatype": "INT8", "data": [1, 2, 3, 300]}]}, "INT8 cannot hold"),
     ({"inputs": [{**X, "datatype": "UINT8", "data": [1, 2, 3, -1]}]}, "UINT8 cannot hold"),
     ({"inputs": [{**X, "datatype": "BOOL", "data": [1, 0, 1, 0]}]}, "BOOL is expected"),
+    ({"inputs": [{**X, "datatype": "BOOL", "data": [2**64] * 4}]}, "BOOL is expected"),
+    ({"inputs": [{**X, "datatype": "UINT64", "data": [1, 2, 3, 2**64]}]}, "UINT64 cannot hold"),
+    ({"inputs": [{**X, "datatype": "UINT64", "data": [1, 2, -3, 2**63]}]}, "UINT64 cannot hold"),
+    ({"inputs": [{**X, "datatype": "INT64", "data": [1, 2, -3, 2**63]}]}, "INT64 cannot hold"),
+    ({"inputs": [{**X, "datatype": "INT8", "data": [1, 2, 3, -(2**70)]}]}, "INT8 cannot hold"),
+    ({"inputs": [{**X, "datatype": "INT64", "data": [1, 2, 3.5, 2**64]}]}, "no numbers; INT64 is expected"),
+    ({"inputs": [{**X, "datatype": "FP64", "data": [1, 2, 3, 10**400]}]}, "FP64 cannot hold"),
+    ({"inputs": [{**X, "datatype": "FP64", "data": [1, 2, None, 10**400]}]}, "no numbers; FP64 is expected"),
+    ({"inputs": [{**X, "datatype": "FP32", "data": [1, 2, 3, 2**200]}]}, "FP32 cannot hold"),
     ({"inputs": [{**X, "datatype": "BYTES", "data": [1, 2, 3, 4]}]}, "BYTES are texts"),
     ({"inputs": [{**X, "parameters": {"binary_data_size": 16}}]}, "claims 16 binary bytes; 0 are left"),
     ({"inputs": [{**X, "data": [], "parameters": {"binary_data_size": 0}}]}, "leave one out"),
@@ -109,6 +118,30 @@ WRONG: list[tuple[object, str]] = [
 def test_a_wrong_request_is_refused_and_its_fault_named(message: object, why: str) -> None:
     with pytest.raises(CallerError, match=why):
         parse(message)
+
+
+@pytest.mark.parametrize("dtype", ["FP16", "BF16", "FP32", "FP64"])
+@pytest.mark.parametrize(
+    "number", ["1e400", "-1e400", "1" + "0" * 400, "[Infinity, 1e309]", "[36893488147419103232, 1e400]"]
+)
+def test_a_number_beyond_what_python_reads_is_refused_and_not_made_infinite(dtype: str, number: str) -> None:
+    shape = [2] if number.startswith("[") else [1]
+    text = f'{{"inputs": [{{"name": "x", "datatype": "{dtype}", "shape": {shape}, "data": [{number}]}}]}}'
+    for read in (lambda data: parse_request(memoryview(data), None), shrink):
+        with pytest.raises(CallerError, match=f"the input 'x' has values that {dtype} cannot hold"):
+            read(text.encode())
+
+
+@pytest.mark.parametrize("dtype", ["FP16", "BF16", "FP32", "FP64"])
+def test_infinity_and_nan_are_taken_as_they_are_written(dtype: str) -> None:
+    inputs = f'{{"name": "x", "datatype": "{dtype}", "shape": [4], "data": [Infinity, -Infinity, NaN, 1.5]}}'
+    (tensor,) = parse_request(memoryview(f'{{"inputs": [{inputs}]}}'.encode()), None).inputs
+    assert np.array_equal(to_array(tensor).astype("f8"), [np.inf, -np.inf, np.nan, 1.5], equal_nan=True)
+
+
+def test_whole_numbers_beyond_64_bits_are_taken_by_floating_point() -> None:
+    (tensor,) = parse({"inputs": [{**X, "datatype": "FP64", "data": [2**64, 2**200, -(2**70), 0.5]}]}).inputs
+    assert to_array(tensor).ravel().tolist() == [2.0**64, 2.0**200, -(2.0**70), 0.5]
 
 
 @pytest.mark.parametrize(
