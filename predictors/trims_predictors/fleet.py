@@ -308,6 +308,7 @@ class Fleet:
             return
         self._loaded(predictor, running, answer, taken - began)
         if running.how != "spawned":
+            self._nursery.preloads.want(plan.environment, plan.model, plan.preload)
             self._nursery.teach(plan.environment, [*plan.preload, *answer["imported"]])
 
     async def _load(self, process: PredictorProcess, message: Message, line: str) -> Message:

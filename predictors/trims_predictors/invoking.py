@@ -134,7 +134,7 @@ async def _invoke(call: Call) -> Invoked:
         finally:
             template.end_all()
             await asyncio.wait([template.gone], timeout=_BURIAL_S)
-        not_imported = tuple(sorted(template.failed.intersection(call.preload)))
+        not_imported = tuple(sorted(template.failed.keys() & set(call.preload)))
         return Invoked(template_s, not_imported, template.spoilt, cold, warm, fresh)
     finally:
         launcher.close()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError, DrainingError, LostPeerError, PredictorError, TrimsError
 from trims_predictors.background import Background
+from trims_predictors.preloads import Preloads
 from trims_predictors.processes import PredictorProcess, spawn
 from trims_predictors.shortage import told_in_words
 from trims_predictors.templates import Template
@@ -76,8 +77,9 @@ class Nursery:
         #: Processes that have loaded a model ahead of need (see `hot_spares`).
         self._hot: dict[Environment, list[PredictorProcess]] = {}
         self._learned: dict[Environment, list[str]] = {}
-        #: Modules that cannot be imported in a template.
-        self._banned: dict[Environment, set[str]] = {}
+        #: Modules that cannot be imported in a template, and who asks for them.
+        self.preloads = Preloads()
+        self._banned = self.preloads.banned
         #: Modules of the last lesson in which a template was lost.
         self._unfinished: dict[Environment, set[str]] = {}
         #: Environments for which a template learns.
@@ -184,7 +186,7 @@ class Nursery:
         template = self._templates.get(environment)
         if template is None or template.lost is not None or environment in self._teaching:
             return  # the next predictor that lacks them tells it again
-        known = template.modules | self._banned.get(environment, set())
+        known = template.modules | self._banned.get(environment, {}).keys()
         new = [name for name in modules if name not in known and "__main__" not in name]
         lessons = self._lessons.get(environment, 0)
         if new and lessons < _MOST_LESSONS and self._has_room(self._sizes.get(environment, 0)):
@@ -330,11 +332,11 @@ class Nursery:
                 "a template for %s cannot learn this; its predictors will import it themselves: %s (%s)",
                 environment.framework, ", ".join(modules[:20]), template.spoilt,
             )  # fmt: skip
-            self._banned.setdefault(environment, set()).update(modules)
+            self.preloads.ban(environment, dict.fromkeys(modules, template.spoilt))
             template.close("it was spoilt")
             return
         self._learned[environment] = [each for each in learned if each not in template.failed]
-        self._banned.setdefault(environment, set()).update(template.failed)
+        self.preloads.ban(environment, template.failed)
         before, self._templates[environment] = self._templates.get(environment), template
         self._leaving.discard(environment)
         if before is not None:

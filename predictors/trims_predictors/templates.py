@@ -60,7 +60,8 @@ class Template:
         self.modules = frozenset(modules)
         #: Why it may not be forked, once it is ready; None if it may be.
         self.spoilt: str | None = None
-        self.failed: set[str] = set()
+        #: Modules that it could not import, and why.
+        self.failed: dict[str, str] = {}
         self.lost: str | None = None
         self._retired = False
         self._pages = WrittenPages()

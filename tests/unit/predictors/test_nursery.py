@@ -138,6 +138,27 @@ def test_a_lesson_that_spoils_a_template_costs_the_one_that_serves_nothing(
     assert f"cannot learn this; its predictors will import it themselves: {module}" in caplog.text
 
 
+def test_a_module_that_a_manifest_names_in_vain_is_told_once_for_each_model(
+    modules: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (modules / "broken.py").write_text("1 / 0")
+
+    async def work(nursery: Nursery) -> None:
+        await (await nursery.take(NUMPY)).end()
+        for model in ("one", "two", "one"):
+            nursery.preloads.want(NUMPY, model, ["no_such_module", "broken", "harmless"])
+            nursery.teach(NUMPY, ["no_such_module", "broken", "harmless"])
+            await until(lambda: nursery._learned.get(NUMPY))
+
+    nurse(modules, work)
+    told = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert len(told) == 4
+    for model in ("one", "two"):
+        mine = "".join(each for each in told if f"`preload` of {model!r} names " in each)
+        assert "no_such_module, which the template for numpy cannot import: ModuleNotFoundError: No module" in mine
+        assert "broken, which the template for numpy cannot import: ZeroDivisionError: division by zero" in mine
+
+
 def test_more_modules_than_a_message_holds_are_learned(modules: Path) -> None:
     for number in range(700):
         (modules / f"{'long' * 40}_{number}.py").touch()
