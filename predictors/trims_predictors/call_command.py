@@ -29,7 +29,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     forms = "weights (name -> view), torch (a module), onnxruntime (a session), mxnet (a block); default: weights"
     call.add_argument("--as", dest="form", default="weights", help=f"what the handler gets the model as: {forms}")
     event = call.add_mutually_exclusive_group()
-    event.add_argument("--event", default="{}", help="the handler's second argument, as JSON (default: {})")
+    event.add_argument(
+        "--event", default="{}", help="the handler's second argument, as JSON, or - for standard input (default: {})"
+    )
     event.add_argument("--event-file", help="the file that holds it, or - for standard input")
     call.add_argument("--repeat", type=int, default=0, metavar="N", help="warm invocations after the cold one")
     call.add_argument("--compare", action="store_true", help="run the handler in a fresh Python process, too")
@@ -106,10 +108,10 @@ def _event(options: argparse.Namespace) -> bytes:
 
     from trims.core.errors import CallerError
 
-    if options.event_file is None:
-        text = os.fsencode(options.event)
-    elif options.event_file == "-":
+    if "-" in (options.event, options.event_file):
         text = sys.stdin.buffer.read()
+    elif options.event_file is None:
+        text = os.fsencode(options.event)
     else:
         try:
             text = Path(options.event_file).read_bytes()

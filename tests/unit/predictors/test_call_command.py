@@ -93,8 +93,9 @@ def test_the_event_comes_from_a_file_or_from_standard_input(
 ) -> None:
     (folder / "event.json").write_text('{"x": 5}')
     assert json.loads(call("--event-file", str(folder / "event.json"))[0])["y"] == 10.0
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b'"text"')))
-    assert json.loads(call("--event-file", "-", name=":names")[0]) == ["factor", "text"]
+    for option in ("--event", "--event-file"):
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b'"text"')))
+        assert json.loads(call(option, "-", name=":names")[0]) == ["factor", "text"]
     assert json.loads(call(name=":names")[0]) == ["factor", {}]
 
 
