@@ -47,15 +47,26 @@ def make(call: str, how: str, folder: str) -> Predictor:
 
 
 def imported(call: str, folder: str, what: str) -> Any:
-    """What `package.module:name` names; the module may lie in the folder. Raises NotSupportedError."""
+    """What `package.module:name` names; the module may lie in the folder.
+
+    Raises NotSupportedError if it is not there, and what else the module's code raises.
+    """
     module_name, _, name = call.partition(":")
     if folder and folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        return getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
         raise NotSupportedError(
             f"{what} {call} cannot be imported: {error}; install its package in the predictor's environment"
+        ) from error
+    try:
+        return getattr(module, name)
+    except AttributeError as error:
+        where = getattr(module, "__file__", None) or "which is built in"
+        raise NotSupportedError(
+            f"{what} {call} cannot be imported: the module {module_name} ({where}) has no {name!r}; correct the name "
+            "in the manifest, or define it there"
         ) from error
 
 

@@ -152,7 +152,7 @@ class Schedule:
         line.limits = limits
         line.retired = False
         if len(line.queue) >= limits.queue:
-            raise BusyError(f"{len(line.queue)} requests for {job.line!r} wait already; send it again later")
+            raise BusyError(f"{len(line.queue)} requests for {_model_of(line)!r} wait already; send it again later")
         job.number = next(self._numbers)
         line.queue[job] = None
         return self._serve(line)
@@ -216,7 +216,7 @@ class Schedule:
         if found is None:
             return []
         line, steps = found.line, list[Step]()
-        error = PredictorError(f"the predictor of {line.name!r} ended: {why}")
+        error = PredictorError(f"the predictor of {_model_of(line)!r} ended: {why}")
         if found.state is State.STOPPING:
             self._stopping -= 1
         elif found.state is State.STARTING:
@@ -427,6 +427,11 @@ class Schedule:
         if line in self._wanting:
             progress = self._stopping or any(each.state is not State.IDLE for each in self._predictors.values())
             _require(bool(progress), f"{line.name} wants a slot, and idle predictors keep theirs")
+
+
+def _model_of(line: _Line) -> str:
+    """What users know of a line, whose name is `MODEL@DIGEST/TENANT`: the model."""
+    return line.name.partition("/")[0].rpartition("@")[0] or line.name
 
 
 def _batch(line: _Line) -> tuple[Job, ...]:

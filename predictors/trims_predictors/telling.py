@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import traceback
 
+#: Characters of an error's text that are told. Some texts hold a whole array.
+_MOST_LETTERS = 8000
 #: Frames of these files say nothing of a user's code.
 _OURS = (os.path.dirname(os.path.abspath(__file__)), "<frozen importlib")
 
@@ -14,12 +16,18 @@ def traceback_of(error: BaseException) -> str:
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OURS):
         frame = frame.tb_next
-    return "".join(traceback.format_exception(type(error), error, frame))
+    return "".join(map(_short, traceback.TracebackException(type(error), error, frame).format()))
 
 
 def told(error: BaseException) -> str:
     """The class and message of an error; without the message if making that fails."""
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {_short(str(error))}"
     except Exception:  # noqa: BLE001 - the class of an exception may be a user's, with a method that is broken
         return f"{type(error).__name__}, whose message cannot be made"
+
+
+def _short(text: str) -> str:
+    if len(text) <= _MOST_LETTERS:
+        return text
+    return f"{text[:_MOST_LETTERS]}... ({len(text) - _MOST_LETTERS} more characters are left out)\n"

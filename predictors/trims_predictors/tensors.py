@@ -161,8 +161,17 @@ def check_array(name: str, array: np.ndarray[Any, Any]) -> None:
 
     Elements of objects are not looked at.
     """
+    check_is_array(name, array)
     check_mask(name, array)
     dtype_name(name, array.dtype)
+
+
+def check_is_array(name: str, value: object) -> None:
+    """Raise CallerError for what has no data type of numpy's, such as a list."""
+    import numpy as np
+
+    if not isinstance(getattr(value, "dtype", None), np.dtype):
+        raise CallerError(f"the tensor {name!r} is no array but of the type {type(value).__name__}; give a numpy array")
 
 
 def check_mask(name: str, array: object) -> None:
@@ -253,7 +262,10 @@ def check_against(given: Sequence[Tensor], expected: Sequence[TensorType], model
         return
     by_name = {tensor.name: tensor for tensor in given}
     if len(by_name) != len(given):
-        raise CallerError("the request brings one input twice")
+        names = [tensor.name for tensor in given]
+        raise CallerError(
+            f"the request brings the input {next(each for each in names if names.count(each) > 1)!r} twice"
+        )
     known = ", ".join(f"{each.name} ({each.dtype} {list(each.shape)})" for each in expected)
     for wanted in expected:
         found = by_name.pop(wanted.name, None)

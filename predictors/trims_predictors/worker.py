@@ -27,6 +27,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -130,7 +131,7 @@ class Worker:
             answer, fd = operation(message)
         except TrimsError as error:
             answer = _failed(error)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the supervisor is told
+        except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the supervisor is told
             sys.stderr.write(traceback_of(error))
             answer = _failed(_blamed(message, error))
         try:
@@ -382,6 +383,9 @@ def _given(predictor: Predictor, inputs: Arrays) -> tuple[TensorType, ...]:
 
 def _checked(outputs: Arrays) -> Arrays:
     """What a predictor returned. Raises PredictorError for names and arrays that no step and no answer may have."""
+    if not isinstance(outputs, Mapping):
+        what = "nothing" if outputs is None else f"a value of the type {type(outputs).__name__}"
+        raise PredictorError(f"`predict` returned {what}; it must return a dict of output name -> array")
     try:
         for name, array in outputs.items():
             check_name(name)

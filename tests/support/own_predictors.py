@@ -113,6 +113,12 @@ class Troubled(Echo):
     def exit(self) -> None:
         raise SystemExit(3)
 
+    def interrupt(self) -> None:
+        raise KeyboardInterrupt("by hand")
+
+    def raise_long(self) -> None:
+        raise RuntimeError("E" * 50_000_000)
+
     def crash(self) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -210,14 +216,17 @@ class Unsendable(Echo):
     """Gives what no answer can have."""
 
     def predict(self, inputs: Arrays) -> Arrays:
-        found: dict[str, dict[Any, Any]] = {
+        found: dict[str, Any] = {
             "complex": {"y": np.zeros(1, complex)},
             "objects": {"y": np.array([object()], object)},
             "masked": {"y": np.ma.masked_array([1.0], [True])},
             "surrogate": {"\ud800": np.zeros(1)},
             "number": {1: np.zeros(1)},
+            "list": {"y": [1.0]},
         }
-        return {**found[inputs["do"].item().decode()], "x": inputs["x"]}
+        if (do := inputs["do"].item().decode()) in ("None", "[]"):
+            return {"None": None, "[]": [inputs["x"]]}[do]  # type: ignore[return-value]  # what some code does
+        return {**found[do], "x": inputs["x"]}
 
 
 class Prober:

@@ -52,6 +52,11 @@ def _input(message: Any, raw: bytes | None) -> Tensor:
         return Tensor(name, dtype, shape, raw)
     if dtype not in _CONTENTS:
         raise CallerError(f"the input {name!r} is {dtype}, which travels in raw_input_contents only")
+    filled = [each.name for each, _ in message.contents.ListFields()]
+    if filled and filled != [_CONTENTS[dtype]]:
+        raise CallerError(
+            f"the input {name!r} is {dtype} and brings {' and '.join(filled)}; bring {_CONTENTS[dtype]} and no other"
+        )
     return Tensor(name, dtype, shape, _packed(name, dtype, getattr(message.contents, _CONTENTS[dtype])))
 
 

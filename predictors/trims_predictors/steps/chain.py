@@ -13,6 +13,7 @@ from trims_predictors.steps import arrays, images, ranking, text
 from trims_predictors.steps.base import RefusedError, together
 from trims_predictors.steps.functions import StepContext, call, function_of
 from trims_predictors.telling import told
+from trims_predictors.tensors import check_is_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -80,6 +81,11 @@ class Chain:
 
     def _finished(self, name: str, array: Array) -> Array:
         """In the form that frameworks take: images together, rows in order."""
+        try:
+            check_is_array(name, array)
+        except CallerError as error:
+            what = "input" if self._which == "preprocess" else "answer"
+            raise self._error(f"what `{self._which}` left is no {what}: {error}") from error
         try:
             return np.asarray(together(array), order="C")
         except RefusedError as error:

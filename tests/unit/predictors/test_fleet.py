@@ -213,6 +213,8 @@ def test_inputs_that_the_manifest_does_not_name_never_reach_a_predictor(
         ("refuse", CallerError, "this one cannot be answered"),
         ("raise_", PredictorError, "failed in predict: ZeroDivisionError: by hand"),
         ("exit", PredictorError, "failed in predict: SystemExit: 3"),
+        ("interrupt", PredictorError, "failed in predict: KeyboardInterrupt: by hand"),
+        ("raise_long", PredictorError, "failed in predict: RuntimeError: EEE"),
     ],
 )
 def test_an_error_of_a_predictor_is_told_and_the_predictor_lives_on(

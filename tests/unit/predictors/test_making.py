@@ -45,7 +45,9 @@ def test_a_class_and_a_function_are_made_into_predictors() -> None:
     [
         ("own_predictors:NotAPredictor", CLASS, "is no predictor: it needs the methods load, predict and unload"),
         ("own_predictors:Missing", CLASS, "the predictor own_predictors:Missing cannot be imported"),
+        ("own_predictors:Missing", CLASS, r"own_predictors.py\) has no 'Missing'; correct the name in the manifest"),
         ("missing_module:f", FUNCTION, "the predictor missing_module:f cannot be imported"),
+        ("missing_module:f", FUNCTION, "No module named 'missing_module'; install its package"),
         ("own_functions:NUMBER", FUNCTION, r"is no function; it must be one of \(weights, inputs\)"),
     ],
 )

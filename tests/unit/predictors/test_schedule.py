@@ -139,6 +139,19 @@ def test_a_predictor_that_dies_fails_its_run_and_the_next_request_starts_another
     assert schedule.ready(start.predictor) == [Run(start.predictor, (waiting,))]
 
 
+@pytest.mark.parametrize("line", ["m@0123456789ab", "m@0123456789ab/tenant"])
+def test_errors_name_the_model_and_not_its_line(line: str) -> None:
+    schedule = Schedule(1)
+    first = Job(line)
+    schedule.submit(first, Limits(queue=1))
+    with pytest.raises(BusyError, match="requests for 'm' wait already"):
+        schedule.submit(Job(line), Limits(queue=1))
+    steps = schedule.ended(1, "it was ended by SIGKILL")
+    assert [str(each.error) for each in steps if isinstance(each, Fail)] == [
+        "the predictor of 'm' ended: it was ended by SIGKILL"
+    ]
+
+
 def test_an_idle_predictor_ends_with_its_keep_alive_unless_it_was_used_since() -> None:
     schedule = Schedule(4)
     predictor, _ = running(schedule)

@@ -101,7 +101,7 @@ def test_a_request_must_bring_what_the_model_takes_and_no_more() -> None:
     for wrong, message in (
         ([x], "needs the input 'y'"),
         ([x, y, from_array("z", np.zeros(1))], "has no input 'z'"),
-        ([x, y, x], "one input twice"),
+        ([x, y, x], "brings the input 'x' twice"),
         ([from_array("x", np.zeros((3, 3), "f4")), y], r"FP32 of shape \[-1, 2\] \(-1: any\); the request brings FP32"),
         ([from_array("x", np.zeros((3, 2))), y], "brings FP64"),
     ):

@@ -238,6 +238,7 @@ def test_a_function_answers_with_the_weights_and_its_options(model: None, superv
         ("masked", "the tensor 'y' is a masked array"),
         ("surrogate", r"a tensor has the name '\ud800'"),
         ("number", "a tensor has a name of the type int"),
+        ("list", "the tensor 'y' is no array but of the type list; give a numpy array"),
     ],
 )
 @pytest.mark.parametrize("steps", [0, 1])
@@ -250,6 +251,18 @@ def test_an_answer_that_cannot_be_sent_is_the_predictor_s_fault(
     assert (answer["op"], answer["code"]) == ("failed", "predictor")
     assert message.removeprefix("what the predictor returned is no answer: ") in answer["message"]
     assert ("the predictor returned" if not steps else "is no answer") in answer["message"]
+
+
+@pytest.mark.parametrize(("name", "what"), [("None", "nothing"), ("[]", "a value of the type list")])
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_predictor_that_returns_no_dict_is_told_what_it_returned(
+    model: None, supervisor: Supervisor, name: str, what: str, steps: int
+) -> None:
+    cast = {"kind": "cast", "fields": {"input": "x", "outputs": ["x"], "keep": False, "dtype": "FP32"}}
+    supervisor.ask(load("own_predictors:Unsendable", postprocess=[cast] * steps))
+    answer = supervisor.ask({"op": "predict"}, x=[1.0], do=np.array([name.encode()], object))
+    assert (answer["op"], answer["code"]) == ("failed", "predictor")
+    assert answer["message"] == f"`predict` returned {what}; it must return a dict of output name -> array"
 
 
 def test_an_output_that_steps_do_not_leave_is_told_with_those_they_do(model: None, supervisor: Supervisor) -> None:

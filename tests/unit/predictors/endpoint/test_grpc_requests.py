@@ -65,6 +65,11 @@ def test_parameters_and_wanted_outputs_are_plain_values() -> None:
         (request("FP32", [1], [b"1234"], fp32_contents=[1]), "leave one out"),
         (request("FP16", [1]), "travels in raw_input_contents only"),
         (request("FLOAT", [1]), "data type 'FLOAT'"),
+        (request("FP32", [1], fp64_contents=[1]), "is FP32 and brings fp64_contents; bring fp32_contents and no other"),
+        (
+            request("FP64", [1], fp32_contents=[1], fp64_contents=[1]),
+            "is FP64 and brings fp32_contents and fp64_contents; bring fp64_contents and no other",
+        ),
         (request("FP32", [-1]), "lengths are 0 and more"),
         (request("INT8", [1], int_contents=[128]), "INT8 cannot hold"),
         (request("UINT16", [1], uint_contents=[1 << 16]), "UINT16 cannot hold"),
@@ -75,8 +80,8 @@ def test_what_is_wrong_is_named(made: Any, message: str) -> None:
         parse_request(made)
 
 
-def test_contents_in_the_list_of_another_type_are_too_few_bytes() -> None:
-    (tensor,) = parse_request(request("FP32", [2], fp64_contents=[1, 2])).inputs
+def test_contents_that_are_not_there_are_too_few_bytes() -> None:
+    (tensor,) = parse_request(request("FP32", [2])).inputs
     with pytest.raises(CallerError, match="brings 0 bytes"):
         tensor.check()
 
