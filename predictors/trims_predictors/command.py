@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trims_predictors.endpoint.settings import EndpointSettings
 
+#: For `--predictor-memory`: with less, no model loads.
+_LEAST_PREDICTOR_BYTES = 16 << 20
+
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command."""
@@ -85,7 +88,6 @@ def _serve(options: argparse.Namespace) -> None:
 
 
 def _settings(options: argparse.Namespace) -> EndpointSettings:
-    from trims.core.units import parse_bytes
     from trims.tenants import read_tenants
     from trims.wire.address import default_runtime_dir
     from trims_predictors.endpoint.settings import EndpointSettings, read_token
@@ -95,7 +97,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
 
     tenants = read_tenants(options.tenants)
     runtime_dir = options.runtime_dir or default_runtime_dir()
-    predictor_bytes = _memory(options.predictor_memory, "--predictor-memory")
+    predictor_bytes = _predictor_memory(options.predictor_memory)
     isolation = choose(options.isolation, [str(path) for path in _hidden(options)])
     if predictor_bytes is not None:
         isolation = replace(isolation, scratch_bytes=predictor_bytes)
@@ -112,9 +114,9 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         hot_spares=_at_least(options.hot_spares, "--hot-spares", 0),
         end_abandoned=options.abandoned_runs == "end",
         most_predictor_bytes=predictor_bytes,
-        load_deadline_s=_deadline(options.load_deadline_s, "--load-deadline-s"),
+        load_deadline_s=_work_deadline(options.load_deadline_s, "--load-deadline-s"),
         queue_deadline_s=_deadline(options.queue_deadline_s, "--queue-deadline-s"),
-        run_deadline_s=_deadline(options.run_deadline_s, "--run-deadline-s"),
+        run_deadline_s=_work_deadline(options.run_deadline_s, "--run-deadline-s"),
     )
     return EndpointSettings(
         fleet=fleet,
@@ -125,7 +127,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         tenants=tenants,
         certificate=options.certificate,
         private_key=options.private_key,
-        most_body_bytes=parse_bytes(options.max_body),
+        most_body_bytes=_max_body(options.max_body),
         environments=environments_in(options.environments),
         environments_dir=environments_dir_of(options),
         preload=tuple(each for each in options.preload.split(",") if each),
@@ -171,6 +173,28 @@ def _memory(text: str, flag: str) -> int | None:
     return most_bytes
 
 
+def _predictor_memory(text: str) -> int | None:
+    from trims.core.errors import ConfigError
+
+    most_bytes = _memory(text, "--predictor-memory")
+    if most_bytes is not None and most_bytes < _LEAST_PREDICTOR_BYTES:
+        raise ConfigError(
+            f"--predictor-memory is {text!r}, in which no predictor starts: a thread alone takes 8 MiB; "
+            "give 16MiB or more"
+        )
+    return most_bytes
+
+
+def _max_body(text: str) -> int:
+    from trims.core.errors import ConfigError
+    from trims.core.units import parse_bytes
+
+    most_bytes = parse_bytes(text)
+    if not most_bytes:
+        raise ConfigError(f"--max-body is {text!r}, which refuses all requests; give a size such as 256MiB")
+    return most_bytes
+
+
 def _hidden(options: argparse.Namespace) -> list[Path]:
     """What predictors must not see: as the daemon that starts the endpoint says, else where a daemon has its files."""
     from trims.daemon.config import build_config
@@ -186,6 +210,16 @@ def _seconds(text: str, flag: str) -> float | None:
 
 def _deadline(text: str, flag: str) -> float:
     return _number(text, flag, "")
+
+
+def _work_deadline(text: str, flag: str) -> float:
+    """Of what takes time in any case. Raises ConfigError for one that is over at once."""
+    from trims.core.errors import ConfigError
+
+    seconds = _deadline(text, flag)
+    if not seconds:
+        raise ConfigError(f"{flag} is {text!r}, which ends all work at once; it must be more than 0 seconds")
+    return seconds
 
 
 def _number(text: str, flag: str, otherwise: str) -> float:

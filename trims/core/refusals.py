@@ -146,7 +146,8 @@ def draining() -> DrainingError:
 def why_in_use(replica: Replica) -> str:
     """A sentence for InUseError."""
     if replica.state is not State.SEALED and replica.state is not State.DRAINING:
-        return f"the replica at {replica.place} is {replica.state.value}; ask again once `trims ps` shows another state"
+        remedy = "it leaves by itself" if replica.state is State.FREEING else "evict it once its load has ended"
+        return f"the replica at {replica.place} is {replica.state.value}; {remedy}"
     return (
         f"the replica at {replica.place} has {len(replica.leases)} lease(s) and {len(replica.borrowers)} running "
         f"copies; close them, or evict with drain"

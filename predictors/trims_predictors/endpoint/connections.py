@@ -145,7 +145,7 @@ class ImpatientProtocol(HttpToolsProtocol):
             self._go_on()
 
     def on_response_complete(self) -> None:
-        """Take what is left of the body, which nobody reads, for a while: the client may read the answer after it."""
+        """Throw away what is left of the body, for a while: the client may read the answer only after it."""
         super().on_response_complete()
         cycle: RequestResponseCycle = self.cycle
         if not self._in_head and cycle.response_complete and not self.transport.is_closing():

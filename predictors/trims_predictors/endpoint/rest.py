@@ -97,7 +97,7 @@ class Guard:
         """See ASGI."""
         refusal = self._refusal(Request(scope)) if scope["type"] == "http" else None
         if refusal is not None and _may_be_large(Request(scope)):
-            refusal.headers["Connection"] = "close"  # nobody waits for the end of its body
+            refusal.headers["Connection"] = "close"  # its body may go on without end
         await (refusal or self._app)(scope, receive, send)
 
     def _refusal(self, request: Request) -> Response | None:

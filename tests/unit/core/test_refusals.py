@@ -71,10 +71,16 @@ def test_a_missing_place_is_named_with_the_places_there_are() -> None:
     assert "`trims doctor`" in str(error)
 
 
-@pytest.mark.parametrize("state", [State.QUEUED, State.FILLING, State.FREEING])
-def test_a_replica_without_readers_is_in_use_because_of_its_state(state: State) -> None:
-    told = f"the replica at gpu:0 is {state.value}; ask again once `trims ps` shows another state"
-    assert refusals.why_in_use(a_replica(state)) == told
+@pytest.mark.parametrize(
+    ("state", "remedy"),
+    [
+        (State.QUEUED, "evict it once its load has ended"),
+        (State.FILLING, "evict it once its load has ended"),
+        (State.FREEING, "it leaves by itself"),
+    ],
+)
+def test_a_replica_without_readers_is_in_use_because_of_its_state(state: State, remedy: str) -> None:
+    assert refusals.why_in_use(a_replica(state)) == f"the replica at gpu:0 is {state.value}; {remedy}"
 
 
 def test_a_replica_in_use_counts_its_leases_and_copies_and_names_the_remedy() -> None:

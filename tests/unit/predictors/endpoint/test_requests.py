@@ -120,30 +120,6 @@ def test_a_wrong_request_is_refused_and_its_fault_named(message: object, why: st
         parse(message)
 
 
-@pytest.mark.parametrize("dtype", ["FP16", "BF16", "FP32", "FP64"])
-@pytest.mark.parametrize(
-    "number", ["1e400", "-1e400", "1" + "0" * 400, "[Infinity, 1e309]", "[36893488147419103232, 1e400]"]
-)
-def test_a_number_beyond_what_python_reads_is_refused_and_not_made_infinite(dtype: str, number: str) -> None:
-    shape = [2] if number.startswith("[") else [1]
-    text = f'{{"inputs": [{{"name": "x", "datatype": "{dtype}", "shape": {shape}, "data": [{number}]}}]}}'
-    for read in (lambda data: parse_request(memoryview(data), None), shrink):
-        with pytest.raises(CallerError, match=f"the input 'x' has values that {dtype} cannot hold"):
-            read(text.encode())
-
-
-@pytest.mark.parametrize("dtype", ["FP16", "BF16", "FP32", "FP64"])
-def test_infinity_and_nan_are_taken_as_they_are_written(dtype: str) -> None:
-    inputs = f'{{"name": "x", "datatype": "{dtype}", "shape": [4], "data": [Infinity, -Infinity, NaN, 1.5]}}'
-    (tensor,) = parse_request(memoryview(f'{{"inputs": [{inputs}]}}'.encode()), None).inputs
-    assert np.array_equal(to_array(tensor).astype("f8"), [np.inf, -np.inf, np.nan, 1.5], equal_nan=True)
-
-
-def test_whole_numbers_beyond_64_bits_are_taken_by_floating_point() -> None:
-    (tensor,) = parse({"inputs": [{**X, "datatype": "FP64", "data": [2**64, 2**200, -(2**70), 0.5]}]}).inputs
-    assert to_array(tensor).ravel().tolist() == [2.0**64, 2.0**200, -(2.0**70), 0.5]
-
-
 @pytest.mark.parametrize(
     ("size", "why"),
     [(15, "FP32 of shape .* has 16"), (17, "17 binary bytes; 16 are left"), (-1, "-1"), (True, "True"), ("16", "16")],

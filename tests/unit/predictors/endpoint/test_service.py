@@ -12,7 +12,7 @@ from trims_predictors.endpoint.service import Service
 from trims_predictors.records import Answer, Plan
 
 from trims.control.answers import Model
-from trims.core.errors import DaemonAwayError, ModelNotFoundError, PredictorError
+from trims.core.errors import DaemonAwayError, InUseError, ModelNotFoundError, PredictorError
 from trims.core.serving import TensorType
 from trims.formats.picking import Picker
 
@@ -32,6 +32,7 @@ class Daemon:
     def __init__(self, *models: Model) -> None:
         self.known = {each.name: each for each in models}
         self.health: str | None = "serving"
+        self.busy = False
         self.did: list[tuple[str, ...]] = []
 
     async def models(self) -> list[Model]:
@@ -53,6 +54,8 @@ class Daemon:
 
     async def evict(self, name: str, *place: str, drain: bool) -> None:
         assert drain, "leases run out"
+        if self.busy:
+            raise InUseError("the replica at cpu is filling; evict it once its load has ended")
         self.did.append(("evict", name, *place))
 
     async def pin(self, name: str, place: str) -> None:
@@ -186,6 +189,15 @@ def test_load_and_unload_are_the_daemon_s_and_unload_ends_predictors_first(
                 await work("unknown")
 
     asyncio.run(run())
+
+
+def test_a_model_that_is_being_loaded_is_named_when_it_cannot_be_unloaded(service: Service, daemon: Daemon) -> None:
+    daemon.busy = True
+    for work, done in ((service.unload("m"), "unloaded"), (service.evict("m", "cpu"), "evicted")):
+        with pytest.raises(InUseError) as refused:
+            asyncio.run(work)
+        why = "the replica at cpu is filling; evict it once its load has ended"
+        assert str(refused.value) == f"'m' cannot be {done} now: {why}"
 
 
 def test_unload_ends_predictors_of_all_names_of_the_image(fleet: Fleet) -> None:
