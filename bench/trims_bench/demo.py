@@ -11,14 +11,12 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from trims.cli.output import console, loading, note, say
 from trims.core.errors import TrimsError
-from trims.registry.base import read_manifest
 from trims_bench import demo_tables as tables
 from trims_bench import smaps
 from trims_bench.daemon import DaemonProcess
@@ -26,6 +24,7 @@ from trims_bench.demo_tables import ALONE, COLD, UNSEEN, WARM, Arrival, Compared
 from trims_bench.endpoint import EndpointProcess, Inputs, environment_of, image, tokens
 from trims_bench.repository import MxnetMissingError, mxnet_python
 from trims_bench.runs import MODELS, Model, WorkerError, artifact_of, held, run
+from trims_bench.unseen import daemon_that_never_saw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,16 +91,8 @@ class Demo:
 
     def _arrive_unseen(self, compared: Compared, artifact: Path) -> None:
         """A daemon of its own that has never seen the artifact, and a manifest that asks for no copy."""
-        raw, _ = read_manifest(compared.model.manifest)
-        source = {key: value for key, value in raw["artifact"].items() if key in ("format", "options")}
-        manifest = {"name": raw["name"], "framework": raw["framework"], "artifact": {**source, "path": str(artifact)}}
-        settings = {"environments": f"mxnet={self._mxnet}"} if self._mxnet else {}
-        with (
-            tempfile.TemporaryDirectory(prefix="trims-demo-") as folder,
-            DaemonProcess(Path(folder), **settings) as daemon,
-        ):
-            daemon.register(manifest)
-            self._run(compared, UNSEEN, f"trims:{raw['name']}", daemon.runtime_dir)
+        with daemon_that_never_saw(compared.model.manifest, artifact, self._mxnet) as daemon:
+            self._run(compared, UNSEEN, f"trims:{compared.model.name}", daemon.runtime_dir)
 
     def _run(self, compared: Compared, way: str, how: str, runtime_dir: Path | None = None) -> None:
         workload, where = compared.model.workload, runtime_dir or self._daemon.runtime_dir

@@ -26,6 +26,7 @@ NEEDS = {
     "torch": ("torch",),
     "onnxruntime": ("onnxruntime", "onnx"),
     "cold": ("onnxruntime", "onnx"),
+    "unseen": ("onnxruntime", "onnx"),
     "memory": ("torch", "onnxruntime", "onnx"),
 }
 

@@ -19,6 +19,7 @@ NAMES = (
     "fresh",
     "arrival",
     "first_answer",
+    "unseen",
     "predictor",
     "endpoint",
     "throughput",
