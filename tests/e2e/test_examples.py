@@ -130,7 +130,7 @@ def test_many_processes(daemon: Daemon, linear: Path) -> None:
 def test_an_operator(daemon: Daemon, linear: Path) -> None:
     told = run("operate_daemon.py", linear, daemon)
     assert "example: " in told
-    assert "refused: the replica at cpu is pinned" in told
+    assert "refused: example: the replica at cpu is pinned; unpin it first" in told
     assert "freed at cpu, disk" in told
     assert "first change: first waiter" in told
 

@@ -391,7 +391,7 @@ def test_a_conversion_that_no_request_waits_for_takes_no_converter_and_gives_way
     bench.workers.run()
 
 
-def test_a_conversion_in_the_line_behind_readers_is_begun_by_others_once_a_request_waits(bench: Bench) -> None:
+def test_a_conversion_in_the_line_behind_readers_is_begun_once_a_request_waits(bench: Bench) -> None:
     bench.runner.take_time(AT_CPU)
     bench.runner.measure(AT_CPU, 1, resolved(converted=True))
     bench.runner.hurry(AT_CPU)
@@ -413,7 +413,7 @@ def test_a_conversion_that_is_under_way_gives_way_no_more_once_a_request_waits(b
     bench.workers.run()
 
 
-def test_a_second_measurement_of_a_replica_in_the_line_is_made_and_the_first_one_is_not(bench: Bench) -> None:
+def test_of_two_measurements_in_the_line_only_the_second_is_made(bench: Bench) -> None:
     for measurement in (1, 2):
         bench.runner.take_time(AT_CPU)
         bench.runner.measure(AT_CPU, measurement, resolved(converted=True))
