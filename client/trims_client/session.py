@@ -171,7 +171,8 @@ class Session:
     def prefetch(self, name: str, *, place: str | None = "auto") -> None:
         """Ask the daemon to load a model, and return at once. A failure of the load is raised by the next open.
 
-        It is loaded at the manifest's place; without one, into shared memory.
+        It is loaded at the manifest's place; without one, into shared memory. An artifact that was not converted yet,
+        and can be served from its own files, is only made ready for that: its pages are read ahead.
 
         Call it before importing a framework: the daemon loads while Python imports.
         """

@@ -84,6 +84,21 @@ def test_a_first_arrival_is_served_from_its_file_before_it_is_read(
     assert places(daemon) == {"file"}
 
 
+def test_a_prefetch_of_what_was_never_converted_makes_it_ready_where_it_lies(
+    daemon: Daemon, session: Session, model: Path
+) -> None:
+    register(daemon, model)
+    for prefetches in (1, 2, 3):  # however often: it is no use of the model
+        session.prefetch("m")
+        wait_until(lambda: places(daemon) == {"file"}, "it is not ready")
+        wait_until(lambda count=prefetches: daemon.store.counters["prefetches"] == count, "it was not asked for")  # type: ignore[misc]
+    with session.open("m") as weights:
+        assert (weights.place, weights.warm) == ("file", True)
+    assert daemon.catalog.digests(str(model), _identity(model)) is None
+    session.prefetch("m", place="cpu")
+    wait_until(lambda: places(daemon) == {"file", "cpu"}, "it is not loaded at the place that was named")
+
+
 def _identity(path: Path) -> str:
     from trims.store.catalog import identity_of
 
@@ -480,7 +495,8 @@ def test_a_file_that_is_opened_while_it_is_written_is_read_again_when_it_rests(
 
 
 def pinned_images(daemon: Daemon) -> list[str]:
-    return [view.id.key for view in daemon.store.read.replicas() if view.pinned and view.state is State.SEALED]
+    """As the books know it; the images themselves may still be on their way to memory."""
+    return sorted(key for key, _ in daemon.store.residency.capacity.pins)
 
 
 def replace_file(model: Path, value: float) -> None:

@@ -171,7 +171,14 @@ class Requests:
                 failed(outcome)
 
             self._store.open(
-                name, over, place=place, deadline_s=request.deadline_s, lease=False, tenant=whose, verified=verified
+                name,
+                over,
+                place=place,
+                deadline_s=request.deadline_s,
+                lease=False,
+                tenant=whose,
+                verified=verified,
+                hint=True,
             )
         else:
             self._store.open(

@@ -75,6 +75,7 @@ class Ask:
         retried: True after one attempt met a broken replica.
         only_look: The name is to be looked into, and nothing else; `answer` is called if that fails.
         verified: It must not be answered before the artifact was read.
+        hint: No request waits for it: what an open could do without is not begun for it.
     """
 
     waiter: Waiter
@@ -85,6 +86,7 @@ class Ask:
     retried: bool = False
     only_look: bool = False
     verified: bool = False
+    hint: bool = False
 
     @property
     def names_no_place(self) -> bool:
@@ -94,7 +96,8 @@ class Ask:
     @property
     def anywhere(self) -> bool:
         """True if the request names no place and wants to read: it may be answered before the artifact was read."""
-        return self.place in (None, FILE) and self.waiter.wants_lease and not self.verified
+        reads = self.waiter.wants_lease or self.hint
+        return self.place in (None, FILE) and reads and not self.verified
 
     @property
     def may_be_converted(self) -> bool:

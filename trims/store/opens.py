@@ -104,6 +104,7 @@ class Opens:
         lease: bool = True,
         tenant: str | None = None,
         verified: bool = False,
+        hint: bool = False,
     ) -> None:
         """Ask for a model. `answer` is called once: at once if it is resident, else when it is or cannot be.
 
@@ -117,10 +118,13 @@ class Opens:
             lease: False to have it loaded only.
             tenant: On whose behalf; None for the daemon's own user.
             verified: Read the artifact before the answer, whatever the daemon trusts.
+            hint: An open is going to follow, and waits for nothing yet. With no place, an artifact that has no image
+                is made ready to be served from its own files, as that open will be: a conversion would take the
+                processors from the program that is going to open it.
         """
         deadline_at_s = None if deadline_s is None else self._clock() + deadline_s
         waiter = Waiter(next(self._tickets), session, lease, deadline_at_s, tenant=tenant)
-        ask = Ask(waiter, name, place, answer, verified=verified)
+        ask = Ask(waiter, name, place, answer, verified=verified, hint=hint)
         self._counters["opens" if lease else "prefetches"] += 1
         resolved = self._resolver.known(name)
         if resolved is not None and (resolved.hashed or ask.anywhere):
@@ -239,7 +243,8 @@ class Opens:
         terms = self._terms.get(resolved.name)
         if terms is None or terms.resolved is not resolved:
             terms = self._terms_of(resolved)
-        place, anywhere = stated or CPU, stated is None and ask.waiter.wants_lease
+        reads = ask.waiter.wants_lease or (ask.hint and not self._shell.is_resident(resolved.key, DISK))
+        place, anywhere = stated or CPU, stated is None and reads
         read = resolved.hashed and resolved.certain
         if not read and self._resting.get(resolved.name) != resolved.rests_at_s and self._is_to_be_read(resolved):
             self._learn_at_rest(resolved)

@@ -130,7 +130,9 @@ def test_pages_of_many_files_are_left_to_be_asked_for(bench: Bench) -> None:
 def test_a_prefetch_is_accepted_at_once_and_outlives_its_session(bench: Bench) -> None:
     bench.requests.handle(bench.connection, an_open("prefetch", model="bert"))
     assert bench.sent == [({"id": 1, "accepted": True},)]
-    assert bench.asked == [("open", "bert", {"place": None, "deadline_s": None, "lease": False, **OPERATOR})]
+    assert bench.asked == [
+        ("open", "bert", {"place": None, "deadline_s": None, "lease": False, "hint": True, **OPERATOR})
+    ]
     assert bench.connection.pending == 0
 
 
