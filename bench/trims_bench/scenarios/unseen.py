@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from trims_bench.runs import Model, Report
     from trims_bench.scenarios.base import Setup
 
-TITLE = "first arrival to the first answer in a fresh process, of models that are converted behind it"
+TITLE = "first arrival to the first answer in a fresh process, of models that use has converted later"
 _NOTE = (
     "A daemon of its own for each turn, which knows the model by its manifest and has read nothing of it. The first "
-    "open is served from the published file, and has the model converted by a process beside the one that is "
-    "measured. Files are in the page cache. The model alone: to open and build it, once the framework is imported."
+    "open is served from the published file; a later one has the model converted. Files are in the page cache. The "
+    "model alone: to open and build it, once the framework is imported."
 )
 #: As in `cold`: a small model gains little beside its framework's import.
 _REPEATS = {"minilm-l6-v2": 15, "resnet50": 11, "vgg16": 7}

@@ -69,6 +69,30 @@ def a_builder(folder: Path, registry: SqliteRegistry, code: str, name: str = "m"
     return folder / "mods.py"
 
 
+@pytest.mark.parametrize("digest", [False, True])
+def test_a_look_from_before_a_conversion_was_needed_is_not_believed(
+    digest: bool, registry: SqliteRegistry, catalog: Catalog, checkpoint: Callable[..., Path], folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    checkpoint("m").chmod(0o644)
+    put(registry, {"path": str(folder / "m.safetensors")})
+    resolver = Resolver(registry, catalog, Picker(), folder / "artifacts", Limits(), in_place=True)
+    look = resolver._look
+
+    def looked_meanwhile(*given: Any) -> resolve.Resolved:
+        found = look(*given)
+        resolver.needs_conversion("m", str(found.in_place), "its header lies")
+        return found
+
+    monkeypatch.setattr(resolver, "_look", looked_meanwhile)
+    if digest:
+        found = resolver.resolve("m", resolve.Reading(digest=True))
+        assert (found.in_place, found.why_not) == (None, "its header lies")
+    else:
+        with pytest.raises(resolve.DigestNeededError):
+            resolver.resolve("m", resolve.Reading(digest=False))
+
+
 @pytest.mark.parametrize("served", [True, False], ids=["from its file", "as an image"])
 def test_builders_of_one_name_in_two_folders_make_two_images(
     served: bool, registry: SqliteRegistry, catalog: Catalog, checkpoint: Callable[..., Path], folder: Path
