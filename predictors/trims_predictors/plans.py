@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ModelNotFoundError, NotSupportedError
+from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError
 from trims.core.manifest import parse_manifest
 from trims_predictors.builtin import PREDICTORS
 from trims_predictors.fleet import default_threads
@@ -55,7 +55,7 @@ class Plans:
         self._asking: dict[str, asyncio.Future[_Known]] = {}
 
     async def of(self, name: str, version: str = "") -> Plan:
-        """The plan of a model.
+        """The plan of a model; while the daemon is away, as it was: predictors that run need no daemon.
 
         Args:
             name: As registered.
@@ -64,10 +64,15 @@ class Plans:
         Raises:
             ModelNotFoundError: There is no such model, or it has another version.
             NotSupportedError: Nothing says what runs it.
+            DaemonAwayError: No daemon answers, and none was asked for this model before.
         """
         known = self._known.get(name)
         if known is None or time.monotonic() - known.asked_s > _FRESH_S:
-            known = await self._fresh(name)
+            try:
+                known = await self._fresh(name)
+            except DaemonAwayError:
+                if known is None:
+                    raise
         if version and version != known.plan.version:
             raise ModelNotFoundError(f"{name!r} has the version {known.plan.version}, not {version!r}")
         return known.plan

@@ -528,7 +528,8 @@ def test_a_closed_fleet_takes_no_requests_and_leaves_no_process(troubled: Daemon
     async def work(driver: Driver) -> int:
         pid = int(arrays(await driver.ask(do=text("nothing")))["done"][0])
         hanging = asyncio.ensure_future(driver.ask(do=text("hang")))
-        await asyncio.sleep(0.05)
+        while not any(running.jobs for running in driver.fleet._running.values()):
+            await asyncio.sleep(0.01)
         await driver.fleet.close(0.1)
         with pytest.raises(DrainingError, match="the endpoint ended before the request was answered; send it again"):
             await hanging

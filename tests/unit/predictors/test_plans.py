@@ -14,7 +14,7 @@ from trims_predictors.launching import Environment
 from trims_predictors.plans import Plans
 
 from trims.control.answers import Model
-from trims.core.errors import ModelNotFoundError, NotSupportedError
+from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError
 from trims.environments.shelf import Shelf
 from trims.formats.picking import Picker
 
@@ -33,9 +33,12 @@ class Daemon:
     def __init__(self, *models: Model) -> None:
         self.models = {each.name: each for each in models}
         self.asked = 0
+        self.away = False
 
     async def show(self, name: str) -> Model:
         self.asked += 1
+        if self.away:
+            raise DaemonAwayError("no daemon answers")
         if name not in self.models:
             raise ModelNotFoundError(f"no model {name!r}")
         return self.models[name]
@@ -48,6 +51,25 @@ def retired() -> list[str]:
 
 def made(daemon: Daemon, retired: list[str], **environments: Path) -> Plans:
     return Plans(daemon, Picker(environments), retired.append)  # type: ignore[arg-type]
+
+
+def test_while_the_daemon_is_away_a_plan_is_what_it_was(retired: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_FRESH_S", -1.0)
+    predictor = {"call": "m:Class"}
+    daemon = Daemon(model(framework={"name": "numpy"}, predictor=predictor), model(name="other"))
+    kept = made(daemon, retired)
+
+    async def work() -> None:
+        before = await kept.of("m")
+        daemon.away = True
+        assert await kept.of("m", "1.2.3") is before
+        with pytest.raises(DaemonAwayError):
+            await kept.of("other")
+        daemon.away = False
+        daemon.models["m"] = model(framework={"name": "numpy"}, predictor={**predictor, "threads": 3})
+        assert (await kept.of("m")).threads == 3
+
+    asyncio.run(work())
 
 
 def test_a_plan_says_what_the_manifest_says(retired: list[str]) -> None:
