@@ -215,7 +215,7 @@ def _stopped(artifact: Artifact, why: str) -> ConversionError:
     return ConversionError(f"{artifact.files[0]}: its conversion was stopped: {why}")
 
 
-def _broken(artifact: Artifact, error: ImageError) -> ArtifactError:
+def broken(artifact: Artifact, error: ImageError) -> ArtifactError:
     """What no image may have is in the artifact already."""
     return ArtifactError(f"{artifact.files[0]}: {error}; publish the file again")
 
@@ -237,7 +237,7 @@ class _LocalConversion(Conversion):
         try:
             self._plan = self._converter.plan(self._artifact)
         except ImageError as error:
-            raise _broken(self._artifact, error) from error
+            raise broken(self._artifact, error) from error
         self._left_s -= time.monotonic() - began
         self._check(0.0)
         return self._plan.nbytes
@@ -326,7 +326,7 @@ class _ChildConversion(Conversion):
             try:
                 answer = child.request(message)
             except ImageError as error:
-                raise _broken(self._artifact, error) from error
+                raise broken(self._artifact, error) from error
             self._planned_bytes = child.size_of(answer, "planned_bytes")
         for warning in list(answer.get("warnings", ()))[:_MAX_WARNINGS]:
             log.warning("%s", warning)

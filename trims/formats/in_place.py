@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ArtifactError, ImageError, InternalError, NotInPlaceError
+from trims.core.errors import ImageError, InternalError, NotInPlaceError
 from trims.core.units import format_bytes
 from trims.formats.base import is_in_place_format
-from trims.formats.conversion import NOT_NEEDED, Conversion, converter, is_large
+from trims.formats.conversion import NOT_NEEDED, Conversion, broken, converter, is_large
 from trims.image.in_place import InPlacePlan, plan_in_place
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class InPlace(Conversion):
         try:
             self._plan = plan_in_place(chosen.contents(self._artifact))
         except ImageError as error:
-            raise ArtifactError(f"{self._artifact.files[0]}: {error}; publish the file again") from error
+            raise broken(self._artifact, error) from error
         if unaligned := self._plan.unaligned_bytes:
             copied = f"{format_bytes(unaligned)} of it are not aligned to their elements"
             log.info("%s: %s: each process copies those that it reads", self._artifact.files[0], copied)
