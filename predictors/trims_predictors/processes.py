@@ -17,7 +17,7 @@ from trims_predictors.launching import tell_status
 from trims_predictors.messages import close_all, pair
 from trims_predictors.peer import Peer
 from trims_predictors.shortage import told_in_words
-from trims_predictors.tensors import Tensor
+from trims_predictors.tensors import COPIED_AT_ONCE_BYTES, Tensor
 from trims_predictors.written_pages import check_pages
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from trims_predictors.launching import Environment, Launcher
     from trims_predictors.written_pages import WrittenPages
 
-#: Tensors of more bytes are copied in a thread, so that the loop serves others meanwhile.
-_LARGE_BYTES = 4 << 20
 #: Between "unload" and SIGKILL.
 _GRACE_S = 5.0
 #: Between the end of its socket and that of a process.
@@ -139,7 +137,7 @@ class PredictorProcess:
             self._peer.send(message)
             return
         write = self._outbox.write
-        large = sum(tensor.nbytes for tensor in tensors) > _LARGE_BYTES
+        large = sum(tensor.nbytes for tensor in tensors) > COPIED_AT_ONCE_BYTES
         with told_in_words("the request cannot be handed to its predictor"):
             described, fd = await asyncio.to_thread(write, tensors) if large else write(tensors)
         try:
@@ -159,7 +157,8 @@ class PredictorProcess:
             return made
 
         try:
-            return await asyncio.to_thread(copy) if sum(each.nbytes for each in tensors) > _LARGE_BYTES else copy()
+            large = sum(each.nbytes for each in tensors) > COPIED_AT_ONCE_BYTES
+            return await asyncio.to_thread(copy) if large else copy()
         except CallerError as error:
             raise BadMessageError(str(error)) from error
 

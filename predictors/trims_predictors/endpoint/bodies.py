@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import CallerError
 from trims.core.units import format_bytes
 from trims_predictors.endpoint.json_text import SMALL_BYTES, load_json
+from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -36,7 +37,7 @@ async def read_body(request: Request, most_bytes: int) -> memoryview:
         if total > most_bytes:
             raise _too_large(most_bytes)
         parts.append(part)
-    if total > SMALL_BYTES:
+    if total > COPIED_AT_ONCE_BYTES:
         body = await asyncio.to_thread(b"".join, parts)
     else:
         body = b"".join(parts)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, read_body, read_object
+from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 from trims.core.errors import CallerError
 
@@ -50,6 +51,23 @@ def test_a_body_is_put_together_from_its_parts() -> None:
     assert read(b"ab", b"", b"c") == b"abc"
     assert read(b"x" * 1000) == b"x" * 1000
     assert read() == b""
+
+
+def test_only_a_body_of_more_than_4_mib_is_put_together_in_a_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = []
+
+    async def count(work: Any, *given: Any) -> Any:
+        threads.append(work)
+        return work(*given)
+
+    monkeypatch.setattr(asyncio, "to_thread", count)
+    half = COPIED_AT_ONCE_BYTES // 2
+    assert len(read(bytes(half), bytes(half), most=1 << 30)) == COPIED_AT_ONCE_BYTES
+    assert not threads
+    assert len(read(bytes(half), bytes(half + 1), most=1 << 30)) == COPIED_AT_ONCE_BYTES + 1
+    assert len(threads) == 1
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read_or_once_it_is_seen() -> None:
