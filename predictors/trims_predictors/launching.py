@@ -32,7 +32,9 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "MXNET_ENGINE_TYPE": "NaiveEngine",
 }
-#: What a predictor prints goes there: standard output is for the answers of commands.
+#: What the endpoint's own environment may say otherwise. See `trims_client.frameworks.mxnet`, which templates import
+#: after MXNet.
+DEFAULTS = {"MXNET_DISABLE_MKLDNN_FC_OPT": "1"}
 #: What our programs are called where they print.
 _CALLED = {"trims_predictors.worker": "predictor", "trims_predictors.template": "template"}
 #: Our packages are loaded from their own folders, so that a process of another environment sees them and that
@@ -132,7 +134,7 @@ class Launcher:
             "--socket", str(sock), "--lifeline", str(lifeline.fileno()), "--runtime-dir", self._folder_of(door),
             "--writable", self.isolation.writable,
         ]  # fmt: skip
-        variables = {**os.environ, **ENVIRONMENT}
+        variables = {**DEFAULTS, **os.environ, **ENVIRONMENT}
         if environment.python:
             for ours in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):
                 variables.pop(ours, None)

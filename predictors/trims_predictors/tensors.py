@@ -31,8 +31,8 @@ _OF_NUMPY = {
     ("b", 1): "BOOL",
     **{(name.strip("<")[0], int(name[-1])): key for key, name in _NUMPY.items() if key != "BOOL"},
 }
-#: Bytes that an event loop copies by itself, in a millisecond at most: less than it takes to wake a thread up for it and
-#: to be woken by that. More is copied in a thread, so that the loop serves others meanwhile.
+#: Bytes that an event loop copies by itself, in a millisecond at most: waking a thread up for it, and being woken by
+#: that, takes nearly as long. More is copied in a thread, so that the loop serves others meanwhile.
 COPIED_AT_ONCE_BYTES = 4 << 20
 #: Elements that one tensor may have; more would not fit into memory anyhow.
 _MOST_ELEMENTS = 1 << 40

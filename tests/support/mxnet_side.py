@@ -1,6 +1,7 @@
 """What the tests run inside the MXNet environment, which has no pytest: see `unit/client/frameworks/test_mxnet.py`.
 
-`save FOLDER` writes files with MXNet and prints what is in them; `model FOLDER` writes a small model;
+`save FOLDER` writes files with MXNet and prints what is in them; `model FOLDER` writes a small model, `dense FOLDER`
+one of a large dense layer;
 `check FOLDER` runs every `check_` function on the model and its image and prints {name: None or what went
 wrong}.
 """
@@ -62,6 +63,13 @@ def model(folder: Path) -> None:
         for name, shape in zip(value.list_auxiliary_states(), states, strict=True)
     }
     mx.model.save_checkpoint(str(folder / "m"), 0, value, arguments, auxiliary)
+
+
+def dense(folder: Path) -> None:
+    """One dense layer of 16 MiB, with an activation behind it."""
+    value = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=1024, no_bias=True, name="dense")
+    value = mx.sym.Activation(value, act_type="relu")
+    mx.model.save_checkpoint(str(folder / "d"), 0, value, {"dense_weight": mx.nd.ones((1024, 4096))}, {})
 
 
 class Case:
@@ -271,4 +279,4 @@ def check(folder: Path) -> dict[str, str | None]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"save": save, "model": model, "check": check}[sys.argv[1]](Path(sys.argv[2]))))
+    print(json.dumps({"save": save, "model": model, "dense": dense, "check": check}[sys.argv[1]](Path(sys.argv[2]))))

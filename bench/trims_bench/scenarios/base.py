@@ -79,6 +79,14 @@ class Setup:
             raw["artifact"]["builder"]["args"]["slim"] = 8
         return raw
 
+    @property
+    def resnet50_mxnet(self) -> dict[str, Any]:
+        """Manifest of ResNet-50 in MXNet; a quick run gets ResNet-18."""
+        name, layers = ("resnet18-mxnet", 18) if self.quick else ("resnet50-mxnet", 50)
+        builder = {"call": "trims_bench.builders.resnet50_mxnet:build", "args": {"seed": 5, "layers": layers}}
+        artifact = {"format": "mxnet", "builder": builder}
+        return {"name": name, "framework": {"name": "mxnet", "version": ">=1.9,<2"}, "artifact": artifact}
+
     @cached_property
     def mxnet(self) -> Path:
         """The interpreter of the MXNet environment. Raises MxnetMissingError."""

@@ -148,6 +148,8 @@ def _shipped(setup: Setup, daemon: DaemonProcess, endpoint: EndpointProcess) -> 
     kinds = [("ResNet-50, ONNX Runtime", "onnxruntime", onnx, "resnet50", None, "image", _SOONER, _MORE)]
     if setup.has_mxnet:
         bars = (_SOONER_MXNET, _MORE_MXNET)
+        resnet = setup.resnet50_mxnet
+        kinds.append(("ResNet-50, MXNet", "mxnet", resnet, "resnet50_mxnet", setup.mxnet, "data", *bars))
         kinds.append(("VGG-16, MXNet", "mxnet", setup.vgg16, "vgg16", setup.mxnet, "data", *bars))
     for title, framework, manifest, workload, python, given, sooner, more in kinds:
         daemon.register({**manifest, "predictor": _COLD})

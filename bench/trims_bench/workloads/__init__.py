@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trims_bench.answers import Agreement, Answer
     from trims_bench.stages import Stages
 
-NAMES = ("minilm", "resnet50", "resnet50_torch", "vgg16")
+NAMES = ("minilm", "resnet50", "resnet50_mxnet", "resnet50_torch", "vgg16")
 
 
 class Workload(Protocol):

@@ -1,4 +1,4 @@
-"""VGG-16 classifies one image with MXNet. Runs in the MXNet environment: Python 3.11, numpy 1.23 at most."""
+"""VGG-16 (or another graph of images) classifies one image with MXNet. Runs in the MXNet environment: Python 3.11, numpy 1.23 at most."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ SHAPE = (1, 3, 224, 224)
 
 
 def prepare(trace: Stages) -> None:
-    """Import MXNet."""
+    """Import MXNet as a user of trims does: by the module that puts models on shared weights."""
     with trace.stage("import"):
-        import mxnet  # noqa: F401
+        import trims_client.frameworks.mxnet  # noqa: F401
 
 
 def framework_alone(artifact: Path, trace: Stages) -> Answer:
     """`load_checkpoint` and `bind`, from the symbol's path."""
-    prepare(trace)
-    import mxnet as mx
+    with trace.stage("import"):
+        import mxnet as mx
 
     with trace.stage("load"):
         prefix = artifact.with_name(artifact.name.removesuffix("-symbol.json"))
         symbol, arguments, states = mx.model.load_checkpoint(str(prefix), 0)
-        inputs = {"data": mx.nd.zeros(SHAPE), "prob_label": mx.nd.zeros(SHAPE[:1])}
+        shapes = dict(zip(symbol.list_arguments(), symbol.infer_shape(data=SHAPE)[0], strict=True))
+        inputs = {name: mx.nd.zeros(shape) for name, shape in shapes.items() if name not in arguments}
         bound = symbol.bind(mx.cpu(), {**arguments, **inputs}, grad_req="null", aux_states=states)
     return _infer(bound, trace)
 

@@ -25,6 +25,28 @@ CHECKS = [
     if line.startswith("def check_")
 ]
 
+#: Of 16 MiB.
+WEIGHT_BYTES = 1024 * 4096 * 4
+#: Runs a dense layer over an image, and prints how much memory of its own the process has taken for that.
+RUN_DENSE = """
+import sys
+from pathlib import Path
+from trims_client.frameworks import mxnet as shared
+import mxnet as mx
+from trims_client.weights import Weights
+
+def own_bytes():
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["RssAnon"].split()[0]) << 10
+
+with Weights.map_file(sys.argv[1]) as weights:
+    bound = shared.executor(weights, {"data": (1, 4096)})
+    before = own_bytes()
+    answer = bound.forward(is_train=False, data=mx.nd.ones((1, 4096)))[0].asnumpy()
+    assert (answer == 4096).all(), answer
+    print(own_bytes() - before)
+"""
+
 pytestmark = [
     pytest.mark.mxnet,
     pytest.mark.skipif(not MXNET_PYTHON.exists(), reason="no MXNet environment: make mxnet-env"),
@@ -33,9 +55,14 @@ pytestmark = [
 
 def run(what: str, folder: Path, **environment: str) -> Any:
     """Its last line; MXNet writes before it."""
+    return json.loads(in_mxnet(SCRIPT, what, folder, **environment))
+
+
+def in_mxnet(*arguments: str | Path, **environment: str) -> str:
+    """What Python of that environment prints last."""
     paths = os.pathsep.join((os.fspath(ROOT), os.fspath(ROOT / "client")))
     done = subprocess.run(
-        [MXNET_PYTHON, SCRIPT, what, folder],
+        [MXNET_PYTHON, *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -43,7 +70,7 @@ def run(what: str, folder: Path, **environment: str) -> Any:
         env={**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", **environment},
     )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return done.stdout.splitlines()[-1]
 
 
 def write_image(plan: ImagePlan, path: Path) -> None:
@@ -96,3 +123,14 @@ def test_in_the_mxnet_environment(outcome: dict[str, str | None], check: str) ->
 def test_all_checks_were_run(outcome: dict[str, str | None]) -> None:
     assert sorted(outcome) == sorted(CHECKS)
     assert len(CHECKS) > 8
+
+
+@pytest.mark.parametrize(("switch", "copies"), [({}, 0), ({"MXNET_DISABLE_MKLDNN_FC_OPT": "0"}, 1)])
+def test_a_dense_layer_copies_its_weights_only_if_the_environment_asks_for_it(
+    tmp_path: Path, switch: dict[str, str], copies: int
+) -> None:
+    in_mxnet(SCRIPT, "dense", tmp_path)
+    converter = MxnetConverter()
+    write_image(converter.plan(Artifact("mxnet", converter.files(tmp_path / "d-symbol.json", {}))), tmp_path / "image")
+    taken = int(in_mxnet("-c", RUN_DENSE, tmp_path / "image", **switch))
+    assert abs(taken - copies * WEIGHT_BYTES) < WEIGHT_BYTES // 2
