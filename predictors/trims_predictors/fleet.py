@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -230,7 +231,7 @@ class Fleet:
             running.process.kill("no client waits for its run any more")
 
     def retire(self, line: str) -> None:
-        """Let the predictors of a line end, as soon as they are idle; those of tenants for the same model, too."""
+        """Let the predictors of a line end, as soon as they are idle; those of tenants and places, too."""
         for each in {line, *(plan.line for plan in self._plans.values() if plan.model_line == line)}:
             self.hot.retire(each)
             self._do(self._slots.retire(each))
@@ -242,9 +243,11 @@ class Fleet:
     def report(self) -> dict[str, Any]:
         """Predictors and waiting requests by model, spares and templates by framework, and what was counted."""
         isolation = self._settings.isolation
-        lines = {plan.subject: self._slots.line(line) for line, plan in self._plans.items()}
+        models: dict[str, Counter[str]] = {}
+        for line, plan in self._plans.items():  # of a model: places, and what its manifest said before
+            models.setdefault(plan.subject, Counter()).update(self._slots.line(line))
         return {
-            "models": {model: line for model, line in lines.items() if any(line.values())},
+            "models": {model: dict(counts) for model, counts in models.items() if any(counts.values())},
             "spares": self._nursery.spares(),
             "hot": self.hot.report(),
             "learning": self._nursery.learning(),
@@ -280,7 +283,7 @@ class Fleet:
         self._coming.add(predictor)
         try:
             began = time.perf_counter()
-            hot = await self.hot.take(plan)
+            hot = await self.hot.take(plan) if plan.place is None else None
             process = await self._nursery.take(plan.environment) if hot is None else hot[0]
             taken = time.perf_counter()
         except (TrimsError, OSError) as error:

@@ -32,8 +32,8 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "MXNET_ENGINE_TYPE": "NaiveEngine",
 }
-#: What the endpoint's own environment may say otherwise. See `trims_client.frameworks.mxnet`, which templates import
-#: after MXNet.
+#: What the endpoint's own environment may say otherwise. `trims.mxnet` tells what it is for, and sets it too late for
+#: templates, which import MXNet first.
 DEFAULTS = {"MXNET_DISABLE_MKLDNN_FC_OPT": "1"}
 #: What our programs are called where they print.
 _CALLED = {"trims_predictors.worker": "predictor", "trims_predictors.template": "template"}

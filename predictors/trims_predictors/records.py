@@ -117,6 +117,14 @@ class Plan:
         environment = replace(self.environment, tenant=tenant)
         return replace(self, line=f"{self.line}/{tenant}", environment=environment)
 
+    def at(self, place: str) -> Plan:
+        """The same model with its weights at a place that requests name, by predictors of its own.
+
+        It has no hot spares, which are for what the manifest says.
+        """
+        line, slash, tenant = self.line.partition("/")
+        return replace(self, line=f"{line}#{place}{slash}{tenant}", place=place, hot=0)
+
     @property
     def subject(self) -> str:
         """Model and tenant."""
@@ -124,8 +132,8 @@ class Plan:
 
     @property
     def model_line(self) -> str:
-        """The line without the tenant: the same for all that use this version of the manifest."""
-        return self.line.partition("/")[0]
+        """The line without place and tenant: the same for all that use this version of the manifest."""
+        return self.line.partition("/")[0].partition("#")[0]
 
 
 def load_message(plan: Plan, memory_bytes: int | None = None) -> Message:

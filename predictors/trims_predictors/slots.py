@@ -1,7 +1,7 @@
 """Slots of predictors: the operator has some, and each tenant its own, so that none waits for another's to come free.
 
 Each is a `Schedule` of its own, whose lines and predictors never meet those of another. Which one an event belongs to
-is told by the name of its line, `MODEL@DIGEST/TENANT` (see `Plan.for_tenant`), or by its predictor's number, which all
+is told by the name of its line, `MODEL@DIGEST#PLACE/TENANT` (see `Plan`), or by its predictor's number, which all
 of them draw from one counter.
 """
 

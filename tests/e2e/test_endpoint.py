@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,34 @@ def test_an_answer_tells_cold_from_warm_and_from_where(scaler: Daemon, start: Ca
     assert (second["cold"], second["predictor"]) == (False, "running")
     stats = endpoint.ask("GET", "/v2/models/m/stats")[1]["model_stats"][0]
     assert (stats["inference_count"], stats["cold_count"]) == (2, 1)
+
+
+def test_a_request_that_names_a_place_is_answered_from_weights_there(
+    scaler: Daemon, start: Callable[..., Endpoint]
+) -> None:
+    endpoint = start()
+    assert endpoint.infer("m", [1.0])[1]["parameters"]["place"] == "cpu"
+    for place, cold in (("disk", True), ("disk", False), ("cpu", True), ("disk", False)):
+        status, answer = endpoint.infer("m", [1.0], place=place)
+        assert status == 200, answer
+        told = answer["parameters"]
+        assert answer["outputs"][0]["data"] == [2.0]
+        assert (told["place"], told["cold"]) == (place, cold)
+    state = endpoint.ask("GET", "/state")[1]["models"]["m"]
+    assert state["idle"] == 3, "one of the manifest's place, and one of each that was named"
+    with admin(scaler.config.runtime_dir) as control:
+        manifest = control.show("m").manifest
+        control.add({**manifest, "description": "changed"}, replace=True, lazy=True)
+    time.sleep(1.1)  # for as long as the endpoint uses what it knows
+    assert endpoint.infer("m", [1.0], place="disk")[1]["parameters"]["cold"], "those of all places are of the old one"
+    for place, status, why in (
+        ("moon", 400, "is not a place"),
+        ("gpu:7", 501, "gpu"),
+        ("file", 501, "at file"),
+        (7, 400, "must be text"),
+    ):
+        refused = endpoint.infer("m", [1.0], place=place)
+        assert (refused[0], why in refused[1]["error"]) == (status, True), refused
 
 
 def test_metrics_tell_requests_predictors_and_the_daemon(scaler: Daemon, start: Callable[..., Endpoint]) -> None:

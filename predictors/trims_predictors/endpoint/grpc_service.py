@@ -85,6 +85,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
                 model,
                 request.model_version,
                 asked.inputs,
+                place=asked.place,
                 queue_deadline_s=asked.number("deadline"),
                 keep_alive_s=asked.number("keep_alive"),
                 span=span,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
+from trims.core.place import ANYWHERE, Place
 from trims_predictors.endpoint.json_numbers import flat, numbers
 from trims_predictors.endpoint.json_text import SMALL_BYTES, load_json
 from trims_predictors.tensors import Tensor, from_array, join_bytes, nbytes_of, numpy_dtype, split_bytes
@@ -42,10 +43,15 @@ class InferRequest:
     parameters: Parameters = field(default_factory=dict)
     wanted: dict[str, Parameters] | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse what looks like an order and would be ignored. Raises CallerError."""
-        if "place" in self.parameters:
-            raise CallerError("a request does not choose the place of its model; set `residency` in the manifest")
+    @property
+    def place(self) -> str | None:
+        """Where its model's weights are to be; None for what the manifest says. Raises CallerError for no place."""
+        value = self.parameters.get("place")
+        if value is None or value == ANYWHERE:
+            return value
+        if not isinstance(value, str):
+            raise CallerError(f"the parameter 'place' is {value!r:.80}; it must be text, such as 'cpu'")
+        return str(Place.parse(value))
 
     def number(self, name: str) -> float | None:
         """A parameter that is a number of seconds from 0 up; None if it is not there. Raises CallerError."""

@@ -240,6 +240,7 @@ async def _infer(
         model,
         version,
         asked.inputs,
+        place=asked.place,
         queue_deadline_s=asked.number("deadline"),
         keep_alive_s=asked.number("keep_alive"),
         span=span,

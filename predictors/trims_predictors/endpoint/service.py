@@ -101,17 +101,31 @@ class Service:
         version: str,
         tensors: Sequence[Tensor],
         *,
+        place: str | None = None,
         queue_deadline_s: float | None = None,
         keep_alive_s: float | None = None,
         span: RequestSpan | None = None,
     ) -> tuple[Plan, Answer]:
-        """Answer one request, count it, and tell its span; see `Fleet.infer`."""
+        """Answer one request, count it, and tell its span; see `Fleet.infer`.
+
+        Args:
+            model: As registered.
+            version: Of its manifest; empty for any.
+            tensors: The inputs.
+            place: Where to have the weights; None for what the manifest says.
+            queue_deadline_s: See `Fleet.infer`.
+            keep_alive_s: See `Fleet.infer`.
+            span: Of the request.
+        """
         began = time.perf_counter()
         tenant = caller()
         guess = self._plans.guess(model, version)
         if guess is not None and (tenant is None or tenant.may_open(model)):
+            guess = guess if place is None else guess.at(place)
             self.fleet.expect(guess if tenant is None else guess.for_tenant(tenant.name), tensors)
         plan = await self.plan(model, version)
+        if place is not None:
+            plan = plan.at(place)
         statistics = self._statistics_of(model)
         try:
             answer = await self.fleet.infer(

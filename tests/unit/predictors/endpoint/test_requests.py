@@ -277,9 +277,21 @@ def test_whether_an_output_is_binary_is_true_or_false(asked: dict[str, Any]) -> 
         shown(parse({"inputs": [], **asked}), answer(from_array("a", np.arange(2))), binary=False)
 
 
-def test_a_request_cannot_choose_a_place_and_is_told_what_does() -> None:
-    with pytest.raises(CallerError, match="does not choose the place of its model; set `residency` in the manifest"):
-        parse({"inputs": [], "parameters": {"place": "cpu"}})
+@pytest.mark.parametrize(
+    ("stated", "place"),
+    [("cpu", "cpu"), ("disk", "disk"), ("gpu", "gpu:0"), ("gpu:1", "gpu:1"), ("auto", "auto"), (None, None)],
+)
+def test_a_request_may_name_the_place_of_its_weights(stated: str | None, place: str | None) -> None:
+    assert parse({"inputs": [], "parameters": {"place": stated}}).place == place
+
+
+@pytest.mark.parametrize(
+    ("stated", "why"),
+    [("moon", "'moon' is not a place; write cpu"), ("cpu:1", "only gpu has devices"), (7, "7; it must be text")],
+)
+def test_what_is_no_place_is_refused_by_name(stated: object, why: str) -> None:
+    with pytest.raises(CallerError, match=why):
+        _ = parse({"inputs": [], "parameters": {"place": stated}}).place
 
 
 @pytest.mark.parametrize(("dtype", "value"), [("FP32", 1e39), ("FP32", -1e39), ("FP16", 65520), ("BF16", 3.4e38 * 2)])
