@@ -1,4 +1,4 @@
-"""VGG-16 (or another graph of images) classifies one image with MXNet. Runs in the MXNet environment: Python 3.11, numpy 1.23 at most."""
+"""VGG-16, or another graph, classifies one image with MXNet, in its environment: Python 3.11, numpy 1.23 at most."""
 
 from __future__ import annotations
 

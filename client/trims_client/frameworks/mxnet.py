@@ -8,8 +8,8 @@ environment keeps every byte shared and is slower.
 MXNet also fuses each fully connected layer with the activation behind it. The fused operator keeps a copy of the
 layer's weights for itself, in the layout that they have already. For VGG-16 these are 472 MB, and the copying takes
 longer than the run. What is fused is a pass over the layer's outputs, some kilobytes, so this module switches the
-fusion off, unless the environment says otherwise (`MXNET_DISABLE_MKLDNN_FC_OPT=0`). Convolutions stay fused. MXNet reads
-the variable when it is imported: import `trims.mxnet` before `mxnet`, or set the variable.
+fusion off, unless the environment says otherwise (`MXNET_DISABLE_MKLDNN_FC_OPT=0`). Convolutions stay fused. MXNet
+reads the variable when it is imported: import `trims.mxnet` before `mxnet`, or set the variable.
 
 Example:
     with trims.connect() as session, session.open("vgg16") as weights:
@@ -32,9 +32,9 @@ from trims.core.errors import CallerError, NotSupportedError
 from trims.core.layout import DTYPE_BYTES
 from trims_client.weights import numpy_dtype
 
-os.environ.setdefault("MXNET_DISABLE_MKLDNN_FC_OPT", "1")
-import mxnet as mx  # noqa: E402 - it reads the variable
-from mxnet.ndarray.ndarray import DLDataType  # noqa: E402
+os.environ.setdefault("MXNET_DISABLE_MKLDNN_FC_OPT", "1")  # before the import of MXNet, which reads it
+import mxnet as mx
+from mxnet.ndarray.ndarray import DLDataType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
