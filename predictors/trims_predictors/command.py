@@ -44,7 +44,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "predictors that have loaded a model in steady demand ahead of need, of all models together, or 0"
     endpoint.add_argument("--hot-spares", type=int, default=2, help=f"{text} (default: 2)")
     text = "how far predictors are kept apart: process, user:NAME, namespaces, or auto for the best without privileges"
-    endpoint.add_argument("--isolation", default="process", help=f"{text} (default: process)")
+    endpoint.add_argument("--isolation", default="auto", help=f"{text} (default: auto)")
     text = "folder or file of the daemon that predictors must not see (with namespaces); may be repeated"
     endpoint.add_argument("--hide", type=Path, action="append", default=[], help=text)
     text = "memory of its own that each predictor may take, such as 4GiB, or none for no limit (default: none)"

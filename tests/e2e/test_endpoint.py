@@ -242,7 +242,7 @@ def test_sigterm_lets_a_running_request_finish_and_leaves_no_process(
     daemon: Daemon, checkpoint: Callable[..., Path], start: Callable[..., Endpoint]
 ) -> None:
     register(daemon, checkpoint, predictor={"call": "own_predictors:Slow"})
-    endpoint = start()
+    endpoint = start("--isolation", "process")  # a process in a namespace cannot give itself a name
     endpoint.infer("m", [0.0])
     answers: list[tuple[int, Any]] = []
     asking = threading.Thread(target=lambda: answers.append(endpoint.infer("m", [1.0])))

@@ -62,9 +62,8 @@ def shared(folder: Path, serve: Callable[..., Daemon], checkpoint: Callable[...,
 
 @pytest.fixture
 def endpoint(shared: Daemon, folder: Path) -> Iterator[Endpoint]:
-    made = Endpoint(
-        shared.config.runtime_dir, "--tenants", str(folder / "tenants.yaml"), "--token-file", str(folder / "token")
-    )
+    files = ("--tenants", str(folder / "tenants.yaml"), "--token-file", str(folder / "token"))
+    made = Endpoint(shared.config.runtime_dir, *files, "--isolation", "process")  # processes have the numbers seen here
     yield made
     made.end()
 

@@ -55,7 +55,7 @@ def start(
             monkeypatch.delenv(name)
         for name, value in {"EXPORTER_OTLP_ENDPOINT": url, "BSP_SCHEDULE_DELAY": "50", **variables}.items():
             monkeypatch.setenv(f"OTEL_{name}", value)
-        made.append(Endpoint(daemon.config.runtime_dir))
+        made.append(Endpoint(daemon.config.runtime_dir, "--isolation", "process"))  # functions send spans themselves
         return made[-1]
 
     yield begin

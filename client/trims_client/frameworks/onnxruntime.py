@@ -23,6 +23,7 @@ shorter.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from trims_client.frameworks._onnxruntime_packed import Stage
     from trims_client.weights import Weights
 
+_log = logging.getLogger("trims")
 CPU_PROVIDER = "CPUExecutionProvider"
 _PROGRAM_KIND = "onnxruntime"
 _NO_PREPACKING = "session.disable_prepacking"
@@ -185,7 +187,9 @@ def _in_two_stages(
     values = {name: _ort_value(weights, name) for name in weights if name != block}
     made = _make(weights, program, providers, given, values)
     made._why_plain = why_plain
-    if path is not None and why_plain is None:
+    if why_plain is not None:
+        _log.warning("%s: its packed weights are not used, and runs stay slower: %s", weights.name, why_plain)
+    elif path is not None:
         made._packing = Packing(weights.name, _packed_maker(weights, program, path, providers, packed_options))
     return made
 

@@ -38,6 +38,10 @@ def test_flags_become_settings(tmp_path: Path) -> None:
     assert found.fleet.runtime_dir == "/run/x"
 
 
+def test_the_default_isolation_is_the_best_that_needs_no_privilege() -> None:
+    assert build_parser().parse_args(["endpoint"]).isolation == "auto"
+
+
 def test_files_of_the_daemon_and_secrets_are_hidden_from_predictors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,7 +129,9 @@ def test_both_sessions_are_made_with_the_providers_that_were_given(
     assert made == [wanted, wanted]
 
 
-def test_a_file_that_is_not_to_be_seen_leaves_the_session_plain(tmp_path: Path) -> None:
+def test_a_file_that_is_not_seen_leaves_the_session_plain_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     main = attention(tmp_path)
     with attach(main) as weights:
         assert file_behind(weights) == str(main.with_suffix(".image"))
@@ -138,6 +140,7 @@ def test_a_file_that_is_not_to_be_seen_leaves_the_session_plain(tmp_path: Path) 
         assert session.stage == "plain"
         assert session.why_plain is not None
         assert "no file that this process sees has the image" in session.why_plain
+    assert "its packed weights are not used, and runs stay slower: no file that this process sees" in caplog.text
 
 
 def test_another_file_at_the_same_path_is_not_taken(tmp_path: Path) -> None:
