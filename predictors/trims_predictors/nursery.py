@@ -8,6 +8,7 @@ the last once it may be forked (see `gate`). Until then the last one serves, so 
 template cost no request its time; they are not asked for again.
 
 Where a template may not be forked, the predictor is spawned as a program of its own, and the template is replaced.
+Where none can be (`unforkable`), the spares are such programs, too: they have imported what a template would have.
 
 Templates go when they are not used, or when their memory is needed (`turnover`, `upkeep`); the next request that needs
 one starts it again. An environment in which nothing runs any more may be removed.
@@ -27,6 +28,7 @@ from trims_predictors.processes import PredictorProcess, spawn
 from trims_predictors.shortage import told_in_words
 from trims_predictors.templates import Template
 from trims_predictors.turnover import End, EndHotSpare, EndSpare, Leave, Limits, Standing
+from trims_predictors.unforkable import Unforkable
 from trims_predictors.upkeep import Upkeep
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _PREPARE_S = 30.0
+#: The same for a program of its own, which imports its framework first.
+_IMPORT_S = 120.0
 #: Between SIGKILL and the end of a process, which may take a while if it has much memory.
 _BURIAL_S = 10.0
 #: The same for templates, and the guards round them.
@@ -90,6 +94,7 @@ class Nursery:
         self._started: dict[str, int] = {}
         self._background = Background("the nursery", self._explained)
         self._tending: set[Environment] = set()
+        self._unforkable = Unforkable()
         #: All processes that were taken or are spares, until each has ended.
         self._living: dict[PredictorProcess, Environment] = {}
         #: When a predictor was asked for, or ended, last.
@@ -124,12 +129,17 @@ class Nursery:
             if not spare.dying:
                 spare.how = "spare"
                 return spare
-        try:
-            return await self._forked(environment)
-        except (PredictorError, LostPeerError, BadMessageError) as error:
-            self._check_open()
-            _log.warning("a predictor for %s is spawned, not forked: %s", environment.framework, error)
-            return self._watch(spawn(self._launcher, environment), environment)
+        return await self._new(environment)
+
+    async def _new(self, environment: Environment) -> PredictorProcess:
+        """A fork of a template, or a program of its own where none can be forked."""
+        if environment not in self._unforkable:
+            try:
+                return await self._forked(environment)
+            except (PredictorError, LostPeerError, BadMessageError) as error:
+                self._check_open()
+                _log.warning("a predictor for %s is spawned, not forked: %s", environment.framework, error)
+        return self._watch(spawn(self._launcher, environment), environment)
 
     def _leave_what_sees_too_much(self, environment: Environment) -> None:
         """Use a template and its spares no more if something that is hidden from them was replaced meanwhile."""
@@ -196,18 +206,14 @@ class Nursery:
 
     async def make(self, environment: Environment) -> PredictorProcess:
         """A process of its own beside the spares, prepared as they are. Raises TrimsError."""
-        try:
-            process = await self._fork(environment)
-        except (PredictorError, LostPeerError, BadMessageError):
-            self._check_open()
-            process = self._watch(spawn(self._launcher, environment), environment)
-        return await self._prepared(process, environment)
-
-    async def _prepared(self, process: PredictorProcess, environment: Environment) -> PredictorProcess:
+        process = await self._new(environment)
         pages = [] if process.pages is None else process.pages.told()
-        prepare = {"op": "prepare", "modules": environment.modules(), "threads": self._threads, "pages": pages}
+        modules, spawned = environment.modules(), process.how == "spawned"
+        if spawned:
+            modules += self._learned.get(environment, [])
+        prepare = {"op": "prepare", "modules": modules, "import": spawned, "threads": self._threads, "pages": pages}
         try:
-            await process.ask(prepare, deadline_s=_PREPARE_S)
+            await process.ask(prepare, deadline_s=_IMPORT_S if spawned else _PREPARE_S)
         except BaseException:
             process.kill("it could not be prepared")
             raise
@@ -254,6 +260,8 @@ class Nursery:
             with told_in_words("no predictor can be forked"):
                 process = await template.fork()
         except (PredictorError, LostPeerError, BadMessageError):
+            if template.spoilt is not None:
+                self._unforkable.note(environment)
             self._discard(environment, template)
             raise
         return self._watch(process, environment)
@@ -364,7 +372,7 @@ class Nursery:
         try:
             await self.calm()
             while self._wants_spare(environment):
-                spare = await self._prepared(await self._fork(environment), environment)
+                spare = await self.make(environment)
                 self._spares.setdefault(environment, []).append(spare)
                 self._upkeep.stir()
         except Exception as error:  # noqa: BLE001 - without a spare, the next predictor is forked or spawned

@@ -145,7 +145,13 @@ class Worker:
     # -- operations ------------------------------------------------------------------------------------------------
 
     def _prepare(self, message: Message) -> tuple[Message, None]:
-        """Do what does not depend on the model: threads, warm code paths, the connection to the daemon."""
+        """Do what does not depend on the model: threads, warm code paths, the connection to the daemon.
+
+        A program of its own imports first what a fork has from its template.
+        """
+        for module in message["modules"] if message["import"] else ():
+            with contextlib.suppress(Exception):  # a model that needs it imports it again, and tells its client
+                importlib.import_module(module)
         warm_up(message["modules"], int(message["threads"]))
         if is_framework(message["modules"]) and self._keeps_memory:
             take_ahead(_AHEAD_BYTES)

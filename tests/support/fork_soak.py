@@ -118,7 +118,8 @@ class Soak:
         environment = self._plan.environment
         child = await self._nursery.take(environment)
         assert child.how == "forked", f"fork {number} was {child.how}"
-        prepare = {"op": "prepare", "modules": environment.modules(), "threads": 2, "pages": []}
+        modules = environment.modules()
+        prepare = {"op": "prepare", "modules": modules, "import": False, "threads": 2, "pages": []}
         await child.ask(prepare, deadline_s=_HANG_S)
         await child.ask(load_message(self._plan), deadline_s=_HANG_S)
         answer = await child.ask({"op": "predict"}, deadline_s=_HANG_S, tensors=[from_array("x", np.array([number]))])

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from trims.daemon.main import Daemon
+
 NUMPY = Environment("numpy")
 
 
@@ -190,13 +192,40 @@ def test_a_predictor_is_spawned_where_its_template_may_not_be_forked(
     assert "is spawned, not forked: the template cannot be forked: it has 2 threads" in caplog.text
 
 
+def test_where_no_template_can_be_forked_spares_are_programs_that_have_imported_all(
+    daemon: Daemon, modules: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (modules / "tells.py").write_text(
+        "import os, pathlib; pathlib.Path(__file__).with_suffix('.pid').write_text(str(os.getpid()))"
+    )
+
+    async def work(nursery: Nursery) -> None:
+        nursery._learned[NUMPY] = ["spoils", "no_such_module", "tells"]
+        first = await nursery.take(NUMPY)
+        assert first.how == "spawned"
+        for _ in range(3):
+            nursery.tend(NUMPY)
+            await until(lambda: nursery.spares() == {"numpy": 1})
+            spare = await nursery.take(NUMPY)
+            assert (spare.how, nursery.spares()) == ("spare", {"numpy": 0})
+            assert int((modules / "tells.pid").read_text()) == spare.pid, "it has imported what templates learn"
+            assert await spare.end() == "it exited with status 0"
+        assert nursery.templates()["numpy"]["started"] == 1, "one template has found out"
+        await first.end()
+
+    nurse(daemon.config.runtime_dir, work, spares=1)
+    assert caplog.text.count("is spawned, not forked") == 1
+
+
 def test_an_environment_that_cannot_be_started_is_told(folder: Path) -> None:
     async def work(nursery: Nursery) -> None:
         with pytest.raises(PredictorError, match=r"/no/python cannot be started"):
             await nursery.take(Environment("numpy", "/no/python"))
         predictor = await nursery.take(Environment("numpy", "/bin/false"))
         with pytest.raises(PredictorError, match="exited with status 1"):
-            await predictor.ask({"op": "prepare", "modules": [], "threads": 1, "pages": []}, deadline_s=30)
+            await predictor.ask(
+                {"op": "prepare", "modules": [], "import": False, "threads": 1, "pages": []}, deadline_s=30
+            )
 
     nurse(folder, work)
 

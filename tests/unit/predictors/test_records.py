@@ -1,9 +1,10 @@
-"""What a fleet is made with: the command's defaults are the fleet's own."""
+"""What a fleet is made with: the command's defaults are the fleet's own; and plans of tenants and places."""
 
 from __future__ import annotations
 
 from trims_predictors.command import register
-from trims_predictors.records import Settings
+from trims_predictors.launching import Environment
+from trims_predictors.records import Plan, Settings
 
 
 def test_the_command_has_the_defaults_of_the_settings() -> None:
@@ -15,3 +16,11 @@ def test_the_command_has_the_defaults_of_the_settings() -> None:
     assert (options.predictors, options.queue) == (defaults.predictors, defaults.queue)
     assert options.hot_spares == defaults.hot_spares
     assert float(options.keep_alive_s) == defaults.keep_alive_s
+
+
+def test_a_plan_for_a_place_and_a_tenant_has_a_line_of_its_own() -> None:
+    plan = Plan("m@1", "m", "1.0.0", "a:B", Environment("numpy"), hot=1)
+    both = plan.for_tenant("blue").at("gpu:0")
+    assert both == plan.at("gpu:0").for_tenant("blue")
+    assert (both.line, both.model_line, both.subject) == ("m@1#gpu:0/blue", "m@1", "m/blue")
+    assert (both.place, both.hot) == ("gpu:0", 0)

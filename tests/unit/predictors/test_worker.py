@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 
-PREPARE = {"op": "prepare", "modules": ["numpy"], "threads": 1, "pages": []}
+PREPARE = {"op": "prepare", "modules": ["numpy"], "import": False, "threads": 1, "pages": []}
 
 
 class Supervisor:
