@@ -6,7 +6,8 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from trims_bench.child import call
+from trims_bench.child import call, started
+from trims_bench.empty_servers import serve
 from trims_bench.endpoint import EndpointClient, EndpointProcess
 from trims_bench.figures import Bar, Comparison, Figure, Samples
 from trims_bench.turns import take_turns
@@ -26,13 +27,16 @@ _BARS = {
     "gRPC by tritonclient": _GRPC,
     "gRPC by a stub": _GRPC,
 }
+#: The same clients, with nothing behind the protocol: what the endpoint has no part in.
+_EMPTY = {"HTTP by tritonclient": "HTTP, an empty server", "gRPC by tritonclient": "gRPC, an empty server"}
 _IN_PROCESS = "in one process"
 _WARM_UP = 20
 _NOTE = (
     "From one numpy array to another, with binary tensors over connections that are kept; float32, 602 kB. The "
     "predictor runs already; it means over the pixels and multiplies a small matrix, one thread. The other side opens "
     "the same weights, and calls the same predictor. All ways take turns. More than the call: the median over the "
-    "turns of the difference."
+    "turns of the difference. An empty server: tritonclient asks one of the same library (uvicorn, grpc.aio) that "
+    "reads the request and answers zeros."
 )
 
 
@@ -45,10 +49,15 @@ def run(setup: Setup) -> Figure:
     python = clients_python()
     with setup.scratch() as folder, setup.daemon() as daemon:
         daemon.load(daemon.register(manifest(_NAME, write_weights(folder / "small.npz"), "pooled", [-1, 3, -1, -1])))
-        with EndpointProcess(daemon.runtime_dir, "--grpc-port", "0", "--hot-spares", "0") as endpoint:
+        with (
+            EndpointProcess(daemon.runtime_dir, "--grpc-port", "0", "--hot-spares", "0") as endpoint,
+            started(serve, {}) as empty,
+        ):
+            empty_ports = empty.result()
             given = {
                 "runtime_dir": str(daemon.runtime_dir),
                 "ports": [endpoint.port, endpoint.grpc_port],
+                "empty_ports": [empty_ports["http"], empty_ports["grpc"]],
                 "count": setup.repeats(1000),
             }
             env = {**environment(), "PYTHONPATH": packages_path()}
@@ -62,11 +71,15 @@ def _compared(found: dict[str, list[int]]) -> list[Comparison]:
         asked = Samples(way, found[way])
         more = median(ours - theirs for ours, theirs in zip(asked.values, called.values, strict=True)) / 1e6
         compared.append(Comparison(f"{way}, more than the call", more, "ms", bar, (asked, called)))
+    for way, name in _EMPTY.items():
+        asked, empty = Samples(way, found[way]), Samples(name, found[name])
+        more = median(ours - theirs for ours, theirs in zip(asked.values, empty.values, strict=True)) / 1e6
+        compared.append(Comparison(f"{way}, more than an empty server", more, "ms", None, (asked, empty)))
     return compared
 
 
-def measure(*, runtime_dir: str, ports: list[int], count: int) -> dict[str, list[int]]:
-    """Nanoseconds of each way, in the environment of clients by others; all answers are compared."""
+def measure(*, runtime_dir: str, ports: list[int], empty_ports: list[int], count: int) -> dict[str, list[int]]:
+    """Nanoseconds of each way, in the environment of clients by others; the endpoint's answers are compared."""
     import numpy as np
 
     image = np.random.default_rng(1).random((1, 3, 224, 224), dtype=np.float32)
@@ -76,11 +89,13 @@ def measure(*, runtime_dir: str, ports: list[int], count: int) -> dict[str, list
         "HTTP by http.client": _by_standard_library(ports[0]),
         "gRPC by tritonclient": _by_grpc(ports[1]),
         "gRPC by a stub": _by_stub(ports[1]),
+        "HTTP, an empty server": _by_http(empty_ports[0]),
+        "gRPC, an empty server": _by_grpc(empty_ports[1]),
     }
     expected = ways[_IN_PROCESS](image)
 
     def keep(way: str, answer: Any) -> None:
-        np.testing.assert_array_equal(answer, expected, err_msg=way)
+        np.testing.assert_array_equal(answer, expected if way not in _EMPTY.values() else 0, err_msg=way)
 
     turns = {way: partial(ask, image) for way, ask in ways.items()}
     return take_turns(turns, count, warm_up=_WARM_UP, keep=keep)
