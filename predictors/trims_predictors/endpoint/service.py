@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
 import trims
-from trims.core.errors import InUseError, ModelNotFoundError, TrimsError
+from trims.core.errors import ModelNotFoundError, TrimsError
 from trims_predictors.endpoint.callers import caller, require_operator
 from trims_predictors.endpoint.daemon_figures import DaemonFigures, figures
 from trims_predictors.endpoint.metrics import Metrics
@@ -17,7 +16,7 @@ from trims_predictors.endpoint.statistics import ModelStatistics
 from trims_predictors.plans import Plans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from trims.control import AsyncAdmin, Evicted, Model, Replica
     from trims.formats.picking import Picker
@@ -237,8 +236,7 @@ class Service:
         require_operator("unload models")
         await self.plan(model)
         self._forget_all(await self._daemon.show(model))
-        with _named(model, "unloaded"):
-            await self._daemon.evict(model, drain=True)
+        await self._daemon.evict(model, drain=True)
 
     def _forget_all(self, shown: Model) -> None:
         """Let the idle predictors of a model end, and those of all other names of its image: they hold it as well."""
@@ -263,8 +261,7 @@ class Service:
         if not any(replica.pinned for replica in shown.replicas if replica.place == place):  # else it will refuse
             self._forget_all(shown)
         try:
-            with _named(model, "evicted"):
-                return await self._daemon.evict(model, place, drain=True)
+            return await self._daemon.evict(model, place, drain=True)
         finally:
             self.overview.expire()
 
@@ -273,15 +270,6 @@ class Service:
 PLATFORMS = {"torch": "pytorch_module", "onnxruntime": "onnx_onnxv1", "mxnet": "mxnet_mxnet", "numpy": "trims_python"}
 #: Data types as the configuration calls them, where it is not TYPE_ and the protocol's name.
 _CONFIGURED = {"BYTES": "TYPE_STRING"}
-
-
-@contextlib.contextmanager
-def _named(model: str, done: str) -> Iterator[None]:
-    """Name the model in a refusal, which knows the replica only."""
-    try:
-        yield
-    except InUseError as error:
-        raise InUseError(f"{model!r} cannot be {done} now: {error}") from error
 
 
 def _configured(tensor: Any, skipped: int) -> dict[str, Any]:
