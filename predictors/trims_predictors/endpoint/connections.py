@@ -42,6 +42,8 @@ _ANSWER = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\
 #: Descriptors for all but connections: listeners, logs, the daemon's doors, JSON processes, templates; and for each
 #: predictor, such as its socket, arenas and output.
 _OWN_DESCRIPTORS, _A_PREDICTOR = 64, 8
+#: That gRPC can be told.
+_MOST_OF_GRPC = (1 << 31) - 1
 #: Between two warnings that connections are refused.
 _WARN_AGAIN_S = 60.0
 
@@ -56,6 +58,17 @@ def most_connections(predictors: int) -> int:
     if most == resource.RLIM_INFINITY:
         return sys.maxsize
     return max(most - _OWN_DESCRIPTORS - _A_PREDICTOR * predictors, most // 4, 1)
+
+
+def shares(most: int, *, grpc: bool) -> tuple[int, int]:
+    """Of so many connections, those over HTTP and over gRPC: a quarter, since a client needs only one for all requests.
+
+    Args:
+        most: Both together.
+        grpc: Whether gRPC is served at all.
+    """
+    of_grpc = max(1, min(most // 4, _MOST_OF_GRPC)) if grpc else 0
+    return max(1, most - of_grpc), of_grpc
 
 
 class ImpatientProtocol(HttpToolsProtocol):

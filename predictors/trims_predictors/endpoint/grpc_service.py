@@ -219,10 +219,16 @@ async def start_server(
     private_key: Path | None,
     tenants: Tenants | None = None,
     workers: JsonWorkers | None = None,
+    most_connections: int | None = None,
 ) -> tuple[grpc.aio.Server, int]:
-    """Listen on an address; returns the server and its port. Raises RuntimeError if the address is taken."""
+    """Listen on an address; returns the server and its port. Raises RuntimeError if the address is taken.
+
+    A connection beyond `most_connections` is closed at once, and its client sees UNAVAILABLE.
+    """
     options = [("grpc.max_receive_message_length", most_body_bytes), ("grpc.max_send_message_length", -1)]
     options.append(("grpc.so_reuseport", 0))  # or a second endpoint would share the port in silence
+    if most_connections is not None:
+        options.append(("grpc.max_allowed_incoming_connections", most_connections))
     server = grpc.aio.server(interceptors=[ErrorsAsStatus(Callers(token, tenants))], options=options)
     servicer = InferenceServicer(service, workers or JsonWorkers(most_body_bytes))
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call] # generated

@@ -19,7 +19,7 @@ from trims.core.errors import ConfigError
 from trims.environments.shelf import Shelf
 from trims.formats.picking import Picker
 from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
-from trims_predictors.endpoint.connections import ImpatientProtocol, most_connections
+from trims_predictors.endpoint.connections import ImpatientProtocol, most_connections, shares
 from trims_predictors.endpoint.grpc_service import start_server
 from trims_predictors.endpoint.health import Health
 from trims_predictors.endpoint.hot_models import HotModels
@@ -156,6 +156,7 @@ async def _start_grpc(
             health,
             f"{host}:{settings.grpc_port}",
             most_body_bytes=settings.most_body_bytes,
+            most_connections=_connections(settings)[1],
             token=settings.token,
             tenants=settings.tenants,
             certificate=settings.certificate,
@@ -245,12 +246,18 @@ async def _answer(
 
 def _protocol(settings: EndpointSettings) -> type[ImpatientProtocol]:
     """HTTP with the bounds that follow from the settings."""
-    fleet = settings.fleet
-    of_tenants = sum(fleet.of_tenants.get(name, fleet.predictors) for name in settings.tenants.by_name)
     return ImpatientProtocol.within(
-        most_connections=most_connections(fleet.predictors + of_tenants + fleet.hot_spares),
+        most_connections=_connections(settings)[0],
         most_drained_bytes=settings.most_body_bytes + _MORE_DRAINED_BYTES,
     )
+
+
+def _connections(settings: EndpointSettings) -> tuple[int, int]:
+    """How many over HTTP and over gRPC leave enough descriptors for predictors."""
+    fleet = settings.fleet
+    of_tenants = sum(fleet.of_tenants.get(name, fleet.predictors) for name in settings.tenants.by_name)
+    most = most_connections(fleet.predictors + of_tenants + fleet.hot_spares)
+    return shares(most, grpc=settings.grpc_port is not None)
 
 
 @contextlib.contextmanager

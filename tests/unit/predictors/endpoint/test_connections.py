@@ -321,3 +321,14 @@ def test_one_connection_too_many_is_told_so_and_the_others_are_served(caplog: py
 def test_connections_leave_descriptors_for_predictors(monkeypatch: pytest.MonkeyPatch, limit: int, most: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     assert connections.most_connections(18) == most
+
+
+@pytest.mark.parametrize(
+    ("most", "grpc", "http_and_grpc"),
+    [(816, True, (612, 204)), (816, False, (816, 0)), (1, True, (1, 1)), (sys.maxsize, True, None)],
+)
+def test_connections_are_shared_out_between_http_and_grpc(
+    most: int, *, grpc: bool, http_and_grpc: tuple[int, int] | None
+) -> None:
+    found = connections.shares(most, grpc=grpc)
+    assert found == (http_and_grpc or (most - (2**31 - 1), 2**31 - 1))

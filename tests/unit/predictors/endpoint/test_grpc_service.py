@@ -64,7 +64,12 @@ class StandIn:
     unload = load
 
 
-def call(service: StandIn, work: Callable[[Any], Awaitable[Any]], token: str | None = None) -> Any:
+def call(
+    service: StandIn,
+    work: Callable[[Any], Awaitable[Any]],
+    token: str | None = None,
+    most_connections: int | None = None,
+) -> Any:
     async def run() -> Any:
         health = Health(service.is_ready)
         await health.start()
@@ -76,10 +81,12 @@ def call(service: StandIn, work: Callable[[Any], Awaitable[Any]], token: str | N
             token=token,
             certificate=None,
             private_key=None,  # type: ignore[arg-type]
+            most_connections=most_connections,
         )
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+                stub.port = port
                 stub.raw = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
                 return await work(stub)
         finally:
@@ -103,6 +110,31 @@ def refusal(
 
     found: tuple[grpc.StatusCode, str] = call(service, told, token)
     return found
+
+
+def test_a_connection_too_many_is_closed_and_the_others_go_on() -> None:
+    async def is_taken(reader: asyncio.StreamReader) -> bool:
+        """Whether the server greets: its settings come first in HTTP/2."""
+        try:
+            return bool(await reader.read(1))
+        except ConnectionError:
+            return False
+
+    async def work(stub: Any) -> None:
+        await stub.ServerLive(pb.ServerLiveRequest())
+        opened = [await asyncio.open_connection("127.0.0.1", stub.port) for _ in range(4)]
+        assert sorted([await is_taken(reader) for reader, _ in opened]) == [False, False, True, True]
+        for _, writer in opened:
+            writer.close()
+        while True:  # once their ends are noticed, the next one is taken
+            reader, writer = await asyncio.open_connection("127.0.0.1", stub.port)
+            taken = await is_taken(reader)
+            writer.close()
+            if taken:
+                break
+        assert (await stub.ServerLive(pb.ServerLiveRequest())).live
+
+    call(StandIn(), work, most_connections=3)
 
 
 REQUEST = pb.ModelInferRequest(model_name="m")
