@@ -128,12 +128,13 @@ def test_models_and_statistics_of_all_are_listed() -> None:
 
 def test_an_inference_is_answered_in_json_if_it_was_asked_in_json() -> None:
     service = StandIn()
-    message = {**REQUEST, "parameters": {"deadline": 2, "keep_alive": 0}}
+    message = {**REQUEST, "parameters": {"deadline": 2, "keep_alive": 0, "place": "disk"}}
     reply = ask("POST", "/v2/models/m/infer", message, service)
     assert reply.headers["content-type"] == "application/json"
     told = reply.json()
     assert (told["id"], told["outputs"][0]["data"]) == ("7", [2.0, 4.0])
-    assert service.asked[-1] == ("infer", {"queue_deadline_s": 2.0, "keep_alive_s": 0.0, "span": None})
+    asked = {"place": "disk", "queue_deadline_s": 2.0, "keep_alive_s": 0.0, "span": None}
+    assert service.asked[-1] == ("infer", asked)
 
 
 def test_an_inference_is_answered_in_binary_if_it_was_asked_in_binary() -> None:
