@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from trims_predictors.batches import join, rows_of, split
 from trims_predictors.hot_spares import HotSpares
 from trims_predictors.launching import Environment, Launcher
 from trims_predictors.nursery import Nursery
+from trims_predictors.processors import processors
 from trims_predictors.records import Answer, load_message
 from trims_predictors.schedule import Fail, Job, Limits, Run, Start, Step, Stop
 from trims_predictors.shortage import in_words
@@ -103,7 +103,7 @@ class Fleet:
         self._nursery = Nursery(
             self._launcher,
             spares=settings.spares,
-            threads=default_threads(),
+            threads=processors(),
             busy=self._is_busy,
             limits=TemplateLimits(settings.template_keep_alive_s, settings.most_template_bytes),
         )
@@ -114,6 +114,8 @@ class Fleet:
         self._coming: set[int] = set()
         #: Jobs that run, and which predictor runs them.
         self._runs: dict[Job, int] = {}
+        #: Of predictors with frameworks that answer just now, and so share the processors.
+        self._computing = 0
         self._plans: dict[str, Plan] = {}
         #: Model -> its line, inputs and outputs, as a predictor has told them last.
         self._signatures: dict[str, tuple[str, tuple[TensorType, ...], tuple[TensorType, ...]]] = {}
@@ -348,6 +350,8 @@ class Fleet:
         self._runs.update(dict.fromkeys(jobs, predictor))
         if jobs[0].payload.answer.cancelled():  # between the decision and this
             self._abandon(jobs[0])
+        computes = running.plan.environment.framework != "numpy"
+        self._computing += computes
         try:
             await self._run_together(running, jobs)
         except TrimsError as error:
@@ -357,6 +361,8 @@ class Fleet:
             else:  # one of them may be to blame: the others are answered
                 for job in jobs:
                     await self._run_alone(running, job)
+        finally:
+            self._computing -= computes
         running.jobs = ()
         for job in jobs:
             del self._runs[job]
@@ -371,9 +377,10 @@ class Fleet:
         began = time.perf_counter()
         requests: list[_Request] = [job.payload for job in jobs]
         stated = running.plan.run_deadline_s
+        threads = running.plan.threads_of(self._computing)
         contexts = [request.begin_run() for request in requests if request.begin_run is not None]
         answer = await running.process.ask(
-            {"op": "predict", **({"context": dict(contexts[0])} if contexts else {})},
+            {"op": "predict", "threads": threads, **({"context": dict(contexts[0])} if contexts else {})},
             deadline_s=self._settings.run_deadline_s if stated is None else stated,
             tensors=join([request.tensors for request in requests]),
         )
@@ -475,8 +482,3 @@ class Fleet:
     def _is_busy(self) -> bool:
         """Whether a request waits or runs, or has just been answered."""
         return bool(self._asked) or self._loop.time() < self._answered_s + _AFTERWARDS_S
-
-
-def default_threads() -> int:
-    """As many as processors that this process may use."""
-    return len(os.sched_getaffinity(0))

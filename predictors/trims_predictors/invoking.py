@@ -16,11 +16,11 @@ from trims.control import aadmin
 from trims.core.errors import DeadlineError, PredictorError
 from trims.core.manifest import parse_manifest
 from trims_predictors.builtin.handler import ANSWER, AS, EVENT
-from trims_predictors.fleet import default_threads
 from trims_predictors.launching import Environment, Launcher
 from trims_predictors.making import HANDLER
 from trims_predictors.plans import framework_of
 from trims_predictors.processes import spawn
+from trims_predictors.processors import processors
 from trims_predictors.records import Plan, load_message
 from trims_predictors.templates import Template
 from trims_predictors.tensors import Tensor, join_bytes, to_array
@@ -156,7 +156,7 @@ def _plan(call: Call, model: Model) -> Plan:
         environment=Environment(framework, "" if python is None else str(python)),
         options={AS: call.form},
         attributes=manifest.attributes,
-        threads=manifest.predictor.threads or default_threads(),
+        threads=manifest.predictor.threads or processors(),
     )
 
 

@@ -32,9 +32,15 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "MXNET_ENGINE_TYPE": "NaiveEngine",
 }
-#: What the endpoint's own environment may say otherwise. `trims.mxnet` tells what it is for, and sets it too late for
-#: templates, which import MXNet first.
-DEFAULTS = {"MXNET_DISABLE_MKLDNN_FC_OPT": "1"}
+#: What the endpoint's own environment may say otherwise.
+DEFAULTS = {
+    # `trims.mxnet` tells what it is for, and sets it too late for templates, which import MXNet first.
+    "MXNET_DISABLE_MKLDNN_FC_OPT": "1",
+    # How often threads of GNU's OpenMP look whether they may go on before they sleep. Its own 300,000 times are up to
+    # 20 ms, in which they keep another predictor's threads from the processor; with 10,000 a model that is alone takes
+    # 1 to 4 % longer. See `processors`.
+    "GOMP_SPINCOUNT": "10000",
+}
 #: What our programs are called where they print.
 _CALLED = {"trims_predictors.worker": "predictor", "trims_predictors.template": "template"}
 #: Our packages are loaded from their own folders, so that a process of another environment sees them and that

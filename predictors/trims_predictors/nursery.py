@@ -300,9 +300,9 @@ class Nursery:
             template = self._templates[environment] = self._make(environment, modules)
         return template
 
-    def _make(self, environment: Environment, modules: Sequence[str]) -> Template:
+    def _make(self, environment: Environment, modules: Sequence[str], *, gives_way: bool = False) -> Template:
         with told_in_words(f"no template for {environment.framework} can be started"):
-            template = Template(self._launcher, environment, modules)
+            template = Template(self._launcher, environment, modules, gives_way=gives_way)
         framework = environment.framework
         self._started[framework] = self._started.get(framework, 0) + 1
         self._made.append((environment, template))
@@ -323,7 +323,7 @@ class Nursery:
         try:
             await self.calm()
             learned = [*self._learned.get(environment, []), *modules]
-            template = self._make(environment, [*environment.modules(), *learned])
+            template = self._make(environment, [*environment.modules(), *learned], gives_way=True)
             try:
                 await asyncio.shield(template.ready)
             except LostPeerError as error:

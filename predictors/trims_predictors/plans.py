@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError
 from trims.core.manifest import parse_manifest
 from trims_predictors.builtin import PREDICTORS
-from trims_predictors.fleet import default_threads
 from trims_predictors.launching import Environment
+from trims_predictors.processors import processors
 from trims_predictors.records import Plan
 
 if TYPE_CHECKING:
@@ -138,7 +138,8 @@ class Plans:
             postprocess=manifest.postprocess,
             preload=settings.preload,
             instances=settings.instances,
-            threads=settings.threads or default_threads(),
+            threads=settings.threads or processors(),
+            shares_processors=not settings.threads,
             batch=settings.max_batch_size,
             batch_delay_s=settings.batch_delay_s,
             keep_alive_s=settings.keep_alive_s,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trims_predictors.isolation import OWN_PROCESS, Isolation
+from trims_predictors.processors import share
 from trims_predictors.tensors import describe
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class Plan:
         preload: Modules for the template.
         place: Where to have the weights; None for what the manifest says.
         instances: Predictors at once.
-        threads: Of each.
+        threads: Of each, when it is alone.
+        shares_processors: Beside runs of others it has fewer threads: its manifest states no number.
         batch: Rows of one run; 0: no batches.
         batch_delay_s: How long a request waits for others.
         keep_alive_s: As in the settings; None: what they say.
@@ -106,6 +108,7 @@ class Plan:
     place: str | None = None
     instances: int = 1
     threads: int = 1
+    shares_processors: bool = False
     batch: int = 0
     batch_delay_s: float = 0.0
     keep_alive_s: float | None = None
@@ -124,6 +127,10 @@ class Plan:
         """
         line, slash, tenant = self.line.partition("/")
         return replace(self, line=f"{line}#{place}{slash}{tenant}", place=place, hot=0)
+
+    def threads_of(self, runs: int) -> int:
+        """Threads of each run while so many go on."""
+        return share(self.threads, runs) if self.shares_processors else self.threads
 
     @property
     def subject(self) -> str:

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from trims.core.errors import LostPeerError, PredictorError
+from trims.wire.weight import CHANGE_PAUSE_S, UNAWAITED, weigh
 from trims_predictors import messages
 from trims_predictors.launching import tell_status
 from trims_predictors.peer import Peer
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: Seconds to import a framework; the first time after a start of the machine reads it from the disk.
 _IMPORT_S = 300.0
+#: For no longer one gives way, or it would not be ready in time on a machine that never rests.
+_GIVES_WAY_S = 60.0
 _FORK_S = 5.0
 #: Between the end of a predictor and its template's word of it.
 _STATUS_S = 1.0
@@ -40,12 +43,15 @@ class Template:
         launcher: Starts it.
         environment: It is for.
         modules: To import at once.
+        gives_way: No request waits for it: until it is ready it takes little of a processor that others want.
 
     Attributes:
         gone: Done when the process is gone.
     """
 
-    def __init__(self, launcher: Launcher, environment: Environment, modules: Sequence[str]) -> None:
+    def __init__(
+        self, launcher: Launcher, environment: Environment, modules: Sequence[str], *, gives_way: bool = False
+    ) -> None:
         self._launcher = launcher
         #: What was hidden from it at its start.
         self.identities = launcher.identities()
@@ -63,6 +69,8 @@ class Template:
         #: Modules that it could not import, and why.
         self.failed: dict[str, str] = {}
         self.lost: str | None = None
+        #: Niceness of its session.
+        self._niceness = UNAWAITED if gives_way else 0
         self._retired = False
         self._pages = WrittenPages()
         #: Forks that are waited for.
@@ -106,6 +114,23 @@ class Template:
             for module, why in answer["failed"].items():
                 _log.debug("a template could not import %s: %s", module, why)
             self.spoilt = answer["spoilt"]
+        self._give_way_no_more()
+
+    def _give_way_no_more(self) -> None:
+        if self._niceness:
+            self._niceness = 0
+            self._tell_kernel()
+
+    def _tell_kernel(self) -> None:
+        """Set the weight of its session; predictors have sessions of their own, with as much as any."""
+        if self.lost is not None:  # else the number may be another process's
+            return
+        try:
+            weigh(self.pid, self._niceness)
+        except BlockingIOError:
+            asyncio.get_running_loop().call_later(CHANGE_PAUSE_S, self._tell_kernel)
+        except OSError as error:
+            _log.debug("a template cannot give way: %s", error)
 
     async def fork(self) -> PredictorProcess:
         """A new predictor. Raises PredictorError if the template must not be forked, LostPeerError if it is gone."""
@@ -165,6 +190,9 @@ class Template:
             self._pidfd, guard = fds
             self._guard = pid_behind(guard, self._process.pid)
             os.close(guard)
+            if self._niceness:
+                self._tell_kernel()
+                asyncio.get_running_loop().call_later(_GIVES_WAY_S, self._give_way_no_more)
             return
         answer = self._answers.popleft()
         if answer.done():

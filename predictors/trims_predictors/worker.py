@@ -90,6 +90,8 @@ class Worker:
         self._weights: Weights | None = None
         self._predictor: Predictor | None = None
         self._place: str | None = None
+        #: Of the frameworks here, as they were set last.
+        self._threads = 0
         self._parked: Parked | None = None
         self._preprocess: Chain | None = None
         self._postprocess: Chain | None = None
@@ -152,7 +154,8 @@ class Worker:
         for module in message["modules"] if message["import"] else ():
             with contextlib.suppress(Exception):  # a model that needs it imports it again, and tells its client
                 importlib.import_module(module)
-        warm_up(message["modules"], int(message["threads"]))
+        self._threads = int(message["threads"])
+        warm_up(message["modules"], self._threads)
         if is_framework(message["modules"]) and self._keeps_memory:
             take_ahead(_AHEAD_BYTES)
         self._connect()
@@ -180,6 +183,7 @@ class Worker:
             self._weights = self._opened(session, message)
         with stages.timed("import_s"):
             self._predictor = self._made(message, context)
+        self._share(context.threads)
         with stages.timed("load_s"):
             inner = replace(
                 context,
@@ -264,6 +268,7 @@ class Worker:
     def _predict(self, message: Message) -> tuple[Message, int | None]:
         assert self._predictor is not None, "predict before load"
         stages = _Stages()
+        self._share(int(message.get("threads", self._threads)))
         with stages.timed("input_s"):
             inputs = {tensor.name: to_array(tensor) for tensor in self._inbox.read(message["inputs"])}
         with handed_on(message.get("context")):
@@ -275,6 +280,12 @@ class Worker:
         else:
             self._keep_untold(None)
         return {"op": "answer", "outputs": described, "stages": stages.seconds, **self._news()}, fd
+
+    def _share(self, threads: int) -> None:
+        """Have frameworks compute with so many threads, if they can change it between two runs."""
+        before, self._threads = self._threads, threads
+        if threads != before:
+            share_threads(before, threads)
 
     def _news(self) -> Message:
         """What the supervisor does not know yet.
@@ -446,6 +457,15 @@ def warm_up(modules: list[str], threads: int) -> None:
     for module in modules:
         if module in WARM_UPS and module in sys.modules:
             importlib.import_module(WARM_UPS[module]).warm_up(threads)
+
+
+def share_threads(before: int, threads: int) -> None:
+    """Have each framework that is imported compute with so many threads, unless model code chose another number."""
+    from trims_predictors.builtin import SHARING
+
+    for module, ours in SHARING.items():
+        if module in sys.modules:
+            importlib.import_module(ours).share_threads(before, threads)
 
 
 def run(sock: socket.socket, lifeline: int, runtime_dir: str) -> None:

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from trims_predictors.fleet import default_threads
 from trims_predictors.launching import Environment, Launcher
 from trims_predictors.nursery import Nursery
+from trims_predictors.processors import processors
 from trims_predictors.records import Plan, load_message
 from trims_predictors.tensors import from_array, to_array
 
@@ -183,7 +183,7 @@ def plan_of(framework: str, model: str) -> Plan:
     """Of a model that `own_predictors:Scaler` runs, in any environment."""
     return Plan(
         "soak", model, "1.0.0", "own_predictors:Scaler", Environment(framework), origin=_SUPPORT,
-        threads=default_threads(),
+        threads=processors(),
     )  # fmt: skip
 
 

@@ -69,6 +69,24 @@ class Echo:
         pass
 
 
+class Threads(Echo):
+    """Tells how many threads torch computes with, once the file that it is given is there."""
+
+    def load(self, weights: Weights, context: Context) -> None:
+        import torch
+
+        if "own" in context.options:
+            torch.set_num_threads(context.options["own"])
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        import torch
+
+        found = torch.get_num_threads()
+        while not os.path.exists(inputs["until"].item()):
+            time.sleep(0.01)
+        return {"threads": np.array([found])}
+
+
 class Scribbler(Echo):
     """Writes into its inputs."""
 

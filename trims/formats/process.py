@@ -37,6 +37,7 @@ from trims.environments.shelf import hold
 from trims.formats.scratch import Scratch
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
 from trims.wire.lifeline import Lifeline
+from trims.wire.weight import CHANGE_PAUSE_S, GIVES_WAY, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,10 +52,6 @@ MAX_FRAME_BYTES = 256 << 10
 _TAIL_BYTES = 4096
 #: Between a hang-up of the socket and the end of the process: the time a dying process takes to be buried.
 _BURIAL_S = 5.0
-#: What the kernel takes a child's session for that gives way: a tenth of one that does not (see sched(7), autogroup).
-_GIVES_WAY = 10
-#: The kernel takes such changes ten times a second, from users without privilege.
-_CHANGE_PAUSE_S = 0.1
 #: The package is loaded from its own folder, whatever else lies beside it, so that a child in another environment sees
 #: trims and that environment's packages, never ours.
 _BOOTSTRAP = """
@@ -232,7 +229,7 @@ class LimitedChild:
         if self._told != self._gives_way:
             self._tell_kernel()
         changes = self._told or self._gives_way
-        ready = {fd for fd, _ in poll.poll(min(left_s, _CHANGE_PAUSE_S if changes else 3600.0) * 1000)}
+        ready = {fd for fd, _ in poll.poll(min(left_s, CHANGE_PAUSE_S if changes else 3600.0) * 1000)}
         if stderr in ready:
             self._drain_stderr()
         return ready
@@ -315,8 +312,7 @@ class LimitedChild:
     def give_way(self, *, yes: bool) -> None:
         """Have the child, and what it starts, take a tenth of a processor that other programs want, or as much again.
 
-        From any thread, returns at once. Its niceness would not do: where the kernel groups processes by session, each
-        group gets as much as any other, whatever its processes are. Where the kernel does not, nothing changes.
+        From any thread, returns at once. See `trims.wire.weight`.
         """
         self._gives_way = yes
         self._tell_kernel()
@@ -327,7 +323,7 @@ class LimitedChild:
         with self._lock:
             if self._process.returncode is None:  # else the number may be another process's
                 try:
-                    _weigh(self._process.pid, _GIVES_WAY if wanted else 0)
+                    weigh(self._process.pid, GIVES_WAY if wanted else 0)
                 except BlockingIOError:
                     return
                 except OSError as error:
@@ -369,12 +365,6 @@ class LimitedChild:
             self._process.wait()
         assert self._process.stderr is not None
         self._process.stderr.close()
-
-
-def _weigh(pid: int, niceness: int) -> None:
-    """Set the niceness of a process's session as a whole. Raises OSError; BlockingIOError to be tried again."""
-    with open(f"/proc/{pid}/autogroup", "w") as group:
-        group.write(str(niceness))
 
 
 def _origin(name: str) -> tuple[str, str] | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from trims.memory.control_groups import groups
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -59,21 +61,10 @@ def _meminfo(root: Path, field: str) -> int:
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Names]]:
     """Folders of the control groups this process is in that limit memory, up to the root."""
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base, names = root / "sys/fs/cgroup", _V2
-        elif "memory" in controllers.split(","):
-            base, names = root / "sys/fs/cgroup/memory", _V1
-        else:
-            continue
-        # In a container the path may be the host's, and only the base be there.
-        group = base / path.strip("/")
-        for folder in (group, *group.parents):
-            if (folder / names.limit).exists() and (folder / names.limit).read_text().strip() != "max":
-                yield folder, names
-            if folder == base:
-                break
+    for folder, version in groups("memory", root):
+        names = _V2 if version == 2 else _V1
+        if (folder / names.limit).exists() and (folder / names.limit).read_text().strip() != "max":
+            yield folder, names
 
 
 def _read(file: Path) -> int:

@@ -6,6 +6,9 @@ WARM_UPS = {
     "onnxruntime": "trims_predictors.builtin.onnxruntime",
     "mxnet": "trims_predictors.builtin.mxnet",
 }
+#: Frameworks that can compute with another number of threads than in the run before. ONNX Runtime's threads belong to a
+#: session. Kernels of MXNet keep the number of their first run: one that began beside others would stay slow.
+SHARING = {"torch": "trims_predictors.builtin.torch"}
 #: Framework of a manifest -> the predictor that trims has for it.
 PREDICTORS = {
     "torch": "trims_predictors.builtin.torch:TorchPredictor",

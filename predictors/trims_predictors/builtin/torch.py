@@ -34,7 +34,6 @@ class TorchPredictor:
 
     def load(self, weights: Weights, context: Context) -> None:
         """Build the module on the weights. Raises what `trims.torch.module` raises."""
-        torch.set_num_threads(context.threads)
         self._module = over_weights.module(weights)
         self._takes = frozenset(inspect.signature(self._module.forward).parameters)
         self._names = tuple(each.name for each in context.outputs)
@@ -101,6 +100,12 @@ def warm_up(threads: int) -> None:
     """Forward passes that start the threads of this predictor."""
     torch.set_num_threads(threads)
     _forward()
+
+
+def share_threads(before: int, threads: int) -> None:
+    """Compute with so many threads from now on, unless model code has set another number than `before`; 0: not set."""
+    if before in (0, torch.get_num_threads()):
+        torch.set_num_threads(threads)
 
 
 def _forward() -> None:

@@ -100,7 +100,7 @@ def test_what_the_kernel_puts_off_is_told_to_it_again_while_an_answer_is_waited_
         if (answer := next(answers)) is not None:
             raise answer
 
-    monkeypatch.setattr(process, "_weigh", weigh)
+    monkeypatch.setattr(process, "weigh", weigh)
     child.give_way(yes=True)
     child.give_way(yes=False)
     child.request({"do": "versions", "names": []})
@@ -114,7 +114,7 @@ def test_a_kernel_without_groups_changes_nothing(
     def weigh(pid: int, niceness: int) -> None:
         raise FileNotFoundError(2, "No such file or directory")
 
-    monkeypatch.setattr(process, "_weigh", weigh)
+    monkeypatch.setattr(process, "weigh", weigh)
     child = start()
     child.give_way(yes=True)
     assert child.request({"do": "versions", "names": ["no-such-thing"]}) == {"versions": {}}

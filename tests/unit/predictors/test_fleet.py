@@ -731,3 +731,34 @@ def test_the_context_of_a_run_is_that_of_its_first_request(daemon: Daemon, check
         assert arrays(alone)["traceparent"].tolist() == [b""], "a run without a context has none of an earlier one"
 
     drive(daemon, work)
+
+
+# -- processors ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("predictor", "expected"),
+    [({}, [4, 2, 1, 4]), ({"threads": 3}, [3, 3, 3, 3]), ({"options": {"own": 3}}, [3, 3, 3, 3])],
+    ids=["by default", "stated in the manifest", "set by the model's code"],
+)
+def test_runs_that_go_on_at_once_divide_the_processors_unless_their_number_of_threads_is_chosen(
+    daemon: Daemon, checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    predictor: dict[str, Any], expected: list[int],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("trims_predictors.plans.processors", lambda: 4)
+    stated = {"call": "own_predictors:Threads", "instances": 3, **predictor}
+    register(daemon, checkpoint, framework={"name": "torch"}, predictor=stated)
+    there, later = tmp_path, tmp_path / "later"
+
+    async def work(driver: Driver) -> list[int]:
+        line = (await driver.plan()).line
+        asked = []
+        for running in (1, 2, 3):
+            asked.append(asyncio.ensure_future(driver.ask(until=text(str(later)))))
+            while driver.fleet.state(line)["busy"] < running:
+                await asyncio.sleep(0.01)
+        later.touch()
+        answers = [*(await asyncio.gather(*asked)), await driver.ask(until=text(str(there)))]
+        return [int(arrays(answer)["threads"][0]) for answer in answers]
+
+    assert drive(daemon, work) == expected

@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from trims_predictors import templates
 from trims_predictors.launching import Environment, Launcher
 from trims_predictors.templates import Template
 
 from trims.core.errors import LostPeerError
+from trims.wire.weight import UNAWAITED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
 NUMPY = Environment("numpy")
 
 
-def drive(folder: Path, work: Callable[[Template], Awaitable[Any]], *modules: str) -> Any:
+def drive(folder: Path, work: Callable[[Template], Awaitable[Any]], *modules: str, gives_way: bool = False) -> Any:
     async def run() -> Any:
         launcher = Launcher(str(folder))
-        template = Template(launcher, NUMPY, ["numpy", *modules])
+        template = Template(launcher, NUMPY, ["numpy", *modules], gives_way=gives_way)
         try:
             return await asyncio.wait_for(work(template), 60)
         finally:
@@ -92,5 +94,78 @@ def test_a_template_that_is_retired_while_a_fork_is_waited_for_ends_after_it(fol
         assert await predictor.end() == "it exited with status 0"
         assert template.lost == "it was retired"
         await template.gone
+
+    drive(folder, work)
+
+
+def niceness_of_session(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel does not group by session")
+@pytest.mark.parametrize(("gives_way", "at_most_s"), [(False, 60.0), (True, 60.0), (True, 0.3)])
+def test_a_template_that_no_request_waits_for_gives_way_until_it_is_ready_and_not_for_ever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, gives_way: bool, at_most_s: float
+) -> None:
+    monkeypatch.setattr(templates, "_GIVES_WAY_S", at_most_s)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    (folder / "asks.py").write_text(
+        "import pathlib, time; here = pathlib.Path(__file__).parent; (here / 'imports').touch()\n"
+        "while not (here / 'go').exists(): time.sleep(0.01)\n"
+    )
+    ours = niceness_of_session(os.getpid())
+
+    async def until(condition: Callable[[], bool]) -> None:
+        while not condition():
+            await asyncio.sleep(0.01)
+
+    async def work(template: Template) -> None:
+        await until((folder / "imports").exists)
+        await until(lambda: niceness_of_session(template.pid) == (UNAWAITED if gives_way else 0))
+        if at_most_s < 1:
+            await until(lambda: niceness_of_session(template.pid) == 0)
+        (folder / "go").touch()
+        await template.ready
+        await until(lambda: niceness_of_session(template.pid) == 0)
+        predictor = await template.fork()
+        assert niceness_of_session(predictor.pid) == 0
+        assert niceness_of_session(os.getpid()) == ours
+
+    drive(folder, work, "asks", gives_way=gives_way)
+
+
+def test_what_the_kernel_puts_off_is_told_to_it_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    answers = iter([BlockingIOError(11, "Resource temporarily unavailable"), None, PermissionError(1, "no"), None])
+
+    def weigh(pid: int, niceness: int) -> None:
+        told.append(niceness)
+        if (answer := next(answers)) is not None:
+            raise answer
+
+    monkeypatch.setattr(templates, "weigh", weigh)
+
+    async def work(template: Template) -> None:
+        await template.ready
+        while len(told) < 3:
+            await asyncio.sleep(0.01)
+
+    drive(folder, work, gives_way=True)
+    assert told[0] == UNAWAITED
+    assert told[-1] == 0
+
+
+@pytest.mark.parametrize("stated", [None, "7"])
+def test_threads_that_wait_for_others_soon_sleep_unless_the_environment_says_otherwise(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, stated: str | None
+) -> None:
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    if stated is not None:
+        monkeypatch.setenv("GOMP_SPINCOUNT", stated)
+
+    async def work(template: Template) -> None:
+        await template.ready
+        variables = Path(f"/proc/{template.pid}/environ").read_text().split("\0")
+        assert f"GOMP_SPINCOUNT={stated or '10000'}" in variables
 
     drive(folder, work)

@@ -84,3 +84,15 @@ def test_bfloat16_goes_in_and_comes_out(monkeypatch: pytest.MonkeyPatch) -> None
 def test_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CallerError, match="the input 'x' is text"):
         predictor(torch.nn.Identity(), monkeypatch).predict({"x": np.array([b"a"], dtype=object)})
+
+
+def test_threads_are_shared_unless_model_code_has_chosen_another_number() -> None:
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for told, threads in ((0, 3), (3, 2), (4, 1)):
+            builtin.share_threads(told, threads)
+            found.append(torch.get_num_threads())
+        assert found == [3, 2, 2]
+    finally:
+        torch.set_num_threads(before)
