@@ -37,7 +37,7 @@ from trims_predictors.tensors import check_against, check_outputs, types_of
 from trims_predictors.turnover import Limits as TemplateLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from trims.core.serving import TensorType
     from trims.wire.frames import Message
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: After an answer the same client often asks again.
 _AFTERWARDS_S = 0.2
+#: That a load counts as computing. What takes longer waits for its weights.
+_LOADS_S = 5.0
 #: That a predictor waits for room, once another one has ended for it.
 _ROOM_S = 5.0
 
@@ -114,8 +116,8 @@ class Fleet:
         self._coming: set[int] = set()
         #: Jobs that run, and which predictor runs them.
         self._runs: dict[Job, int] = {}
-        #: Of predictors with frameworks that answer just now, and so share the processors.
-        self._computing = 0
+        #: Predictors with frameworks that load or answer just now, and so share the processors.
+        self._computing: set[int] = set()
         self._plans: dict[str, Plan] = {}
         #: Model -> its line, inputs and outputs, as a predictor has told them last.
         self._signatures: dict[str, tuple[str, tuple[TensorType, ...], tuple[TensorType, ...]]] = {}
@@ -307,7 +309,8 @@ class Fleet:
         try:
             record = process.pages is not None and process.pages.lacks(plan.line)
             message = {**load_message(plan, self._settings.most_predictor_bytes), "record": record}
-            answer = await self._load(process, message, plan.line)
+            with self._computes(predictor, plan, at_most_s=_LOADS_S):
+                answer = await self._load(process, message, plan.line)
         except TrimsError as error:
             self._refuse(predictor, error)
             return
@@ -350,19 +353,8 @@ class Fleet:
         self._runs.update(dict.fromkeys(jobs, predictor))
         if jobs[0].payload.answer.cancelled():  # between the decision and this
             self._abandon(jobs[0])
-        computes = running.plan.environment.framework != "numpy"
-        self._computing += computes
-        try:
-            await self._run_together(running, jobs)
-        except TrimsError as error:
-            if len(jobs) == 1 or running.process.dying:
-                for job in jobs:
-                    self._fail(job, error)
-            else:  # one of them may be to blame: the others are answered
-                for job in jobs:
-                    await self._run_alone(running, job)
-        finally:
-            self._computing -= computes
+        with self._computes(predictor, running.plan):
+            await self._run_jobs(running, jobs)
         running.jobs = ()
         for job in jobs:
             del self._runs[job]
@@ -373,11 +365,37 @@ class Fleet:
         self._nursery.tend(running.plan.environment)
         self.hot.tend()
 
+    @contextlib.contextmanager
+    def _computes(self, predictor: int, plan: Plan, at_most_s: float | None = None) -> Iterator[None]:
+        """Count a predictor among those that share the processors, for so long at most; numpy has one thread."""
+        if plan.environment.framework == "numpy":
+            yield
+            return
+        self._computing.add(predictor)
+        timer = None if at_most_s is None else self._loop.call_later(at_most_s, self._computing.discard, predictor)
+        try:
+            yield
+        finally:
+            self._computing.discard(predictor)
+            if timer is not None:
+                timer.cancel()
+
+    async def _run_jobs(self, running: _Running, jobs: Sequence[Job]) -> None:
+        try:
+            await self._run_together(running, jobs)
+        except TrimsError as error:
+            if len(jobs) == 1 or running.process.dying:
+                for job in jobs:
+                    self._fail(job, error)
+            else:  # one of them may be to blame: the others are answered
+                for job in jobs:
+                    await self._run_alone(running, job)
+
     async def _run_together(self, running: _Running, jobs: Sequence[Job]) -> None:
         began = time.perf_counter()
         requests: list[_Request] = [job.payload for job in jobs]
         stated = running.plan.run_deadline_s
-        threads = running.plan.threads_of(self._computing)
+        threads = running.plan.threads_of(len(self._computing))
         contexts = [request.begin_run() for request in requests if request.begin_run is not None]
         answer = await running.process.ask(
             {"op": "predict", "threads": threads, **({"context": dict(contexts[0])} if contexts else {})},

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: Seconds to import a framework; the first time after a start of the machine reads it from the disk.
 _IMPORT_S = 300.0
-#: For no longer one gives way, or it would not be ready in time on a machine that never rests.
-_GIVES_WAY_S = 60.0
+#: For no longer one gives way: until it is ready, each new predictor imports by itself what it would have learned.
+_GIVES_WAY_S = 10.0
 _FORK_S = 5.0
 #: Between the end of a predictor and its template's word of it.
 _STATUS_S = 1.0

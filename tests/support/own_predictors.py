@@ -77,6 +77,8 @@ class Threads(Echo):
 
         if "own" in context.options:
             torch.set_num_threads(context.options["own"])
+        while not os.path.exists(context.options.get("until", "/")):
+            time.sleep(0.01)
 
     def predict(self, inputs: Arrays) -> Arrays:
         import torch

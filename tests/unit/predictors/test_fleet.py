@@ -762,3 +762,30 @@ def test_runs_that_go_on_at_once_divide_the_processors_unless_their_number_of_th
         return [int(arrays(answer)["threads"][0]) for answer in answers]
 
     assert drive(daemon, work) == expected
+
+
+@pytest.mark.parametrize(("at_most_s", "expected"), [(60.0, 2), (0.0, 4)])
+def test_a_model_that_loads_has_its_share_but_not_while_it_waits_for_its_weights(
+    daemon: Daemon, checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    at_most_s: float, expected: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("trims_predictors.plans.processors", lambda: 4)
+    monkeypatch.setattr("trims_predictors.fleet._LOADS_S", at_most_s)
+    options = {"loads": {"until": str(tmp_path / "later")}, "runs": {}}
+    for name, given in options.items():
+        stated = {"call": "own_predictors:Threads", "options": given}
+        register(daemon, checkpoint, name, framework={"name": "torch"}, predictor=stated)
+    until = text(str(tmp_path))
+
+    async def work(driver: Driver) -> int:
+        asked = asyncio.ensure_future(driver.ask("loads", until=until))
+        line = (await driver.plan("loads")).line
+        while not driver.fleet._running or driver.fleet.state(line)["starting"] != 1:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        answer = await driver.ask("runs", until=until)
+        (tmp_path / "later").touch()
+        await asked
+        return int(arrays(answer)["threads"][0])
+
+    assert drive(daemon, work) == expected
