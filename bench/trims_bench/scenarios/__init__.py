@@ -23,6 +23,7 @@ NAMES = (
     "predictor",
     "endpoint",
     "throughput",
+    "together",
     "many_models",
     "attach",
     "torch",
