@@ -741,7 +741,7 @@ def test_the_context_of_a_run_is_that_of_its_first_request(daemon: Daemon, check
     [({}, [4, 2, 1, 4]), ({"threads": 3}, [3, 3, 3, 3]), ({"options": {"own": 3}}, [3, 3, 3, 3])],
     ids=["by default", "stated in the manifest", "set by the model's code"],
 )
-def test_runs_that_go_on_at_once_divide_the_processors_unless_their_number_of_threads_is_chosen(
+def test_runs_at_once_divide_the_processors_unless_threads_are_chosen(
     daemon: Daemon, checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     predictor: dict[str, Any], expected: list[int],
 ) -> None:  # fmt: skip

@@ -104,7 +104,7 @@ def niceness_of_session(pid: int) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel does not group by session")
 @pytest.mark.parametrize(("gives_way", "at_most_s"), [(False, 60.0), (True, 60.0), (True, 0.3)])
-def test_a_template_that_no_request_waits_for_gives_way_until_it_is_ready_and_not_for_ever(
+def test_a_template_that_no_request_waits_for_gives_way_for_a_while(
     folder: Path, monkeypatch: pytest.MonkeyPatch, gives_way: bool, at_most_s: float
 ) -> None:
     monkeypatch.setattr(templates, "_GIVES_WAY_S", at_most_s)
@@ -156,7 +156,7 @@ def test_what_the_kernel_puts_off_is_told_to_it_again(folder: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("stated", [None, "7"])
-def test_threads_that_wait_for_others_soon_sleep_unless_the_environment_says_otherwise(
+def test_threads_that_wait_soon_sleep_unless_told_otherwise(
     folder: Path, monkeypatch: pytest.MonkeyPatch, stated: str | None
 ) -> None:
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
