@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import (
     CallerError,
-    CapacityError,
     DeadlineError,
     DrainingError,
     PredictorError,
-    QuotaError,
     TrimsError,
 )
 from trims_predictors.background import Background
 from trims_predictors.batches import join, rows_of, split
 from trims_predictors.hot_spares import HotSpares
 from trims_predictors.launching import Environment, Launcher
+from trims_predictors.loading import load
 from trims_predictors.nursery import Nursery
-from trims_predictors.processors import processors
+from trims_predictors.processors import Computing, processors
 from trims_predictors.records import Answer, load_message
 from trims_predictors.schedule import Fail, Job, Limits, Run, Start, Step, Stop
 from trims_predictors.shortage import in_words
@@ -51,10 +50,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: After an answer the same client often asks again.
 _AFTERWARDS_S = 0.2
-#: That a load counts as computing. What takes longer waits for its weights.
-_LOADS_S = 5.0
-#: That a predictor waits for room, once another one has ended for it.
-_ROOM_S = 5.0
 
 
 @dataclass(eq=False, slots=True)
@@ -116,8 +111,7 @@ class Fleet:
         self._coming: set[int] = set()
         #: Jobs that run, and which predictor runs them.
         self._runs: dict[Job, int] = {}
-        #: Predictors with frameworks that load or answer just now, and so share the processors.
-        self._computing: set[int] = set()
+        self._computing = Computing()
         self._plans: dict[str, Plan] = {}
         #: Model -> its line, inputs and outputs, as a predictor has told them last.
         self._signatures: dict[str, tuple[str, tuple[TensorType, ...], tuple[TensorType, ...]]] = {}
@@ -210,7 +204,8 @@ class Fleet:
         steps = self._slots.cancel(job)
         if steps is not None:
             model = job.payload.plan.model
-            self._fail(job, DeadlineError(f"no predictor of {model!r} was free within {deadline_s:g} s"))
+            remedy = "ask with a longer `deadline`, or raise the `instances` of its manifest or --predictors"
+            self._fail(job, DeadlineError(f"no predictor of {model!r} was free within {deadline_s:g} s; {remedy}"))
             self._do(steps)
 
     def _abandon(self, job: Job) -> None:
@@ -309,8 +304,9 @@ class Fleet:
         try:
             record = process.pages is not None and process.pages.lacks(plan.line)
             message = {**load_message(plan, self._settings.most_predictor_bytes), "record": record}
-            with self._computes(predictor, plan, at_most_s=_LOADS_S):
-                answer = await self._load(process, message, plan.line)
+            computes = self._computing.loads(predictor, plan.environment.framework)
+            with computes, _told_of(plan, "raise --load-deadline-s"):
+                answer = await load(process, message, self._settings.load_deadline_s, lambda: self._make_way(plan.line))
         except TrimsError as error:
             self._refuse(predictor, error)
             return
@@ -319,21 +315,14 @@ class Fleet:
             self._nursery.preloads.want(plan.environment, plan.model, plan.preload)
             self._nursery.teach(plan.environment, [*plan.preload, *answer["imported"]])
 
-    async def _load(self, process: PredictorProcess, message: Message, line: str) -> Message:
-        """Have a process load its model. Idle predictors end if they hold the memory or the leases that it lacks."""
-        while True:
-            try:
-                return await process.ask(message, deadline_s=self._settings.load_deadline_s)
-            except (CapacityError, QuotaError):
-                steps = self._slots.give_way(line)
-                if not steps:
-                    raise
-            ending = self._running.get(steps[0].predictor) if isinstance(steps[0], Stop) else None
-            self._do(steps)
-            if ending is not None:
-                await asyncio.shield(ending.process.ended)
-            # What it held is free as soon as the daemon has seen its end.
-            message = {**message, "deadline_s": _ROOM_S}
+    async def _make_way(self, line: str) -> bool:
+        """End a predictor that is idle, for one of the line that lacks memory or a lease. False if none is."""
+        steps = self._slots.give_way(line)
+        ending = self._running.get(steps[0].predictor) if steps and isinstance(steps[0], Stop) else None
+        self._do(steps)
+        if ending is not None:
+            await asyncio.shield(ending.process.ended)
+        return bool(steps)
 
     def _loaded(self, predictor: int, running: _Running, answer: Message, process_s: float) -> None:
         plan = running.plan
@@ -353,7 +342,7 @@ class Fleet:
         self._runs.update(dict.fromkeys(jobs, predictor))
         if jobs[0].payload.answer.cancelled():  # between the decision and this
             self._abandon(jobs[0])
-        with self._computes(predictor, running.plan):
+        with self._computing.runs(predictor, running.plan.environment.framework):
             await self._run_jobs(running, jobs)
         running.jobs = ()
         for job in jobs:
@@ -364,21 +353,6 @@ class Fleet:
             self._watch_idle(predictor)
         self._nursery.tend(running.plan.environment)
         self.hot.tend()
-
-    @contextlib.contextmanager
-    def _computes(self, predictor: int, plan: Plan, at_most_s: float | None = None) -> Iterator[None]:
-        """Count a predictor among those that share the processors, for so long at most; numpy has one thread."""
-        if plan.environment.framework == "numpy":
-            yield
-            return
-        self._computing.add(predictor)
-        timer = None if at_most_s is None else self._loop.call_later(at_most_s, self._computing.discard, predictor)
-        try:
-            yield
-        finally:
-            self._computing.discard(predictor)
-            if timer is not None:
-                timer.cancel()
 
     async def _run_jobs(self, running: _Running, jobs: Sequence[Job]) -> None:
         try:
@@ -397,11 +371,15 @@ class Fleet:
         stated = running.plan.run_deadline_s
         threads = running.plan.threads_of(len(self._computing))
         contexts = [request.begin_run() for request in requests if request.begin_run is not None]
-        answer = await running.process.ask(
-            {"op": "predict", "threads": threads, **({"context": dict(contexts[0])} if contexts else {})},
-            deadline_s=self._settings.run_deadline_s if stated is None else stated,
-            tensors=join([request.tensors for request in requests]),
-        )
+        field = "`deadline_s` in the `predictor` of its manifest"
+        with _told_of(
+            running.plan, f"state a longer {field}" if stated else f"raise --run-deadline-s, or state {field}"
+        ):
+            answer = await running.process.ask(
+                {"op": "predict", "threads": threads, **({"context": dict(contexts[0])} if contexts else {})},
+                deadline_s=self._settings.run_deadline_s if stated is None else stated,
+                tensors=join([request.tensors for request in requests]),
+            )
         check_outputs(answer["outputs"], running.plan.outputs, running.plan.model)
         outputs = split(answer["outputs"], [job.rows for job in jobs])
         run_s = time.perf_counter() - began
@@ -500,3 +478,14 @@ class Fleet:
     def _is_busy(self) -> bool:
         """Whether a request waits or runs, or has just been answered."""
         return bool(self._asked) or self._loop.time() < self._answered_s + _AFTERWARDS_S
+
+
+@contextlib.contextmanager
+def _told_of(plan: Plan, remedy: str) -> Iterator[None]:
+    """Have what a predictor failed at name its model, and what helps if it was too late."""
+    try:
+        yield
+    except DeadlineError as error:
+        raise DeadlineError(f"{plan.model}: {error}; {remedy}") from error
+    except PredictorError as error:
+        raise PredictorError(f"{plan.model}: {error}") from error

@@ -147,7 +147,7 @@ class HotSpares:
             process.kill("a file or folder that is hidden from it was replaced")
             return None
         try:
-            wake = {"op": "wake", "deadline_s": self._settings.load_deadline_s}
+            wake = {"op": "wake", "deadline_s": None}  # a new predictor waits for what this one lacks
             woken = await process.ask(wake, deadline_s=self._settings.load_deadline_s)
         except TrimsError as error:  # a new predictor meets the same, and tells the client
             self._end(process, f"it could not wake: {error}")

@@ -8,12 +8,20 @@ computes with fewer threads.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trims.memory.control_groups import groups
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _ROOT = Path("/")
+#: That a load counts as computing. What takes longer waits for its weights.
+_LOADS_S = 5.0
 
 
 def processors(root: Path = _ROOT) -> int:
@@ -29,6 +37,41 @@ def processors(root: Path = _ROOT) -> int:
 def share(threads: int, runs: int) -> int:
     """How many of `threads` each of so many runs has that go on at once: at least one."""
     return max(1, threads // max(1, runs))
+
+
+class Computing:
+    """Predictors that load or answer just now, and so share the processors. Used in one event loop.
+
+    Those of numpy do not count: they have one thread each, and most of them compute little.
+    """
+
+    def __init__(self) -> None:
+        self._predictors: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._predictors)
+
+    @contextlib.contextmanager
+    def runs(self, predictor: int, framework: str) -> Iterator[None]:
+        """Count a predictor while it answers."""
+        if framework == "numpy":
+            yield
+            return
+        self._predictors.add(predictor)
+        try:
+            yield
+        finally:
+            self._predictors.discard(predictor)
+
+    @contextlib.contextmanager
+    def loads(self, predictor: int, framework: str) -> Iterator[None]:
+        """Count a predictor while it loads its model, for as long as a load may compute."""
+        with self.runs(predictor, framework):
+            timer = asyncio.get_running_loop().call_later(_LOADS_S, self._predictors.discard, predictor)
+            try:
+                yield
+            finally:
+                timer.cancel()
 
 
 def _allowed(folder: Path, version: int) -> int | None:

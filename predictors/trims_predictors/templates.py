@@ -205,7 +205,7 @@ class Template:
         try:
             return tell_status(await asyncio.wait_for(self._statuses[pid], _STATUS_S))
         except asyncio.TimeoutError:
-            return "it ended, and so did its template"
+            return "it ended, and so did its template, which alone could tell how"
         finally:
             del self._statuses[pid]
 

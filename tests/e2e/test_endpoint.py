@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -17,8 +18,10 @@ from fleets import register
 from looking import wait_until
 from making_steps import encoded
 from repository import ROOT, SUPPORT
+from trims_client import connect
 
 from trims.control import admin
+from trims.daemon.control_door import MAX_STREAMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -201,6 +204,32 @@ def test_load_and_unload_move_the_weights_and_end_the_predictors(
     with admin(scaler.config.runtime_dir) as control:
         wait_until(lambda: control.status().stats.leases == 0, "the predictor has given its lease back")
     assert endpoint.ask("POST", "/v2/repository/models/unknown/load", {})[0] == 404
+
+
+def test_orders_for_a_model_that_is_still_read_keep_no_other_model_from_loading(
+    scaler: Daemon, start: Callable[..., Endpoint], checkpoint: Callable[..., Path]
+) -> None:
+    path = checkpoint("other", {"factor": np.array(5.0)})
+    held = {"name": "held", "artifact": {"path": str(path)}, "framework": {"name": "numpy"}}
+    endpoint = start()
+    runtime_dir = scaler.config.runtime_dir
+    with admin(runtime_dir) as control, connect(runtime_dir) as session:
+        control.add({**held, "residency": {"place": "cpu"}, "predictor": {"call": "own_predictors:Scaler"}}, lazy=True)
+        weights = session.open("held", place="cpu")
+        assert control.evict("held", "cpu", drain=True).draining == ("cpu",)
+        orders = [socket.create_connection(("127.0.0.1", endpoint.port)) for _ in range(60)]
+        for number, order in enumerate(orders):
+            path = "/ui/models/held/load" if number % 2 else "/v2/repository/models/held/load"
+            order.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
+        assert endpoint.ask("POST", "/v2/repository/models/m/load", {}) == (200, {})
+        status, told = endpoint.ask("POST", "/v2/repository/models/held/load", {})
+        assert status == 409
+        assert "held: the model is being evicted from cpu and waits for its last reader" in told["error"]
+        for order in orders:
+            order.close()
+        wait_until(lambda: scaler.control._streams._value == MAX_STREAMS, "no order is left at the daemon")  # type: ignore[attr-defined]
+        weights.close()
+        assert endpoint.ask("POST", "/v2/repository/models/held/load", {}) == (200, {})
 
 
 def test_an_endpoint_without_a_daemon_says_so_and_works_once_there_is_one(

@@ -135,7 +135,7 @@ class QuotaError(CapacityError):
 
 
 class BusyError(CapacityError):
-    """More requests wait for a model than its queue holds; send it again later."""
+    """More requests wait for a model than its queue holds, or it is just being evicted; send it again later."""
 
     code = "busy"
 

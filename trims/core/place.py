@@ -57,7 +57,7 @@ class Place:
         """Read `cpu`, `disk` or `gpu:1`. Raises CallerError on anything else."""
         match = _TEXT.match(text)
         if match is None:
-            raise CallerError(f"{text!r} is not a place; write cpu, disk, file, gpu or gpu:N")
+            raise CallerError(f"{text!r} is not a place; write cpu, disk, file, gpu, gpu:N, or auto for what suits it")
         device = int(match.group(2) or 0)
         if device and match.group(1) != "gpu":
             raise CallerError(f"{text!r} is not a place: only gpu has devices")

@@ -157,7 +157,8 @@ def why_in_use(replica: Replica) -> str:
 def leaving(replica: Replica) -> InUseError:
     """It leaves once its last lease closes, and comes again after that."""
     return InUseError(
-        f"the model is being evicted from {replica.place} and waits for its last reader; set a deadline to wait for it"
+        f"the model is being evicted from {replica.place} and waits for its last reader; end that (`trims ps` names "
+        f"it), or set a deadline to wait for it"
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import (
     ArtifactChangedError,
+    CapacityError,
     DeadlineError,
     DigestMismatchError,
     ImageError,
@@ -23,6 +24,7 @@ from trims.core.errors import (
     InUseError,
     ModelNotFoundError,
     NotInPlaceError,
+    QuotaError,
     TooLargeError,
 )
 from trims.core.events import (
@@ -351,8 +353,8 @@ class Shell:
         self._counters[f"refused.{it.error.code}"] += 1
         error: TrimsError = it.error
         name = ask.name.removeprefix(FILE_PREFIX)
-        if isinstance(error, DeadlineError):
-            error = DeadlineError(f"{name}: {error}")  # the books know keys, no names
+        if isinstance(error, (DeadlineError, InUseError, CapacityError)) and not isinstance(error, QuotaError):
+            error = type(error)(f"{name}: {error}")  # the books know keys, no names
         elif isinstance(error, NotInPlaceError):
             error = NotInPlaceError(f"{name} cannot be served at file: {error}; open it without a place")
         return lambda: ask.answer(error)

@@ -10,10 +10,12 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from trims.core.errors import CallerError
 from trims_predictors.endpoint.bodies import read_object
+from trims_predictors.endpoint.hang_ups import unless_gone
 
 if TYPE_CHECKING:
     from trims_predictors.endpoint.service import Service
@@ -78,9 +80,14 @@ def _add_orders(router: APIRouter, service: Service, most_body_bytes: int) -> No
         return place or None
 
     @router.post("/ui/models/{model}/load")
-    async def load(request: Request, model: str) -> dict[str, Any]:
-        replica = await service.bring(model, await place_in(request))
-        return {"place": replica.place, "bytes": replica.nbytes}
+    async def load(request: Request, model: str) -> Response:
+        place = await place_in(request)
+
+        async def brought() -> Response:
+            replica = await service.bring(model, place)
+            return JSONResponse({"place": replica.place, "bytes": replica.nbytes})
+
+        return await unless_gone(request, brought())
 
     @router.post("/ui/models/{model}/pin")
     async def pin(request: Request, model: str) -> dict[str, Any]:

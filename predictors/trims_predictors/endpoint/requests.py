@@ -59,7 +59,7 @@ class InferRequest:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-            raise CallerError(f"the parameter {name!r} is {value!r}; it must be a number of seconds from 0 up")
+            raise CallerError(f"the parameter {name!r} is {value!r}; it must be seconds, from 0 to less than 1e9")
         return float(value)
 
     def chosen(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -19,6 +19,7 @@ import trims
 from trims.core.errors import BusyError, CallerError, TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, packs, read_body, read_object
 from trims_predictors.endpoint.callers import Callers, UnknownCallerError, caller, may_ask_for
+from trims_predictors.endpoint.hang_ups import unless_gone
 from trims_predictors.endpoint.json_text import SMALL_BYTES
 from trims_predictors.endpoint.json_workers import JsonWorkers
 from trims_predictors.endpoint.large_answers import LargeResponse
@@ -30,7 +31,7 @@ from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
 from trims_predictors.endpoint.tracing import http_span
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -232,7 +233,7 @@ async def _infer(
     counting: Counting,
     span: RequestSpan | None,
 ) -> Response:
-    header_length = request.headers.get(HEADER_LENGTH)
+    header_length = _header_length(request)
     tenant = caller()
     whose = "" if tenant is None else tenant.name
     asked = await workers.parse(whose, body, header_length)
@@ -253,6 +254,14 @@ async def _infer(
     return await _response(parts, json_length, request.headers.get("accept-encoding", ""))
 
 
+def _header_length(request: Request) -> str | None:
+    """What a request says of its JSON before the binary tensors. Raises CallerError if it says two things."""
+    stated = set(request.headers.getlist(HEADER_LENGTH))
+    if len(stated) > 1:
+        raise CallerError(f"the request has {len(stated)} headers Inference-Header-Content-Length; send one")
+    return next(iter(stated), None)
+
+
 async def _response(parts: list[bytes | memoryview], json_length: int | None, accepted: str) -> Response:
     """A body, packed if the client likes that."""
     headers = {} if json_length is None else {HEADER_LENGTH: str(json_length)}
@@ -271,27 +280,6 @@ async def _response(parts: list[bytes | memoryview], json_length: int | None, ac
     return LargeResponse(parts, media_type, headers)
 
 
-async def unless_gone(request: Request, work: Awaitable[Response]) -> Response:
-    """Await the work, and cancel it if the client hangs up. The body of the request must have been read."""
-    working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_hang_up(request))
-    try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        working.cancel()
-        await asyncio.wait((working,))
-        return Response(status_code=GONE)
-    finally:
-        gone.cancel()
-        working.cancel()
-
-
-async def _hang_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def _add_repository_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
     async def parameters(request: Request) -> dict[str, Any]:
         message = await read_object(request, most_body_bytes)
@@ -305,12 +293,16 @@ def _add_repository_routes(router: APIRouter, service: Service, most_body_bytes:
         return await service.index(ready=bool((await parameters(request)).get("ready")))
 
     @router.post("/v2/repository/models/{model}/load")
-    async def load(request: Request, model: str) -> dict[str, Any]:
+    async def load(request: Request, model: str) -> Response:
         given = (await parameters(request)).get("parameters")
         if given:
             raise CallerError("a model is loaded as its manifest says; register it again with `trims add --replace`")
-        await service.load(model)
-        return {}
+
+        async def loaded() -> Response:
+            await service.load(model)
+            return JSONResponse({})
+
+        return await unless_gone(request, loaded())
 
     @router.post("/v2/repository/models/{model}/unload")
     async def unload(request: Request, model: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import trims
 from trims.core.errors import ModelNotFoundError, TrimsError
 from trims_predictors.endpoint.callers import caller, require_operator
 from trims_predictors.endpoint.daemon_figures import DaemonFigures, figures
+from trims_predictors.endpoint.loads import Loads
 from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.endpoint.overview import Overview
 from trims_predictors.endpoint.statistics import ModelStatistics
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from trims_predictors.records import Answer, Plan
     from trims_predictors.tensors import Tensor
 
-#: Of an order to load a model, for its conversion and for readers of the last image to end.
-_LOAD_S = 600.0
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 
 
@@ -42,6 +41,7 @@ class Service:
 
     def __init__(self, daemon: AsyncAdmin, fleet: Fleet, picker: Picker, tracing: Tracing | None = None) -> None:
         self._daemon = daemon
+        self._loads = Loads(daemon)
         self.fleet = fleet
         self._plans = Plans(daemon, picker, fleet.retire)
         #: By tenant and model; those without a tenant are of all requests.
@@ -218,14 +218,11 @@ class Service:
         return ""
 
     async def load(self, model: str) -> None:
-        """Have a model's weights in memory and forget what was known of it. Raises what the daemon raises.
-
-        A model that was just unloaded may still be read by predictors that end: that is waited for.
-        """
+        """Have a model's weights in memory and forget what was known of it. Raises as `Loads.load`."""
         require_operator("load models")
         self._plans.forget(model)
         await self.plan(model)
-        await self._daemon.load(model, deadline_s=_LOAD_S)
+        await self._loads.load(model)
 
     def forget(self, model: str) -> None:
         """Let the predictors and hot spares of a model end: it was removed."""
@@ -244,9 +241,9 @@ class Service:
             self._plans.forget(name)
 
     async def bring(self, model: str, place: str | None) -> Replica:
-        """Have a model's weights at a place, None for what its manifest says. Its predictors stay."""
+        """Have a model's weights at a place, None for what its manifest says. Its predictors stay. See `Loads.load`."""
         try:
-            return await self._daemon.load(model, place, deadline_s=_LOAD_S)
+            return await self._loads.load(model, place)
         finally:
             self.overview.expire()
 

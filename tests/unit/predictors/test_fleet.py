@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from fleets import Driver, arrays, drive, register, text
 from looking import wait_until
+from trims_client import connect
 from trims_predictors.records import Answer
 from trims_predictors.tensors import from_array
 from trims_predictors.turnover import Limits as TemplateLimits
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from trims_client.weights import Weights
     from trims_predictors.launching import Environment
     from trims_predictors.processes import PredictorProcess
 
@@ -152,6 +154,32 @@ def test_an_idle_predictor_ends_for_one_that_finds_no_room_for_its_model(
             assert idle == [name]
 
     drive(daemon, work)
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_request_waits_for_the_last_reader_of_weights_that_are_evicted(
+    daemon: Daemon, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"}, residency={"place": "cpu"})
+    runtime_dir = daemon.config.runtime_dir
+    monkeypatch.setattr("trims_predictors.loading._READERS_S", 0.2 if stays else 60.0)
+
+    async def work(driver: Driver, weights: Weights) -> None:
+        asked = asyncio.ensure_future(driver.ask(x=[1.5]))
+        if stays:
+            with pytest.raises(BusyError, match=r"^m: the model is being evicted from cpu .*`trims ps`.*: ask again"):
+                await asked
+        else:
+            while not driver.fleet.state((await driver.plan()).line)["starting"]:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.5)  # it has been told by now that the weights leave
+            assert not asked.done()
+            weights.close()
+            assert arrays(await asked)["y"].tolist() == [3.0]
+
+    with admin(runtime_dir) as control, connect(runtime_dir) as session, session.open("m", place="cpu") as weights:
+        assert control.evict("m", "cpu", drain=True).draining == ("cpu",)
+        drive(daemon, lambda driver: work(driver, weights))
 
 
 def test_spares_go_first_when_templates_hold_too_much_and_are_not_made_again(scaler: Daemon) -> None:
@@ -770,7 +798,7 @@ def test_a_model_that_loads_has_its_share_but_not_while_it_waits_for_its_weights
     at_most_s: float, expected: int,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("trims_predictors.plans.processors", lambda: 4)
-    monkeypatch.setattr("trims_predictors.fleet._LOADS_S", at_most_s)
+    monkeypatch.setattr("trims_predictors.processors._LOADS_S", at_most_s)
     options = {"loads": {"until": str(tmp_path / "later")}, "runs": {}}
     for name, given in options.items():
         stated = {"call": "own_predictors:Threads", "options": given}

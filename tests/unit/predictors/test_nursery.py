@@ -476,7 +476,7 @@ def test_a_template_that_is_killed_while_it_is_to_go_leaves_nothing(folder: Path
         await until(lambda: nursery._leaving)
         os.kill(nursery._made[0][1].pid, signal.SIGKILL)
         await until(lambda: not running(nursery))
-        assert await predictor.end() == "it ended, and so did its template"
+        assert await predictor.end() == "it ended, and so did its template, which alone could tell how"
         await until(lambda: not nursery._templates and not nursery._leaving and not nursery._made)
         assert not nursery._living
 

@@ -66,7 +66,7 @@ def test_id_parameters_and_wanted_outputs_are_read() -> None:
     assert (request.id, request.number("keep_alive"), request.number("deadline")) == ("7", 3.0, None)
     assert request.wanted == {"y": {}}
     for wrong in (-1, True, "3", 1e10):
-        with pytest.raises(CallerError, match="a number of seconds"):
+        with pytest.raises(CallerError, match="must be seconds, from 0 to less than 1e9"):
             parse({"parameters": {"deadline": wrong}, "inputs": []}).number("deadline")
 
 

@@ -51,8 +51,7 @@ class Daemon:
             raise DaemonAwayError("no daemon")
         return SimpleNamespace(health=SimpleNamespace(status=self.health))
 
-    async def load(self, name: str, *place: str | None, deadline_s: float) -> None:
-        assert deadline_s > 0, "readers of the last image may have to end first"
+    async def load(self, name: str, *place: str | None) -> None:
         self.did.append(("load", name, *filter(None, place)))
 
     async def evict(self, name: str, *place: str, drain: bool) -> None:

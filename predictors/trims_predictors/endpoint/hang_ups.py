@@ -1,0 +1,36 @@
+"""Work that ends with the client that asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from starlette.responses import Response
+
+from trims_predictors.endpoint.outcomes import GONE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from starlette.requests import Request
+
+
+async def unless_gone(request: Request, work: Awaitable[Response]) -> Response:
+    """Await the work, and cancel it if the client hangs up. The body of the request must have been read."""
+    working = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_hang_up(request))
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        working.cancel()
+        await asyncio.wait((working,))
+        return Response(status_code=GONE)
+    finally:
+        gone.cancel()
+        working.cancel()
+
+
+async def _hang_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

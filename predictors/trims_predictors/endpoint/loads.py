@@ -1,0 +1,94 @@
+"""Orders to load a model: those for the same one share a load, and the last that is given up ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trims.core.errors import CapacityError, DeadlineError, InUseError
+
+if TYPE_CHECKING:
+    from trims.control import AsyncAdmin, Replica
+
+#: Of a load, its conversion and the turn before it.
+_LOAD_S = 600.0
+#: For room, and for readers of the last image: predictors that were just told to end take moments.
+_PATIENCE_S = 5.0
+#: The daemon serves more, and leaves the others to other programs.
+_AT_ONCE = 32
+
+
+@dataclass(eq=False, slots=True)
+class _Load:
+    task: asyncio.Task[Replica]
+    orders: int = 0
+
+
+class Loads:
+    """Loads models. Used in one event loop.
+
+    Args:
+        daemon: Which has them loaded.
+        patience_s: See `load`.
+        at_once: Loads that run; others wait for one of them to end.
+    """
+
+    def __init__(self, daemon: AsyncAdmin, *, patience_s: float = _PATIENCE_S, at_once: int = _AT_ONCE) -> None:
+        self._daemon = daemon
+        self._patience_s = patience_s
+        self._turns = asyncio.Semaphore(at_once)
+        self._running: dict[tuple[str, str | None], _Load] = {}
+
+    async def load(self, model: str, place: str | None = None) -> Replica:
+        """Have a model's weights at a place.
+
+        A load takes as long as it needs. Room, and readers of an image that is being evicted there, are waited for
+        `patience_s`.
+
+        Args:
+            model: As registered.
+            place: None for what its manifest says.
+
+        Raises:
+            DeadlineError: It takes more than ten minutes.
+            TrimsError: What the daemon says.
+        """
+        key = (model, place)
+        load = self._running.get(key)
+        if load is None:
+            load = self._running[key] = _Load(asyncio.ensure_future(self._load(model, place)))
+            load.task.add_done_callback(lambda _: self._forget(key, load))
+        load.orders += 1
+        try:
+            return await asyncio.shield(load.task)
+        finally:
+            load.orders -= 1
+            if not load.orders:
+                self._forget(key, load)
+                load.task.cancel()
+
+    def _forget(self, key: tuple[str, str | None], load: _Load) -> None:
+        if load.task.done() and not load.task.cancelled():
+            load.task.exception()  # an order that was given up does not ask for it
+        if self._running.get(key) is load:
+            del self._running[key]
+
+    async def _load(self, model: str, place: str | None) -> Replica:
+        try:
+            return await asyncio.wait_for(self._in_turn(model, place), _LOAD_S)
+        except asyncio.TimeoutError:
+            raise DeadlineError(f"{model}: its load takes more than {_LOAD_S:g} s; it goes on, ask again") from None
+
+    async def _in_turn(self, model: str, place: str | None) -> Replica:
+        load = self._daemon.load
+        async with self._turns:
+            try:  # without a deadline, what there is to wait for is told at once
+                return await load(model, place)
+            except (CapacityError, InUseError) as error:
+                if not error.retryable:
+                    raise
+            try:
+                return await load(model, place, deadline_s=self._patience_s)
+            except DeadlineError:
+                return await load(model, place)  # goes on if it has begun, else tells what it lacks
