@@ -84,6 +84,8 @@ class ImpatientProtocol(HttpToolsProtocol):
     _drained_bytes: int | None = None
     #: Whether the connection ends with the body that comes.
     _ends = False
+    #: Whether something that is not HTTP came after a request, which is answered nevertheless.
+    _broken = False
     #: Connections at once; more are refused. And bytes of a body that are read after the answer.
     most_connections = sys.maxsize
     most_drained_bytes = 1 << 20
@@ -110,13 +112,15 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Note that the client goes on, and refuse more of a head, or after an answer, than it may send."""
+        if self._broken:
+            return
         self._heard_s = self.loop.time()
         if self._drained_bytes is not None:
             self._drained_bytes += len(data)
             if self._drained_bytes > self.most_drained_bytes:
                 self.transport.close()
         at = 0
-        while at < len(data) and not self.transport.is_closing():  # it closes when it is refused
+        while at < len(data) and not self.transport.is_closing() and not self._broken:  # it closes when it is refused
             part = data[at : at + _SLICE_BYTES] if self._in_head else data[at:]
             at += len(part)
             self._head_bytes += len(part)
@@ -125,9 +129,15 @@ class ImpatientProtocol(HttpToolsProtocol):
                 self._refuse(b"431 Request Header Fields Too Large", "the head of the request is larger than 64 KiB")
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, in the form of all errors."""
+        """Refuse what is not HTTP, in the form of all errors. If a request before it is not answered yet, it is."""
         del msg
-        self._refuse(b"400 Bad Request", "the request is not HTTP/1.1")
+        cycle: RequestResponseCycle | None = self.cycle
+        if self._in_head and cycle is not None and not cycle.response_complete:
+            self._broken = True
+            self._stop()
+            cycle.keep_alive = False
+        else:
+            self._refuse(b"400 Bad Request", "the request is not HTTP/1.1")
 
     def on_message_begin(self) -> None:
         """Wait for the rest of a head."""

@@ -134,6 +134,35 @@ def test_an_answer_that_takes_long_is_not_the_client_s_silence() -> None:
     _run(work)
 
 
+@pytest.mark.parametrize("path", [b"echo", b"late", b"early"])
+@pytest.mark.parametrize("before", [b"", HEAD % b"echo" + b"body"], ids=["alone", "behind another one"])
+def test_a_request_is_answered_though_something_follows_that_is_not_http(path: bytes, before: bytes) -> None:
+    async def work(connect: Client) -> None:
+        for size in (1, 8, 4096):
+            reader, writer = await connect()
+            writer.write(before + HEAD % path + b"body" + b"\x00" * size)
+            answer = await reader.read()
+            assert answer.count(b"HTTP/1.1 200 ") == (2 if before else 1)
+            assert answer.endswith(b"early" if path == b"early" else b"body")
+            writer.close()
+
+    _run(work)
+
+
+def test_what_follows_a_request_and_is_not_http_is_not_read_until_its_answer() -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(HEAD % b"late" + b"body\x00")
+        for _ in range(4):
+            await asyncio.sleep(0.1)
+            writer.write(b"\x00" * 4096 + HEAD % b"echo")
+        answer = await reader.read()
+        assert (answer.count(b"HTTP/1.1"), answer[-4:]) == (1, b"body")
+        writer.close()
+
+    _run(work)
+
+
 def test_a_body_that_is_not_sent_after_an_early_answer_ends_the_connection() -> None:
     async def work(connect: Client) -> None:
         reader, writer = await connect()
