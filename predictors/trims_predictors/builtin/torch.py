@@ -96,16 +96,48 @@ def warm_up_template() -> None:
     _forward()
 
 
+class _Threads:
+    """The number of threads that PyTorch computes with in a predictor: what trims sets, unless model code chooses.
+
+    Model code that sets a number and then puts back what was there has chosen nothing.
+    """
+
+    def __init__(self) -> None:
+        self._set = torch.set_num_threads
+        self._shared = 0
+        self._chosen: int | None = None
+
+    def choose(self, threads: int) -> None:
+        """`torch.set_num_threads` of model code."""
+        self._set(threads)
+        puts_back = self._chosen not in (None, self._shared) and threads == self._shared
+        self._chosen = None if puts_back else threads
+
+    def share(self, before: int, threads: int) -> None:
+        """Set the number, unless model code has chosen one, or now has another than `before`; 0: not set before."""
+        if self._chosen is None and before in (0, torch.get_num_threads()):
+            self._set(threads)
+            self._shared = threads
+
+    def watch(self) -> None:
+        """Learn from now on what model code chooses, which may be the number that is set just then."""
+        torch.set_num_threads = self.choose
+
+
+_threads = _Threads()
+
+
 def warm_up(threads: int) -> None:
     """Forward passes that start the threads of this predictor."""
-    torch.set_num_threads(threads)
+    _threads.share(0, threads)
     _forward()
+    _threads.watch()
 
 
 def share_threads(before: int, threads: int) -> None:
     """Compute with so many threads from now on, unless model code has set another number than `before`; 0: not set."""
-    if before in (0, torch.get_num_threads()):
-        torch.set_num_threads(threads)
+    _threads.share(before, threads)
+    _threads.watch()
 
 
 def _forward() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +13,9 @@ from trims_predictors.predictor import Context
 
 from trims.core.errors import CallerError
 from trims.core.serving import TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def predictor(module: torch.nn.Module, monkeypatch: pytest.MonkeyPatch, *outputs: str) -> builtin.TorchPredictor:
@@ -86,13 +89,47 @@ def test_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         predictor(torch.nn.Identity(), monkeypatch).predict({"x": np.array([b"a"], dtype=object)})
 
 
-def test_threads_are_shared_unless_model_code_has_chosen_another_number() -> None:
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """PyTorch as it is in a predictor that has just begun; afterwards, as it was."""
     before = torch.get_num_threads()
-    try:
-        found = []
-        for told, threads in ((0, 3), (3, 2), (4, 1)):
-            builtin.share_threads(told, threads)
-            found.append(torch.get_num_threads())
-        assert found == [3, 2, 2]
-    finally:
+    monkeypatch.setattr(torch, "set_num_threads", torch.set_num_threads)
+    monkeypatch.setattr(builtin, "_threads", builtin._Threads())
+    yield
+    monkeypatch.undo()
+    torch.set_num_threads(before)
+
+
+def shared(*steps: tuple[int, int]) -> list[int]:
+    """What PyTorch has after each of these: the number that was told before, and that is told now."""
+    found = []
+    for told, number in steps:
+        builtin.share_threads(told, number)
+        found.append(torch.get_num_threads())
+    return found
+
+
+@pytest.mark.usefixtures("threads")
+def test_threads_are_shared_unless_they_were_set_unseen() -> None:
+    set_unseen = torch.set_num_threads
+    assert shared((0, 3), (3, 2), (4, 1)) == [3, 2, 2]
+    set_unseen(4)
+    assert shared((2, 1), (1, 3)) == [4, 4]
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("own", [1, 2, 3])
+def test_threads_stay_as_model_code_sets_them_also_to_the_number_of_that_moment(own: int) -> None:
+    builtin.warm_up(2)
+    torch.set_num_threads(own)
+    assert shared((2, 1), (1, 3), (3, 2)) == [own] * 3
+
+
+@pytest.mark.usefixtures("threads")
+def test_threads_are_shared_after_model_code_has_put_back_what_was_there() -> None:
+    assert shared((0, 2)) == [2]
+    for _ in range(2):
+        before = torch.get_num_threads()
+        torch.set_num_threads(4)
         torch.set_num_threads(before)
+    assert shared((2, 1), (1, 3)) == [1, 3]
