@@ -7,9 +7,18 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trims.core.errors import LostPeerError, TrimsError
+from trims.core.errors import (
+    CapacityError,
+    DeadlineError,
+    InUseError,
+    LostPeerError,
+    NotInPlaceError,
+    QuotaError,
+    TrimsError,
+)
 from trims.core.place import FILE
 from trims.core.records import record
+from trims.store.catalog import FILE_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,6 +113,20 @@ class Ask:
         """True if it was to be served from the artifact's own files, and an image made of them would do as well."""
         own_files = self.resolved is not None and self.resolved.in_place is not None
         return own_files and self.anywhere and self.names_no_place
+
+    def in_words(self, error: TrimsError) -> TrimsError:
+        """A refusal of the books as the client reads it: they know keys, and no names.
+
+        What the store asks for itself is told by its log, which names it.
+        """
+        name = self.name.removeprefix(FILE_PREFIX)
+        if self.waiter.internal or isinstance(error, QuotaError):
+            return error
+        if isinstance(error, NotInPlaceError):
+            return NotInPlaceError(f"{name} cannot be served at file: {error}; open it without a place")
+        if isinstance(error, (DeadlineError, InUseError, CapacityError)):
+            return type(error)(f"{name}: {error}")
+        return error
 
 
 def session_ended(ask: Ask) -> LostPeerError:

@@ -145,7 +145,7 @@ class Opens:
     ) -> None:
         """Lease exactly this image if it is sealed there now; never loads."""
         waiter = Waiter(next(self._tickets), session, wants_lease=True, deadline_at_s=None, tenant=tenant)
-        ask = Ask(waiter, f"key:{key[:16]}", place, answer)
+        ask = Ask(waiter, f"the image {key[:16]}", place, answer)
         if not self._shell.is_resident(key, place):
             answer(ModelNotFoundError(f"the image {key[:16]} is not resident at {place} any more; open it by name"))
             return

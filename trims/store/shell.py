@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import (
     ArtifactChangedError,
-    CapacityError,
-    DeadlineError,
     DigestMismatchError,
     ImageError,
     InternalError,
     InUseError,
     ModelNotFoundError,
     NotInPlaceError,
-    QuotaError,
     TooLargeError,
 )
 from trims.core.events import (
@@ -51,7 +48,6 @@ from trims.core.events import (
 from trims.core.place import CPU, DISK
 from trims.core.replica import ReplicaId, State
 from trims.store.asks import Ask, Granted, Loaded, session_ended
-from trims.store.catalog import FILE_PREFIX
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -351,12 +347,7 @@ class Shell:
             ask.verified = True  # its own files cannot serve it now; an image of them may
             return lambda: self.again(ask, it.error)
         self._counters[f"refused.{it.error.code}"] += 1
-        error: TrimsError = it.error
-        name = ask.name.removeprefix(FILE_PREFIX)
-        if isinstance(error, (DeadlineError, InUseError, CapacityError)) and not isinstance(error, QuotaError):
-            error = type(error)(f"{name}: {error}")  # the books know keys, no names
-        elif isinstance(error, NotInPlaceError):
-            error = NotInPlaceError(f"{name} cannot be served at file: {error}; open it without a place")
+        error = ask.in_words(it.error)
         return lambda: ask.answer(error)
 
     def _bind_measure(self, it: Measure) -> Callable[[], None]:

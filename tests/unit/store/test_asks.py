@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from trims.core.errors import ArtifactError, CapacityError
+from trims.core.errors import ArtifactError, CapacityError, NotInPlaceError, QuotaError, TooLargeError, TrimsError
 from trims.core.lease import Waiter
 from trims.core.place import CPU
 from trims.store.asks import Ask, Loaded, Pending, log_failure, session_ended
@@ -55,3 +55,25 @@ def test_a_failure_that_no_client_waits_for_is_logged_and_a_success_is_not(caplo
     assert caplog.records == []
     tell(CapacityError("the disk is full"))
     assert [record.getMessage() for record in caplog.records] == ["bert is not kept on disk: the disk is full"]
+
+
+@pytest.mark.parametrize(
+    ("refusal", "told"),
+    [
+        (CapacityError("cpu is full"), "bert.onnx: cpu is full"),
+        (TooLargeError("it is larger than cpu"), "bert.onnx: it is larger than cpu"),
+        (NotInPlaceError("it is compressed"), "bert.onnx cannot be served at file: it is compressed; open it"),
+        (QuotaError("ann holds 2 leases"), "ann holds 2 leases"),
+        (ArtifactError("bert.onnx is truncated"), "bert.onnx is truncated"),
+    ],
+    ids=lambda each: each.code if isinstance(each, TrimsError) else "",
+)
+def test_a_refusal_of_the_books_names_the_file_that_was_asked_for(refusal: TrimsError, told: str) -> None:
+    ask = Ask(Waiter(1, 7, wants_lease=True, deadline_at_s=None), "file:bert.onnx", None, Pending().set)
+    assert str(ask.in_words(refusal)).startswith(told)
+    assert type(ask.in_words(refusal)) is type(refusal)
+
+
+def test_a_refusal_of_what_the_store_asks_for_itself_tells_no_key() -> None:
+    ask = Ask(Waiter(1, None, wants_lease=False, deadline_at_s=None, internal=True), "key:014f", CPU, Pending().set)
+    assert str(ask.in_words(CapacityError("the disk is full"))) == "the disk is full"
