@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import LostPeerError
 from trims.wire.lifeline import depend_on
-from trims_predictors import gate, guard, messages, worker
+from trims_predictors import frameworks, gate, guard, messages, worker
 from trims_predictors.landlock import restrict
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Template:
                 importlib.import_module(module)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever one does, the others are wanted still
                 failed[module] = f"{type(error).__name__}: {error}"[:200]
-        warm_up(modules)
+        frameworks.warm_up_template(modules)
         for pid in set(guard.children()) - set(self._children.values()) - self._helpers:
             self._helpers.add(pid)
             self._told.helps(pid)
@@ -180,15 +180,6 @@ class Template:
 def _use_folder(folder: str) -> None:
     os.mkdir(folder, 0o700)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-
-
-def warm_up(modules: list[str]) -> None:
-    """Run each framework once with one thread, which starts none: its predictors find the code warm."""
-    from trims_predictors.builtin import WARM_UPS
-
-    for module in modules:
-        if module in WARM_UPS and module in sys.modules:
-            importlib.import_module(WARM_UPS[module]).warm_up_template()
 
 
 def main() -> None:

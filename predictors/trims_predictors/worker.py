@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import importlib
 import io
-import itertools
 import os
 import signal
 import socket
@@ -34,10 +33,11 @@ from typing import TYPE_CHECKING
 from trims.core.errors import BadMessageError, CallerError, LostPeerError, PredictorError, TrimsError
 from trims.core.serving import TensorType, parse_tensors
 from trims.wire.lifeline import depend_on
-from trims_predictors import messages
+from trims_predictors import frameworks, messages
 from trims_predictors.arena import Receiver, Sender
 from trims_predictors.guard import adopt
 from trims_predictors.heap import keep_memory, take_ahead
+from trims_predictors.imports import count_of_modules, importable_since
 from trims_predictors.landlock import restrict
 from trims_predictors.limits import limit_memory
 from trims_predictors.predictor import Context
@@ -155,8 +155,8 @@ class Worker:
             with contextlib.suppress(Exception):  # a model that needs it imports it again, and tells its client
                 importlib.import_module(module)
         self._threads = int(message["threads"])
-        warm_up(message["modules"], self._threads)
-        if is_framework(message["modules"]) and self._keeps_memory:
+        frameworks.warm_up(message["modules"], self._threads)
+        if frameworks.are_among(message["modules"]) and self._keeps_memory:
             take_ahead(_AHEAD_BYTES)
         self._connect()
         copy_ahead(message["pages"])
@@ -171,7 +171,7 @@ class Worker:
         return self._session
 
     def _load(self, message: Message) -> tuple[Message, None]:
-        before, stages = len(sys.modules), _Stages()
+        before, stages = count_of_modules(), _Stages()
         context = _context(message)
         if not message.get("record"):
             self._record = None
@@ -199,7 +199,7 @@ class Worker:
             "warm": self._weights.warm,
             "image": _image_of(self._weights),
             "stages": stages.seconds,
-            "imported": _listed([name for name in _added_since(before) if _is_file(name)]),
+            "imported": importable_since(before),
         }, None
 
     def _opened(self, session: Session, message: Message) -> Weights:
@@ -285,7 +285,7 @@ class Worker:
         """Have frameworks compute with so many threads, if they can change it between two runs."""
         before, self._threads = self._threads, threads
         if threads != before:
-            share_threads(before, threads)
+            frameworks.share_threads(before, threads)
 
     def _news(self) -> Message:
         """What the supervisor does not know yet.
@@ -347,31 +347,6 @@ def _image_of(weights: Weights) -> list[str]:
     from trims_client.parking import image_of
 
     return list(image_of(weights))
-
-
-def _added_since(count: int) -> list[str]:
-    """Modules imported since there were so many of them.
-
-    The others are not touched: in a fork, a reference to one of their names copies the page that it lies in, and a
-    framework has thousands of them.
-    """
-    return list(itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)))
-
-
-def _is_file(name: str) -> bool:
-    """Whether a template can import a module; those of steps in source text it cannot."""
-    return getattr(sys.modules[name], "__spec__", None) is not None
-
-
-def _listed(names: list[str]) -> list[str]:
-    """As many of them as a message surely holds; a later predictor tells of the rest."""
-    found, letters = [], 0
-    for name in names:
-        letters += len(name) + 3
-        if letters > messages.MOST_BYTES // 2:
-            break
-        found.append(name)
-    return found
 
 
 class _Stages:
@@ -441,31 +416,6 @@ def _described(predictor: Predictor, which: str, stated: tuple[TensorType, ...],
     described = describe(found)
     parse_tensors(described, f"what `{which}` of the predictor returns")
     return described
-
-
-def is_framework(modules: list[str]) -> bool:
-    """Whether predictors that start with these modules compute with a framework."""
-    from trims_predictors.builtin import WARM_UPS
-
-    return not WARM_UPS.keys().isdisjoint(modules)
-
-
-def warm_up(modules: list[str], threads: int) -> None:
-    """Set the number of threads and run each framework once, so that its threads and code are there."""
-    from trims_predictors.builtin import WARM_UPS
-
-    for module in modules:
-        if module in WARM_UPS and module in sys.modules:
-            importlib.import_module(WARM_UPS[module]).warm_up(threads)
-
-
-def share_threads(before: int, threads: int) -> None:
-    """Have each framework that is imported compute with so many threads, unless model code chose another number."""
-    from trims_predictors.builtin import SHARING
-
-    for module, ours in SHARING.items():
-        if module in sys.modules:
-            importlib.import_module(ours).share_threads(before, threads)
 
 
 def run(sock: socket.socket, lifeline: int, runtime_dir: str) -> None:
