@@ -10,10 +10,10 @@ from trims_bench.child import call, started
 from trims_bench.empty_servers import serve
 from trims_bench.endpoint import EndpointClient, EndpointProcess
 from trims_bench.figures import Bar, Comparison, Figure, Samples
-from trims_bench.turns import take_turns
+from trims_bench.turns import take_turns, take_turns_in_bursts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from trims_bench.scenarios.base import Setup
 
@@ -30,23 +30,33 @@ _BARS = {
 #: The same clients, with nothing behind the protocol: what the endpoint has no part in.
 _EMPTY = {"HTTP by tritonclient": "HTTP, an empty server", "gRPC by tritonclient": "gRPC, an empty server"}
 _IN_PROCESS = "in one process"
-_WARM_UP = 20
+_WARM_UP, _BURST = 20, 50
+#: Of a client whose allocator does not give each buffer back to the kernel.
+_KEEPING = {"MALLOC_TRIM_THRESHOLD_": str(64 << 20), "MALLOC_MMAP_THRESHOLD_": str(16 << 20)}
 _NOTE = (
     "From one numpy array to another, with binary tensors over connections that are kept; float32, 602 kB. The "
     "predictor runs already; it means over the pixels and multiplies a small matrix, one thread. The other side opens "
-    "the same weights, and calls the same predictor. All ways take turns. More than the call: the median over the "
-    "turns of the difference. An empty server: tritonclient asks one of the same library (uvicorn, grpc.aio) that "
-    "reads the request and answers zeros."
+    "the same weights, and calls the same predictor. More than the call: the median over all requests of the "
+    "difference. An empty server: tritonclient asks one of the same library (uvicorn, grpc.aio) that reads the request "
+    "and answers zeros."
 )
+_NOTE_ON_ROWS = (
+    "In a row: requests follow each other, and the ways take turns by 50. Memory kept: the same by a client whose "
+    "environment has MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_; without them its allocator gives the buffers "
+    "of each request back to the kernel and takes them again. One at a time: between two requests of one way there is "
+    "one of each other way, and the client collects garbage; caches are cold and threads asleep."
+)
+_IN_A_ROW, _KEPT, _ALONE = "in a row", "in a row, memory kept", "one at a time"
 
 
 def run(setup: Setup) -> Figure:
-    """The three ways in turns, in one process."""
+    """Each client in a process of its own: as it is, with memory that it keeps, and with others between."""
     from trims_bench.repository import clients_python, packages_path
     from trims_bench.runs import environment
     from trims_bench.small import manifest, write_weights
 
     python = clients_python()
+    figure = Figure("endpoint", TITLE, [], [_NOTE, _NOTE_ON_ROWS])
     with setup.scratch() as folder, setup.daemon() as daemon:
         daemon.load(daemon.register(manifest(_NAME, write_weights(folder / "small.npz"), "pooled", [-1, 3, -1, -1])))
         with (
@@ -58,27 +68,33 @@ def run(setup: Setup) -> Figure:
                 "runtime_dir": str(daemon.runtime_dir),
                 "ports": [endpoint.port, endpoint.grpc_port],
                 "empty_ports": [empty_ports["http"], empty_ports["grpc"]],
-                "count": setup.repeats(1000),
             }
             env = {**environment(), "PYTHONPATH": packages_path()}
-            found = call(measure, given, python=python, env=env)
-    return Figure("endpoint", TITLE, _compared(found), [_NOTE])
+            for how, more, count in ((_IN_A_ROW, {}, 1000), (_KEPT, _KEEPING, 1000), (_ALONE, {}, 300)):
+                asked = {**given, "count": setup.repeats(count), "in_bursts": how != _ALONE}
+                figure.comparisons += _compared(how, call(measure, asked, python=python, env={**env, **more}))
+    return figure
 
 
-def _compared(found: dict[str, list[int]]) -> list[Comparison]:
-    called, compared = Samples(_IN_PROCESS, found[_IN_PROCESS]), []
+def _compared(how: str, found: dict[str, list[int]]) -> Iterator[Comparison]:
+    called = Samples(_IN_PROCESS, found[_IN_PROCESS])
     for way, bar in _BARS.items():
         asked = Samples(way, found[way])
-        more = median(ours - theirs for ours, theirs in zip(asked.values, called.values, strict=True)) / 1e6
-        compared.append(Comparison(f"{way}, more than the call", more, "ms", bar, (asked, called)))
+        limit = None if how == _ALONE else bar
+        yield Comparison(f"{how}: {way}, more than the call", _more(asked, called), "ms", limit, (asked, called))
     for way, name in _EMPTY.items():
         asked, empty = Samples(way, found[way]), Samples(name, found[name])
-        more = median(ours - theirs for ours, theirs in zip(asked.values, empty.values, strict=True)) / 1e6
-        compared.append(Comparison(f"{way}, more than an empty server", more, "ms", None, (asked, empty)))
-    return compared
+        yield Comparison(f"{how}: {way}, more than an empty server", _more(asked, empty), "ms", None, (asked, empty))
 
 
-def measure(*, runtime_dir: str, ports: list[int], empty_ports: list[int], count: int) -> dict[str, list[int]]:
+def _more(ours: Samples, theirs: Samples) -> float:
+    """Milliseconds."""
+    return median(mine - other for mine, other in zip(ours.values, theirs.values, strict=True)) / 1e6
+
+
+def measure(
+    *, runtime_dir: str, ports: list[int], empty_ports: list[int], count: int, in_bursts: bool
+) -> dict[str, list[int]]:
     """Nanoseconds of each way, in the environment of clients by others; the endpoint's answers are compared."""
     import numpy as np
 
@@ -98,6 +114,8 @@ def measure(*, runtime_dir: str, ports: list[int], empty_ports: list[int], count
         np.testing.assert_array_equal(answer, expected if way not in _EMPTY.values() else 0, err_msg=way)
 
     turns = {way: partial(ask, image) for way, ask in ways.items()}
+    if in_bursts:
+        return take_turns_in_bursts(turns, count, burst=min(count, _BURST), keep=keep)
     return take_turns(turns, count, warm_up=_WARM_UP, keep=keep)
 
 
