@@ -16,7 +16,9 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx")
 
 from fleets import arrays, drive
+from in_namespaces import namespaces
 from onnx_models import attention, feeds, own_answer
+from trims_predictors.isolation import NAMESPACES, choose
 
 import trims
 
@@ -97,3 +99,35 @@ def test_a_predictor_goes_over_to_packed_weights_behind_its_first_answer(daemon:
     np.testing.assert_array_equal(answers[0], own_answer(model))
     for answer in answers:
         np.testing.assert_allclose(answer, answers[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("level", "stage"), [("process", b"packed"), pytest.param(NAMESPACES, b"private", marks=namespaces)]
+)
+def test_predictors_share_packed_weights_unless_a_namespace_hides_the_file(
+    daemon: Daemon, folder: Path, level: str, stage: bytes
+) -> None:
+    main = attention(folder)
+    artifact = {"path": str(main), "options": {"prepack": "shared"}}
+    predictor = {"call": "own_predictors:Packs"}
+    daemon.registry.put(
+        {"name": "m", "artifact": artifact, "framework": {"name": "onnxruntime"}, "predictor": predictor}, ""
+    )
+
+    async def work(driver: Driver) -> Any:
+        return arrays(await driver.ask(**feeds(main)))
+
+    daemon.store.load("m").result(60)  # a session before the conversion has no packed weights to go over to
+    answer = drive(daemon, work, isolation=choose(level))
+    assert answer["stage"].tolist() == [stage]
+    np.testing.assert_array_equal(answer["y"], own_answer(main, prepack=True))
+
+
+def test_over_sealed_memory_each_process_packs_for_itself(serve: Callable[..., Daemon], folder: Path) -> None:
+    main = attention(folder)
+    daemon = serve(trust="identity", cpu_memory="memfd")
+    daemon.registry.put({"name": "m", "artifact": {"path": str(main), "options": {"prepack": "shared"}}}, "")
+    with trims.connect(daemon.config.runtime_dir) as session, session.open("m", place="cpu") as weights:
+        runtime = trims.onnxruntime.session(weights)
+        assert runtime.pack() == "private"
+        np.testing.assert_array_equal(runtime.run(None, feeds(main))[0], own_answer(main, prepack=True))

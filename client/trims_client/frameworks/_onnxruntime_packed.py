@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trims_client.weights import Weights
 
 _log = logging.getLogger("trims")
-Stage = Literal["plain", "first", "packing", "packed"]
+Stage = Literal["plain", "first", "packing", "packed", "private"]
 
 
 class Packing:
@@ -22,6 +22,7 @@ class Packing:
     Args:
         name: Of the model, for the log.
         make: Makes it.
+        why_private: Why it packs weights of its own, instead of those that all processes share; None if it does not.
 
     Attributes:
         session: The session once it is made; None before, and if it could not be made.
@@ -29,8 +30,9 @@ class Packing:
         why_plain: Why it could not be made.
     """
 
-    def __init__(self, name: str, make: Callable[[], Any]) -> None:
+    def __init__(self, name: str, make: Callable[[], Any], why_private: str | None = None) -> None:
         self._name = name
+        self.why_private = why_private
         self._make: Callable[[], Any] | None = make
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -60,7 +62,7 @@ class Packing:
         assert make is not None, "the thread runs once"
         try:
             self.session = make()
-            self.stage = "packed"
+            self.stage = "packed" if self.why_private is None else "private"
         except Exception as error:  # noqa: BLE001 - ONNX Runtime has many; the first session goes on serving
             self.why_plain = f"{type(error).__name__}: {error}"
             self.stage = "plain"

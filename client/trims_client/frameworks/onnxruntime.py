@@ -13,7 +13,8 @@ Example:
 
 A model converted with `prepack: shared` has its weights twice, as published and as ONNX Runtime packs them for its
 kernels. Its session begins with the first form, which is ready in milliseconds, and goes over to the second one shortly
-after its first answer (`SharedSession.stage`).
+after its first answer (`SharedSession.stage`). ONNX Runtime maps the second form by the path of a file. Where this
+process sees no such file, as in a container, it packs the weights once more for itself.
 
 From 1.29 on, ONNX Runtime sends telemetry to its maker, and keeps a database in the user's cache for that. This module
 does not change that setting; `ORT_DISABLE_TELEMETRY=1` in the environment stops it and makes the import some 15 ms
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import onnxruntime
 
 from trims.core.errors import ArtifactChangedError, CallerError, NotSupportedError
+from trims.core.units import format_bytes
 from trims.image.external import exchange_name
 from trims.image.host import cpu_features
 from trims.image.program import ONNX_ORIGINAL
@@ -82,7 +84,9 @@ class SharedSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         - `plain`: as they lie in the image, for as long as the session lives.
         - `first`: the same, until the first answer.
         - `packing`: the same, while a thread makes the other session. That takes some tenths of a second.
-        - `packed`: as ONNX Runtime packed them for its kernels. Answers are the same within rounding.
+        - `packed`: as ONNX Runtime packed them for its kernels, in memory that all processes share. Answers are the
+          same within rounding.
+        - `private`: the same in memory of this process alone, which is about as much again (see `why_private`).
         """
         return "plain" if self._packing is None else self._packing.stage
 
@@ -90,6 +94,11 @@ class SharedSession(onnxruntime.InferenceSession):  # type: ignore[misc]
     def why_plain(self) -> str | None:
         """Why the stage is `plain` though the image has packed weights; None if it has none, or in other stages."""
         return self._why_plain if self._packing is None else self._packing.why_plain
+
+    @property
+    def why_private(self) -> str | None:
+        """Why this process packs the weights once more, or has done so; None if it uses those that all share."""
+        return None if self._packing is None else self._packing.why_private
 
     def pack(self) -> Stage:
         """Go over to the packed weights now, and wait until that is done; returns the stage. Idempotent."""
@@ -172,25 +181,26 @@ def _in_two_stages(
     given: onnxruntime.SessionOptions | None,
     packed_options: onnxruntime.SessionOptions | None,
 ) -> SharedSession:
-    """A session that goes over to the packed weights after its first answer, if this process can map them."""
+    """A session that goes over to packed weights after its first answer: the shared ones, else some of its own."""
     block = program.attributes["packed"]["block"]
-    path = file_behind(weights)
-    why_plain = None
-    if given is not None and packed_options is None:
-        why_plain = "session_options were given without packed_options"
-    elif path is None:
-        why_plain = f"no file that this process sees has the image of {weights.name!r}: ONNX Runtime maps files"
-    else:
-        given = onnxruntime.SessionOptions() if given is None else given
-        # To plan which tensors share memory takes most of the start: 40 of 51 ms for BERT-base. The peak is the same.
-        given.enable_mem_reuse = False
     values = {name: _ort_value(weights, name) for name in weights if name != block}
+    if given is not None and packed_options is None:
+        made = _make(weights, program, providers, given, values)
+        made._why_plain = "session_options were given without packed_options"
+        _log.warning("%s: its packed weights are not used, and runs stay slower: %s", weights.name, made._why_plain)
+        return made
+    given = onnxruntime.SessionOptions() if given is None else given
+    # To plan which tensors share memory takes most of the start: 40 of 51 ms for BERT-base. The peak is the same.
+    given.enable_mem_reuse = False
     made = _make(weights, program, providers, given, values)
-    made._why_plain = why_plain
-    if why_plain is not None:
-        _log.warning("%s: its packed weights are not used, and runs stay slower: %s", weights.name, why_plain)
-    elif path is not None:
+    path = file_behind(weights)
+    if path is not None:
         made._packing = Packing(weights.name, _packed_maker(weights, program, path, providers, packed_options))
+        return made
+    why = f"no file that this process sees has the image of {weights.name!r}: ONNX Runtime maps files"
+    nbytes = format_bytes(weights.layout.tensors[block].nbytes)
+    _log.warning("%s: this process packs its weights for itself, about %s: %s", weights.name, nbytes, why)
+    made._packing = Packing(weights.name, _private_maker(weights, program, providers, packed_options, values), why)
     return made
 
 
@@ -203,15 +213,33 @@ def _packed_maker(
 ) -> Callable[[], onnxruntime.InferenceSession]:
     """What makes the session for which ONNX Runtime maps the image's file by itself."""
     folder, file = os.path.split(path)
-    wanted = onnxruntime.SessionOptions() if given is None else given
-    wanted.add_session_config_entry(_NO_PREPACKING, "0")
-    options = _complete(wanted, weights.name, program.attributes, folder)
+    options = _complete(_that_pack(given), weights.name, program.attributes, folder)
 
     def make(_held: object = weights.view) -> onnxruntime.InferenceSession:  # until it is made, its file must stay
         body = exchange_name(program.body, program.attributes["packed"]["name"], file)
         return onnxruntime.InferenceSession(body, options, providers=list(providers))
 
     return make
+
+
+def _private_maker(
+    weights: Weights,
+    program: Program,
+    providers: Sequence[Any],
+    given: onnxruntime.SessionOptions | None,
+    values: Mapping[str, onnxruntime.OrtValue],
+) -> Callable[[], onnxruntime.InferenceSession]:
+    """What makes the session for which ONNX Runtime packs the weights in memory of this process."""
+    options = _complete(_that_pack(given), weights.name, program.attributes)
+    for name, value in values.items():
+        options.add_initializer(name, value)
+    return lambda: onnxruntime.InferenceSession(program.body, options, providers=list(providers))
+
+
+def _that_pack(given: onnxruntime.SessionOptions | None) -> onnxruntime.SessionOptions:
+    wanted = onnxruntime.SessionOptions() if given is None else given
+    wanted.add_session_config_entry(_NO_PREPACKING, "0")
+    return wanted
 
 
 def _make(

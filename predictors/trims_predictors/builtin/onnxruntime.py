@@ -49,7 +49,7 @@ class OnnxPredictor:
     def rehearse(self, inputs: Arrays) -> Arrays:
         """Take the memory of a run, and go over to packed weights: no thread may read weights after this."""
         outputs = self.predict(inputs)
-        return self.predict(inputs) if self._session.pack() == "packed" else outputs
+        return self.predict(inputs) if self._session.pack() in ("packed", "private") else outputs
 
     def inputs(self) -> list[TensorType]:
         """Of the graph."""

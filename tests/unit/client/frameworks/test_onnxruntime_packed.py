@@ -129,7 +129,7 @@ def test_both_sessions_are_made_with_the_providers_that_were_given(
     assert made == [wanted, wanted]
 
 
-def test_a_file_that_is_not_seen_leaves_the_session_plain_and_the_log_says_so(
+def test_a_process_that_sees_no_file_of_the_image_packs_for_itself_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     main = attention(tmp_path)
@@ -137,10 +137,26 @@ def test_a_file_that_is_not_seen_leaves_the_session_plain_and_the_log_says_so(
         assert file_behind(weights) == str(main.with_suffix(".image"))
         main.with_suffix(".image").unlink()
         session = shared.session(weights)
-        assert session.stage == "plain"
-        assert session.why_plain is not None
-        assert "no file that this process sees has the image" in session.why_plain
-    assert "its packed weights are not used, and runs stay slower: no file that this process sees" in caplog.text
+        assert session.stage == "first"
+        np.testing.assert_array_equal(session.run(None, feeds(main))[0], own_answer(main))
+        assert session.pack() == "private"
+    np.testing.assert_array_equal(session.run(None, feeds(main))[0], own_answer(main, prepack=True))
+    assert session.why_private is not None
+    assert "no file that this process sees has the image" in session.why_private
+    assert session.why_plain is None
+    assert "this process packs its weights for itself, about" in caplog.text
+
+
+def test_weights_that_a_process_packs_for_itself_follow_the_options_for_packed_ones(tmp_path: Path) -> None:
+    main = attention(tmp_path)
+    with attach(main) as weights:
+        main.with_suffix(".image").unlink()
+        first, second = onnxruntime.SessionOptions(), onnxruntime.SessionOptions()
+        second.intra_op_num_threads = 1
+        session = shared.session(weights, session_options=first, packed_options=second)
+        assert session.pack() == "private"
+        assert session._packing is not None
+        assert session._packing.session.get_session_options().intra_op_num_threads == 1
 
 
 def test_another_file_at_the_same_path_is_not_taken(tmp_path: Path) -> None:
