@@ -77,6 +77,8 @@ class Loads:
     async def _load(self, model: str, place: str | None) -> Replica:
         try:
             return await asyncio.wait_for(self._in_turn(model, place), _LOAD_S)
+        except DeadlineError:  # a TimeoutError, too, but the daemon's
+            raise
         except asyncio.TimeoutError:
             raise DeadlineError(f"{model}: its load takes more than {_LOAD_S:g} s; it goes on, ask again") from None
 

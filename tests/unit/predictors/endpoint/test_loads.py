@@ -111,7 +111,7 @@ def test_what_lacks_is_waited_for_but_not_for_long(lack: TrimsError) -> None:
     drive(work, patience_s=7.0)
 
 
-@pytest.mark.parametrize("error", [TooLargeError("too large"), ModelNotFoundError("no model")])
+@pytest.mark.parametrize("error", [TooLargeError("too large"), ModelNotFoundError("no model"), DeadlineError("late")])
 def test_what_cannot_change_is_told_at_once_to_all_who_ordered_it(error: TrimsError) -> None:
     async def work(daemon: Daemon, loads: Loads) -> None:
         daemon.answers = [error]
