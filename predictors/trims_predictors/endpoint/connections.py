@@ -3,18 +3,21 @@
 uvicorn closes a connection that is idle between two requests. It waits without end for the first byte of a connection,
 for the rest of a request's head, and for the rest of its body: each holds a descriptor of the endpoint. It keeps a
 head and a body's trailers in memory, however long they are. It reads what is left of a body after the answer, such as
-413, for as long as it comes. And it takes connections until no descriptor is left for predictors.
+413, for as long as it comes. It loses the body of a request that offers another protocol. And it takes connections
+until no descriptor is left for predictors.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import resource
 import sys
 from typing import TYPE_CHECKING
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trims_predictors.endpoint.status import RETRY_AFTER_S
@@ -42,6 +45,8 @@ _ANSWER = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\
 #: Descriptors for all but connections: listeners, logs, the daemon's doors, JSON processes, templates; and for each
 #: predictor, such as its socket, arenas and output.
 _OWN_DESCRIPTORS, _A_PREDICTOR = 64, 8
+#: Headers that offer another protocol, and their names in `connection`.
+_OFFER = (b"upgrade", b"http2-settings")
 #: That gRPC can be told.
 _MOST_OF_GRPC = (1 << 31) - 1
 #: Between two warnings that connections are refused.
@@ -86,6 +91,8 @@ class ImpatientProtocol(HttpToolsProtocol):
     _ends = False
     #: Whether something that is not HTTP came after a request, which is answered nevertheless.
     _broken = False
+    #: Whether the head that was just read offers another protocol.
+    _offers = False
     #: Connections at once; more are refused. And bytes of a body that are read after the answer.
     most_connections = sys.maxsize
     most_drained_bytes = 1 << 20
@@ -124,9 +131,40 @@ class ImpatientProtocol(HttpToolsProtocol):
             part = data[at : at + _SLICE_BYTES] if self._in_head else data[at:]
             at += len(part)
             self._head_bytes += len(part)
-            super().data_received(part)
+            self._parse(part)
             if self._head_bytes > MOST_HEAD_BYTES:
                 self._refuse(b"431 Request Header Fields Too Large", "the head of the request is larger than 64 KiB")
+
+    def _parse(self, data: bytes) -> None:
+        """As uvicorn does, but what follows an offer of another protocol is the rest of the request.
+
+        Java's client offers HTTP/2 in each of its first requests. A server may ignore that (RFC 9110, 7.8). The parser
+        takes what follows for the other protocol, so the head is read once more without the offer.
+        """
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        except httptools.HttpParserUpgrade as error:
+            if self._offers:
+                self._offers = False
+                head = self._head_without_offer()
+                self.parser = httptools.HttpRequestParser(self)
+                with contextlib.suppress(AttributeError):  # httptools before 0.6.3
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self._parse(head + data[error.args[0] :])
+
+    def _head_without_offer(self) -> bytes:
+        """The head that was just read, without what offers another protocol."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (method, self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                value = b", ".join(each for each in value.split(b",") if each.strip().lower() not in _OFFER)  # noqa: PLW2901
+            if name not in _OFFER:
+                lines.append(name + b": " + value)
+        return b"\r\n".join([*lines, b"", b""])
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP, in the form of all errors. If a request before it is not answered yet, it is."""
@@ -152,6 +190,9 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Wait for a body."""
+        self._offers = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._offers:
+            return
         super().on_headers_complete()
         cycle: RequestResponseCycle = self.cycle
         cycle.transport = _Patient(self.transport, self.end)
@@ -160,6 +201,8 @@ class ImpatientProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is there: from now on, the client waits."""
+        if self._offers:
+            return
         self._stop()
         self._head_bytes, self._in_head = 0, True
         super().on_message_complete()

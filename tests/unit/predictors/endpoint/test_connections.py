@@ -361,3 +361,51 @@ def test_connections_are_shared_out_between_http_and_grpc(
 ) -> None:
     found = connections.shares(most, grpc=grpc)
     assert found == (http_and_grpc or (most - (2**31 - 1), 2**31 - 1))
+
+
+OFFERS = [
+    b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAAAAIAAAAB\r\n",
+    b"Upgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n",
+    b"connection: upgrade\r\nupgrade: foo/2\r\n",
+]
+
+
+def _offering(path: bytes, offer: bytes, body: bytes = b"abcd") -> tuple[bytes, bytes]:
+    return b"POST /%s HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n%s\r\n" % (path, offer), body
+
+
+async def _bodies(reader: asyncio.StreamReader, count: int) -> list[bytes]:
+    found = []
+    for _ in range(count):
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        found.append(await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])))
+    return found
+
+
+@pytest.mark.parametrize("offer", OFFERS, ids=["h2c", "websocket", "unknown"])
+def test_a_request_that_offers_another_protocol_is_answered_in_this_one(offer: bytes) -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        head, body = _offering(b"echo", offer)
+        writer.write(head + body)
+        assert await _bodies(reader, 1) == [b"abcd"]
+        writer.write(head)
+        await asyncio.sleep(0.05)
+        writer.write(body)
+        assert await _bodies(reader, 1) == [b"abcd"]
+        writer.write(head + body + HEAD % b"echo" + b"efgh" + b"GET /echo HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n")
+        assert await _bodies(reader, 3) == [b"abcd", b"efgh", b""]
+        writer.close()
+
+    _run(work)
+
+
+def test_a_request_to_be_a_tunnel_ends_with_an_answer_or_the_connection() -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
+        assert (await reader.read(9)) in (b"", b"HTTP/1.1 ")
+        writer.close()
+
+    _run(work)
