@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 #: Content-Encoding -> what zlib needs to know.
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
+#: Packed bytes that are read at once: what follows a member among them is copied.
+_SLICE_BYTES = 1 << 20
+#: Of one gzip body.
+_MOST_MEMBERS = 1024
+
 
 class TooLargeBodyError(Exception):
     """A body is larger than the endpoint takes. Not of trims's tree: it never crosses a door."""
@@ -62,16 +67,26 @@ async def read_object(request: Request, most_bytes: int) -> dict[str, Any]:
 def _unpack(body: bytes, encoding: str, most_bytes: int) -> bytes:
     if encoding not in _WINDOWS:
         raise CallerError(f"the Content-Encoding {encoding!r:.40} is not known; {', '.join(_WINDOWS)} are")
-    unpacker = zlib.decompressobj(_WINDOWS[encoding])
-    try:
-        unpacked = unpacker.decompress(body, most_bytes)
-    except zlib.error as error:
-        raise CallerError(f"the body is not {encoding}: {error}") from error
-    if unpacker.unconsumed_tail:
-        raise _too_large(most_bytes)
-    if not unpacker.eof:
-        raise CallerError(f"the {encoding} body ends in the middle")
-    return unpacked
+    view, at, parts, left = memoryview(body), 0, [], most_bytes
+    for _ in range(_MOST_MEMBERS):  # gzip may come in several, one after the other
+        unpacker = zlib.decompressobj(_WINDOWS[encoding])
+        while at < len(view) and not unpacker.eof:
+            try:
+                parts.append(unpacker.decompress(view[at : at + _SLICE_BYTES], left + 1))
+            except zlib.error as error:
+                raise CallerError(f"the body is not {encoding}: {error}") from error
+            at += min(_SLICE_BYTES, len(view) - at)
+            left -= len(parts[-1])
+            if left < 0:
+                raise _too_large(most_bytes)
+        if not unpacker.eof:
+            raise CallerError(f"the {encoding} body ends in the middle")
+        at -= len(unpacker.unused_data)
+        if at == len(view):
+            return b"".join(parts)
+        if encoding != "gzip":
+            raise CallerError(f"{len(view) - at} bytes follow the {encoding} body")
+    raise CallerError(f"the gzip body has more than {_MOST_MEMBERS} members; pack it as one")
 
 
 def _too_large(most_bytes: int) -> TooLargeBodyError:

@@ -87,6 +87,21 @@ def test_packed_bodies_are_unpacked_up_to_the_same_limit(encoding: str, packer: 
         read(b"abc", content_encoding=encoding)
 
 
+def test_gzip_in_several_members_is_one_body_and_what_is_none_is_refused() -> None:
+    members = gzip.compress(b"abc") + gzip.compress(b"") + gzip.compress(b"def" * 300)
+    assert read(members, content_encoding="gzip") == b"abc" + b"def" * 300
+    with pytest.raises(TooLargeBodyError):
+        read(gzip.compress(bytes(600)) * 2, content_encoding="gzip")
+    with pytest.raises(CallerError, match="is not gzip"):
+        read(gzip.compress(b"abc") + b"rubbish", content_encoding="gzip")
+    with pytest.raises(CallerError, match="ends in the middle"):
+        read(gzip.compress(b"abc") + gzip.compress(b"def")[:-3], content_encoding="gzip")
+    with pytest.raises(CallerError, match="7 bytes follow the deflate body"):
+        read(zlib.compress(b"abc") + b"rubbish", content_encoding="deflate")
+    with pytest.raises(CallerError, match="more than 1024 members"):
+        read(gzip.compress(b"") * 1025, content_encoding="gzip", most=1 << 30)
+
+
 def test_an_unknown_packing_is_refused() -> None:
     with pytest.raises(CallerError, match="gzip, deflate are"):
         read(b"abc", content_encoding="br")
