@@ -39,6 +39,11 @@ def _imported(modules: Iterable[str]) -> Iterator[Any]:
             yield importlib.import_module(WARM_UPS[module])
 
 
+def sharing() -> frozenset[str]:
+    """Frameworks that this process has imported and that can compute with another number of threads in each run."""
+    return frozenset(SHARING.keys() & sys.modules.keys())
+
+
 def share_threads(before: int, threads: int) -> None:
     """Have each framework that is imported compute with so many threads, unless model code chose another number."""
     for module, ours in SHARING.items():

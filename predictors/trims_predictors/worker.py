@@ -181,9 +181,12 @@ class Worker:
             session = self._connect()
         with stages.timed("open_s"):
             self._weights = self._opened(session, message)
+        there = frameworks.sharing()
+        self._share(context.threads)  # before the model's code is imported, which may choose another number
         with stages.timed("import_s"):
             self._predictor = self._made(message, context)
-        self._share(context.threads)
+        if frameworks.sharing() != there:
+            frameworks.share_threads(0, context.threads)
         with stages.timed("load_s"):
             inner = replace(
                 context,

@@ -771,8 +771,9 @@ def test_the_context_of_a_run_is_that_of_its_first_request(daemon: Daemon, check
         ({"threads": 3}, [3, 3, 3, 3]),
         ({"options": {"own": 3}}, [3, 3, 3, 3]),
         ({"options": {"own": 4}}, [4, 4, 4, 4]),
+        ({"call": "own_threads:Threads"}, [3, 3, 3, 3]),
     ],
-    ids=["by default", "stated in the manifest", "set by the model's code", "set to what is there"],
+    ids=["by default", "stated in the manifest", "set by the code", "set to what is there", "set at import"],
 )
 def test_runs_at_once_divide_the_processors_unless_threads_are_chosen(
     daemon: Daemon, checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -58,6 +58,11 @@ def test_every_framework_that_is_imported_learns_its_share_of_threads(ours: dict
     assert ours["absent"].asked == []
 
 
+def test_only_frameworks_that_are_imported_are_told_to_share(ours: dict[str, Ours]) -> None:
+    del ours
+    assert frameworks.sharing() == {"there"}
+
+
 def test_modules_tell_whether_a_framework_is_among_them() -> None:
     assert frameworks.are_among(["numpy", "torch"])
     assert not frameworks.are_among(["numpy", "scipy"])
