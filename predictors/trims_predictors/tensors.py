@@ -85,12 +85,13 @@ def nbytes_of(name: str, dtype: str, shape: Sequence[int]) -> int | None:
         raise CallerError(f"the tensor {name!r} has the data type {dtype!r}; {', '.join(ITEM_BYTES)} are known")
     if len(shape) > MOST_DIMENSIONS:
         raise CallerError(f"the tensor {name!r} has {len(shape)} dimensions; {MOST_DIMENSIONS} are the most")
-    elements = 1
+    elements = extent = 1
     for length in shape:
         if length < 0:
             raise CallerError(f"the tensor {name!r} has the shape {list(shape)}; lengths are 0 and more")
         elements *= length
-        if elements > _MOST_ELEMENTS:
+        extent *= length or 1  # numpy has no such array, also if another length is 0
+        if extent > _MOST_ELEMENTS:
             raise CallerError(f"the tensor {name!r} has the shape {list(shape)}, more elements than memory can hold")
     item = ITEM_BYTES[dtype]
     return None if item is None else elements * item
@@ -260,15 +261,16 @@ def cannot_hold(name: str, dtype: str) -> CallerError:
 def check_against(given: Sequence[Tensor], expected: Sequence[TensorType], model: str) -> None:
     """Hold a request's tensors against what the model takes. Raises CallerError naming the first that does not fit."""
     for tensor in given:
+        check_name(tensor.name)
         tensor.check()
-    if not expected:
-        return
     by_name = {tensor.name: tensor for tensor in given}
     if len(by_name) != len(given):
         names = [tensor.name for tensor in given]
         raise CallerError(
             f"the request brings the input {next(each for each in names if names.count(each) > 1)!r} twice"
         )
+    if not expected:
+        return
     known = ", ".join(f"{each.name} ({each.dtype} {list(each.shape)})" for each in expected)
     for wanted in expected:
         found = by_name.pop(wanted.name, None)

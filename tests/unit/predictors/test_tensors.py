@@ -67,6 +67,7 @@ def test_bfloat16_is_that_of_ml_dtypes() -> None:
         ("FP32", (-1,), "lengths are 0 and more"),
         ("FP32", (1,) * 33, "33 dimensions"),
         ("FP32", (1 << 30, 1 << 30), "more elements than memory"),
+        ("FP32", (0, 1 << 62), "more elements than memory"),
     ],
 )
 def test_a_type_or_shape_that_cannot_be_is_refused(dtype: str, shape: tuple[int, ...], message: str) -> None:
@@ -107,6 +108,16 @@ def test_a_request_must_bring_what_the_model_takes_and_no_more() -> None:
     ):
         with pytest.raises(CallerError, match=message):
             check_against(wrong, expected, "m")
+
+
+@pytest.mark.parametrize("expected", [[], [TensorType("x", "FP32", (-1,))]], ids=["nothing is stated", "stated"])
+def test_names_of_a_request_are_texts_and_differ_whatever_the_model_takes(expected: list[TensorType]) -> None:
+    x = from_array("x", np.zeros(3, "f4"))
+    with pytest.raises(CallerError, match="brings the input 'x' twice"):
+        check_against([x, x], expected, "m")
+    for name in ("", "\ud800"):
+        with pytest.raises(CallerError, match="names are texts that are not empty"):
+            check_against([Tensor(name, "FP32", (3,), x.data)], expected, "m")
 
 
 @pytest.mark.parametrize(
