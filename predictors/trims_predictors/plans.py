@@ -87,8 +87,13 @@ class Plans:
         asking = self._asking.get(name)
         if asking is None:
             asking = self._asking[name] = asyncio.ensure_future(self._ask(name, self._known.get(name)))
-            asking.add_done_callback(lambda _: self._asking.pop(name, None))
+            asking.add_done_callback(lambda ended: self._asked(name, ended))
         return await asyncio.shield(asking)
+
+    def _asked(self, name: str, ended: asyncio.Future[_Known]) -> None:
+        self._asking.pop(name, None)
+        if not ended.cancelled():
+            ended.exception()  # all that waited may have hung up, and asyncio would log what none has seen
 
     async def _ask(self, name: str, before: _Known | None) -> _Known:
         try:
@@ -105,6 +110,16 @@ class Plans:
     def knows(self, name: str) -> bool:
         """Whether the model was registered when the daemon was asked last."""
         return name in self._known
+
+    async def renew(self, name: str) -> Plan:
+        """The plan as the daemon tells it now; predictors of the model end when they are idle.
+
+        Raises as `of` does. If no daemon answers, nothing changes.
+        """
+        before, known = self._known.get(name), await self._fresh(name)
+        if before is not None:
+            self._retire(known.plan.line)
+        return known.plan
 
     def forget(self, name: str) -> None:
         """Let the predictors of a model end when they are idle, and ask the daemon again at the next request."""

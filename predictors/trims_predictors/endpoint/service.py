@@ -220,8 +220,7 @@ class Service:
     async def load(self, model: str) -> None:
         """Have a model's weights in memory and forget what was known of it. Raises as `Loads.load`."""
         require_operator("load models")
-        self._plans.forget(model)
-        await self.plan(model)
+        await self._plans.renew(model)
         await self._loads.load(model)
 
     def forget(self, model: str) -> None:

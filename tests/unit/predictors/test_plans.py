@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,52 @@ def test_while_the_daemon_is_away_a_plan_is_what_it_was(retired: list[str], monk
         assert (await kept.of("m")).threads == 3
 
     asyncio.run(work())
+
+
+def test_an_order_to_load_asks_the_daemon_now_and_loses_nothing_if_it_is_away(retired: list[str]) -> None:
+    daemon = Daemon(model(framework={"name": "numpy"}, predictor={"call": "m:Class"}))
+    kept = made(daemon, retired)
+
+    async def work() -> None:
+        plan = await kept.renew("m")
+        assert retired == []
+        daemon.away = True
+        with pytest.raises(DaemonAwayError):
+            await kept.renew("m")
+        assert await kept.of("m") is plan
+        assert retired == []
+        daemon.away = False
+        assert (await kept.renew("m")).line == plan.line
+        assert retired == [plan.line]
+
+    asyncio.run(work())
+
+
+def test_a_question_whose_clients_have_all_hung_up_leaves_nothing_in_the_log(retired: list[str]) -> None:
+    logged: list[Any] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        daemon = Daemon()
+        answer = asyncio.Event()
+
+        async def show(name: str) -> Model:
+            await answer.wait()
+            raise DaemonAwayError(f"no daemon tells of {name}")
+
+        daemon.show = show  # type: ignore[method-assign]
+        asking = asyncio.ensure_future(made(daemon, retired).of("m"))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait((asking,))
+        answer.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        gc.collect()
+
+    asyncio.run(work())
+    gc.collect()
+    assert logged == []
 
 
 def test_a_plan_says_what_the_manifest_says(retired: list[str]) -> None:
