@@ -121,11 +121,18 @@ class PredictorProcess:
             self.kill("its request was cancelled")
             raise
         finally:
-            self._answer = None
+            self._forget_answer()
         if answer["op"] == "failed":
             # JSON can spell halves of characters, which no protocol of ours can send on.
             raise from_code(answer["code"], answer["message"].encode("utf-8", "replace").decode())
         return answer
+
+    def _forget_answer(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None and answer.done() and not answer.cancelled():
+            answer.exception()  # what ended the question before it was awaited is told, and asyncio logs no other
+        if self._burial is not None:
+            self._inbox.close()
 
     async def _end_of(self, otherwise: str) -> str:
         with contextlib.suppress(asyncio.TimeoutError):
@@ -199,7 +206,8 @@ class PredictorProcess:
         os.close(self._pidfd)
         self._peer.close()
         self._outbox.close()
-        self._inbox.close()
+        if self._answer is None or not self._answer.done():  # else its tensors are still to be read
+            self._inbox.close()
         if self._lifeline is not None:
             self._lifeline.close()
 

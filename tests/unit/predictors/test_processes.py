@@ -74,6 +74,22 @@ def test_tensors_go_there_and_come_back_as_bytes_of_our_own() -> None:
     with_process(_ECHO, work)
 
 
+def test_an_answer_that_came_before_the_end_of_its_process_is_read() -> None:
+    async def work(process: PredictorProcess) -> None:
+        heard = process._peer._heard
+
+        def hear_and_die(message: Any, fds: list[int]) -> None:
+            heard(message, fds)
+            process._died()  # seen before the request's task goes on
+
+        process._peer._heard = hear_and_die
+        given = from_array("x", np.arange(3))
+        answer = await process.ask({"op": "predict"}, deadline_s=30, tensors=[given])
+        assert np.array_equal(to_array(answer["outputs"][0]), np.arange(3))
+
+    with_process(_ECHO, work)
+
+
 _SAY = "hear(); messages.send(sock, {}); time.sleep(60)"
 
 
