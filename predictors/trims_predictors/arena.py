@@ -12,6 +12,8 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
+from trims_client.sockets import explained, lacks_descriptors
+
 from trims.core.errors import BadMessageError
 from trims_predictors.tensors import Tensor
 
@@ -81,7 +83,10 @@ class Receiver:
         self._nbytes = 0
 
     def take(self, fd: int) -> None:
-        """Map the arena behind a descriptor, which is closed. Raises BadMessageError if it is none."""
+        """Map the arena behind a descriptor, which is closed.
+
+        Raises BadMessageError if it is none, CapacityError if this process has no descriptor left to map it.
+        """
         try:
             nbytes = os.fstat(fd).st_size
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK == 0:
@@ -89,6 +94,8 @@ class Receiver:
             # The last one goes with the last view into it.
             self._map, self._nbytes = mmap.mmap(fd, nbytes), nbytes
         except (OSError, ValueError) as error:
+            if lacks_descriptors(error):
+                raise explained(error, "what the other side sent cannot be mapped") from error
             raise BadMessageError(f"the other side sent a descriptor that is no arena: {error}") from error
         finally:
             os.close(fd)

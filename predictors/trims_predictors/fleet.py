@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import (
     CallerError,
+    CapacityError,
     DeadlineError,
     DrainingError,
     PredictorError,
@@ -265,6 +266,10 @@ class Fleet:
         """Start a template and its spares before they are needed, and keep them also without use."""
         self._nursery.keep(environment)
 
+    def hide(self, path: str) -> None:
+        """Have predictors in a namespace not see a folder or file of the daemon's. See `Launcher.hide`."""
+        self._launcher.hide(path)
+
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def _do(self, steps: Sequence[Step]) -> None:
@@ -283,7 +288,7 @@ class Fleet:
         try:
             began = time.perf_counter()
             hot = await self.hot.take(plan) if plan.place is None else None
-            process = await self._nursery.take(plan.environment) if hot is None else hot[0]
+            process = await self._taken(plan) if hot is None else hot[0]
             taken = time.perf_counter()
         except (TrimsError, OSError) as error:
             self._coming.discard(predictor)
@@ -315,8 +320,20 @@ class Fleet:
             self._nursery.preloads.want(plan.environment, plan.model, plan.preload)
             self._nursery.teach(plan.environment, [*plan.preload, *answer["imported"]])
 
+    async def _taken(self, plan: Plan) -> PredictorProcess:
+        """A process for a model; idle predictors end for it if descriptors or processes lack."""
+        while True:
+            try:
+                return await self._nursery.take(plan.environment)
+            except CapacityError:
+                if not await self._make_way(plan.line):
+                    raise
+
     async def _make_way(self, line: str) -> bool:
-        """End a predictor that is idle, for one of the line that lacks memory or a lease. False if none is."""
+        """End a predictor that is idle, for one of the line that lacks memory, a lease or descriptors.
+
+        False if none is idle.
+        """
         steps = self._slots.give_way(line)
         ending = self._running.get(steps[0].predictor) if steps and isinstance(steps[0], Stop) else None
         self._do(steps)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trims.environments.shelf import hold
 from trims.wire.address import ATTACH_FOLDER, TENANTS_FOLDER
@@ -172,6 +172,11 @@ class Launcher:
         lifeline = Lifeline()
         self._lifelines.add(lifeline)
         return lifeline
+
+    def hide(self, path: str) -> None:
+        """Hide a folder or file, too, from what is started from now on. Templates that see it are used no more."""
+        if path and os.path.realpath(path) not in map(os.path.realpath, self.isolation.hidden):
+            self.isolation = replace(self.isolation, hidden=(*self.isolation.hidden, path))
 
     def identities(self) -> tuple[tuple[int, int], ...]:
         """What is hidden from programs that are started now (see `Isolation.identities`)."""

@@ -17,6 +17,8 @@ one starts it again. An environment in which nothing runs any more may be remove
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -374,11 +376,17 @@ class Nursery:
             while self._wants_spare(environment):
                 spare = await self.make(environment)
                 self._spares.setdefault(environment, []).append(spare)
+                spare.going.add_done_callback(functools.partial(self._drop, environment, spare))
                 self._upkeep.stir()
         except Exception as error:  # noqa: BLE001 - without a spare, the next predictor is forked or spawned
             _log.warning("no spare predictor for %s: %s", environment.framework, error)
         finally:
             self._tending.discard(environment)
+
+    def _drop(self, environment: Environment, spare: PredictorProcess, _: object) -> None:
+        """A process has ended that may be a spare still."""
+        with contextlib.suppress(ValueError):
+            self._spares.get(environment, []).remove(spare)
 
     def _wants_spare(self, environment: Environment) -> bool:
         """Whether to make one more: not for an environment without use, and not where it would be ended again."""

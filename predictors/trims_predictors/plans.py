@@ -51,6 +51,7 @@ class Plans:
         self._daemon = daemon
         self._picker = picker
         self._retire = retire
+        self._processors = processors()
         self._known: dict[str, _Known] = {}
         self._asking: dict[str, asyncio.Future[_Known]] = {}
 
@@ -153,7 +154,7 @@ class Plans:
             postprocess=manifest.postprocess,
             preload=settings.preload,
             instances=settings.instances,
-            threads=settings.threads or processors(),
+            threads=settings.threads or self._processors,
             shares_processors=not settings.threads,
             batch=settings.max_batch_size,
             batch_delay_s=settings.batch_delay_s,

@@ -11,7 +11,15 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from trims.core.errors import BadMessageError, CallerError, DeadlineError, LostPeerError, PredictorError, from_code
+from trims.core.errors import (
+    BadMessageError,
+    CallerError,
+    CapacityError,
+    DeadlineError,
+    LostPeerError,
+    PredictorError,
+    from_code,
+)
 from trims_predictors.arena import Receiver, Sender
 from trims_predictors.launching import tell_status
 from trims_predictors.messages import close_all, pair
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from trims.core.errors import TrimsError
     from trims.wire.frames import Message
     from trims.wire.lifeline import Lifeline
     from trims_predictors.launching import Environment, Launcher
@@ -179,6 +188,11 @@ class PredictorProcess:
             close_all(fds)
             self._break(error)
             return
+        except CapacityError as error:  # not its fault, but the arena is lost
+            close_all(fds)
+            self._break(error)
+            self.kill("this process had no descriptor left for its answer")
+            return
         if self._answer is None or self._answer.done():
             self.kill("it spoke without being asked")
         else:
@@ -189,7 +203,7 @@ class PredictorProcess:
         if not self._ending:  # it crashes, and the kernel tells how; or it goes on without us
             self._loop.call_later(_LAST_BREATH_S, self.kill, why)
 
-    def _break(self, error: BadMessageError | LostPeerError) -> None:
+    def _break(self, error: TrimsError) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from trims_predictors.records import Answer, Plan
     from trims_predictors.tensors import Tensor
 
+#: Between two questions where the daemon has its files: another one may have been started.
+_HIDE_AGAIN_S = 30.0
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 
 
@@ -47,6 +49,7 @@ class Service:
         #: By tenant and model; those without a tenant are of all requests.
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._figures = DaemonFigures(daemon)
+        self._look_again_s = 0.0
         self.metrics = Metrics()
         self.tracing = tracing
         #: What the web page shows.
@@ -69,11 +72,24 @@ class Service:
         tenant = caller()
         return [each for each in await self._daemon.models() if tenant is None or tenant.may_open(each.name)]
 
+    async def _hide_files(self) -> None:
+        """Have predictors not see the daemon's files, wherever it has them."""
+        now_s = time.monotonic()
+        if now_s < self._look_again_s:
+            return
+        try:
+            told = await self._daemon.status()
+        except TrimsError:
+            return  # no model can be opened either, and the next request asks again
+        self._look_again_s = now_s + _HIDE_AGAIN_S
+        self.fleet.hide(told.health.state_dir)
+
     async def plan(self, model: str, version: str = "") -> Plan:
         """See `Plans.of`. A tenant has predictors of its own. Raises PermissionDeniedError if it may not open it."""
         tenant = caller()
         if tenant is not None:
             tenant.check(model)
+        await self._hide_files()
         try:
             plan = await self._plans.of(model, version)
         except ModelNotFoundError:

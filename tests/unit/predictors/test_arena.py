@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 from typing import TYPE_CHECKING
 
@@ -10,7 +12,7 @@ import pytest
 from trims_predictors.arena import Receiver, Sender
 from trims_predictors.tensors import from_array, to_array
 
-from trims.core.errors import BadMessageError
+from trims.core.errors import BadMessageError, CapacityError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,3 +93,20 @@ def test_a_tensor_outside_the_arena_is_refused(
     receiver.take(fd)
     with pytest.raises(BadMessageError, match=message):
         receiver.read([described])
+
+
+def test_an_arena_for_which_no_descriptor_is_left_is_no_nonsense_of_the_other_side(
+    sides: tuple[Sender, Receiver], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, receiver = sides
+    _, fd = sender.write([from_array("x", np.arange(3))])
+    assert fd is not None
+
+    def lack(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(mmap, "mmap", lack)
+    with pytest.raises(CapacityError, match="what the other side sent cannot be mapped: no descriptor left"):
+        receiver.take(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)

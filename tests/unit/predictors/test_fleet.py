@@ -823,3 +823,58 @@ def test_a_model_that_loads_has_its_share_but_not_while_it_waits_for_its_weights
         return int(arrays(answer)["threads"][0])
 
     assert drive(daemon, work) == expected
+
+
+def test_an_idle_predictor_ends_for_another_model_for_which_no_descriptor_is_left(
+    daemon: Daemon, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first", "second", "third"):
+        register(daemon, checkpoint, name, predictor={"call": "own_predictors:Scaler"})
+
+    async def work(driver: Driver) -> None:
+        for name in ("first", "second"):
+            await driver.ask(name, x=[1.0])
+        take = driver.fleet._nursery.take
+
+        async def lacking(environment: Environment) -> PredictorProcess:
+            if not driver.fleet.counters.get("ended"):
+                raise CapacityError("no descriptor left")
+            return await take(environment)
+
+        monkeypatch.setattr(driver.fleet._nursery, "take", lacking)
+        assert arrays(await driver.ask("third", x=[1.0]))["y"].tolist() == [2.0]
+        states = [driver.fleet.state((await driver.plan(name)).line)["idle"] for name in ("first", "second", "third")]
+        assert states == [0, 1, 1], "the one that has been idle longest ends"
+
+    drive(daemon, work)
+
+
+def test_a_lack_of_descriptors_is_told_if_no_predictor_is_idle(
+    daemon: Daemon, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"})
+
+    async def work(driver: Driver) -> None:
+        async def lacking(environment: Environment) -> PredictorProcess:
+            raise CapacityError(f"no descriptor left for {environment.framework}")
+
+        monkeypatch.setattr(driver.fleet._nursery, "take", lacking)
+        with pytest.raises(CapacityError, match="no descriptor left for numpy"):
+            await driver.ask(x=[1.0])
+
+    drive(daemon, work)
+
+
+def test_a_spare_that_was_killed_is_not_counted(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"})
+
+    async def work(driver: Driver) -> None:
+        await driver.ask(x=[1.0])
+        while driver.fleet.report()["spares"] != {"numpy": 1}:
+            await asyncio.sleep(0.01)
+        ((spare,),) = driver.fleet._nursery._spares.values()
+        os.kill(spare.pid, signal.SIGKILL)
+        await spare.ended
+        assert sum(driver.fleet.report()["spares"].values()) == 0
+
+    drive(daemon, work, spares=1)

@@ -352,6 +352,31 @@ def test_what_is_replaced_while_a_template_runs_is_hidden_from_the_next_predicto
     drive(prober, work, isolation=choose(NAMESPACES, [str(token)]), spares=spares)
 
 
+@namespaces
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_folder_that_is_hidden_later_is_not_seen_by_the_next_predictor(
+    spares: int, prober: Daemon, folder: Path
+) -> None:
+    (folder / "files").mkdir()
+    (folder / "files" / "catalog").write_text("secret")
+    lists = f"import os; value = os.listdir({str(folder / 'files')!r})"
+
+    async def work(driver: Driver) -> None:
+        assert arrays(await driver.ask(code=text(lists)))["told"][0] == b"['catalog']"
+        while spares and not driver.fleet.report()["spares"]:
+            await asyncio.sleep(0.01)
+        for _ in range(2):  # the same once more changes nothing
+            driver.fleet.hide(str(folder / "files"))
+            plan = await driver.plan()
+            driver.fleet.retire(plan.line)
+            while any(driver.fleet.state(plan.line).values()):
+                await asyncio.sleep(0.01)
+            assert arrays(await driver.ask(code=text(lists)))["told"][0] == b"[]"
+        assert len(driver.fleet._launcher.isolation.hidden) == 1
+
+    drive(prober, work, isolation=choose(NAMESPACES), spares=spares)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start processes of other users")
 def test_another_user_s_process_has_that_user_s_rights() -> None:
     wrapped = choose("user:nobody").wrapped(["sh", "-c", "id -u; id -G; cat /etc/shadow"], "/run")

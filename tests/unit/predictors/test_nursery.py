@@ -121,7 +121,7 @@ def test_a_lesson_that_spoils_a_template_costs_the_one_that_serves_nothing(
     async def work(nursery: Nursery) -> None:
         await (await nursery.take(NUMPY)).end()
         before = nursery._templates[NUMPY]
-        monkeypatch.setattr(templates, "_IMPORT_S", 1.0)
+        monkeypatch.setattr(templates, "_IMPORT_S", 1.0 if module == "hangs" else 30.0)
         nursery.teach(NUMPY, [module])
         predictor = await nursery.take(NUMPY)
         assert predictor.how == "forked", "meanwhile"

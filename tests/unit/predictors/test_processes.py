@@ -13,7 +13,7 @@ from trims_predictors import messages
 from trims_predictors.processes import PredictorProcess
 from trims_predictors.tensors import from_array, to_array
 
-from trims.core.errors import CallerError, DaemonAwayError, DeadlineError, PredictorError
+from trims.core.errors import CallerError, CapacityError, DaemonAwayError, DeadlineError, PredictorError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -86,6 +86,20 @@ def test_an_answer_that_came_before_the_end_of_its_process_is_read() -> None:
         given = from_array("x", np.arange(3))
         answer = await process.ask({"op": "predict"}, deadline_s=30, tensors=[given])
         assert np.array_equal(to_array(answer["outputs"][0]), np.arange(3))
+
+    with_process(_ECHO, work)
+
+
+def test_an_answer_for_which_no_descriptor_is_left_is_a_lack_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(process: PredictorProcess) -> None:
+        def lack(fd: int) -> None:
+            os.close(fd)
+            raise CapacityError("no descriptor left")
+
+        monkeypatch.setattr(process._inbox, "take", lack)
+        with pytest.raises(CapacityError, match="no descriptor left"):
+            await process.ask({"op": "predict"}, deadline_s=30, tensors=[from_array("x", np.arange(3))])
+        assert "no descriptor left for its answer" in await process.ended
 
     with_process(_ECHO, work)
 

@@ -49,7 +49,7 @@ class Daemon:
     async def status(self) -> Any:
         if self.health is None:
             raise DaemonAwayError("no daemon")
-        return SimpleNamespace(health=SimpleNamespace(status=self.health))
+        return SimpleNamespace(health=SimpleNamespace(status=self.health, state_dir="/state"))
 
     async def load(self, name: str, *place: str | None) -> None:
         self.did.append(("load", name, *filter(None, place)))
@@ -72,6 +72,10 @@ class Fleet:
         self.retired: list[str] = []
         self.expected: list[str] = []
         self.error: Exception | None = None
+        self.hidden: list[str] = []
+
+    def hide(self, path: str) -> None:
+        self.hidden.append(path)
 
     def retire(self, line: str) -> None:
         self.retired.append(line)
@@ -262,3 +266,23 @@ def test_an_eviction_ends_the_predictors_but_not_if_a_pin_will_refuse_it(
 
     asyncio.run(run())
     assert daemon.did == [("evict", "m", "cpu"), ("evict", "m", "disk")]
+
+
+def test_the_daemon_s_files_are_hidden_before_the_first_predictor_wherever_they_are(
+    service: Service, daemon: Daemon, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        daemon.health = None
+        await service.plan("m")
+        assert fleet.hidden == []
+        daemon.health = "serving"
+        for _ in range(3):
+            await service.plan("m")
+        assert fleet.hidden == ["/state"]
+        monkeypatch.setattr("trims_predictors.endpoint.service._HIDE_AGAIN_S", 0.0)
+        service._look_again_s = 0.0
+        for _ in range(2):
+            await service.plan("m")
+        assert len(fleet.hidden) == 3
+
+    asyncio.run(work())
