@@ -2,6 +2,7 @@
 
 The filter is a program for the kernel (classic BPF, `man 2 seccomp`), with one comparison for each call. A refused call
 fails with EPERM. `clone3`, whose flags a filter cannot see, fails with ENOSYS, so that the C library takes `clone`.
+Calls that change the mode or the times of a path succeed and do nothing: copies of files (`shutil.copy`) end with them.
 """
 
 from __future__ import annotations
@@ -29,11 +30,14 @@ REFUSED: dict[str, tuple[int, int]] = {
     "sethostname": (170, 161), "setdomainname": (171, 162), "vhangup": (153, 58),
     "iopl": (172, -1), "ioperm": (173, -1),
     # Permissions, owners, times and attributes: also of a file that another process has opened for this one.
-    "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
-    "chown": (92, -1), "fchown": (93, 55), "lchown": (94, -1), "fchownat": (260, 54),
-    "utime": (132, -1), "utimes": (235, -1), "futimesat": (261, -1), "utimensat": (280, 88),
+    "fchmod": (91, 52), "chown": (92, -1), "fchown": (93, 55), "lchown": (94, -1), "fchownat": (260, 54),
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
     "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16), "removexattrat": (466, 466),
+}  # fmt: skip
+#: The same for calls that do nothing. A path may lead to a file that another process has opened for this one.
+IGNORED: dict[str, tuple[int, int]] = {
+    "chmod": (90, -1), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "utime": (132, -1), "utimes": (235, -1), "futimesat": (261, -1), "utimensat": (280, 88),
 }  # fmt: skip
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 #: Flags of `clone` that make namespaces.
@@ -69,9 +73,10 @@ def filter_program(machine: str | None = None) -> bytes | None:
         _step(_EQUALS, _CLONE3[column], 0, 1),
         _step(_RETURN, _FAIL | errno.ENOSYS),
     ]
-    for numbers in REFUSED.values():
-        if numbers[column] >= 0:
-            program += [_step(_EQUALS, numbers[column], 0, 1), refuse]
+    for table, outcome in ((REFUSED, refuse), (IGNORED, _step(_RETURN, _FAIL))):  # to fail with no error is to succeed
+        for numbers in table.values():
+            if numbers[column] >= 0:
+                program += [_step(_EQUALS, numbers[column], 0, 1), outcome]
     program += [
         _step(_EQUALS, _CLONE[column], 0, 3),
         _step(_LOAD, _FIRST_ARGUMENT),

@@ -145,7 +145,8 @@ class Template:
             if self._writable:  # once more, which makes a border between this predictor and the others
                 restrict([self._writable])
                 _use_folder(self._folder_of(os.getpid()))
-            worker.run(socket.socket(fileno=theirs), lifeline, self._runtime_dir)
+            sock = socket.socket(fileno=theirs)
+            worker.run(sock, lifeline, self._runtime_dir, confined=bool(self._writable))
             status = 0
         except BaseException:  # noqa: BLE001 - nothing may get back into the template's code
             sys.excepthook(*sys.exc_info())

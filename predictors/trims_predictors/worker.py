@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -69,6 +70,12 @@ if TYPE_CHECKING:
 
 #: Characters of an error that reaches a client.
 _MOST_LETTERS = 4000
+#: What code meets in a namespace that it would not meet with the rights of its user; names that are not found, too.
+_CONFINING = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENETUNREACH, socket.EAI_AGAIN, socket.EAI_NONAME)
+_OF_NAMESPACES = (
+    "; its code runs in a namespace, where it has no network and writes temporary files only: `trims endpoint "
+    "--isolation process` gives it the rights of the endpoint's user"
+)
 #: What models of some hundred megabytes take for one run beside their weights: a ResNet-50 22 MB, a GPT-2 25 MB.
 _AHEAD_BYTES = 32 << 20
 
@@ -80,12 +87,16 @@ class Worker:
         sock: To the supervisor.
         runtime_dir: Folder of the daemon's sockets.
         keeps_memory: The allocator keeps what is freed, so that memory may be taken ahead.
+        confined: It is in a namespace, which its errors may come from.
     """
 
-    def __init__(self, sock: socket.socket, runtime_dir: str, *, keeps_memory: bool = False) -> None:
+    def __init__(
+        self, sock: socket.socket, runtime_dir: str, *, keeps_memory: bool = False, confined: bool = False
+    ) -> None:
         self._sock = sock
         self._runtime_dir = runtime_dir
         self._keeps_memory = keeps_memory
+        self._confined = confined
         self._session: Session | None = None
         self._weights: Weights | None = None
         self._predictor: Predictor | None = None
@@ -135,7 +146,7 @@ class Worker:
             answer = _failed(error)
         except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the supervisor is told
             sys.stderr.write(traceback_of(error))
-            answer = _failed(_blamed(message, error))
+            answer = _failed(_blamed(message, error, confined=self._confined))
         try:
             messages.send(self._sock, answer, [] if fd is None else [fd])
         except BadMessageError as error:
@@ -395,9 +406,10 @@ def _failed(error: TrimsError) -> Message:
     return {"op": "failed", "code": error.code, "message": text}
 
 
-def _blamed(message: Message, error: BaseException) -> PredictorError:
+def _blamed(message: Message, error: BaseException, *, confined: bool) -> PredictorError:
     what = "could not load the model" if message.get("op") == "load" else f"failed in {message.get('op')}"
-    return PredictorError(f"the predictor {what}: {told(error)}")
+    remedy = _OF_NAMESPACES if confined and isinstance(error, OSError) and error.errno in _CONFINING else ""
+    return PredictorError(f"the predictor {what}: {told(error)}{remedy}")
 
 
 def _context(message: Message) -> Context:
@@ -421,7 +433,7 @@ def _described(predictor: Predictor, which: str, stated: tuple[TensorType, ...],
     return described
 
 
-def run(sock: socket.socket, lifeline: int, runtime_dir: str) -> None:
+def run(sock: socket.socket, lifeline: int, runtime_dir: str, *, confined: bool) -> None:
     """Be a predictor's process, until the supervisor lets go of it or ends."""
     depend_on(lifeline)
     adopt()
@@ -429,7 +441,7 @@ def run(sock: socket.socket, lifeline: int, runtime_dir: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the supervisor ends its predictors itself
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what it printed is told also if it is killed
-    Worker(sock, runtime_dir, keeps_memory=keeps_memory).serve()
+    Worker(sock, runtime_dir, keeps_memory=keeps_memory, confined=confined).serve()
 
 
 def begin() -> argparse.Namespace:
@@ -455,7 +467,8 @@ def begin() -> argparse.Namespace:
 def main() -> None:
     """Entry where a fork is not possible: a program of its own."""
     options = begin()
-    run(socket.socket(fileno=options.socket), options.lifeline, options.runtime_dir)
+    sock = socket.socket(fileno=options.socket)
+    run(sock, options.lifeline, options.runtime_dir, confined=bool(options.writable))
 
 
 if __name__ == "__main__":

@@ -323,3 +323,20 @@ class Packs:
 
     def unload(self) -> None:
         del self.session
+
+
+class Errs(Scaler):
+    """Raises what the system answers to `context.options`: to writing a file, or to looking a host up."""
+
+    def load(self, weights: Weights, context: Context) -> None:
+        super().load(weights, context)
+        self.options = context.options
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        import socket
+
+        if "file" in self.options:
+            Path(self.options["file"]).write_text("")
+        if "host" in self.options:
+            socket.getaddrinfo(self.options["host"], 80)
+        raise OSError(5, "Input/output error")

@@ -87,7 +87,11 @@ def test_weights_are_read_in_a_namespace_as_everywhere(daemon: Daemon, checkpoin
         ("value = [line for line in open('/proc/self/status') if line.startswith('CapEff')]", "0000000000000000"),
         (_OWN + "[os.open(f'/proc/self/fd/{fd}', os.O_RDWR) for fd in own]", "PermissionError"),
         (_OWN + "[os.fchmod(fd, 0o600) for fd in own]", "PermissionError: [Errno 1]"),
-        (_OWN + "[os.utime(fd) for fd in own]", "PermissionError: [Errno 1]"),
+        (
+            _OWN + "before = [os.stat(fd)[:] for fd in own]; [os.utime(fd, (1, 1)) for fd in own]; "
+            "[os.chmod(f'/proc/self/fd/{fd}', 0o777) for fd in own]; value = before == [os.stat(fd)[:] for fd in own]",
+            "True",
+        ),
         ("open('/proc/sys/kernel/core_pattern', 'r+')", "Read-only file system"),
         ("import os; open(f'/proc/{os.getppid()}/mem', 'rb')", "PermissionError"),
         ("import os, signal; os.kill(os.getppid(), signal.SIGTERM)", "PermissionError"),
@@ -115,8 +119,11 @@ def test_a_predictor_in_a_namespace_still_has_temporary_files_threads_and_childr
         "import tempfile\nwith tempfile.TemporaryFile() as file: value = file.write(b'x')",
         "import threading; it = threading.Thread(target=lambda: None); it.start(); it.join(); value = 'fine'",
         "import subprocess; value = subprocess.check_output(['echo', 'fine'])",
+        "import os, shutil, tempfile\nwith tempfile.TemporaryDirectory() as folder:\n"
+        "    shutil.copytree(os.path.dirname(os.__file__) + '/json', folder + '/json')\n"
+        "    value = len(os.listdir(folder + '/json')) > 3",
     )
-    assert told == ["1", "'fine'", "b'fine\\n'"]
+    assert told == ["1", "'fine'", "b'fine\\n'", "True"]
 
 
 @namespaces
@@ -350,6 +357,29 @@ def test_what_is_replaced_while_a_template_runs_is_hidden_from_the_next_predicto
         return str(arrays(await driver.ask(code=text(reads)))["told"][0].decode())
 
     drive(prober, work, isolation=choose(NAMESPACES, [str(token)]), spares=spares)
+
+
+@namespaces
+@pytest.mark.parametrize(
+    ("options", "told", "remedied"),
+    [
+        ({"file": "/usr/not-there"}, "Read-only file system", True),
+        ({"host": "example.invalid"}, "gaierror", True),
+        ({}, "Input/output error", False),
+    ],
+    ids=["a file", "a host", "something else"],
+)
+def test_an_error_that_a_namespace_may_cause_says_how_to_do_without(
+    daemon: Daemon, checkpoint: Callable[..., Path], options: dict[str, str], told: str, remedied: bool
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Errs", "options": options})
+
+    async def work(driver: Driver) -> None:
+        with pytest.raises(PredictorError, match=told) as raised:
+            await driver.ask(x=[1.0])
+        assert ("--isolation process` gives it the rights" in str(raised.value)) == remedied
+
+    drive(daemon, work, isolation=choose(NAMESPACES))
 
 
 @namespaces
