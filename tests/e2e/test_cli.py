@@ -22,6 +22,8 @@ from trims.daemon.main import shm_prefix
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from trims_client import Session
+
     from trims.daemon.main import Daemon
 
 
@@ -102,6 +104,21 @@ def test_add_converts_a_manifest_and_says_where_it_is(trims: Command, manifest: 
     model = has(trims.json("show", "small"), MODEL)
     assert model["image_bytes"] > 100_000
     assert [replica["place"] for replica in model["replicas"]] == ["disk"]
+
+
+def test_add_again_while_the_last_image_is_read_registers_and_leaves_the_conversion_to_a_load(
+    trims: Command, manifest: Callable[..., Path], session: Session
+) -> None:
+    path = manifest("small")
+    trims.done("add", path)
+    with session.open("small", place="disk") as weights:
+        trims.done("rm", "small")
+        status, out, err = trims("add", path)
+        assert (status, out) == (0, "registered small\n")
+        assert "not converted yet, because its last image is still read" in err
+        assert weights.nbytes
+    trims.done("load", "small", "--place", "disk")
+    assert [replica["place"] for replica in trims.json("show", "small")["replicas"]] == ["disk"]
 
 
 def test_add_lazily_converts_nothing(trims: Command, manifest: Callable[..., Path], daemon: Daemon) -> None:

@@ -85,8 +85,10 @@ def _register_model(options: argparse.Namespace) -> None:
         model = daemon.add(
             options.source, name=options.name, replace=options.replace, lazy=options.lazy, on_progress=shown
         )
-    if not options.lazy:
+    if not options.lazy and any((each.place, each.state) == ("disk", "sealed") for each in model.replicas):
         note(f"{model.name}: image of {format_bytes(model.image_bytes)} on disk")
+    elif not options.lazy:
+        note(f"{model.name}: not converted yet, because its last image is still read; the next load does it")
     if options.json:
         say_json(as_json(model))
     else:

@@ -88,7 +88,8 @@ class Admin(_Door):
 
         Raises:
             CallerError, ManifestError, ModelExistsError; ArtifactError, ConversionError or CapacityError if it cannot
-            be converted: then a name that is new is forgotten again, and one that was known keeps its manifest.
+            be converted: then a name that is new is forgotten again, and one that was known keeps its manifest. While
+            readers still have the image of a name that was removed, the model is registered as with `lazy`.
         """
         request = orders.register(source, name, replace=replace)
         before = self._known(orders.name_in(request))
@@ -97,6 +98,8 @@ class Admin(_Door):
         if not lazy:
             try:
                 self.load(made.name, "disk", on_progress=on_progress)
+            except InUseError:
+                pass  # the image of its last registration is read and on its way out: the next load converts it
             except BaseException:
                 self._take_back(made.name, before)
                 raise
@@ -271,6 +274,8 @@ class AsyncAdmin(_Door):
         if not lazy:
             try:
                 await self.load(made.name, "disk", on_progress=on_progress)
+            except InUseError:
+                pass  # the image of its last registration is read and on its way out: the next load converts it
             except BaseException:
                 await self._take_back(made.name, before)
                 raise
