@@ -106,7 +106,7 @@ def test_add_converts_a_manifest_and_says_where_it_is(trims: Command, manifest: 
     assert [replica["place"] for replica in model["replicas"]] == ["disk"]
 
 
-def test_add_again_while_the_last_image_is_read_registers_and_leaves_the_conversion_to_a_load(
+def test_add_again_while_the_last_image_is_read_leaves_its_conversion_to_a_load(
     trims: Command, manifest: Callable[..., Path], session: Session
 ) -> None:
     path = manifest("small")
