@@ -142,18 +142,20 @@ class ImpatientProtocol(HttpToolsProtocol):
         takes what follows for the other protocol, so the head is read once more without the offer.
         """
         self._unset_keepalive_if_required()
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserError:
-            self.send_400_response("")
-        except httptools.HttpParserUpgrade as error:
-            if self._offers:
-                self._offers = False
-                head = self._head_without_offer()
-                self.parser = httptools.HttpRequestParser(self)
-                with contextlib.suppress(AttributeError):  # httptools before 0.6.3
-                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-                self._parse(head + data[error.args[0] :])
+        while data:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserError:
+                self.send_400_response("")
+            except httptools.HttpParserUpgrade as error:
+                if self._offers:
+                    data = self._head_without_offer() + data[error.args[0] :]
+                    self._offers = False
+                    self.parser = httptools.HttpRequestParser(self)
+                    with contextlib.suppress(AttributeError):  # httptools before 0.6.3
+                        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                    continue
+            return
 
     def _head_without_offer(self) -> bytes:
         """The head that was just read, without what offers another protocol."""

@@ -401,6 +401,17 @@ def test_a_request_that_offers_another_protocol_is_answered_in_this_one(offer: b
     _run(work)
 
 
+def test_thousands_of_offers_in_one_piece_are_answered_one_after_the_other() -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        get = b"GET /echo HTTP/1.1\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n"
+        writer.write(HEAD % b"echo" + b"abcd" + get * 3000)
+        assert await _bodies(reader, 3001) == [b"abcd", *[b""] * 3000]
+        writer.close()
+
+    _run(work)
+
+
 def test_a_request_to_be_a_tunnel_ends_with_an_answer_or_the_connection() -> None:
     async def work(connect: Client) -> None:
         reader, writer = await connect()
