@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from operators import MODEL, Operator, a_replica
+from operators import MODEL, REPLICA, Operator, a_replica
 
 from trims.cli import model_commands
 from trims.cli.main import main
@@ -51,7 +51,8 @@ def test_add_and_register_are_one_command(
 def test_add_tells_the_images_size_unless_it_was_not_converted(
     answer: Callable[..., Operator], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    answer(add=replace(MODEL, image_bytes=2048))
+    on_disk = replace(REPLICA, place="disk", state="sealed")
+    answer(add=replace(MODEL, image_bytes=2048, replicas=(on_disk,)))
     for words, err in ((["add", "m"], "bert: image of 2.0 KiB on disk\n"), (["add", "m", "--lazy"], "")):
         assert main(words) == 0
         assert capsys.readouterr().err == err
