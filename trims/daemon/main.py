@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import trims
@@ -57,6 +58,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Threads hand the interpreter over this often. The default of 5 ms would be the tail latency of a warm open.
 _SWITCH_INTERVAL_S = 0.0005
+#: How long a daemon that was killed may hold its folders yet: a child that it was just starting has its descriptors
+#: until it runs its own program.
+_BURIAL_S = 5.0
 
 
 class FolderLock:
@@ -68,21 +72,40 @@ class FolderLock:
         if status.st_uid != os.geteuid():
             raise ConfigError(f"{what} {folder} belongs to user {status.st_uid}, not to you; choose another")
         self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        until_s = time.monotonic() + _BURIAL_S
+        while not self._taken():
+            holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            if _lives(holder) or time.monotonic() > until_s:
+                os.close(self._fd)
+                raise ConfigError(
+                    f"{what} {folder} is in use by the daemon with process id {holder}; end it with `trims shutdown`, "
+                    f"or choose another folder"
+                )
+            time.sleep(0.01)
+        with contextlib.suppress(OSError):  # on a full disk the lock holds without saying who has it
+            os.ftruncate(self._fd, os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0))
+
+    def _taken(self) -> bool:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(self._fd)
-            raise ConfigError(
-                f"{what} {folder} is in use by the daemon with process id {holder}; end it with `trims shutdown`, or "
-                f"choose another folder"
-            ) from None
-        with contextlib.suppress(OSError):  # on a full disk the lock holds without saying who has it
-            os.ftruncate(self._fd, os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0))
+            return False
+        return True
 
     def release(self) -> None:
         """Let the next daemon in."""
         os.close(self._fd)
+
+
+def _lives(holder: str) -> bool:
+    """Whether a process has this id; True also if that cannot be told."""
+    try:
+        os.kill(int(holder), 0)
+    except ProcessLookupError:
+        return False
+    except (ValueError, OverflowError, PermissionError):
+        return True
+    return True
 
 
 class Daemon:

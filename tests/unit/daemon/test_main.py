@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -34,6 +35,27 @@ def test_a_folder_is_one_daemons_at_a_time_and_names_its_holder(tmp_path: Path) 
     ):
         FolderLock(tmp_path / "state", "the state folder")
     lock.release()
+    FolderLock(tmp_path / "state", "the state folder").release()
+
+
+_DIES_WHILE_IT_STARTS_A_CHILD = """
+import os, sys
+from pathlib import Path
+from trims.daemon.main import FolderLock
+FolderLock(Path(sys.argv[1]), "the state folder")
+ends, begins = os.pipe()
+if os.fork() == 0:
+    os.close(begins)
+    os.read(ends, 1)  # until the daemon is gone
+    import time; time.sleep(0.2)
+    os._exit(0)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_folder_is_had_that_a_killed_daemon_s_child_holds_for_a_moment(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _DIES_WHILE_IT_STARTS_A_CHILD, str(tmp_path / "state")]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     FolderLock(tmp_path / "state", "the state folder").release()
 
 
