@@ -230,9 +230,7 @@ def _private_maker(
     values: Mapping[str, onnxruntime.OrtValue],
 ) -> Callable[[], onnxruntime.InferenceSession]:
     """What makes the session for which ONNX Runtime packs the weights in memory of this process."""
-    options = _complete(_that_pack(given), weights.name, program.attributes)
-    for name, value in values.items():
-        options.add_initializer(name, value)
+    options = _fed(_that_pack(given), weights, program, values)
     return lambda: onnxruntime.InferenceSession(program.body, options, providers=list(providers))
 
 
@@ -249,10 +247,21 @@ def _make(
     given: onnxruntime.SessionOptions | None,
     values: Mapping[str, onnxruntime.OrtValue],
 ) -> SharedSession:
+    options = _fed(given, weights, program, values)
+    return _kept(SharedSession(program.body, options, providers=list(providers)), weights, program, values)
+
+
+def _fed(
+    given: onnxruntime.SessionOptions | None,
+    weights: Weights,
+    program: Program,
+    values: Mapping[str, onnxruntime.OrtValue],
+) -> onnxruntime.SessionOptions:
+    """Options of a session that is given its initializers."""
     options = _complete(given, weights.name, program.attributes)
     for name, value in values.items():
         options.add_initializer(name, value)
-    return _kept(SharedSession(program.body, options, providers=list(providers)), weights, program, values)
+    return options
 
 
 def _kept(
