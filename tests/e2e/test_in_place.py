@@ -412,12 +412,16 @@ def test_a_conversion_that_fails_behind_its_readers_is_told_once_and_shown(
     wait_until(lambda: "its conversion failed" in shown(), "no conversion has failed")
     assert "no: its conversion failed: " in shown()
     assert "the module has F16[4, 4]" in shown()
+
+    def told() -> int:
+        return sum("cannot be brought to cpu behind its readers" in record.message for record in caplog.records)
+
+    wait_until(lambda: told() > 0, "the failure is not logged")
     daemon.store.residency.promotions.not_before_s = 0.0
     for _ in range(20):
         session.open("a").close()
     assert daemon.store.counters["earned_copies_failed"] == 1
-    told = [record for record in caplog.records if "cannot be brought to cpu behind its readers" in record.message]
-    assert len(told) == 1
+    assert told() == 1
     daemon.store.manifest_changed("a")
     assert daemon.store.residency.failure_of(daemon.store.key_of("a")) is None
 

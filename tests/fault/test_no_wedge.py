@@ -25,8 +25,8 @@ from trims.core.errors import (
 )
 from trims.core.place import CPU, DISK, GPU
 from trims.store import catalog as catalog_module
-from trims.store import resolve
-from trims.store.asks import Granted
+from trims.store import opens, resolve
+from trims.store.asks import Granted, Pending
 from trims.testing.control import control
 from trims.tiers.cpu import CpuTier
 from trims.wire import trims_pb2 as pb
@@ -530,6 +530,58 @@ def test_an_open_waits_for_the_hash_of_its_own_image_only(
     assert all(isinstance(again.open(path), Granted) for key, path in keys.items() if key not in held)
     go_on.set()
     assert isinstance(again.open(keys[held[0]]), Granted)
+    again.end()
+
+
+@pytest.fixture
+def found(
+    daemon: Daemon,
+    asker: Asker,
+    serve: Callable[..., Daemon],
+    checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[Daemon, str, threading.Event]]:
+    """A daemon that found an image nothing vouches for, its key, and what lets the image's verification go on."""
+    key, go_on, real = asker.open(checkpoint("m")).key, threading.Event(), CpuTier.verify
+    daemon.ask_to_end()
+    daemon.stop()
+    lose_catalog(daemon)
+
+    def verify(tier: CpuTier, extent: Extent, *more: object, **named: object) -> None:
+        assert go_on.wait(WAIT_S)
+        real(tier, extent, *more, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CpuTier, "verify", verify)
+    yield serve(), key, go_on
+    go_on.set()
+
+
+def test_a_lease_on_an_image_that_is_still_verified_is_taken_up_once_it_was(
+    found: tuple[Daemon, str, threading.Event],
+) -> None:
+    """Else a reader whose daemon was killed before the catalog was written would never have its lease back."""
+    second, key, go_on = found
+    again, pending = Asker(second), Pending()
+    second.store.resume(again.session, key, CPU, pending.set)
+    with pytest.raises(TimeoutError):
+        pending.result(0)
+    go_on.set()
+    assert isinstance(pending.result(WAIT_S), Granted)
+    again.end()
+
+
+def test_a_lease_is_refused_without_words_of_a_load_if_verifying_takes_too_long(
+    found: tuple[Daemon, str, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients take a late answer, and any that says `deadline`, for that of a daemon that hangs."""
+    monkeypatch.setattr(opens, "RESUME_S", 0.05)
+    second, key, go_on = found
+    again, pending = Asker(second), Pending()
+    second.store.resume(again.session, key, CPU, pending.set)
+    with pytest.raises(ModelNotFoundError, match="is still being verified; open it by name"):
+        pending.result(WAIT_S)
+    go_on.set()
+    wait_until(lambda: second.store.runner.unverified_bytes == 0, "it was not verified")
     again.end()
 
 

@@ -210,6 +210,11 @@ class Runner:
         with self._lock:
             return sum(self._unverified.values())
 
+    def is_unverified(self, replica: ReplicaId) -> bool:
+        """True if it was left by an earlier daemon, and its bytes are not known to be right yet."""
+        with self._lock:
+            return replica in self._unverified and replica not in self.sealed
+
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def measure(self, replica: ReplicaId, measurement: int, resolved: Resolved, tenant: str | None = None) -> None:
@@ -341,8 +346,11 @@ class Runner:
 
         def work() -> Event:
             began = self._clock()
-            self._verify(replica, extent)
-            self.adopt(replica, extent)
+            try:
+                self._verify(replica, extent)
+                self.adopt(replica, extent)  # first: at no moment is it neither lent nor still to be verified
+            finally:
+                self._is_verified(replica)
             return Filled(at_s=self._clock(), **_about(replica), cost_s=self._clock() - began)
 
         with self._lock:
@@ -390,19 +398,18 @@ class Runner:
             except (OSError, TrimsError) as error:
                 log.warning("%s could not be read again: %s", extent.label, error)
             finally:
-                with self._lock:
-                    self._unverified.pop(replica, None)
+                self._is_verified(replica)
 
         with self._lock:
             self._unverified[replica] = extent.nbytes
         self._verifiers.submit(work)
 
     def _verify(self, replica: ReplicaId, extent: Extent) -> None:
-        try:
-            self._tiers[replica.place].verify(extent, cancelled=self._stopping)
-        finally:
-            with self._lock:
-                self._unverified.pop(replica, None)
+        self._tiers[replica.place].verify(extent, cancelled=self._stopping)
+
+    def _is_verified(self, replica: ReplicaId) -> None:
+        with self._lock:
+            self._unverified.pop(replica, None)
 
     def free(self, replica: ReplicaId, tries: int = 0) -> None:
         """Give the memory back; ends in Freed."""

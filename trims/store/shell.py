@@ -254,6 +254,12 @@ class Shell:
             replica = self._residency.find(key, place)
             return replica is not None and replica.id in self._runner.sealed
 
+    def is_found(self, key: str, place: Place) -> bool:
+        """True if an earlier daemon left the image there, and it is lent once it was verified."""
+        with self.lock:
+            replica = self._residency.find(key, place)
+            return replica is not None and self._runner.is_unverified(replica.id)
+
     def demand_of(self, key: str) -> float:
         """How much in demand an image is (see `trims.core.demand`)."""
         with self.lock:
