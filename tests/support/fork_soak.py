@@ -130,7 +130,7 @@ class Soak:
 
     def template(self) -> Template:
         """The one that there is."""
-        ((_, template),) = self._nursery._made
+        ((_, template),) = self._nursery._stock.made
         return template
 
     async def look(self) -> Look:
@@ -146,7 +146,7 @@ class Soak:
             "living": len(template._living),
             "answers": len(template._answers),
             "processes": len(self._nursery._living),
-            "made": len(self._nursery._made),
+            "made": len(self._nursery._stock.made),
             "tasks of the nursery": len(self._nursery._background),
             "tasks": len(asyncio.all_tasks()),
             "environments": len(self._nursery._used_s),

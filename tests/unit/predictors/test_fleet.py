@@ -105,7 +105,7 @@ def test_a_spare_is_taken_before_a_fork_and_made_again_after_an_answer(scaler: D
             await asyncio.sleep(0.01)
         assert (await driver.ask(x=[1.0])).how == "spare"
         assert driver.fleet.report()["models"] == {"m": {"queued": 0, "starting": 0, "idle": 1, "busy": 0}}
-        while not nursery._spares.get(plan.environment):
+        while not nursery._stock.spares.get(plan.environment):
             await asyncio.sleep(0.01)
 
     drive(scaler, work, spares=1)
@@ -116,17 +116,17 @@ def test_spares_copy_ahead_what_the_first_predictor_of_a_model_wrote(scaler: Dae
     async def work(driver: Driver) -> None:
         nursery, plan = driver.fleet._nursery, await driver.plan()
         driver.fleet.prepare(plan.environment)
-        while not nursery._spares.get(plan.environment):
+        while not nursery._stock.spares.get(plan.environment):
             await asyncio.sleep(0.02)
-        pages = nursery._spares[plan.environment][0].pages
+        pages = nursery._stock.spares[plan.environment][0].pages
         assert pages is not None
         assert (pages.lacks(plan.line), pages.told()) == (True, [])
         await driver.ask(x=[1.0])
         assert not pages.lacks(plan.line)
         assert sum(pages.told()[1::2]) > 0
-        while not nursery._spares.get(plan.environment):
+        while not nursery._stock.spares.get(plan.environment):
             await asyncio.sleep(0.02)
-        assert nursery._spares[plan.environment][0].pages is pages
+        assert nursery._stock.spares[plan.environment][0].pages is pages
 
     drive(scaler, work, spares=1)
 
@@ -188,12 +188,12 @@ def test_spares_go_first_when_templates_hold_too_much_and_are_not_made_again(sca
         plan = await driver.plan()
 
         def spares() -> int:
-            return len(nursery._spares.get(plan.environment, ()))
+            return len(nursery._stock.spares.get(plan.environment, ()))
 
         await driver.ask(x=[1.0])
-        while nursery._teaching:
+        while nursery._lessons.running():
             await asyncio.sleep(0.01)
-        while not (spares() and nursery._spares[plan.environment][0].pid in nursery._upkeep.counted):
+        while not (spares() and nursery._stock.spares[plan.environment][0].pid in nursery._upkeep.counted):
             await asyncio.sleep(0.01)
         nursery._upkeep.limits = TemplateLimits(None, nursery._upkeep.total_bytes - 1)
         nursery._upkeep.stir()
@@ -203,7 +203,7 @@ def test_spares_go_first_when_templates_hold_too_much_and_are_not_made_again(sca
         while nursery._tending:
             await asyncio.sleep(0.01)
         assert not spares()
-        assert nursery._templates[plan.environment].lost is None
+        assert nursery._stock.templates[plan.environment].lost is None
 
     drive(scaler, work, spares=1)
 
@@ -572,7 +572,7 @@ def test_a_closed_fleet_takes_no_requests_and_leaves_no_process(troubled: Daemon
 def test_a_predictor_outlives_its_template_and_the_next_has_another(troubled: Daemon) -> None:
     async def work(driver: Driver) -> None:
         before = arrays(await driver.ask(do=text("nothing")))["done"]
-        (template,) = driver.fleet._nursery._templates.values()
+        (template,) = driver.fleet._nursery._stock.templates.values()
         os.kill(template.pid, signal.SIGKILL)
         while template.lost is None:
             await asyncio.sleep(0.01)
@@ -637,7 +637,7 @@ def test_an_answer_that_is_not_what_the_manifest_states_is_the_predictor_s_fault
 def test_a_request_after_the_death_of_an_idle_predictor_is_answered_by_another(troubled: Daemon) -> None:
     async def work(driver: Driver) -> None:
         pid = int(arrays(await driver.ask(do=text("nothing")))["done"][0])
-        (template,) = driver.fleet._nursery._templates.values()
+        (template,) = driver.fleet._nursery._stock.templates.values()
         for victim in (template.pid, pid):
             os.kill(victim, signal.SIGKILL)
         while driver.fleet.state((await driver.plan()).line)["idle"]:
@@ -872,7 +872,7 @@ def test_a_spare_that_was_killed_is_not_counted(daemon: Daemon, checkpoint: Call
         await driver.ask(x=[1.0])
         while driver.fleet.report()["spares"] != {"numpy": 1}:
             await asyncio.sleep(0.01)
-        ((spare,),) = driver.fleet._nursery._spares.values()
+        ((spare,),) = driver.fleet._nursery._stock.spares.values()
         os.kill(spare.pid, signal.SIGKILL)
         await spare.ended
         assert sum(driver.fleet.report()["spares"].values()) == 0

@@ -47,7 +47,7 @@ async def until(holds: Callable[[], Any]) -> None:
 async def settled(driver: Driver) -> None:
     """Wait until no predictor runs, no template learns and no hot spare is made."""
     nursery, hot = driver.fleet._nursery, driver.fleet.hot
-    await until(lambda: not (driver.fleet._running or nursery._teaching or hot._tending))
+    await until(lambda: not (driver.fleet._running or nursery._lessons.running() or hot._tending))
 
 
 async def heated(driver: Driver, name: str = "m") -> None:
@@ -355,9 +355,9 @@ def test_hot_spares_go_before_spares_when_memory_is_needed(model: Daemon) -> Non
         plan = await driver.plan()
         waiting = hot._waiting[0].process
         assert waiting is not None
-        await until(lambda: nursery._spares.get(plan.environment) and not nursery._tending)
+        await until(lambda: nursery._stock.spares.get(plan.environment) and not nursery._tending)
         await until(lambda: waiting.pid in nursery._upkeep.counted)
-        await until(lambda: nursery._spares[plan.environment][0].pid in nursery._upkeep.counted)
+        await until(lambda: nursery._stock.spares[plan.environment][0].pid in nursery._upkeep.counted)
         nursery._upkeep.limits = TemplateLimits(None, nursery._upkeep.total_bytes - 1)
         nursery._upkeep.stir()
         await waiting.ended

@@ -171,7 +171,7 @@ def test_processes_in_a_namespace_are_known_by_their_numbers_here_and_end(prober
     async def work(driver: Driver) -> None:
         await driver.ask(code=text("value = 1"))
         (running,) = driver.fleet._running.values()
-        (template,) = driver.fleet._nursery._templates.values()
+        (template,) = driver.fleet._nursery._stock.templates.values()
         seen.extend([running.process.pid, template.pid, *template.predictors])
         assert all(footprint(pid) is not None for pid in seen)
         assert running.process.pid in template.predictors
@@ -255,7 +255,7 @@ def test_what_makes_a_session_of_its_own_ends_with(first: str, level: str, probe
         if first != "endpoint":
             (running,) = driver.fleet._running.values()
             if first == "template and predictor":
-                ((_, template),) = driver.fleet._nursery._made
+                ((_, template),) = driver.fleet._nursery._stock.made
                 os.kill(template.pid, signal.SIGKILL)
                 await asyncio.to_thread(wait_until, lambda: template.lost, "it was not seen to end")
             os.kill(running.process.pid, signal.SIGKILL)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from made_environments import put
-from trims_predictors import templates, upkeep
-from trims_predictors.launching import Environment, Launcher
-from trims_predictors.nursery import Nursery
+from nursing import NUMPY, OTHER, nurse, until
+from trims_predictors import upkeep
+from trims_predictors.launching import Environment
 from trims_predictors.turnover import Limits
 
 from trims.core.errors import CapacityError, DrainingError, InUseError, PredictorError
@@ -21,159 +21,21 @@ from trims.environments.shelf import Shelf
 from trims.testing.descriptors import few_descriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from trims_predictors.nursery import Nursery
+
     from trims.daemon.main import Daemon
-
-NUMPY = Environment("numpy")
-
-
-OTHER = Environment("numpy", sys.executable)
-
-
-def nurse(
-    folder: Path, work: Callable[[Nursery], Awaitable[Any]], spares: int = 0, limits: Limits | None = None
-) -> Any:
-    async def run() -> Any:
-        launcher = Launcher(str(folder))
-        nursery = Nursery(launcher, spares=spares, threads=1, busy=lambda: False, limits=limits)
-        try:
-            return await asyncio.wait_for(work(nursery), 120)
-        finally:
-            await nursery.close()
-            launcher.close()
-
-    return asyncio.run(run())
-
-
-async def until(holds: Callable[[], object]) -> None:
-    while not holds():
-        await asyncio.sleep(0.005)
-
-
-@pytest.fixture
-def modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that templates import from."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
-    (folder / "spoils.py").write_text(
-        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    )
-    (folder / "harmless.py").write_text("x = 1")
-    (folder / "hangs.py").write_text("import time; time.sleep(600)")
-    (folder / "exits.py").write_text("import os; os._exit(3)")
-    return folder
-
-
-def test_what_a_predictor_imported_is_known_to_the_next_template(modules: Path) -> None:
-    async def work(nursery: Nursery) -> None:
-        predictor = await nursery.take(NUMPY)
-        before = nursery._templates[NUMPY]
-        nursery.teach(NUMPY, ["harmless", "no_such_module", "__main__"])
-        await until(lambda: nursery._learned.get(NUMPY))
-        assert nursery._learned[NUMPY] == ["harmless"]
-        assert "harmless" in nursery._templates[NUMPY].modules
-        assert nursery._templates[NUMPY] is not before
-        nursery.teach(NUMPY, ["harmless", "no_such_module"])
-        assert nursery._lessons[NUMPY] == 1, "nothing new is no lesson"
-        assert before.lost is None, "it learns how its predictor ends"
-        assert await predictor.end() == "it exited with status 0"
-        await until(lambda: before.lost)
-
-    nurse(modules, work)
-
-
-def test_a_lesson_whose_template_is_killed_from_outside_is_learned_the_next_time(modules: Path) -> None:
-    (modules / "slow.py").write_text("import time; time.sleep(0.5)")
-
-    async def work(nursery: Nursery) -> None:
-        await (await nursery.take(NUMPY)).end()
-        nursery.teach(NUMPY, ["slow"])
-        await until(lambda: len(nursery._made) == 2)
-        os.kill(nursery._made[1][1].pid, signal.SIGKILL)
-        await until(lambda: not nursery._teaching)
-        nursery.teach(NUMPY, ["slow"])
-        await until(lambda: nursery._learned.get(NUMPY))
-        assert nursery._learned[NUMPY] == ["slow"]
-
-    nurse(modules, work)
 
 
 def test_a_request_whose_template_is_killed_is_served_by_the_next_template(modules: Path) -> None:
     async def work(nursery: Nursery) -> None:
         await (await nursery.take(NUMPY)).end()
-        before = nursery._templates[NUMPY]
+        before = nursery._stock.templates[NUMPY]
         os.kill(before.pid, signal.SIGKILL)
         predictor = await nursery.take(NUMPY)
         assert predictor.how == "forked"
-        assert nursery._templates[NUMPY] is not before
-        await predictor.end()
-
-    nurse(modules, work)
-
-
-@pytest.mark.parametrize("module", ["spoils", "hangs", "exits"])
-def test_a_lesson_that_spoils_a_template_costs_the_one_that_serves_nothing(
-    modules: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, module: str
-) -> None:
-    monkeypatch.setattr(templates, "_IMPORT_S", 10.0)
-
-    async def work(nursery: Nursery) -> None:
-        await (await nursery.take(NUMPY)).end()
-        before = nursery._templates[NUMPY]
-        monkeypatch.setattr(templates, "_IMPORT_S", 1.0 if module == "hangs" else 30.0)
-        nursery.teach(NUMPY, [module])
-        predictor = await nursery.take(NUMPY)
-        assert predictor.how == "forked", "meanwhile"
-        await predictor.end()
-        if module != "spoils":  # it may not be the module's fault that its template is gone
-            await until(lambda: not nursery._teaching)
-            assert not nursery._banned.get(NUMPY)
-            nursery.teach(NUMPY, [module])
-        await until(lambda: nursery._banned.get(NUMPY))
-        assert nursery._templates[NUMPY] is before
-        lessons = nursery._lessons[NUMPY]
-        nursery.teach(NUMPY, [module])
-        assert nursery._lessons[NUMPY] == lessons
-
-    nurse(modules, work)
-    assert f"cannot learn this; its predictors will import it themselves: {module}" in caplog.text
-
-
-def test_a_module_that_a_manifest_names_in_vain_is_told_once_for_each_model(
-    modules: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (modules / "broken.py").write_text("1 / 0")
-
-    async def work(nursery: Nursery) -> None:
-        await (await nursery.take(NUMPY)).end()
-        for model in ("one", "two", "one"):
-            nursery.preloads.want(NUMPY, model, ["no_such_module", "broken", "harmless"])
-            nursery.teach(NUMPY, ["no_such_module", "broken", "harmless"])
-            await until(lambda: nursery._learned.get(NUMPY))
-
-    nurse(modules, work)
-    told = [each.message for each in caplog.records if each.levelname == "WARNING"]
-    assert len(told) == 4
-    for model in ("one", "two"):
-        mine = "".join(each for each in told if f"`preload` of {model!r} names " in each)
-        assert "no_such_module, which the template for numpy cannot import: ModuleNotFoundError: No module" in mine
-        assert "broken, which the template for numpy cannot import: ZeroDivisionError: division by zero" in mine
-
-
-def test_more_modules_than_a_message_holds_are_learned(modules: Path) -> None:
-    for number in range(700):
-        (modules / f"{'long' * 40}_{number}.py").touch()
-    names = [f"{'long' * 40}_{number}" for number in range(700)]
-
-    async def work(nursery: Nursery) -> None:
-        await (await nursery.take(NUMPY)).end()
-        nursery.teach(NUMPY, names)
-        await until(lambda: nursery._learned.get(NUMPY))
-        assert nursery._learned[NUMPY] == names
-        nursery._templates[NUMPY].close()
-        predictor = await nursery.take(NUMPY)
-        assert predictor.how == "forked"
+        assert nursery._stock.templates[NUMPY] is not before
         await predictor.end()
 
     nurse(modules, work)
@@ -183,7 +45,7 @@ def test_a_predictor_is_spawned_where_its_template_may_not_be_forked(
     modules: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(nursery: Nursery) -> None:
-        nursery._learned[NUMPY] = ["spoils"]
+        nursery._lessons.learned[NUMPY] = ["spoils"]
         predictor = await nursery.take(NUMPY)
         assert predictor.how == "spawned"
         assert await predictor.end() == "it exited with status 0"
@@ -200,7 +62,7 @@ def test_where_no_template_can_be_forked_spares_are_programs_that_have_imported_
     )
 
     async def work(nursery: Nursery) -> None:
-        nursery._learned[NUMPY] = ["spoils", "no_such_module", "tells"]
+        nursery._lessons.learned[NUMPY] = ["spoils", "no_such_module", "tells"]
         first = await nursery.take(NUMPY)
         assert first.how == "spawned"
         for _ in range(3):
@@ -241,20 +103,6 @@ def test_without_descriptors_no_predictor_is_started_and_the_remedy_is_told(fold
         await predictor.end()
 
     nurse(folder, work)
-
-
-def test_a_lesson_without_descriptors_is_a_warning_and_no_bug(modules: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def work(nursery: Nursery) -> None:
-        predictor = await nursery.take(NUMPY)
-        with few_descriptors(left=0):
-            nursery.teach(NUMPY, ["harmless"])
-            await until(lambda: not nursery._teaching)
-            await until(lambda: not len(nursery._background) or "ulimit" in caplog.text)
-        await predictor.end()
-
-    nurse(modules, work)
-    assert "a template cannot be started: no template for numpy can be started: no descriptor left" in caplog.text
-    assert "a bug in trims" not in caplog.text
 
 
 def test_an_environment_of_another_interpreter_has_our_packages_and_its_own(folder: Path) -> None:
@@ -307,7 +155,7 @@ def test_templates_are_counted_when_they_start_and_when_they_have_ended(folder: 
         assert nursery.templates() == {}
         await (await nursery.take(NUMPY)).end()
         assert counted() == (1, 0)
-        nursery._templates[NUMPY].close("the test ends it")
+        nursery._stock.templates[NUMPY].close("the test ends it")
         assert counted() == (1, 1)
         await (await nursery.take(NUMPY)).end()
         assert counted() == (2, 1)
@@ -320,7 +168,7 @@ def test_a_spare_that_cannot_be_prepared_is_ended(folder: Path, caplog: pytest.L
         nursery.keep(NUMPY)
         await until(lambda: "no spare predictor for numpy: no daemon answers at" in caplog.text)
         await until(lambda: not nursery._living)
-        assert not nursery._spares
+        assert not nursery._stock.spares
 
     nurse(folder, work, spares=1)
 
@@ -408,14 +256,14 @@ def test_over_the_bound_the_template_used_least_recently_goes_and_the_other_stay
     async def work(nursery: Nursery) -> None:
         for environment in (OTHER, NUMPY):
             await (await predictor_of(nursery, environment)).end()
-        await until(lambda: all(each.pid in nursery._upkeep.counted for each in nursery._templates.values()))
+        await until(lambda: all(each.pid in nursery._upkeep.counted for each in nursery._stock.templates.values()))
         nursery._upkeep.limits = Limits(None, nursery._upkeep.total_bytes * 3 // 4)  # one of them, and not both
         nursery._upkeep.stir()
         await until(lambda: running(nursery) == 1)
-        assert list(nursery._templates) == [NUMPY]
+        assert list(nursery._stock.templates) == [NUMPY]
         await (await predictor_of(nursery, OTHER)).end()
         await until(lambda: running(nursery) == 1)
-        assert list(nursery._templates) == [OTHER], "it was used last"
+        assert list(nursery._stock.templates) == [OTHER], "it was used last"
 
     nurse(folder, work)
 
@@ -424,7 +272,7 @@ def test_over_the_bound_the_template_used_least_recently_goes_and_the_other_stay
 def test_a_template_over_the_bound_counts_until_it_goes_with_its_last_predictor(folder: Path) -> None:
     async def work(nursery: Nursery) -> None:
         first, second = await predictor_of(nursery), await predictor_of(nursery)
-        await until(lambda: nursery._leaving)
+        await until(lambda: nursery._stock.leaving)
         assert await first.end() == "it exited with status 0"
         assert (running(nursery), nursery._upkeep.total_bytes > 0) == (1, True)
         third = await predictor_of(nursery)
@@ -453,10 +301,10 @@ def test_requests_of_more_environments_than_fit_are_all_answered(folder: Path) -
 def test_a_template_that_is_killed_at_any_moment_costs_no_request(folder: Path, turns: int) -> None:
     async def work(nursery: Nursery) -> None:
         taking = asyncio.ensure_future(nursery.take(NUMPY))
-        await until(lambda: nursery._made)
+        await until(lambda: nursery._stock.made)
         for _ in range(turns):
             await asyncio.sleep(0.01)
-        killed = nursery._made[0][1]
+        killed = nursery._stock.made[0][1]
         os.kill(killed.pid, signal.SIGKILL)
         predictor = await taking
         assert predictor.how == "forked"
@@ -473,11 +321,11 @@ def test_a_template_that_is_killed_at_any_moment_costs_no_request(folder: Path, 
 def test_a_template_that_is_killed_while_it_is_to_go_leaves_nothing(folder: Path) -> None:
     async def work(nursery: Nursery) -> None:
         predictor = await predictor_of(nursery)
-        await until(lambda: nursery._leaving)
-        os.kill(nursery._made[0][1].pid, signal.SIGKILL)
+        await until(lambda: nursery._stock.leaving)
+        os.kill(nursery._stock.made[0][1].pid, signal.SIGKILL)
         await until(lambda: not running(nursery))
         assert await predictor.end() == "it ended, and so did its template, which alone could tell how"
-        await until(lambda: not nursery._templates and not nursery._leaving and not nursery._made)
+        await until(lambda: not nursery._stock.templates and not nursery._stock.leaving and not nursery._stock.made)
         assert not nursery._living
 
     nurse(folder, work, limits=Limits(0.0, 1))
@@ -497,7 +345,7 @@ def test_requests_that_race_with_limits_lessons_and_kills_leave_nothing(modules:
             if choose.random() < 0.3:
                 predictor.kill("the test ends it")
             await predictor.end()
-            for _, template in choose.sample(nursery._made, min(1, len(nursery._made))):
+            for _, template in choose.sample(nursery._stock.made, min(1, len(nursery._stock.made))):
                 if choose.random() < 0.3 and template.lost is None:
                     os.kill(template.pid, signal.SIGKILL)
 
@@ -505,7 +353,11 @@ def test_requests_that_race_with_limits_lessons_and_kills_leave_nothing(modules:
         await asyncio.gather(*(client(nursery) for _ in range(3)))
         nursery._upkeep.limits = Limits(0.0)
         nursery._upkeep.stir()
-        await until(lambda: not (nursery._teaching or nursery._templates or nursery._living or nursery._made))
+        await until(
+            lambda: (
+                not (nursery._lessons.running() or nursery._stock.templates or nursery._living or nursery._stock.made)
+            )
+        )
         assert not nursery._launcher._holds
         assert running(nursery) == 0
 

@@ -1,0 +1,39 @@
+"""A nursery for a test."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Any
+
+from trims_predictors.launching import Environment, Launcher
+from trims_predictors.nursery import Nursery
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from trims_predictors.turnover import Limits
+
+NUMPY = Environment("numpy")
+OTHER = Environment("numpy", sys.executable)
+
+
+def nurse(
+    folder: Path, work: Callable[[Nursery], Awaitable[Any]], spares: int = 0, limits: Limits | None = None
+) -> Any:
+    async def run() -> Any:
+        launcher = Launcher(str(folder))
+        nursery = Nursery(launcher, spares=spares, threads=1, busy=lambda: False, limits=limits)
+        try:
+            return await asyncio.wait_for(work(nursery), 120)
+        finally:
+            await nursery.close()
+            launcher.close()
+
+    return asyncio.run(run())
+
+
+async def until(holds: Callable[[], object]) -> None:
+    while not holds():
+        await asyncio.sleep(0.005)

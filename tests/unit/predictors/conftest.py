@@ -1,0 +1,24 @@
+"""What tests of predictors have in common."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that templates import from."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    (folder / "spoils.py").write_text(
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
+    )
+    (folder / "harmless.py").write_text("x = 1")
+    (folder / "hangs.py").write_text("import time; time.sleep(600)")
+    (folder / "exits.py").write_text("import os; os._exit(3)")
+    return folder
