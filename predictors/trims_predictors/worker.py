@@ -26,13 +26,10 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trims.core.errors import BadMessageError, CallerError, LostPeerError, PredictorError, TrimsError
-from trims.core.serving import TensorType, parse_tensors
+from trims.core.errors import BadMessageError, LostPeerError, PredictorError, TrimsError
+from trims.core.serving import parse_tensors
 from trims.wire.lifeline import depend_on
 from trims_predictors import frameworks, messages
 from trims_predictors.arena import Receiver, Sender
@@ -41,32 +38,22 @@ from trims_predictors.heap import keep_memory, take_ahead
 from trims_predictors.imports import count_of_modules, importable_since
 from trims_predictors.landlock import restrict
 from trims_predictors.limits import limit_memory
+from trims_predictors.pipeline import Pipeline, Stages, pipeline_of
 from trims_predictors.predictor import Context
 from trims_predictors.telling import told, traceback_of
-from trims_predictors.tensors import (
-    check_mask,
-    check_name,
-    describe,
-    dtype_name,
-    from_array,
-    numpy_dtype,
-    to_array,
-    types_of,
-)
+from trims_predictors.tensors import describe, to_array, types_of
 from trims_predictors.trace_context import handed_on
 from trims_predictors.written_pages import Record, copy_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from trims_client import Session
     from trims_client.parking import Parked
     from trims_client.weights import Weights
 
+    from trims.core.serving import TensorType
     from trims.wire.frames import Message
-    from trims_predictors.predictor import Arrays, Predictor
-    from trims_predictors.steps.chain import Chain
-    from trims_predictors.tensors import Tensor
 
 #: Characters of an error that reaches a client.
 _MOST_LETTERS = 4000
@@ -99,17 +86,12 @@ class Worker:
         self._confined = confined
         self._session: Session | None = None
         self._weights: Weights | None = None
-        self._predictor: Predictor | None = None
+        self._pipeline: Pipeline | None = None
         self._place: str | None = None
         #: Of the frameworks here, as they were set last.
         self._threads = 0
         self._parked: Parked | None = None
-        self._preprocess: Chain | None = None
-        self._postprocess: Chain | None = None
-        #: What an answer has after `postprocess`; empty for all that there is.
-        self._answers: frozenset[str] = frozenset()
-        #: What the last run was given, and what the supervisor knows of it.
-        self._given: tuple[TensorType, ...] = ()
+        #: What the supervisor knows of what the predictor was given last.
         self._told: tuple[TensorType, ...] = ()
         #: Of the pages that are written until the first answer; None for no record.
         self._record: Record | None = None
@@ -182,7 +164,7 @@ class Worker:
         return self._session
 
     def _load(self, message: Message) -> tuple[Message, None]:
-        before, stages = count_of_modules(), _Stages()
+        before, stages = count_of_modules(), Stages()
         context = _context(message)
         if not message.get("record"):
             self._record = None
@@ -195,20 +177,15 @@ class Worker:
         there = frameworks.sharing()
         self._share(context.threads)  # before the model's code is imported, which may choose another number
         with stages.timed("import_s"):
-            self._predictor = self._made(message, context)
+            pipeline = self._pipeline = pipeline_of(message, context)
         if frameworks.sharing() != there:
             frameworks.share_threads(0, context.threads)
         with stages.timed("load_s"):
-            inner = replace(
-                context,
-                inputs=() if self._preprocess else context.inputs,
-                outputs=() if self._postprocess else context.outputs,
-            )
-            self._predictor.load(self._weights, inner)
+            pipeline.load(self._weights)
         return {
             "op": "loaded",
-            "inputs": _described(self._predictor, "inputs", context.inputs, bool(self._preprocess)),
-            "outputs": _described(self._predictor, "outputs", context.outputs, bool(self._postprocess)),
+            "inputs": pipeline.inputs(),
+            "outputs": pipeline.outputs(),
             "place": self._weights.place,
             "warm": self._weights.warm,
             "image": _image_of(self._weights),
@@ -227,16 +204,12 @@ class Worker:
 
     def _rehearse(self, message: Message) -> tuple[Message, None]:
         """Do what a first run does, so that the first request finds it done."""
-        import numpy as np
-
-        rehearse = getattr(self._predictor, "rehearse", None)
-        if rehearse is not None:
-            types = parse_tensors(message["given"], "given")
-            outputs = rehearse({each.name: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in types})
-            if outputs:  # the next answer finds an arena of its size, in memory that is there already
-                fd = self._outbox.write(self._tensors(outputs))[1]
-                if fd is not None:
-                    self._keep_untold(fd)
+        assert self._pipeline is not None, "rehearse before load"
+        outputs = self._pipeline.rehearse(parse_tensors(message["given"], "given"))
+        if outputs:  # the next answer finds an arena of its size, in memory that is there already
+            fd = self._outbox.write(self._pipeline.tensors(outputs))[1]
+            if fd is not None:
+                self._keep_untold(fd)
         return {"op": "rehearsed"}, None
 
     def _keep_untold(self, fd: int | None) -> None:
@@ -259,7 +232,7 @@ class Worker:
         from trims_client.parking import still_current
 
         assert self._weights is not None, "wake before load"
-        stages = _Stages()
+        stages = Stages()
         with stages.timed("open_s"):
             if self._parked is None:
                 same = still_current(self._connect(), self._weights, self._place)
@@ -268,32 +241,21 @@ class Worker:
         found = {"place": self._weights.place, "warm": self._weights.warm, "stages": stages.seconds}
         return {"op": "woken", "same": same, **found}, None
 
-    def _made(self, message: Message, context: Context) -> Predictor:
-        """The predictor, not loaded, and the steps around it."""
-        from trims_predictors.making import make
-        from trims_predictors.steps.chain import Chain, steps_of
-
-        origin = message["origin"]
-        self._preprocess = Chain(steps_of(message["preprocess"]), "preprocess", context, origin)
-        self._postprocess = Chain(steps_of(message["postprocess"]), "postprocess", context, origin)
-        self._answers = frozenset(each.name for each in context.outputs)
-        return make(message["call"], message["how"], origin)
-
     def _predict(self, message: Message) -> tuple[Message, int | None]:
-        assert self._predictor is not None, "predict before load"
-        stages = _Stages()
+        assert self._pipeline is not None, "predict before load"
+        stages = Stages()
         self._share(int(message.get("threads", self._threads)))
         with stages.timed("input_s"):
             inputs = {tensor.name: to_array(tensor) for tensor in self._inbox.read(message["inputs"])}
         with handed_on(message.get("context")):
-            outputs = self._answer(self._predictor, inputs, stages)
+            outputs = self._pipeline.run(inputs, stages)
         with stages.timed("output_s"):
-            described, fd = self._outbox.write(self._tensors(outputs))
+            described, fd = self._outbox.write(self._pipeline.tensors(outputs))
         if fd is None:
             fd, self._untold = self._untold, None
         else:
             self._keep_untold(None)
-        return {"op": "answer", "outputs": described, "stages": stages.seconds, **self._news()}, fd
+        return {"op": "answer", "outputs": described, "stages": stages.seconds, **self._news(self._pipeline.given)}, fd
 
     def _share(self, threads: int) -> None:
         """Have frameworks compute with so many threads, if they can change it between two runs."""
@@ -301,54 +263,27 @@ class Worker:
         if threads != before:
             frameworks.share_threads(before, threads)
 
-    def _news(self) -> Message:
+    def _news(self, given: tuple[TensorType, ...]) -> Message:
         """What the supervisor does not know yet.
 
         That is what a predictor that can rehearse was given, if it is something else than what was told last; and once
         the pages that were written, if they are recorded.
         """
         news: Message = {}
-        if self._given != self._told:
-            self._told = self._given
-            news["given"] = describe(self._given)
+        if given != self._told:
+            self._told = given
+            news["given"] = describe(given)
         if self._record is not None:
             news["pages"] = self._record.end()
             self._record = None
         return news
 
-    def _answer(self, predictor: Predictor, inputs: Arrays, stages: _Stages) -> Arrays:
-        """The steps and the predictor between them."""
-        if self._preprocess:
-            with stages.timed("preprocess_s"):
-                inputs = self._preprocess.run(inputs)
-        with stages.timed("predict_s"):
-            given = _given(predictor, inputs)
-            outputs = _checked(predictor.predict(inputs))
-            self._given = given
-        if self._postprocess:
-            with stages.timed("postprocess_s"):
-                outputs = self._postprocess.run(outputs, inputs)
-            for name in self._answers - outputs.keys():
-                raise PredictorError(
-                    f"the answer lacks the output {name!r}, which the manifest states; after `postprocess` there are "
-                    f"{', '.join(outputs) or 'none'}"
-                )
-            outputs = {name: each for name, each in outputs.items() if not self._answers or name in self._answers}
-        return outputs
-
-    def _tensors(self, outputs: Arrays) -> list[Tensor]:
-        try:
-            return [from_array(name, each) for name, each in outputs.items()]
-        except CallerError as error:
-            origin = "what `postprocess` left" if self._postprocess else "what the predictor returned"
-            raise PredictorError(f"{origin} is no answer: {error}") from error
-
     def _unload(self) -> None:
         """Give everything up, in order; what the predictor raises is its own affair, the process ends anyway."""
-        if self._predictor is not None:
+        if self._pipeline is not None:
             with contextlib.suppress(Exception):
-                self._predictor.unload()
-        self._predictor = None
+                self._pipeline.unload()
+        self._pipeline = None
         if self._weights is not None:
             self._weights.close()
         if self._session is not None:
@@ -361,44 +296,6 @@ def _image_of(weights: Weights) -> list[str]:
     from trims_client.parking import image_of
 
     return list(image_of(weights))
-
-
-class _Stages:
-    """Seconds that the parts of one operation took."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextlib.contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - begin
-
-
-def _given(predictor: Predictor, inputs: Arrays) -> tuple[TensorType, ...]:
-    """Names, data types and shapes for a rehearsal; empty if there is none, which is so for text, too."""
-    if not hasattr(predictor, "rehearse"):
-        return ()
-    try:
-        found = tuple(TensorType(name, dtype_name(name, each.dtype), each.shape) for name, each in inputs.items())
-    except CallerError:  # a step made what no message tells
-        return ()
-    return () if any(each.dtype == "BYTES" for each in found) else found
-
-
-def _checked(outputs: Arrays) -> Arrays:
-    """What a predictor returned. Raises PredictorError for names and arrays that no step and no answer may have."""
-    if not isinstance(outputs, Mapping):
-        what = "nothing" if outputs is None else f"a value of the type {type(outputs).__name__}"
-        raise PredictorError(f"`predict` returned {what}; it must return a dict of output name -> array")
-    try:
-        for name, array in outputs.items():
-            check_name(name)
-            check_mask(name, array)
-    except CallerError as error:
-        raise PredictorError(f"what the predictor returned is no answer: {error}") from error
-    return outputs
 
 
 def _failed(error: TrimsError) -> Message:
@@ -422,15 +319,6 @@ def _context(message: Message) -> Context:
         outputs=types_of(message["outputs"]),
         threads=int(message["threads"]),
     )
-
-
-def _described(predictor: Predictor, which: str, stated: tuple[TensorType, ...], has_steps: bool) -> list[Message]:
-    """What the manifest states, else what the predictor tells, whose tensors are a request's only without steps."""
-    tell = None if has_steps else getattr(predictor, which, None)
-    found = stated or (tuple(tell()) if callable(tell) else ())
-    described = describe(found)
-    parse_tensors(described, f"what `{which}` of the predictor returns")
-    return described
 
 
 def run(sock: socket.socket, lifeline: int, runtime_dir: str, *, confined: bool) -> None:
