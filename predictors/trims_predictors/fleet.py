@@ -11,80 +11,37 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import (
-    CallerError,
-    CapacityError,
-    DeadlineError,
-    DrainingError,
-    PredictorError,
-    TrimsError,
-)
+from trims.core.errors import CallerError, CapacityError, DeadlineError, DrainingError, PredictorError, TrimsError
 from trims_predictors.background import Background
-from trims_predictors.batches import join, rows_of, split
+from trims_predictors.batches import rows_of
+from trims_predictors.fleet_runs import Request, Running, Runs, told_of
 from trims_predictors.hot_spares import HotSpares
+from trims_predictors.jobs import Fail, Job, Limits, Run, Start, Step, Stop
 from trims_predictors.launching import Environment, Launcher
 from trims_predictors.loading import load
 from trims_predictors.nursery import Nursery
 from trims_predictors.processors import Computing, processors
-from trims_predictors.records import Answer, load_message
-from trims_predictors.schedule import Fail, Job, Limits, Run, Start, Step, Stop
+from trims_predictors.records import load_message
 from trims_predictors.shortage import in_words
+from trims_predictors.signatures import Signatures
 from trims_predictors.slots import Slots
-from trims_predictors.tensors import check_against, check_outputs, types_of
+from trims_predictors.tensors import check_against
 from trims_predictors.turnover import Limits as TemplateLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from trims.core.serving import TensorType
     from trims.wire.frames import Message
+    from trims_predictors.fleet_runs import BeginRun
     from trims_predictors.processes import PredictorProcess
-    from trims_predictors.records import Plan, Settings
+    from trims_predictors.records import Answer, Plan, Settings
     from trims_predictors.tensors import Tensor
-
-    #: Gives the context of a run, in W3C's headers.
-    BeginRun = Callable[[], Mapping[str, str]]
 
 _log = logging.getLogger(__name__)
 #: After an answer the same client often asks again.
 _AFTERWARDS_S = 0.2
-
-
-@dataclass(eq=False, slots=True)
-class _Running:
-    """A predictor that is loading or has loaded its model."""
-
-    plan: Plan
-    process: PredictorProcess
-    how: str
-    began_s: float
-    place: str = ""
-    warm: bool = False
-    stages: dict[str, float] = field(default_factory=dict)
-    keep_alive_s: float | None = None
-    #: Of the run that is under way.
-    jobs: Sequence[Job] = ()
-    #: Ends it if it stays idle; of the last idle time only, or each request would leave one for minutes.
-    idle_timer: asyncio.TimerHandle | None = None
-
-    def forget_idle(self) -> None:
-        """The idle time that was watched is over."""
-        if self.idle_timer is not None:
-            self.idle_timer.cancel()
-            self.idle_timer = None
-
-
-@dataclass(eq=False, slots=True)
-class _Request:
-    plan: Plan
-    tensors: Sequence[Tensor]
-    answer: asyncio.Future[Answer]
-    began_s: float
-    keep_alive_s: float | None
-    begin_run: BeginRun | None
 
 
 class Fleet:
@@ -107,15 +64,16 @@ class Fleet:
         )
         #: Predictors that have loaded a model ahead of need.
         self.hot = HotSpares(self._nursery, settings, self._count)
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Running] = {}
         #: Predictors whose process is just being had, and that are wanted.
         self._coming: set[int] = set()
         #: Jobs that run, and which predictor runs them.
         self._runs: dict[Job, int] = {}
         self._computing = Computing()
+        self._runner = Runs(settings, self._computing, self.hot.ran, self._fail)
         self._plans: dict[str, Plan] = {}
-        #: Model -> its line, inputs and outputs, as a predictor has told them last.
-        self._signatures: dict[str, tuple[str, tuple[TensorType, ...], tuple[TensorType, ...]]] = {}
+        #: Inputs and outputs of models.
+        self.signatures = Signatures()
         self._background = Background("the fleet")
         self._loop = asyncio.get_running_loop()
         self._closing = False
@@ -158,9 +116,9 @@ class Fleet:
         """
         if self._closing:
             raise DrainingError("the endpoint is ending and takes no new requests")
-        check_against(tensors, self.signature(plan)[0], plan.model)
+        check_against(tensors, self.signatures.of(plan)[0], plan.model)
         began_s = time.perf_counter() if began_s is None else began_s
-        request = _Request(plan, tensors, self._loop.create_future(), began_s, keep_alive_s, begin_run)
+        request = Request(plan, tensors, self._loop.create_future(), began_s, keep_alive_s, begin_run)
         job = self._job(request)
         answer: asyncio.Future[Answer] = job.payload.answer
         self._plans[plan.line] = plan
@@ -187,13 +145,13 @@ class Fleet:
         if self._closing or self._keep_alive_of(plan) == 0:
             return
         with contextlib.suppress(CallerError):
-            check_against(tensors, self.signature(plan)[0], plan.model)
+            check_against(tensors, self.signatures.of(plan)[0], plan.model)
             steps = self._slots.expect(plan.line, self._limits(plan))
             if steps:
                 self._plans[plan.line] = plan
                 self._do(steps)
 
-    def _job(self, request: _Request) -> Job:
+    def _job(self, request: Request) -> Job:
         plan = request.plan
         rows, group = rows_of(request.tensors) if plan.batch else (1, None)
         return Job(plan.line, rows, group, ripe=not (plan.batch and plan.batch_delay_s), payload=request)
@@ -242,7 +200,6 @@ class Fleet:
 
     def report(self) -> dict[str, Any]:
         """Predictors and waiting requests by model, spares and templates by framework, and what was counted."""
-        isolation = self._settings.isolation
         models: dict[str, Counter[str]] = {}
         for line, plan in self._plans.items():  # of a model: places, and what its manifest said before
             models.setdefault(plan.subject, Counter()).update(self._slots.line(line))
@@ -253,14 +210,8 @@ class Fleet:
             "learning": self._nursery.learning(),
             "templates": self._nursery.templates(),
             "counters": dict(self.counters),
-            "isolation": {"level": isolation.level, "why_not_more": isolation.why_not_more},
+            "isolation": self._settings.isolation.report(),
         }
-
-    def signature(self, plan: Plan) -> tuple[tuple[TensorType, ...], tuple[TensorType, ...]]:
-        """Inputs and outputs of a model: as its manifest says, else as a predictor has told since; or empty."""
-        line, inputs, outputs = self._signatures.get(plan.model, ("", (), ()))
-        known = line == plan.model_line
-        return plan.inputs or (inputs if known else ()), plan.outputs or (outputs if known else ())
 
     def prepare(self, environment: Environment) -> None:
         """Start a template and its spares before they are needed, and keep them also without use."""
@@ -295,7 +246,7 @@ class Fleet:
             self._refuse(predictor, error)
             self._forget(predictor, plan.line, "it was not started")
             return
-        running = self._running[predictor] = _Running(plan, process, process.how, began)
+        running = self._running[predictor] = Running(plan, process, process.how, began)
         process.going.add_done_callback(lambda _: self._do(self._slots.lost(predictor)))
         process.ended.add_done_callback(lambda ended: self._ended(predictor, ended.result()))
         self._count(f"started_{process.how}")
@@ -310,7 +261,7 @@ class Fleet:
             record = process.pages is not None and process.pages.lacks(plan.line)
             message = {**load_message(plan, self._settings.most_predictor_bytes), "record": record}
             computes = self._computing.loads(predictor, plan.environment.framework)
-            with computes, _told_of(plan, "raise --load-deadline-s"):
+            with computes, told_of(plan, "raise --load-deadline-s"):
                 answer = await load(process, message, self._settings.load_deadline_s, lambda: self._make_way(plan.line))
         except TrimsError as error:
             self._refuse(predictor, error)
@@ -341,12 +292,12 @@ class Fleet:
             await asyncio.shield(ending.process.ended)
         return bool(steps)
 
-    def _loaded(self, predictor: int, running: _Running, answer: Message, process_s: float) -> None:
+    def _loaded(self, predictor: int, running: Running, answer: Message, process_s: float) -> None:
         plan = running.plan
         self.hot.loaded(plan, answer)
         running.place, running.warm = str(answer["place"]), bool(answer["warm"])
         running.stages = {"process_s": max(0.0, process_s), **answer["stages"]}
-        self._signatures[plan.model] = (plan.model_line, types_of(answer["inputs"]), types_of(answer["outputs"]))
+        self.signatures.learn(plan, answer)
         self._do(self._slots.ready(predictor))
         self._watch_idle(predictor)
 
@@ -360,7 +311,7 @@ class Fleet:
         if jobs[0].payload.answer.cancelled():  # between the decision and this
             self._abandon(jobs[0])
         with self._computing.runs(predictor, running.plan.environment.framework):
-            await self._run_jobs(running, jobs)
+            await self._runner.run(running, jobs)
         running.jobs = ()
         for job in jobs:
             del self._runs[job]
@@ -370,58 +321,6 @@ class Fleet:
             self._watch_idle(predictor)
         self._nursery.tend(running.plan.environment)
         self.hot.tend()
-
-    async def _run_jobs(self, running: _Running, jobs: Sequence[Job]) -> None:
-        try:
-            await self._run_together(running, jobs)
-        except TrimsError as error:
-            if len(jobs) == 1 or running.process.dying:
-                for job in jobs:
-                    self._fail(job, error)
-            else:  # one of them may be to blame: the others are answered
-                for job in jobs:
-                    await self._run_alone(running, job)
-
-    async def _run_together(self, running: _Running, jobs: Sequence[Job]) -> None:
-        began = time.perf_counter()
-        requests: list[_Request] = [job.payload for job in jobs]
-        stated = running.plan.run_deadline_s
-        threads = running.plan.threads_of(len(self._computing))
-        contexts = [request.begin_run() for request in requests if request.begin_run is not None]
-        field = "`deadline_s` in the `predictor` of its manifest"
-        with _told_of(
-            running.plan, f"state a longer {field}" if stated else f"raise --run-deadline-s, or state {field}"
-        ):
-            answer = await running.process.ask(
-                {"op": "predict", "threads": threads, **({"context": dict(contexts[0])} if contexts else {})},
-                deadline_s=self._settings.run_deadline_s if stated is None else stated,
-                tensors=join([request.tensors for request in requests]),
-            )
-        check_outputs(answer["outputs"], running.plan.outputs, running.plan.model)
-        outputs = split(answer["outputs"], [job.rows for job in jobs])
-        run_s = time.perf_counter() - began
-        self.hot.ran(running.plan, answer, run_s)
-        if running.process.pages is not None and "pages" in answer:
-            running.process.pages.learn(running.plan.line, answer["pages"])
-        for request, mine in zip(requests, outputs, strict=True):
-            stages = {"queue_s": began - request.began_s, **answer["stages"], "run_s": run_s}
-            self._answer(running, request, mine, len(jobs), stages)
-
-    async def _run_alone(self, running: _Running, job: Job) -> None:
-        try:
-            await self._run_together(running, [job])
-        except TrimsError as error:
-            self._fail(job, error)
-
-    def _answer(
-        self, running: _Running, request: _Request, outputs: list[Tensor], batch: int, stages: Mapping[str, float]
-    ) -> None:
-        if request.answer.done():
-            return
-        cold = running.began_s >= request.began_s
-        start = running.stages if cold else {}
-        how = running.how if cold else "running"
-        request.answer.set_result(Answer(outputs, cold, how, running.place, running.warm, batch, {**start, **stages}))
 
     async def _stop(self, predictor: int) -> None:
         running = self._running.get(predictor)
@@ -495,14 +394,3 @@ class Fleet:
     def _is_busy(self) -> bool:
         """Whether a request waits or runs, or has just been answered."""
         return bool(self._asked) or self._loop.time() < self._answered_s + _AFTERWARDS_S
-
-
-@contextlib.contextmanager
-def _told_of(plan: Plan, remedy: str) -> Iterator[None]:
-    """Have what a predictor failed at name its model, and what helps if it was too late."""
-    try:
-        yield
-    except DeadlineError as error:
-        raise DeadlineError(f"{plan.model}: {error}; {remedy}") from error
-    except PredictorError as error:
-        raise PredictorError(f"{plan.model}: {error}") from error

@@ -61,6 +61,10 @@ class Isolation:
         """The one folder that predictors may write to; empty where they may write wherever their user can."""
         return "/dev" if self.level == NAMESPACES else ""
 
+    def report(self) -> dict[str, str]:
+        """For operators."""
+        return {"level": self.level, "why_not_more": self.why_not_more}
+
     def identities(self, runtime_dir: str) -> tuple[tuple[int, int], ...]:
         """Device and inode of everything that is hidden now; none where nothing is.
 

@@ -172,7 +172,7 @@ async def _run_alone(runtime_dir: str, picker: Picker, model: str, make: MakeInp
         fleet = Fleet(Settings(runtime_dir, predictors=1, spares=0, plain_output=True))
         try:
             plan = await Plans(daemon, picker, fleet.retire).of(model)
-            tensors = make(fleet.signature(plan)[0])
+            tensors = make(fleet.signatures.of(plan)[0])
             answer = await fleet.infer(plan, tensors, queue_deadline_s=deadline_s)
             return Ran(plan.model, plan.version, told(answer), answer.outputs)
         finally:

@@ -15,12 +15,16 @@ import enum
 import itertools
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trims.core.errors import BusyError, InvariantError, PredictorError, TrimsError
+from trims.core.errors import BusyError, InvariantError, PredictorError
+from trims_predictors.jobs import Fail, Job, Limits, Run, Start, Stop, model_of, next_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Iterator
+
+    from trims.core.errors import TrimsError
+    from trims_predictors.jobs import Step
 
 
 class State(enum.Enum):
@@ -30,70 +34,6 @@ class State(enum.Enum):
     IDLE = "idle"
     BUSY = "busy"
     STOPPING = "stopping"
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Of one line.
-
-    Attributes:
-        instances: Predictors at once.
-        queue: Requests that may wait.
-        batch: Rows of one run; 0: each request runs alone.
-    """
-
-    instances: int = 1
-    queue: int = 128
-    batch: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class Job:
-    """One request. `group` says which others it may run together with, `rows` how much of a batch it takes.
-
-    A job that is not `ripe` waits for others to run with; `ripen` ends that.
-    """
-
-    line: str
-    rows: int = 1
-    group: Hashable = None
-    ripe: bool = True
-    payload: Any = None
-    number: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start a predictor for the line."""
-
-    predictor: int
-    line: str
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Have the predictor answer these jobs in one run."""
-
-    predictor: int
-    jobs: tuple[Job, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """End the predictor."""
-
-    predictor: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """Tell the job's client."""
-
-    job: Job
-    error: TrimsError
-
-
-Step = Start | Run | Stop | Fail
 
 
 @dataclass(eq=False, slots=True)
@@ -152,7 +92,7 @@ class Schedule:
         line.limits = limits
         line.retired = False
         if len(line.queue) >= limits.queue:
-            raise BusyError(f"{len(line.queue)} requests for {_model_of(line)!r} wait already; send it again later")
+            raise BusyError(f"{len(line.queue)} requests for {model_of(line.name)!r} wait already; send it again later")
         job.number = next(self._numbers)
         line.queue[job] = None
         return self._serve(line)
@@ -215,8 +155,9 @@ class Schedule:
         found = self._predictors.pop(predictor, None)
         if found is None:
             return []
-        line, steps = found.line, list[Step]()
-        error = PredictorError(f"the predictor of {_model_of(line)!r} ended: {why}")
+        line = found.line
+        steps: list[Step] = []
+        error = PredictorError(f"the predictor of {model_of(line.name)!r} ended: {why}")
         if found.state is State.STOPPING:
             self._stopping -= 1
         elif found.state is State.STARTING:
@@ -287,7 +228,7 @@ class Schedule:
         """Give the line's requests to its idle predictors, and ask for more predictors if some are left."""
         steps: list[Step] = []
         while line.idle and line.queue:
-            jobs = _batch(line)
+            jobs = next_batch(line.queue, line.limits.batch)
             if not jobs:
                 break
             predictor = next(reversed(line.idle))  # the one that ran last: its caches are warm
@@ -427,25 +368,6 @@ class Schedule:
         if line in self._wanting:
             progress = self._stopping or any(each.state is not State.IDLE for each in self._predictors.values())
             _require(bool(progress), f"{line.name} wants a slot, and idle predictors keep theirs")
-
-
-def _model_of(line: _Line) -> str:
-    """What users know of a line, whose name is `MODEL@DIGEST/TENANT`: the model."""
-    return line.name.partition("/")[0].rpartition("@")[0] or line.name
-
-
-def _batch(line: _Line) -> tuple[Job, ...]:
-    """The jobs of the next run; none while they should wait for others."""
-    first = line.first()
-    if not line.limits.batch:
-        return (first,)
-    taken, rows = [first], first.rows
-    for job in itertools.islice(line.queue, 1, None):
-        if job.group != first.group or rows + job.rows > line.limits.batch:
-            return tuple(taken)  # full: there is nothing to wait for
-        taken.append(job)
-        rows += job.rows
-    return tuple(taken) if rows >= line.limits.batch or any(job.ripe for job in taken) else ()
 
 
 def _require(holds: bool, rule: str) -> None:

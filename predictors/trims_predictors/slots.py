@@ -10,13 +10,14 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from trims_predictors.schedule import Schedule, Start, Step
+from trims_predictors.jobs import Start, Step
+from trims_predictors.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trims.core.errors import TrimsError
-    from trims_predictors.schedule import Job, Limits
+    from trims_predictors.jobs import Job, Limits
 
 
 class Slots:

@@ -170,7 +170,7 @@ class Service:
     async def describe(self, model: str, version: str = "") -> dict[str, Any]:
         """Metadata of a model: its inputs and outputs as the manifest or a predictor has told them."""
         plan = await self.plan(model, version)
-        inputs, outputs = self.fleet.signature(plan)
+        inputs, outputs = self.fleet.signatures.of(plan)
         return {
             "name": plan.model,
             "versions": [plan.version],
@@ -182,7 +182,7 @@ class Service:
     async def configuration(self, model: str, version: str = "") -> dict[str, Any]:
         """As Triton's model configuration: load generators ask for it before they begin."""
         plan = await self.plan(model, version)
-        inputs, outputs = self.fleet.signature(plan)
+        inputs, outputs = self.fleet.signatures.of(plan)
         skipped = 1 if plan.batch else 0
         return {
             "name": plan.model,

@@ -210,9 +210,9 @@ def test_spares_go_first_when_templates_hold_too_much_and_are_not_made_again(sca
 
 def test_the_predictor_s_own_description_is_checked_from_its_first_load_on(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
-        assert driver.fleet.signature(await driver.plan()) == ((), ())
+        assert driver.fleet.signatures.of(await driver.plan()) == ((), ())
         await driver.ask(x=[1.0])
-        (taken,), (given,) = driver.fleet.signature(await driver.plan())
+        (taken,), (given,) = driver.fleet.signatures.of(await driver.plan())
         assert (taken.name, taken.dtype, taken.shape, given.name) == ("x", "FP64", (-1,), "y")
         with pytest.raises(CallerError, match="needs the input 'x'"):
             await driver.ask(z=[1.0])

@@ -95,7 +95,7 @@ def test_a_predictor_is_told_the_inputs_that_no_step_changes(steps: Sequence[str
     assert predictor.told.inputs == inputs
 
 
-def test_a_request_s_tensors_are_those_of_the_manifest_else_of_a_predictor_without_steps() -> None:
+def test_a_request_s_tensors_are_the_manifests_else_the_predictors_without_steps() -> None:
     stated = TensorType("x", "FP64", (3,))
     assert [each["shape"] for each in pipeline(inputs=(stated,)).inputs()] == [[3]]
     assert [each["name"] for each in pipeline().inputs()] == ["x"]

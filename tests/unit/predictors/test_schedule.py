@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from trims_predictors.schedule import Fail, Job, Limits, Run, Schedule, Start, Step, Stop
+from trims_predictors.jobs import Fail, Job, Limits, Run, Start, Step, Stop
+from trims_predictors.schedule import Schedule
 
 from trims.core.errors import BusyError, InvariantError, ModelNotFoundError, PredictorError
 

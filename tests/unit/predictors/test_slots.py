@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from trims_predictors.schedule import Fail, Job, Limits, Run, Start, Step, Stop
+from trims_predictors.jobs import Fail, Job, Limits, Run, Start, Step, Stop
 from trims_predictors.slots import Slots
 
 from trims.core.errors import BusyError, PredictorError

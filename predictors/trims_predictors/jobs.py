@@ -1,0 +1,100 @@
+"""What a schedule is asked and what it decides: jobs, the limits of their lines, and the steps to carry out."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable
+
+    from trims.core.errors import TrimsError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one line.
+
+    Attributes:
+        instances: Predictors at once.
+        queue: Requests that may wait.
+        batch: Rows of one run; 0: each request runs alone.
+    """
+
+    instances: int = 1
+    queue: int = 128
+    batch: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One request. `group` says which others it may run together with, `rows` how much of a batch it takes.
+
+    A job that is not `ripe` waits for others to run with; `ripen` ends that.
+    """
+
+    line: str
+    rows: int = 1
+    group: Hashable = None
+    ripe: bool = True
+    payload: Any = None
+    number: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a predictor for the line."""
+
+    predictor: int
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Have the predictor answer these jobs in one run."""
+
+    predictor: int
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the predictor."""
+
+    predictor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Tell the job's client."""
+
+    job: Job
+    error: TrimsError
+
+
+Step = Start | Run | Stop | Fail
+
+
+def model_of(line: str) -> str:
+    """What users know of a line, whose name is `MODEL@DIGEST/TENANT`: the model."""
+    return line.partition("/")[0].rpartition("@")[0] or line
+
+
+def next_batch(queue: Collection[Job], most_rows: int) -> tuple[Job, ...]:
+    """The jobs of the next run; none while they should wait for others.
+
+    Args:
+        queue: What waits, oldest first; at least one.
+        most_rows: Rows of one run; 0: each job runs alone.
+    """
+    first = next(iter(queue))
+    if not most_rows:
+        return (first,)
+    taken, rows = [first], first.rows
+    for job in itertools.islice(queue, 1, None):
+        if job.group != first.group or rows + job.rows > most_rows:
+            return tuple(taken)  # full: there is nothing to wait for
+        taken.append(job)
+        rows += job.rows
+    return tuple(taken) if rows >= most_rows or any(job.ripe for job in taken) else ()
