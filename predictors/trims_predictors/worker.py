@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import BadMessageError, LostPeerError, PredictorError, TrimsError
 from trims.core.serving import parse_tensors
-from trims.wire.lifeline import depend_on
+from trims.wire.lifeline import depend_on, end_group
 from trims_predictors import frameworks, messages
 from trims_predictors.arena import Receiver, Sender
 from trims_predictors.guard import adopt
@@ -99,8 +99,8 @@ class Worker:
         self._outbox = Sender()
         self._untold: int | None = None
 
-    def serve(self) -> None:
-        """Answer until the other side is gone or says `unload`."""
+    def serve(self) -> bool:
+        """Answer until the other side is gone or says `unload`; True if it said that."""
         operations: dict[str, Callable[[Message], tuple[Message, int | None]]] = {
             "prepare": self._prepare,
             "load": self._load,
@@ -109,6 +109,7 @@ class Worker:
             "wake": self._wake,
             "predict": self._predict,
         }
+        told_to_end = False
         with contextlib.suppress(LostPeerError):
             while (received := messages.receive(self._sock)) is not None:
                 message, fds = received
@@ -116,9 +117,11 @@ class Worker:
                     self._inbox.take(fd)
                 operation = message.get("op")
                 if operation == "unload":
+                    told_to_end = True
                     break
                 self._carry_out(operations[str(operation)], message)
         self._unload()
+        return told_to_end
 
     def _carry_out(self, operation: Callable[[Message], tuple[Message, int | None]], message: Message) -> None:
         fd: int | None = None
@@ -321,15 +324,15 @@ def _context(message: Message) -> Context:
     )
 
 
-def run(sock: socket.socket, lifeline: int, runtime_dir: str, *, confined: bool) -> None:
-    """Be a predictor's process, until the supervisor lets go of it or ends."""
+def run(sock: socket.socket, lifeline: int, runtime_dir: str, *, confined: bool) -> bool:
+    """Be a predictor's process, until the supervisor lets go of it, which returns True, or ends."""
     depend_on(lifeline)
     adopt()
     keeps_memory = keep_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the supervisor ends its predictors itself
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what it printed is told also if it is killed
-    Worker(sock, runtime_dir, keeps_memory=keeps_memory, confined=confined).serve()
+    return Worker(sock, runtime_dir, keeps_memory=keeps_memory, confined=confined).serve()
 
 
 def begin() -> argparse.Namespace:
@@ -353,10 +356,14 @@ def begin() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Entry where a fork is not possible: a program of its own."""
+    """Entry where a fork is not possible: a program of its own.
+
+    If the supervisor ends, what the predictor has started ends here: there is no template that would end it.
+    """
     options = begin()
     sock = socket.socket(fileno=options.socket)
-    run(sock, options.lifeline, options.runtime_dir, confined=bool(options.writable))
+    if not run(sock, options.lifeline, options.runtime_dir, confined=bool(options.writable)):
+        end_group()
 
 
 if __name__ == "__main__":

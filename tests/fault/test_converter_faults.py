@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -193,6 +194,16 @@ def test_what_a_child_begot_dies_with_it(faulty: Path) -> None:
         conversion.plan()
         grandchild = os.pidfd_open(int((faulty / "note").read_text()))
     assert_ends(grandchild)
+
+
+def test_what_a_child_begot_dies_though_its_lifeline_ends_last(faulty: Path) -> None:
+    """The kernel closes the descriptors of a daemon that was killed one after the other."""
+    with start_conversion(artifact(faulty, "begets", "plan"), limits=LIMITS) as conversion:
+        conversion.plan()
+        grandchild = os.pidfd_open(int((faulty / "note").read_text()))
+        assert conversion._child is not None
+        conversion._child._socket.shutdown(socket.SHUT_WR)
+        assert_ends(grandchild)
 
 
 @pytest.mark.parametrize("way", ["spins", "stops", "sleeps_deaf"])

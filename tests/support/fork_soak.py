@@ -149,7 +149,7 @@ class Soak:
             "made": len(self._nursery._stock.made),
             "tasks of the nursery": len(self._nursery._background),
             "tasks": len(asyncio.all_tasks()),
-            "environments": len(self._nursery._used_s),
+            "environments": len(self._nursery._stock._used_s),
             "counted": len(self._nursery._upkeep.counted),
         }
         return Look(Held.of(template.pid), Held.of(os.getpid()), records)

@@ -2,7 +2,8 @@
 
 Started by `trims.formats.process` in whatever environment a manifest asks for: standard library only until the
 requested converter imports its framework. Requests come one at a time over a socket; the answer is one frame:
-`{"error": code, "message": ...}` or the result. The process ends with its socket, or is killed.
+`{"error": code, "message": ...}` or the result. The process ends with its socket, or is killed, and all that it has
+started ends with it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from trims.core.errors import ArtifactError, ConversionError, NotSupportedError,
 from trims.formats.base import Artifact
 from trims.formats.process import FRAME
 from trims.image.descriptors import explain_descriptors
-from trims.wire.lifeline import depend_on
+from trims.wire.lifeline import depend_on, end_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -189,7 +190,7 @@ def _limit_memory(memory_bytes: int) -> None:
 
 
 def main() -> None:
-    """Entry of the child. Arguments: package folder, socket, lifeline, limits as JSON."""
+    """Entry of the child, which does not return. Arguments: package folder, socket, lifeline, limits as JSON."""
     door_fd, lifeline, config = int(sys.argv[2]), int(sys.argv[3]), json.loads(sys.argv[4])
     depend_on(lifeline)  # even a thread that is stuck in C ends with the daemon
     os.set_inheritable(lifeline, False)
@@ -200,3 +201,4 @@ def main() -> None:
     _limit_memory(config["memory_bytes"])
     with socket.socket(fileno=door_fd) as door:
         Child(door).serve()
+    end_group()

@@ -18,6 +18,10 @@ import os
 import select
 import signal
 import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 class Lifeline:
@@ -57,6 +61,17 @@ def depend_on(own: int) -> None:
     fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
     if has_ended(own):  # it closed before we asked for the signal
         os.killpg(0, signal.SIGKILL)
+
+
+def end_group() -> NoReturn:
+    """End this process and its group, as its lifeline is about to do.
+
+    For a process that learns in another way that the holder of its lifeline has let go of it or ended, such as from the
+    end of a second socket. If it only returned, its end of the lifeline would go with it, perhaps before the held end
+    does, and what it has started would stay.
+    """
+    os.killpg(0, signal.SIGKILL)
+    raise AssertionError("SIGKILL is not survived")
 
 
 def has_ended(own: int, wait_s: float = 0.0) -> bool:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import select
+import signal
 import threading
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -12,12 +16,14 @@ from fleets import SUPPORT, register
 from looking import wait_until
 from trims_predictors import messages, worker
 from trims_predictors.arena import Receiver, Sender
+from trims_predictors.launching import Environment, Launcher
 from trims_predictors.tensors import from_array, to_array
 
 from trims.control import admin
 from trims.core.errors import BadMessageError
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -27,14 +33,12 @@ if TYPE_CHECKING:
 PREPARE = {"op": "prepare", "modules": ["numpy"], "import": False, "threads": 1, "pages": []}
 
 
-class Supervisor:
-    """The other side of a worker."""
+class Talk:
+    """With a worker, over the other end of its socket."""
 
-    def __init__(self, runtime_dir: str) -> None:
-        self.sock, self._theirs = messages.pair()
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
         self.outbox, self.inbox = Sender(), Receiver()
-        self._thread = threading.Thread(target=worker.Worker(self._theirs, runtime_dir).serve)
-        self._thread.start()
 
     def ask(self, message: dict[str, Any], **arrays: Any) -> dict[str, Any]:
         fds = []
@@ -49,12 +53,25 @@ class Supervisor:
             self.inbox.take(fd)
         return received[0]
 
-    def end(self) -> None:
+    def close(self) -> None:
         self.sock.close()
-        self._thread.join()
-        self._theirs.close()
         self.outbox.close()
         self.inbox.close()
+
+
+class Supervisor(Talk):
+    """The other side of a worker in a thread."""
+
+    def __init__(self, runtime_dir: str) -> None:
+        ours, self._theirs = messages.pair()
+        super().__init__(ours)
+        self._thread = threading.Thread(target=worker.Worker(self._theirs, runtime_dir).serve)
+        self._thread.start()
+
+    def end(self) -> None:
+        self.close()
+        self._thread.join()
+        self._theirs.close()
 
 
 @pytest.fixture
@@ -75,6 +92,31 @@ def load(call: str, **fields: Any) -> dict[str, Any]:
 @pytest.fixture
 def model(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
     register(daemon, checkpoint)
+
+
+def test_what_a_spawned_worker_started_ends_though_its_lifeline_ends_last(daemon: Daemon, model: None) -> None:
+    """The kernel closes the descriptors of an endpoint that was killed one after the other."""
+
+    async def work() -> int:
+        launcher = Launcher(str(daemon.config.runtime_dir))
+        ours, theirs = messages.pair()
+        started = launcher.start("trims_predictors.worker", Environment("numpy"), theirs.fileno())
+        theirs.close()
+        talk = Talk(ours)
+        talk.ask(load("own_predictors:Troubled"))
+        (done,) = talk.inbox.read(talk.ask({"op": "predict"}, do=np.array([b"fork"], object))["outputs"])
+        child = os.pidfd_open(int(to_array(done)[0]))
+        talk.close()
+        assert started.process.wait(60) == -signal.SIGKILL
+        assert not started.lifeline.closed
+        launcher.close()
+        return child
+
+    child = asyncio.run(work())
+    poll = select.poll()
+    poll.register(child, select.POLLIN)
+    assert poll.poll(60_000), "what it has started is alive"
+    os.close(child)
 
 
 def test_load_predict_and_unload(daemon: Daemon, model: None, supervisor: Supervisor) -> None:

@@ -57,6 +57,21 @@ def test_a_process_that_never_looks_ends_with_the_holder_of_its_lifeline() -> No
         assert process.wait(60) == -signal.SIGKILL
 
 
+def test_a_process_may_end_its_group_before_its_lifeline_does() -> None:
+    lifeline = Lifeline()
+    leaves = 'import subprocess; print(subprocess.Popen(["sleep", "600"]).pid, flush=True)'
+    ends = "from trims.wire.lifeline import end_group; end_group()"
+    with start(lifeline, f"{leaves}\n{ends}") as process:
+        assert process.stdout is not None
+        child = os.pidfd_open(int(process.stdout.readline()))
+        assert process.wait(60) == -signal.SIGKILL
+        poll = select.poll()
+        poll.register(child, select.POLLIN)
+        assert poll.poll(60_000), "what it has started is alive"
+        os.close(child)
+    lifeline.close()
+
+
 def test_what_a_dependent_process_has_started_ends_with_it() -> None:
     lifeline = Lifeline()
     with start(lifeline, _WITH_CHILD) as process:

@@ -84,7 +84,11 @@ class Fleet:
         del tensors
         self.expected.append(plan.model)
 
-    def signature(self, plan: Plan) -> Any:
+    @property
+    def signatures(self) -> Any:
+        return SimpleNamespace(of=self._signature)
+
+    def _signature(self, plan: Plan) -> Any:
         return plan.inputs or (TensorType("told", "BYTES", (-1, 2)),), plan.outputs
 
     async def infer(self, plan: Plan, tensors: Any, **given: Any) -> Answer:
