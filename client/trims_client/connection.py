@@ -1,7 +1,8 @@
 """A session's connection to the daemon: the current channel, and a new one after it has broken.
 
 On a new channel the leases of all images that are still mapped are taken up before any other request: an open might
-evict what this process reads. The daemon may hang meanwhile, so no lock is held that a close needs.
+evict what this process reads. The daemon may hang meanwhile, so no lock is held that a close needs. A lease that it
+cannot grant yet is asked for again later (`take_up_postponed`), so that no other request waits for that.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CallerError, ClosedError, DeadlineError, LostPeerError, TrimsError
+from trims.core.errors import CallerError, ClosedError, DeadlineError, InUseError, LostPeerError, TrimsError
 from trims_client import forks
 from trims_client.channel import Channel
 from trims_client.mappings import Lease
@@ -186,12 +187,27 @@ class Connection:
         except TrimsError as error:  # the next connection takes it up
             log().info("a lease is not taken up yet: %s", error)
 
+    def take_up_postponed(self) -> None:
+        """Ask once more for the leases that could not be granted yet. Never raises."""
+        for _ in range(len(self._mappings.postponed)):
+            channel, mapping = self._mappings.postponed.popleft()
+            if channel is not self.channel or channel.broken or not mapping.lacks_lease(channel):
+                continue  # the next connection takes it up; or it was closed
+            try:
+                self._resume(channel, mapping)
+            except TrimsError as error:
+                log().info("a lease is not taken up yet: %s", error)
+
     def _resume(self, channel: Channel, mapping: MappedImage) -> None:
         try:
             answer, fd = channel.request({"op": "resume", "key": mapping.key, "place": mapping.place}, GRACE_S)
         except DeadlineError as error:  # this daemon hangs; a new connection may reach one that does not
             channel.close()
             raise LostPeerError(str(error)) from error
+        except InUseError as error:  # a new daemon does not know yet whether the bytes are right
+            log().info("a lease is taken up later: %s", error)
+            self._mappings.postponed.append((channel, mapping))
+            return
         except TrimsError as error:
             if channel.broken:
                 raise

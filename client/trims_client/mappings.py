@@ -186,19 +186,17 @@ class MappedImage:
         if lease is not None:
             self.leases.discard(lease)
 
-    def ask_once(self, channel: Channel) -> bool:
-        """Whether to ask this connection for a lease; True at most once for each connection.
+    def lacks_lease(self, channel: Channel) -> bool:
+        """Whether this connection should be asked for a lease.
 
         An artifact's own files stay mapped without one: no daemon can take them away.
         """
-        if (
-            self.place == "file"
-            or self.parked
-            or self._held.unmapped
-            or self.lost is not None
-            or self._asked is channel
-            or self.lease_of(channel) is not None
-        ):
+        needs_none = self.place == "file" or self.parked or self._held.unmapped or self.lost is not None
+        return not needs_none and self.lease_of(channel) is None
+
+    def ask_once(self, channel: Channel) -> bool:
+        """Whether to ask this connection for a lease; True at most once for each connection."""
+        if self._asked is channel or not self.lacks_lease(channel):
             return False
         self._asked = channel
         return True
@@ -234,6 +232,8 @@ class MappedImages:
         untold: Lost mappings that were not reported to the user yet.
         upgrades: Images that lie at a better place now, as the daemon has told. Events come in any thread; the watch
             thread sees to them.
+        postponed: Mappings whose leases cannot be taken up yet, and the connections that said so. The watch thread asks
+            again.
         collect: Closes device memory that was given back or could not be closed earlier; None before device memory was
             opened.
     """
@@ -246,6 +246,7 @@ class MappedImages:
         self._unborrowed: set[MappedImage] = set()
         self.untold: deque[MappedImage] = deque()
         self.upgrades: deque[Upgrade] = deque()
+        self.postponed: deque[tuple[Channel, MappedImage]] = deque()
         #: Borrows of weights that were dropped without a close. Finalisers append; they must not take `lock`, under
         #: which the very mapping may be in use by the thread that they interrupt.
         self.dropped: deque[Borrow] = deque()

@@ -365,6 +365,10 @@ class Session:
             self._mappings.collect()
         self._connection.flush()
 
+    def _take_up(self) -> None:
+        """Ask again for leases that the daemon could not grant yet. For the watch thread: it asks. Never raises."""
+        self._connection.take_up_postponed()
+
     def _upgrade(self) -> None:
         """Move weights whose bytes lie at a better place now. For the watch thread: it asks. Never raises."""
         channel = self._channel

@@ -44,6 +44,10 @@ class Watched(Protocol):
         """Give back what finalisers left."""
         ...
 
+    def _take_up(self) -> None:
+        """Take up leases that the daemon could not grant yet."""
+        ...
+
     def _upgrade(self) -> None:
         """Move weights to better places."""
         ...
@@ -69,6 +73,7 @@ def watch(reference: Callable[[], Watched | None], gate: threading.Lock) -> None
             waits = channel is not None and not channel.broken
             if waits:
                 session._flush()
+                session._take_up()
                 session._upgrade()
             elif _connects(session):
                 continue

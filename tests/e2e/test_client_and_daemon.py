@@ -24,6 +24,7 @@ from trims.core.errors import (
 )
 from trims.core.place import CPU
 from trims.core.replica import State
+from trims.tiers.cpu import CpuTier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -277,6 +278,41 @@ def test_a_restarted_daemon_adopts_the_segment_and_renews_the_clients_lease(
         del view, again
         weights.close()
         wait_until(lambda: leases(second) == 0, "a lease lives on")
+
+
+def test_leases_are_taken_up_once_images_are_verified_and_no_request_waits(
+    daemon: Daemon,
+    session: Session,
+    checkpoint: Callable[..., Path],
+    serve: Callable[..., Daemon],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without its catalog a daemon must read each image before it lends it, which may take minutes for all of them."""
+    held = [session.open_file(checkpoint(name)) for name in "abc"]
+    tiny = checkpoint("tiny")
+    daemon.ask_to_end()
+    daemon.stop()
+    for name in daemon.config.state_dir.glob("catalog.db*"):
+        name.unlink()
+    go_on, real = threading.Event(), CpuTier.verify
+
+    def verify(*given: object, **named: object) -> None:
+        assert go_on.wait(120)
+        real(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CpuTier, "verify", verify)
+    second = serve()
+    try:
+        wait_until(lambda: len(session._mappings.postponed) == 3, "the leases were not asked for")
+        with session.open_file(tiny) as weights:
+            assert weights.place == "cpu"
+        assert leases(second) == 0
+    finally:
+        go_on.set()
+    wait_until(lambda: leases(second) == 3, "the leases were not taken up")
+    for weights in held:
+        weights.close()
+    wait_until(lambda: leases(second) == 0, "a lease was taken up twice")
 
 
 def test_a_restarted_daemon_removes_a_flipped_segment(

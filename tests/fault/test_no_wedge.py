@@ -17,6 +17,7 @@ from trims.core.errors import (
     CapacityError,
     DeadlineError,
     DrainingError,
+    InUseError,
     LostPeerError,
     ManifestError,
     ModelNotFoundError,
@@ -25,8 +26,8 @@ from trims.core.errors import (
 )
 from trims.core.place import CPU, DISK, GPU
 from trims.store import catalog as catalog_module
-from trims.store import opens, resolve
-from trims.store.asks import Granted, Pending
+from trims.store import resolve
+from trims.store.asks import Granted
 from trims.testing.control import control
 from trims.tiers.cpu import CpuTier
 from trims.wire import trims_pb2 as pb
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from trims.core.replica import ReplicaId
     from trims.daemon.main import Daemon
+    from trims.store.asks import Outcome
     from trims.store.plans import Plan
     from trims.tiers.base import Extent
 
@@ -561,27 +563,50 @@ def test_a_lease_on_an_image_that_is_still_verified_is_taken_up_once_it_was(
 ) -> None:
     """Else a reader whose daemon was killed before the catalog was written would never have its lease back."""
     second, key, go_on = found
-    again, pending = Asker(second), Pending()
-    second.store.resume(again.session, key, CPU, pending.set)
-    with pytest.raises(TimeoutError):
-        pending.result(0)
+    again = Asker(second)
+
+    def resumed() -> Outcome:
+        told: list[Outcome] = []
+        second.store.resume(again.session, key, CPU, told.append)
+        return told[0]  # at once: a client asks for many, one after the other
+
+    for _ in range(3):
+        refused = resumed()
+        assert isinstance(refused, InUseError)
+        assert "was left at cpu by an earlier daemon and is being verified; ask again soon" in str(refused)
     go_on.set()
-    assert isinstance(pending.result(WAIT_S), Granted)
+    wait_until(lambda: second.store.runner.unverified_bytes == 0, "it was not verified")
+    wait_until(lambda: isinstance(granted := resumed(), Granted) and granted.warm, "it cannot be leased")
     again.end()
 
 
-def test_a_lease_is_refused_without_words_of_a_load_if_verifying_takes_too_long(
-    found: tuple[Daemon, str, threading.Event], monkeypatch: pytest.MonkeyPatch
+def test_what_is_resumed_is_verified_before_what_was_found_earlier(
+    daemon: Daemon,
+    asker: Asker,
+    serve: Callable[..., Daemon],
+    checkpoint: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Clients take a late answer, and any that says `deadline`, for that of a daemon that hangs."""
-    monkeypatch.setattr(opens, "RESUME_S", 0.05)
-    second, key, go_on = found
-    again, pending = Asker(second), Pending()
-    second.store.resume(again.session, key, CPU, pending.set)
-    with pytest.raises(ModelNotFoundError, match="is still being verified; open it by name"):
-        pending.result(WAIT_S)
+    keys = [asker.open(checkpoint(name)).key for name in "abcd"]
+    daemon.ask_to_end()
+    daemon.stop()
+    lose_catalog(daemon)
+    go_on, verified, real = threading.Event(), [], CpuTier.verify
+
+    def verify(tier: CpuTier, extent: Extent, *more: object, **named: object) -> None:
+        verified.append(extent.key)
+        if len(verified) == 1:
+            assert go_on.wait(WAIT_S)
+        real(tier, extent, *more, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CpuTier, "verify", verify)
+    second = serve()
+    wait_until(lambda: verified, "none is verified")
+    again, last = Asker(second), next(key for key in reversed(keys) if key not in verified)
+    second.store.resume(again.session, last, CPU, lambda _: None)
     go_on.set()
-    wait_until(lambda: second.store.runner.unverified_bytes == 0, "it was not verified")
+    wait_until(lambda: len(verified) == len(keys), "some were not verified")
+    assert verified[1] == last
     again.end()
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.admission import IN_PLACE_STAYS, STAYS
 from trims.core.due import DueTimes
-from trims.core.errors import ArtifactChangedError, DeadlineError, ModelNotFoundError, NotInPlaceError, TrimsError
+from trims.core.errors import ArtifactChangedError, InUseError, ModelNotFoundError, NotInPlaceError, TrimsError
 from trims.core.events import KeepAlive, Requested
 from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, FILE, Place, TierKind
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from trims.store.work import Pools, PoolsByMount
     from trims.store.workspace import Workspaces
 
-#: Seconds for which the answer to a `resume` waits for an image to be verified: less than clients wait for the answer.
-RESUME_S = 4.0
 #: Names whose terms are kept; then all are dropped, and worked out again when they are asked for.
 _TERMS_KEPT = 4096
 
@@ -145,23 +143,19 @@ class Opens:
     def resume(
         self, session: int, key: str, place: Place, answer: Callable[[Outcome], None], *, tenant: str | None = None
     ) -> None:
-        """Lease exactly this image if it is sealed there now; never loads.
+        """Lease exactly this image if it is sealed there now; never loads, and never waits.
 
-        An image that an earlier daemon left, and that is still to be verified, is verified at once. The answer waits
-        for that, for at most `RESUME_S` seconds.
+        An image that an earlier daemon left, and that is still to be verified, is verified next. The answer is
+        InUseError meanwhile: a client takes up many leases one after the other before it does anything else.
         """
-        name, found = f"the image {key[:16]}", self._shell.is_found(key, place)
-        if not (found or self._shell.is_resident(key, place)):
+        name = f"the image {key[:16]}"
+        if self._shell.verify_next(key, place):
+            answer(InUseError(f"{name} was left at {place} by an earlier daemon and is being verified; ask again soon"))
+        elif self._shell.is_resident(key, place):
+            waiter = Waiter(next(self._tickets), session, wants_lease=True, deadline_at_s=None, tenant=tenant)
+            self._ask(Ask(waiter, name, place, answer), key, place, None)
+        else:
             answer(ModelNotFoundError(f"{name} is not resident at {place} any more; open it by name"))
-            return
-
-        def in_time(outcome: Outcome) -> None:
-            late = f"{name} was left at {place} by an earlier daemon, and is still being verified; open it by name"
-            answer(ModelNotFoundError(late) if isinstance(outcome, DeadlineError) else outcome)
-
-        until_s = self._clock() + RESUME_S if found else None
-        waiter = Waiter(next(self._tickets), session, wants_lease=True, deadline_at_s=until_s, tenant=tenant)
-        self._ask(Ask(waiter, name, place, in_time), key, place, None)
 
     def _found(self, ask: Ask, result: Resolved | TrimsError) -> None:
         """A name has been looked into."""

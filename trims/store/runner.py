@@ -173,7 +173,7 @@ class Runner:
         self._freeing: set[ReplicaId] = set()
         self._parked: list[Callable[[], None]] = []
         self._unverified: dict[ReplicaId, int] = {}
-        #: What is to be verified before it is lent, oldest first.
+        #: What is to be verified before it is lent, in order.
         self._to_verify: OrderedDict[ReplicaId, tuple[Callable[[], Event], Callable[[TrimsError], Event]]]
         self._to_verify = OrderedDict()
 
@@ -356,7 +356,7 @@ class Runner:
         with self._lock:
             self._unverified[replica] = extent.nbytes
             self._to_verify[replica] = (work, failed)
-        self._verifiers.submit(self._verify_oldest)
+        self._verifiers.submit(self._verify_first)
 
     def hurry(self, replica: ReplicaId) -> None:
         """A request waits for a replica, or for room that its fill keeps: fill it as fast as can be.
@@ -373,7 +373,13 @@ class Runner:
         if waiting is not None:
             self._submit(self._copiers, replica, *waiting)
 
-    def _verify_oldest(self) -> None:
+    def verify_next(self, replica: ReplicaId) -> None:
+        """Verify a replica before others that no request waits for. Idempotent; never blocks."""
+        with self._lock:
+            if replica in self._to_verify:
+                self._to_verify.move_to_end(replica, last=False)
+
+    def _verify_first(self) -> None:
         with self._lock:
             if not self._to_verify:
                 return  # a request was in a hurry for it

@@ -254,11 +254,14 @@ class Shell:
             replica = self._residency.find(key, place)
             return replica is not None and replica.id in self._runner.sealed
 
-    def is_found(self, key: str, place: Place) -> bool:
-        """True if an earlier daemon left the image there, and it is lent once it was verified."""
+    def verify_next(self, key: str, place: Place) -> bool:
+        """True if an earlier daemon left the image there, and it is still to be verified; that is done next."""
         with self.lock:
             replica = self._residency.find(key, place)
-            return replica is not None and self._runner.is_unverified(replica.id)
+            found = replica is not None and self._runner.is_unverified(replica.id)
+            if replica is not None and found:
+                self._runner.verify_next(replica.id)
+            return found
 
     def demand_of(self, key: str) -> float:
         """How much in demand an image is (see `trims.core.demand`)."""

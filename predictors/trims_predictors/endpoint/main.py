@@ -206,7 +206,8 @@ class _Server(uvicorn.Server):
         if not os.read(lifeline, 1):
             _log.info("ends with the daemon that has started it")
             asyncio.get_running_loop().remove_reader(lifeline)
-            self._stop()
+            if not self.should_exit:  # else it was asked to end, and its daemon has ended meanwhile: no second request
+                self._stop()
 
     def _stop(self) -> None:
         self.force_exit = self.should_exit  # asked twice

@@ -51,6 +51,30 @@ def test_signals_ask_for_a_graceful_end_first_and_for_a_quick_one_then() -> None
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_the_end_of_the_daemon_asks_for_a_graceful_end_and_hurries_none(asked_before: bool) -> None:
+    async def app(scope: object, receive: object, send: object) -> None:
+        raise NotImplementedError
+
+    async def run() -> None:
+        told: list[str] = []
+        lifeline, held = os.pipe()
+        server = _Server(uvicorn.Config(app), lambda: told.append("ending"), lifeline)
+        with server.capture_signals():
+            if asked_before:
+                server._stop()
+            os.close(held)
+            await asyncio.sleep(0.05)
+            assert (server.should_exit, server.force_exit, told) == (True, False, ["ending"])
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+        os.close(lifeline)
+
+    before = signal.getsignal(signal.SIGINT)
+    asyncio.run(run())
+    signal.signal(signal.SIGINT, before)
+
+
 def test_all_parts_begin_to_end_at_once_and_a_second_signal_hurries_them() -> None:
     told: list[object] = []
 
