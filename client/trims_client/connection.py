@@ -194,18 +194,19 @@ class Connection:
             if channel is not self.channel or channel.broken or not mapping.lacks_lease(channel):
                 continue  # the next connection takes it up; or it was closed
             try:
-                self._resume(channel, mapping)
+                self._resume(channel, mapping, again=True)
             except TrimsError as error:
                 log().info("a lease is not taken up yet: %s", error)
 
-    def _resume(self, channel: Channel, mapping: MappedImage) -> None:
+    def _resume(self, channel: Channel, mapping: MappedImage, *, again: bool = False) -> None:
         try:
             answer, fd = channel.request({"op": "resume", "key": mapping.key, "place": mapping.place}, GRACE_S)
         except DeadlineError as error:  # this daemon hangs; a new connection may reach one that does not
             channel.close()
             raise LostPeerError(str(error)) from error
         except InUseError as error:  # a new daemon does not know yet whether the bytes are right
-            log().info("a lease is taken up later: %s", error)
+            if not again:
+                log().info("a lease is taken up later: %s", error)
             self._mappings.postponed.append((channel, mapping))
             return
         except TrimsError as error:
