@@ -149,12 +149,10 @@ def _add_server_routes(router: APIRouter, service: Service) -> None:
         return service.metadata()
 
     @router.get("/v2/health/live")
-    @router.head("/v2/health/live", include_in_schema=False)  # as `wget --spider` and load balancers ask
     async def live() -> dict[str, bool]:
         return {"live": True, "ready": True}
 
     @router.get("/v2/health/ready")
-    @router.head("/v2/health/ready", include_in_schema=False)
     async def ready() -> JSONResponse:
         found = await service.is_ready()
         return JSONResponse({"live": True, "ready": found}, 200 if found else 503)

@@ -111,14 +111,6 @@ def test_health_is_told_in_both_words_that_clients_look_for() -> None:
     assert (reply.status, reply.json()) == (503, {"live": True, "ready": False})
 
 
-@pytest.mark.parametrize(("is_ready", "status"), [(True, 200), (False, 503)])
-def test_health_is_told_to_those_who_ask_for_the_head_only(is_ready: bool, status: int) -> None:
-    service = StandIn()
-    service.ready = is_ready
-    assert ask("HEAD", "/v2/health/ready", service=service).status == status
-    assert ask("HEAD", "/v2/health/live", service=service).status == 200
-
-
 @pytest.mark.parametrize("path", ["", "/ready", "/config", "/stats"])
 @pytest.mark.parametrize("version", ["", "/versions/1.0.0"])
 def test_every_question_of_a_model_is_answered_with_and_without_a_version(path: str, version: str) -> None:
