@@ -27,7 +27,7 @@ from trims.core.errors import (
 from trims.core.place import CPU, DISK, GPU
 from trims.store import catalog as catalog_module
 from trims.store import resolve
-from trims.store.asks import Granted
+from trims.store.asks import Granted, Pending
 from trims.testing.control import control
 from trims.tiers.cpu import CpuTier
 from trims.wire import trims_pb2 as pb
@@ -565,18 +565,16 @@ def test_a_lease_on_an_image_that_is_still_verified_is_taken_up_once_it_was(
     second, key, go_on = found
     again = Asker(second)
 
-    def resumed() -> Outcome:
-        told: list[Outcome] = []
-        second.store.resume(again.session, key, CPU, told.append)
-        return told[0]  # at once: a client asks for many, one after the other
-
     for _ in range(3):
-        refused = resumed()
-        assert isinstance(refused, InUseError)
-        assert "was left at cpu by an earlier daemon and is being verified; ask again soon" in str(refused)
+        refused: list[Outcome] = []
+        second.store.resume(again.session, key, CPU, refused.append)
+        assert isinstance(refused[0], InUseError), "at once: a client asks for many, one after the other"
+        assert "was left at cpu by an earlier daemon and is being verified; ask again soon" in str(refused[0])
     go_on.set()
     wait_until(lambda: second.store.runner.unverified_bytes == 0, "it was not verified")
-    wait_until(lambda: isinstance(granted := resumed(), Granted) and granted.warm, "it cannot be leased")
+    granted = Pending()
+    second.store.resume(again.session, key, CPU, granted.set)
+    assert isinstance(granted.result(WAIT_S), Granted)
     again.end()
 
 
