@@ -210,11 +210,6 @@ class Runner:
         with self._lock:
             return sum(self._unverified.values())
 
-    def is_unverified(self, replica: ReplicaId) -> bool:
-        """True if it was left by an earlier daemon, and its bytes are not known to be right yet."""
-        with self._lock:
-            return replica in self._unverified and replica not in self.sealed
-
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def measure(self, replica: ReplicaId, measurement: int, resolved: Resolved, tenant: str | None = None) -> None:
@@ -350,7 +345,7 @@ class Runner:
                 self._verify(replica, extent)
                 self.adopt(replica, extent)  # first: at no moment is it neither lent nor still to be verified
             finally:
-                self._is_verified(replica)
+                self._end_verification(replica)
             return Filled(at_s=self._clock(), **_about(replica), cost_s=self._clock() - began)
 
         with self._lock:
@@ -373,11 +368,15 @@ class Runner:
         if waiting is not None:
             self._submit(self._copiers, replica, *waiting)
 
-    def verify_next(self, replica: ReplicaId) -> None:
-        """Verify a replica before others that no request waits for. Idempotent; never blocks."""
+    def verify_next(self, replica: ReplicaId) -> bool:
+        """Verify a replica before others that no request waits for. False if that is not to be done, or is done.
+
+        Idempotent; never blocks.
+        """
         with self._lock:
             if replica in self._to_verify:
                 self._to_verify.move_to_end(replica, last=False)
+            return replica in self._unverified and replica not in self.sealed
 
     def _verify_first(self) -> None:
         with self._lock:
@@ -404,7 +403,7 @@ class Runner:
             except (OSError, TrimsError) as error:
                 log.warning("%s could not be read again: %s", extent.label, error)
             finally:
-                self._is_verified(replica)
+                self._end_verification(replica)
 
         with self._lock:
             self._unverified[replica] = extent.nbytes
@@ -413,7 +412,7 @@ class Runner:
     def _verify(self, replica: ReplicaId, extent: Extent) -> None:
         self._tiers[replica.place].verify(extent, cancelled=self._stopping)
 
-    def _is_verified(self, replica: ReplicaId) -> None:
+    def _end_verification(self, replica: ReplicaId) -> None:
         with self._lock:
             self._unverified.pop(replica, None)
 

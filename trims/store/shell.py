@@ -258,10 +258,7 @@ class Shell:
         """True if an earlier daemon left the image there, and it is still to be verified; that is done next."""
         with self.lock:
             replica = self._residency.find(key, place)
-            found = replica is not None and self._runner.is_unverified(replica.id)
-            if replica is not None and found:
-                self._runner.verify_next(replica.id)
-            return found
+            return replica is not None and self._runner.verify_next(replica.id)
 
     def demand_of(self, key: str) -> float:
         """How much in demand an image is (see `trims.core.demand`)."""

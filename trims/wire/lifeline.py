@@ -60,7 +60,7 @@ def depend_on(own: int) -> None:
     fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
     if has_ended(own):  # it closed before we asked for the signal
-        os.killpg(0, signal.SIGKILL)
+        end_group()
 
 
 def end_group() -> NoReturn:
