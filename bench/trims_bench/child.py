@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
+from trims.process.python import run_module
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
@@ -52,7 +54,7 @@ def call(
 
     name = f"{function.__module__}:{function.__name__}"
     done = subprocess.run(
-        [str(python or sys.executable), "-m", "trims_bench.child", name, json.dumps(given)],
+        run_module("trims_bench.child", name, json.dumps(given), python=python or ""),
         capture_output=True,
         text=True,
         check=False,
@@ -106,7 +108,7 @@ def started(function: Callable[..., Iterator[Any]], given: Mapping[str, Any]) ->
 
     name = f"{function.__module__}:{function.__name__}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "trims_bench.child", name, json.dumps(given)],
+        run_module("trims_bench.child", name, json.dumps(given)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from trims.control import admin
 from trims.core.errors import DaemonAwayError, TrimsError
 from trims.daemon.main import shm_prefix
 from trims.memory import shm
+from trims.process.python import run_module
 from trims.wire.address import ATTACH_SOCKET
 from trims_bench.raw import RawClient
 
@@ -166,7 +166,7 @@ class DaemonProcess:
         """Start a process and do not wait until it serves; returns `began_ns`."""
         self.state_dir.mkdir(parents=True, exist_ok=True)
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items()]
-        command = [sys.executable, "-m", *self._program, "--runtime-dir", str(self.runtime_dir), "serve"]
+        command = run_module(*self._program, "--runtime-dir", str(self.runtime_dir), "serve")
         command += ["--state-dir", str(self.state_dir), "--log-level=warning", "--endpoint=no", *flags]
         with self._log.open("ab") as log:
             self.began_ns = time.monotonic_ns()

@@ -10,11 +10,12 @@ import re
 import signal
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
+
+from trims.process.python import run_module
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,10 +100,10 @@ class EndpointProcess:
     port = grpc_port = 0
 
     def __init__(self, runtime_dir: Path, *arguments: str) -> None:
-        self._command = [
-            sys.executable, "-m", "trims.cli.main", "endpoint", "--runtime-dir", str(runtime_dir), "--port", "0",
-            "--grpc-port", "none", *arguments,
-        ]  # fmt: skip
+        self._command = run_module(
+            "trims.cli.main", "endpoint", "--runtime-dir", str(runtime_dir), "--port", "0", "--grpc-port", "none",
+            *arguments,
+        )  # fmt: skip
         self._said: deque[str] = deque(maxlen=20)
 
     def __enter__(self) -> Self:

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import trims_bench
+from trims.process.python import run_code
 
 ROOT = Path(trims_bench.__file__).absolute().parents[2]
 MANIFESTS = ROOT / "manifests"
@@ -38,7 +39,7 @@ def mxnet_python() -> Path:
             raise MxnetMissingError(reason.read_text().strip())
         raise MxnetMissingError(f"no MXNet environment at {python}; `make mxnet-env` makes it")
     tried = subprocess.run(
-        [python, "-c", "import mxnet"], capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S
+        run_code("import mxnet", python=python), capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S
     )
     if tried.returncode != 0:
         last = (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
@@ -52,7 +53,9 @@ def clients_python() -> Path:
     if not python.exists():
         raise ClientsMissingError(f"no environment of clients at {python}; `make clients-env` makes it")
     code = "import aiohttp, tritonclient.grpc, tritonclient.http"
-    tried = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S)
+    tried = subprocess.run(
+        run_code(code, python=python), capture_output=True, text=True, check=False, timeout=_IMPORT_TIMEOUT_S
+    )
     if tried.returncode != 0:
         last = (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
         raise ClientsMissingError(f"{python} cannot import tritonclient and aiohttp: {last}")

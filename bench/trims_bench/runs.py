@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.manifest import Manifest, parse_manifest
 from trims.formats.build import RECORD
+from trims.process.python import run_module
 from trims.registry.base import read_manifest
 from trims_bench.answers import Answer
 from trims_bench.repository import MANIFESTS
@@ -143,7 +143,7 @@ def _started(
     hold: bool,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    command = [str(python or sys.executable), "-m", "trims_bench.worker", "--workload", workload, "--how", how]
+    command = run_module("trims_bench.worker", "--workload", workload, "--how", how, python=python or "")
     command += ["--runtime-dir", str(runtime_dir)] if runtime_dir else []
     command += ["--hold"] if hold else []
     command += ["--started-ns", str(time.monotonic_ns())]

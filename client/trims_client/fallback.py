@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 from trims.core.errors import ConversionError
 from trims.memory.attach import Attachment
+from trims.process.python import run_module
 from trims_client.weights import Weights
 
 
@@ -19,7 +19,7 @@ def load_here(name: str) -> Weights:
     """Convert a registered model or a file into private memory. Raises ConversionError with the child's message."""
     fd = os.memfd_create("trims-private", os.MFD_CLOEXEC)
     try:
-        command = [sys.executable, "-m", "trims.control.convert", name, str(fd)]
+        command = run_module("trims.control.convert", name, str(fd))
         done = subprocess.run(command, pass_fds=[fd], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise ConversionError(f"{name} could not be loaded without a daemon: {done.stderr.strip()[-2000:]}")

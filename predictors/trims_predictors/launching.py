@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from trims.environments.shelf import hold
+from trims.process.python import run_code
 from trims.wire.address import ATTACH_FOLDER, TENANTS_FOLDER
 from trims.wire.lifeline import Lifeline
 from trims_predictors.isolation import NAMESPACES, OWN_PROCESS, Isolation
@@ -46,8 +47,6 @@ _CALLED = {"trims_predictors.worker": "predictor", "trims_predictors.template": 
 #: Our packages are loaded from their own folders, so that a process of another environment sees them and that
 #: environment's packages, and none of this one.
 _BOOTSTRAP = """
-import sys
-sys.path[:] = [path for path in sys.path if path]  # or a json.py in the working folder would be imported next
 import json, importlib.util
 packages, module = json.loads(sys.argv[1]), sys.argv[2]
 for name, folder in packages.items():
@@ -136,7 +135,7 @@ class Launcher:
             raise in_words(error, f"{module} cannot be started") from error
         door = os.path.join(TENANTS_FOLDER, environment.tenant) if environment.tenant else ATTACH_FOLDER
         command = [
-            environment.python or sys.executable, "-c", _BOOTSTRAP, json.dumps(_packages()), module,
+            *run_code(_BOOTSTRAP, json.dumps(_packages()), module, python=environment.python),
             "--socket", str(sock), "--lifeline", str(lifeline.fileno()), "--runtime-dir", self._folder_of(door),
             "--writable", self.isolation.writable,
         ]  # fmt: skip
@@ -231,7 +230,7 @@ def shown(python: str = "") -> list[str]:
 
 def probe_command() -> list[str]:
     """A command that starts Python and imports our packages as a predictor does, and ends with status 0."""
-    return [sys.executable, "-c", _BOOTSTRAP, json.dumps(_packages()), "trims_predictors.worker", "--help"]
+    return run_code(_BOOTSTRAP, json.dumps(_packages()), "trims_predictors.worker", "--help")
 
 
 def tell_status(status: int) -> str:

@@ -110,3 +110,30 @@ def test_every_module_has_a_test_file_of_its_name_in_the_folder_that_mirrors_it(
 def test_every_reason_for_a_module_without_a_test_file_is_still_needed() -> None:
     there = [str(module) for module in modules()]
     assert all(any(module.startswith(known) for module in there) for known in UNTESTED_BY_NAME)
+
+
+#: Options of the interpreter before a program that is not looked for beside the working folder.
+_ISOLATED = "-I"
+
+
+def _commands_with_the_working_folder(file: Path) -> list[int]:
+    """Lines of lists such as `[sys.executable, "-m", ...]`: such a program imports from the working folder."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.List) and "sys.executable" in ast.unparse(node):
+            words = {each.value for each in node.elts if isinstance(each, ast.Constant)}
+            if words & {"-m", "-c"} and _ISOLATED not in words:
+                found.append(node.lineno)
+    return found
+
+
+def test_python_programs_are_started_without_the_working_folder() -> None:
+    shipped = ROOT / "trims" / "testing", ROOT / "trims" / "process"  # for tests, which choose their folder; the door
+    found = {
+        f"{file.relative_to(ROOT)}:{line}"
+        for package in ("trims", "client", "predictors")
+        for file in (ROOT / package).rglob("*.py")
+        if not any(file.is_relative_to(folder) for folder in shipped)
+        for line in _commands_with_the_working_folder(file)
+    }
+    assert found == set(), "trims.process.python.run_module and run_code start them"

@@ -12,7 +12,6 @@ import os
 import select
 import socket
 import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from trims.carrier.messages import MOST_FDS, check, receive, send, send_order
 from trims.carrier.task import Running, SourceFailedError
 from trims.memory.mapping import LARGE_PAGE_BYTES
+from trims.process.python import run_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +37,6 @@ _LOOK_S = 0.05
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 #: The package from its own folder, whatever else lies beside it.
 _BOOTSTRAP = """
-import sys
-sys.path[:] = [path for path in sys.path if path]
 import importlib.util
 spec = importlib.util.spec_from_file_location("trims", sys.argv[2] + "/__init__.py",
                                               submodule_search_locations=[sys.argv[2]])
@@ -64,7 +62,7 @@ class Process:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _BOOTSTRAP, str(theirs.fileno()), _PACKAGE],
+                    run_code(_BOOTSTRAP, str(theirs.fileno()), _PACKAGE),
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     start_new_session=True,

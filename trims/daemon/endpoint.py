@@ -13,7 +13,6 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 from packaging.requirements import Requirement
 
 from trims.core.errors import ConfigError
+from trims.process.python import run_module
 from trims.wire.endpoint_file import ERROR_FILE, read_address, read_text
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def endpoint_of(config: Config, missing: Callable[[], str] | None = None) -> End
         off = (missing or _missing)()
         if off and config.endpoint == "yes":
             raise ConfigError(f"the setting endpoint is yes, but {off}")
-    command = [sys.executable, "-m", "trims.cli.main", "endpoint", "--supervised"]
+    command = run_module("trims.cli.main", "endpoint", "--supervised")
     command += ["--runtime-dir", str(config.runtime_dir), "--environments-dir", str(config.environments_dir)]
     for hidden in (config.state_dir, config.segment_dir):
         command += ["--hide", str(hidden)]

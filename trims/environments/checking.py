@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from trims.environments.interpreters import plain_environment
+from trims.process.python import run_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -30,9 +31,8 @@ FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "numpy")
 _ANSWER_S = 300.0
 #: Our packages come from their own folders, as for converters and predictors.
 _SCRIPT = """
-import importlib, importlib.util, json, os, platform, sys
+import importlib, importlib.util, json, os, platform
 packages, modules = json.loads(sys.argv[1])
-sys.path[:] = [path for path in sys.path if path]
 sys.stdout.flush()
 answer, _ = os.dup(1), os.dup2(2, 1)
 def load(name, folder):
@@ -148,7 +148,7 @@ def _ask(made: Made) -> Any:
         "ours": [module for name in packages for module in _OURS[name]],
         "frameworks": [name for name in FRAMEWORKS if name in made.versions],
     }
-    command = [str(made.python), "-c", _SCRIPT, json.dumps([packages, modules])]
+    command = run_code(_SCRIPT, json.dumps([packages, modules]), python=made.python)
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, check=False,

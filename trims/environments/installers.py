@@ -21,6 +21,7 @@ from packaging.version import Version
 from trims.core.errors import ConfigError, NotSupportedError
 from trims.environments.interpreters import plain_environment
 from trims.environments.locks import Pin, parse_pins
+from trims.process.python import run_module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,8 +131,8 @@ class _Pip(Installer):
 
     @staticmethod
     def _pip(venv: Path, words: Sequence[str], failed: str, lock_fd: int) -> None:
-        begin = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
-        _run([*begin, "--python", str(venv / "bin" / "python"), *words], failed, lock_fd)
+        begin = run_module("pip", "--disable-pip-version-check", "--no-input")
+        _run([*begin, "--python", str(venv / "bin" / "python"), *words], failed, lock_fd, "pip")
 
 
 def find_uv() -> str | None:
@@ -164,10 +165,16 @@ def _unresolved(requirements: Sequence[str]) -> str:
     return f"no versions can be found that fit together for {', '.join(requirements)}"
 
 
-def _run(command: Sequence[str], failed: str, lock_fd: int) -> str:
+def _run(command: Sequence[str], failed: str, lock_fd: int, program: str = "") -> str:
     """What a program prints. On a terminal its messages go there, too. Raises NotSupportedError with its last lines.
 
     It gets Ctrl-C as we do, and is ended with us in every other case that we notice.
+
+    Args:
+        command: Program and arguments.
+        failed: What could not be done, for the error.
+        lock_fd: Descriptor that the program holds as long as it runs; negative for none.
+        program: Name of the program for the error, where the command does not begin with it.
     """
     shown = sys.stderr.isatty()
     try:
@@ -193,6 +200,7 @@ def _run(command: Sequence[str], failed: str, lock_fd: int) -> str:
     if process.returncode != 0:
         tail = "\n".join((said or "").strip().splitlines()[-_TAIL_LINES:])
         words = f":\n{tail}" if tail else "; its messages are above" if shown else ""
-        program = "pip" if list(command[1:3]) == ["-m", "pip"] else Path(command[0]).name
-        raise NotSupportedError(f"{failed} ({program} ended with status {process.returncode}){words}")
+        raise NotSupportedError(
+            f"{failed} ({program or Path(command[0]).name} ended with status {process.returncode}){words}"
+        )
     return out

@@ -36,6 +36,7 @@ from trims.core.units import format_bytes
 from trims.environments.shelf import hold
 from trims.formats.scratch import Scratch
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
+from trims.process.python import run_code
 from trims.wire.lifeline import Lifeline
 from trims.wire.weight import CHANGE_PAUSE_S, GIVES_WAY, weigh
 
@@ -55,8 +56,6 @@ _BURIAL_S = 5.0
 #: The package is loaded from its own folder, whatever else lies beside it, so that a child in another environment sees
 #: trims and that environment's packages, never ours.
 _BOOTSTRAP = """
-import sys
-sys.path[:] = [path for path in sys.path if path]
 import importlib.util
 spec = importlib.util.spec_from_file_location("trims", sys.argv[1] + "/__init__.py",
                                               submodule_search_locations=[sys.argv[1]])
@@ -140,7 +139,7 @@ class LimitedChild:
             for ours in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):
                 environment.pop(ours, None)
         package = os.path.dirname(os.path.abspath(trims.__file__))
-        command = [os.fspath(python or sys.executable), "-c", _BOOTSTRAP, package, *map(str, fds), json.dumps(config)]
+        command = run_code(_BOOTSTRAP, package, *map(str, fds), json.dumps(config), python=python or "")
         try:
             return subprocess.Popen(
                 command,

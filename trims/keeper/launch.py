@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 from trims.core.errors import DaemonAwayError, DeviceLostError, NotSupportedError
 from trims.keeper.client import KeeperConnection
+from trims.process.python import run_module
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ def _serves(path: Path) -> bool:
 
 def _start(path: Path, options: list[str]) -> None:
     log_path = path.with_suffix(".log")
-    command = [sys.executable, "-m", "trims.keeper.main", "--socket", str(path), "--detach", str(log_path), *options]
+    command = run_module("trims.keeper.main", "--socket", str(path), "--detach", str(log_path), *options)
     try:
         ended = subprocess.run(command, capture_output=True, timeout=_START_S, check=False)
     except subprocess.TimeoutExpired:

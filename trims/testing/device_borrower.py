@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import LostPeerError, TrimsError, from_code
 from trims.memory.cuda.connect import connect
 from trims.memory.cuda.drivers import Export, Opened, device_memory
+from trims.process.python import run_module
 from trims.wire.frames import Decoder, Message, encode
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Borrower:
     def __init__(self, kind: str, uuid: str, driver: str, prefix: tuple[str, ...] = ()) -> None:
         self._sock, theirs = socket.socketpair()
         with theirs:
-            command = [*prefix, sys.executable, "-m", __name__, kind, uuid, driver, str(theirs.fileno())]
+            command = [*prefix, *run_module(__name__, kind, uuid, driver, str(theirs.fileno()))]
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         self._decoder = Decoder()
 

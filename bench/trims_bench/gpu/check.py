@@ -11,7 +11,6 @@ import argparse
 import json
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from trims.cli.doctor_gpu import gpu_findings
 from trims.core.units import format_seconds
 from trims.daemon.config import build_config
+from trims.process.python import run_module
 from trims_bench.gpu import leavings, processes
 from trims_bench.gpu.lines import UNAVAILABLE
 from trims_bench.gpu.needs import missing
@@ -180,7 +180,7 @@ def _take(part: Part, rig: Rig, record: Record, found: dict[str, Any], limit_s: 
         found["seconds"] = round(time.monotonic() - began, 3)
         record.write()
 
-    command = [sys.executable, "-m", "trims_bench.gpu.part", part.key, rig_as_text(rig)]
+    command = run_module("trims_bench.gpu.part", part.key, rig_as_text(rig))
     ended = processes.run(command, limit_s, hear)
     if found.get("error") == _NOT_ENDED:
         found["error"] = f"it took longer than {limit_s:g} s" if ended is None else f"its process ended with {ended}"

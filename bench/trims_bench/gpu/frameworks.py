@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trims.process.python import run_module
 from trims_bench.child import call
 from trims_bench.gpu.rig import UnavailableError
 
@@ -141,7 +142,7 @@ def _reader(rig: Rig, exporter: Any, nbytes: int) -> Iterator[None]:
     export = exporter.export()
     try:
         words = ["read", rig.kind, rig.device.uuid, str(export.fd), str(export.size_bytes), str(nbytes)]
-        command = [sys.executable, "-m", __name__, *words]
+        command = run_module(__name__, *words)
         process = subprocess.Popen(
             command, pass_fds=[export.fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -163,7 +164,7 @@ def torch_writes(rig: Rig) -> dict[str, Any]:
         try:
             words = ["write", rig.kind, rig.device.uuid, str(export.fd), str(export.size_bytes), str(2 * _MIB)]
             done = subprocess.run(
-                [sys.executable, "-m", __name__, *words], pass_fds=[export.fd], stdin=subprocess.DEVNULL,
+                run_module(__name__, *words), pass_fds=[export.fd], stdin=subprocess.DEVNULL,
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
         finally:

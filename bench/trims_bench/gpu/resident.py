@@ -24,6 +24,7 @@ from trims.keeper.launch import find_keeper
 from trims.memory.cuda.connect import connect
 from trims.memory.cuda.drivers import device_memory
 from trims.memory.shm import SHM_FOLDER
+from trims.process.python import run_module
 from trims.testing.device_borrower import Borrower
 from trims_bench.checkpoints import write_checkpoint
 from trims_bench.child import call
@@ -359,7 +360,7 @@ def _taken_by(rig: Rig, daemon: DaemonProcess, name: str, count: int) -> int:
 
 @contextlib.contextmanager
 def _holder(daemon: DaemonProcess, name: str) -> Iterator[None]:
-    command = [sys.executable, "-m", __name__, str(daemon.runtime_dir), name]
+    command = run_module(__name__, str(daemon.runtime_dir), name)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n", f"a process could not open {name}"

@@ -20,6 +20,7 @@ from trims.core.errors import LostPeerError, NotSupportedError, TrimsError
 from trims.memory.cuda.connect import connect
 from trims.memory.cuda.drivers import Export, export_message, export_of
 from trims.memory.cuda.survey import survey
+from trims.process.python import run_module
 from trims.testing.device_borrower import Borrower
 from trims.testing.device_memory import CONTENT, Owner
 from trims.wire.frames import Decoder, encode
@@ -140,7 +141,7 @@ class Exporter:
         self._sock.settimeout(_BEGIN_S)
         self._decoder = Decoder()
         with theirs:
-            command = [sys.executable, "-m", __name__, kind, driver, str(nbytes), str(theirs.fileno())]
+            command = run_module(__name__, kind, driver, str(nbytes), str(theirs.fileno()))
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         try:
             self._ask({"op": "make"})

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trims.process.python import run_module
 from trims_bench.repository import ROOT
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Other:
 
 def _litserve(python: Path, folder: Path, weights: Path, port: int) -> Sequence[str]:
     del folder
-    return [str(python), "-m", "trims_bench.others.litserve_app", str(weights), str(port)]
+    return run_module("trims_bench.others.litserve_app", str(weights), str(port), python=python)
 
 
 def _mlserver(python: Path, folder: Path, weights: Path, port: int) -> Sequence[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from trims.process.python import run_code
 from trims_bench.checkpoints import write_checkpoint
 from trims_bench.figures import Bar, Comparison, Figure, Samples, share
 
@@ -23,6 +23,7 @@ _QUICK = (1 << 20, 2 << 20, 4 << 20)
 _PROGRAM = """\
 import sys, time
 import numpy
+from trims.process.python import run_code
 {before}
 began = time.perf_counter_ns()
 {measured}
@@ -123,7 +124,7 @@ class _Turns:
 
     def _run(self, before: str, measured: str) -> int:
         code = _PROGRAM.format(before=before, measured=measured)
-        command = [sys.executable, "-W", "ignore", "-c", code, str(self._path), str(self._known)]
+        command = run_code(code, str(self._path), str(self._known), flags=("-W", "ignore"))
         return int(subprocess.run(command, check=True, env=self._env, capture_output=True, text=True).stdout)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
+from trims.process.python import run_code
 from trims_bench.checkpoints import write_checkpoint
 from trims_bench.figures import Bar, Figure, Samples, share
 
@@ -17,6 +17,7 @@ TITLE = "a fresh interpreter: start, connect, open, first tensor as a numpy view
 _NUMPY = "import numpy"
 _TRIMS = """\
 import trims
+from trims.process.python import run_code
 session = trims.connect()
 first = session.open("fresh")["tensor.0"]
 assert first.shape and not first.flags.writeable
@@ -51,5 +52,5 @@ def _turns(runtime_dir: str, count: int) -> tuple[Samples, Samples]:
 
 def _run_ns(code: str, env: dict[str, str]) -> int:
     began = time.perf_counter_ns()
-    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+    subprocess.run(run_code(code), check=True, env=env)
     return time.perf_counter_ns() - began

@@ -15,6 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.core.errors import CallerError, CapacityError
+from trims.process.python import run_code
 from trims.wire.lifeline import Lifeline
 from trims_predictors.endpoint.large_json import DONE, FRAME, REFUSED
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 #: It imports from where this process does, and from nowhere else.
 _BOOTSTRAP = """
-import sys, json
+import json
 sys.path[:] = json.loads(sys.argv.pop())
 from trims_predictors.endpoint.large_json import main
 main()
@@ -148,7 +149,7 @@ class JsonProcess:
             fds = [theirs.fileno(), self._lifeline.fileno()]
             path = json.dumps([os.path.abspath(each) for each in sys.path if each])
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOTSTRAP, *map(str, fds), path],
+                run_code(_BOOTSTRAP, *map(str, fds), path),
                 pass_fds=fds,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

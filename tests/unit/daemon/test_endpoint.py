@@ -15,6 +15,7 @@ from trims.core.errors import ConfigError
 from trims.daemon import endpoint as module
 from trims.daemon.config import build_config
 from trims.daemon.endpoint import EndpointKeeper, endpoint_of
+from trims.process.python import run_module
 from trims.wire.endpoint_file import EndpointAddress, leave_address
 
 if TYPE_CHECKING:
@@ -121,11 +122,13 @@ def test_a_daemon_that_must_have_one_does_not_start_without_its_packages(folder:
 def test_it_gets_the_daemons_folder_and_environments_and_its_own_flags(folder: Path) -> None:
     config = config_of(folder, environments={"mxnet": sys.executable}, endpoint_flags="--port 9000 --preload 'a b'")
     command = list(endpoint_of(config)._command)
-    assert command[:5] == [sys.executable, "-m", "trims.cli.main", "endpoint", "--supervised"]
-    assert command[5:7] == ["--runtime-dir", str(folder / "run")]
-    assert command[7:9] == ["--environments-dir", str(config.environments_dir)]
-    assert command[9:13] == ["--hide", str(config.state_dir), "--hide", str(config.segment_dir)]
-    assert command[13:] == ["--environments", f"mxnet={sys.executable}", "--port", "9000", "--preload", "a b"]
+    begin = run_module("trims.cli.main", "endpoint", "--supervised")
+    assert command[: len(begin)] == begin
+    given = command[len(begin) :]
+    assert given[:2] == ["--runtime-dir", str(folder / "run")]
+    assert given[2:4] == ["--environments-dir", str(config.environments_dir)]
+    assert given[4:8] == ["--hide", str(config.state_dir), "--hide", str(config.segment_dir)]
+    assert given[8:] == ["--environments", f"mxnet={sys.executable}", "--port", "9000", "--preload", "a b"]
 
 
 def test_a_package_that_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,1 @@
+"""Child processes: how programs of ours are started. Door: `python`."""
