@@ -175,16 +175,16 @@ class Fleet:
         steps = self._slots.cancel(job)
         self._do(steps or [])
         predictor = self._runs.get(job)
-        if predictor is None or not self._settings.end_abandoned:
+        running = None if predictor is None else self._running.get(predictor)
+        if running is None or not self._settings.end_abandoned:
             return
-        running = self._running[predictor]
-        if all(each.payload.answer.done() for each in running.jobs):
+        # Once for each run: a client that hangs up while its run begins is noticed twice, and a batch has several.
+        if running.abandoned_timer is None and all(each.payload.answer.done() for each in running.jobs):
             again_s = sum(running.stages.values())
-            self._loop.call_later(again_s, self._end_abandoned, predictor, running.jobs)
+            running.abandoned_timer = self._loop.call_later(again_s, self._end_abandoned, running)
 
-    def _end_abandoned(self, predictor: int, jobs: Sequence[Job]) -> None:
-        running = self._running.get(predictor)
-        if running is not None and running.jobs is jobs:
+    def _end_abandoned(self, running: Running) -> None:
+        if not running.process.dying:
             self._count("abandoned")
             running.process.kill("no client waits for its run any more")
 
@@ -312,7 +312,7 @@ class Fleet:
             self._abandon(jobs[0])
         with self._computing.runs(predictor, running.plan.environment.framework):
             await self._runner.run(running, jobs)
-        running.jobs = ()
+        running.end_run()
         for job in jobs:
             del self._runs[job]
         running.keep_alive_s = jobs[-1].payload.keep_alive_s
@@ -332,6 +332,7 @@ class Fleet:
     def _ended(self, predictor: int, why: str) -> None:
         running = self._running.pop(predictor)
         running.forget_idle()
+        running.end_run()
         self._count("ended")
         _log.info("a predictor of %s (process %d) ended: %s", running.plan.model, running.process.pid, why)
         # After the task that waits for its answer has told the clients, which knows more.

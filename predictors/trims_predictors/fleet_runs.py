@@ -62,6 +62,7 @@ class Running:
         stages: Seconds that the parts of its start took.
         keep_alive_s: What the last request said of it.
         jobs: Of the run that is under way.
+        abandoned_timer: Ends it if its run goes on, for which no client waits; None if one does.
         idle_timer: Ends it if it stays idle; of the last idle time only, or each request would leave one for minutes.
     """
 
@@ -74,7 +75,15 @@ class Running:
     stages: dict[str, float] = field(default_factory=dict)
     keep_alive_s: float | None = None
     jobs: Sequence[Job] = ()
+    abandoned_timer: asyncio.TimerHandle | None = None
     idle_timer: asyncio.TimerHandle | None = None
+
+    def end_run(self) -> None:
+        """Forget the jobs of the run that has ended. Idempotent."""
+        self.jobs = ()
+        if self.abandoned_timer is not None:
+            self.abandoned_timer.cancel()
+            self.abandoned_timer = None
 
     def forget_idle(self) -> None:
         """The idle time that was watched is over."""

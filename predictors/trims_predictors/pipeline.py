@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError, PredictorError
 from trims.core.serving import TensorType, parse_tensors
+from trims.process.forks import parent_only
 from trims_predictors.tensors import check_mask, check_name, describe, dtype_name, from_array, numpy_dtype
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class Pipeline:
         """Make the predictor ready. It is told no tensors that steps change."""
         stated = self._context
         inputs, outputs = () if self._preprocess else stated.inputs, () if self._postprocess else stated.outputs
-        self._predictor.load(weights, replace(stated, inputs=inputs, outputs=outputs))
+        with parent_only():
+            self._predictor.load(weights, replace(stated, inputs=inputs, outputs=outputs))
 
     def inputs(self) -> list[Message]:
         """Of a request, as messages tell them; empty if neither manifest nor predictor states them."""
@@ -80,7 +82,9 @@ class Pipeline:
                 inputs = self._preprocess.run(inputs)
         with stages.timed("predict_s"):
             given = _given(self._predictor, inputs)
-            outputs = _checked(self._predictor.predict(inputs))
+            with parent_only():
+                outputs = self._predictor.predict(inputs)
+            outputs = _checked(outputs)
             self.given = given
         if not self._postprocess:
             return outputs
@@ -100,7 +104,8 @@ class Pipeline:
         rehearse = getattr(self._predictor, "rehearse", None)
         if rehearse is None:
             return {}
-        return rehearse({each.name: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in given}) or {}
+        with parent_only():
+            return rehearse({each.name: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in given}) or {}
 
     def tensors(self, outputs: Arrays) -> list[Tensor]:
         """An answer's arrays as messages carry them. Raises PredictorError for those that none can carry."""
@@ -112,7 +117,8 @@ class Pipeline:
 
     def unload(self) -> None:
         """Have the predictor give up what it holds. Raises what its code raises."""
-        self._predictor.unload()
+        with parent_only():
+            self._predictor.unload()
 
 
 def pipeline_of(message: Message, context: Context) -> Pipeline:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,8 @@ class PredictorProcess:
         self.ended: asyncio.Future[str] = self._loop.create_future()
         self.going: asyncio.Future[None] = self._loop.create_future()
         self._answer: asyncio.Future[Message] | None = None
+        #: Number of the message that is to be answered. Code of a model cannot guess it, and no answer comes twice.
+        self._request = ""
         self._outbox = Sender()
         self._inbox = Receiver()
         self._why_killed: str | None = None
@@ -110,10 +113,12 @@ class PredictorProcess:
             TrimsError: What it answered instead.
         """
         assert self._answer is None, "one thing at a time"
-        self._answer = self._loop.create_future()
+        self._answer, self._request = self._loop.create_future(), secrets.token_hex(8)
         try:
-            await self._tell(message, tensors)
+            await self._tell({**message, "request": self._request}, tensors)
             answer = _checked(await asyncio.wait_for(self._answer, deadline_s))
+            if answer.get("kept_inputs"):
+                self._outbox.close()  # the next request is written to an arena of its own
             if answer["op"] == "answer":
                 answer["outputs"] = await self._own(self._inbox.read(answer["outputs"]))
         except asyncio.TimeoutError:
@@ -195,6 +200,8 @@ class PredictorProcess:
             return
         if self._answer is None or self._answer.done():
             self.kill("it spoke without being asked")
+        elif message.get("request") != self._request:
+            self._break(BadMessageError("it answered what was not asked"))
         else:
             self._answer.set_result(message)
 

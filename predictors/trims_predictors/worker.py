@@ -11,6 +11,9 @@ supervisor (`fleet`). Messages:
     {"op": "predict", ...}  answer one request -> {"op": "answer", ...}
     {"op": "unload"}        give everything up and end
 
+Each message but the last has a number, `request`, which its answer repeats: nothing else that is written to the socket
+is taken for the answer.
+
 What goes wrong in all but the last is answered by {"op": "failed", "code": ..., "message": ...}. The traceback of an
 error that is not of trims's tree goes to standard error.
 """
@@ -26,10 +29,12 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import BadMessageError, LostPeerError, PredictorError, TrimsError
 from trims.core.serving import parse_tensors
+from trims.process.forks import fork_count, parent_only
 from trims.wire.lifeline import depend_on, end_group
 from trims_predictors import frameworks, messages
 from trims_predictors.arena import Receiver, Sender
@@ -48,12 +53,14 @@ from trims_predictors.written_pages import Record, copy_ahead
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
     from trims_client import Session
     from trims_client.parking import Parked
     from trims_client.weights import Weights
 
     from trims.core.serving import TensorType
     from trims.wire.frames import Message
+    from trims_predictors.tensors import Tensor
 
 #: Characters of an error that reaches a client.
 _MOST_LETTERS = 4000
@@ -98,6 +105,10 @@ class Worker:
         self._inbox = Receiver()
         self._outbox = Sender()
         self._untold: int | None = None
+        #: Inputs are copied out of the arena, because code of the model has kept some beyond its run.
+        self._copies = False
+        #: Arrays over the arena that the last request was given as.
+        self._lent: list[weakref.ref[np.ndarray[Any, Any]]] = []
 
     def serve(self) -> bool:
         """Answer until the other side is gone or says `unload`; True if it said that."""
@@ -125,20 +136,36 @@ class Worker:
 
     def _carry_out(self, operation: Callable[[Message], tuple[Message, int | None]], message: Message) -> None:
         fd: int | None = None
+        forks = fork_count()
         try:
-            answer, fd = operation(message)
+            with parent_only():
+                answer, fd = operation(message)
         except TrimsError as error:
             answer = _failed(error)
         except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the supervisor is told
             sys.stderr.write(traceback_of(error))
             answer = _failed(_blamed(message, error, confined=self._confined))
+        common = {"request": message["request"], **self._kept_inputs(forked=fork_count() != forks)}
         try:
-            messages.send(self._sock, answer, [] if fd is None else [fd])
+            messages.send(self._sock, {**answer, **common}, [] if fd is None else [fd])
         except BadMessageError as error:
-            messages.send(self._sock, _failed(PredictorError(f"the answer has too many tensors: {error}")))
+            answer = _failed(PredictorError(f"the answer has too many tensors: {error}"))
+            messages.send(self._sock, {**answer, **common})
         finally:
             if fd is not None:
                 os.close(fd)
+
+    def _kept_inputs(self, *, forked: bool) -> Message:
+        """Return what the supervisor must know if the model's code may still read or write the last inputs.
+
+        A thread that finishes late, or a child that was forked, has them still: the next request must lie in other
+        memory. From then on this process copies inputs before the model's code sees them.
+        """
+        lent, self._lent = self._lent, []
+        if self._copies or not (forked or any(array() is not None for array in lent)):
+            return {}
+        self._copies = True
+        return {"kept_inputs": True}
 
     # -- operations ------------------------------------------------------------------------------------------------
 
@@ -249,7 +276,7 @@ class Worker:
         stages = Stages()
         self._share(int(message.get("threads", self._threads)))
         with stages.timed("input_s"):
-            inputs = {tensor.name: to_array(tensor) for tensor in self._inbox.read(message["inputs"])}
+            inputs = {tensor.name: self._input(tensor) for tensor in self._inbox.read(message["inputs"])}
         with handed_on(message.get("context")):
             outputs = self._pipeline.run(inputs, stages)
         with stages.timed("output_s"):
@@ -259,6 +286,14 @@ class Worker:
         else:
             self._keep_untold(None)
         return {"op": "answer", "outputs": described, "stages": stages.seconds, **self._news(self._pipeline.given)}, fd
+
+    def _input(self, tensor: Tensor) -> np.ndarray[Any, Any]:
+        """Return the array that the model's code is given: over the arena, or private (see `_kept_inputs`)."""
+        array = to_array(tensor)
+        if self._copies:
+            return array.copy()
+        self._lent.append(weakref.ref(array if array.base is None else array.base))  # the base of every view of it
+        return array
 
     def _share(self, threads: int) -> None:
         """Have frameworks compute with so many threads, if they can change it between two runs."""

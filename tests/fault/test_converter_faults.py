@@ -77,6 +77,7 @@ WAYS = dict(
     begets_and_dies=lambda options: (
         note_pid(options, subprocess.Popen(["sleep", "1000"]).pid), os._exit(5)),
     shuts_stderr=lambda options: os.close(2),
+    forks=lambda options: os.waitpid(child, 0) if (child := os.fork()) else {{}}["missing"],
 )
 for name, size in dict(true=True, minus=-1, text="9", float=1.5, huge=1 << 60, none=None).items():
     WAYS["says_" + name] = lambda options, size=size: (
@@ -187,6 +188,12 @@ def test_a_child_that_takes_too_long_is_killed(faulty: Path, way: str, when: str
 
 def test_a_child_that_shuts_its_standard_error_is_heard_to_the_end(faulty: Path) -> None:
     assert run(faulty, "shuts_stderr", "plan").stat().st_size > 0
+
+
+@pytest.mark.parametrize("when", ["plan", "write"])
+def test_a_fork_of_a_converter_that_raises_ends_and_answers_nothing(faulty: Path, when: str) -> None:
+    limits = Limits(memory_bytes=1 << 30, time_s=20.0)
+    assert run(faulty, "forks", when, limits).read_bytes() == run(faulty, "nothing", when, limits).read_bytes()
 
 
 def test_what_a_child_begot_dies_with_it(faulty: Path) -> None:

@@ -340,3 +340,79 @@ class Errs(Scaler):
         if "host" in self.options:
             socket.getaddrinfo(self.options["host"], 80)
         raise OSError(5, "Input/output error")
+
+
+def fork(how: str) -> int:
+    """Fork, and have the child leave as `how` says. Returns the child's process to the parent."""
+    child = os.fork()
+    if child == 0:
+        if how == "raise":
+            raise ZeroDivisionError("in a child")
+        if how.startswith("exit"):
+            sys.exit(int(how.removeprefix("exit")))
+    return child
+
+
+def fork_in_step(context: Any, data: Arrays) -> Arrays:
+    """A step that forks, and waits for its child."""
+    child = fork(context.options["how"])
+    if child:
+        os.waitpid(child, 0)
+    return dict(data)
+
+
+def count_in_step(context: Any, data: Arrays) -> Arrays:
+    """A step that tells how often it was called, in this process and in children of it."""
+    with open(context.options["file"], "ab") as file:
+        file.write(b"x")
+        return {**data, "count": np.array([file.tell()])}
+
+
+class Forks(Echo):
+    """Forks where its options say; an answer has the process that gave it and the status of its child."""
+
+    def load(self, weights: Weights, context: Context) -> None:
+        self.options = context.options
+        if "load" in self.options["where"]:
+            fork(self.options["how"])
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        answer = {"pid": np.array([os.getpid()]), "status": np.array([-1])}
+        if "predict" in self.options["where"]:
+            child = fork(self.options["how"])
+            if child:
+                answer["status"] = np.array([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])])
+        return answer
+
+    def unload(self) -> None:
+        if "unload" in self.options["where"]:
+            fork(self.options["how"])
+
+
+class Keeps(Echo):
+    """Keeps what it was given first, has it written to while the next request runs, and answers both."""
+
+    kept: Any = None
+
+    def load(self, weights: Weights, context: Context) -> None:
+        self.forks = bool(context.options["forks"])
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        if self.kept is None:
+            self.kept = np.array(inputs["x"]) if self.forks else inputs["x"][1:]
+            if self.forks:
+                self.waits, self.go = os.pipe()
+                self.child = os.fork()
+                if self.child == 0:
+                    os.read(self.waits, 1)
+                    inputs["x"][...] = -1.0
+                    os._exit(0)
+        else:
+            found = np.array(self.kept)
+            if self.forks:
+                os.write(self.go, b"x")
+                os.waitpid(self.child, 0)
+            else:
+                self.kept[...] = -1.0
+            return {"x": inputs["x"], "kept": found}
+        return {"x": inputs["x"]}

@@ -25,6 +25,7 @@ from trims.core.errors import ArtifactError, ConversionError, NotSupportedError,
 from trims.formats.base import Artifact
 from trims.formats.process import FRAME
 from trims.image.descriptors import explain_descriptors
+from trims.process.forks import parent_only
 from trims.wire.lifeline import depend_on, end_group
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class Child:
             message, fds = request
             self._subject = str(message.get("call") or (message.get("files") or [self._subject])[0])
             try:
-                answer = self._carry_out(message, fds)
+                with parent_only():
+                    answer = self._carry_out(message, fds)
             except Exception as error:  # noqa: BLE001 - whatever a framework or an author's code raises is an answer
                 answer = _refusal(error, self._subject)
             finally:

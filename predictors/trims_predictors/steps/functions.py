@@ -12,6 +12,7 @@ import numpy as np
 
 from trims.core.errors import CallerError, NotSupportedError, PredictorError, TrimsError
 from trims.core.steps import SOURCE_STEP
+from trims.process.forks import parent_only
 from trims_predictors.making import imported
 from trims_predictors.steps.base import is_apart
 from trims_predictors.telling import told
@@ -88,7 +89,8 @@ def call(function: Callable[..., Any], label: str, context: StepContext, data: M
     Raises what the function raises if that is an error of trims, such as CallerError, else PredictorError.
     """
     try:
-        made = function(context, dict(data))
+        with parent_only():
+            made = function(context, dict(data))
     except TrimsError:
         raise
     except (Exception, SystemExit) as error:

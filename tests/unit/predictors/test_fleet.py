@@ -334,6 +334,42 @@ def test_a_run_whose_client_hangs_up_ends_sooner_than_its_deadline(troubled: Dae
     drive(troubled, work, run_deadline_s=3600.0)
 
 
+@pytest.mark.parametrize("clients", [1, 2])
+def test_a_run_abandoned_while_it_begins_is_counted_and_ended_once(
+    clients: int, daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    predictor = {"call": "own_predictors:Slow", "max_batch_size": clients}
+    register(daemon, checkpoint, predictor=predictor)
+
+    async def work(driver: Driver) -> None:
+        ended = 0
+        first = await driver.ask(x=[[0.0]])
+        assert first.cold
+        (running,) = driver.fleet._running.values()
+        kill = running.process.kill
+
+        def count(why: str) -> None:
+            nonlocal ended
+            ended += why.startswith("no client waits")
+            kill(why)
+
+        running.process.kill = count  # type: ignore[method-assign]
+        running.stages = {"load_s": 0.0}
+        plan, tensors = await driver.plan(), [from_array("x", np.array([[3600.0]]))]
+        asked = [asyncio.ensure_future(driver.fleet.infer(plan, tensors)) for _ in range(clients)]
+        while not driver.fleet.state(plan.line)["busy"]:
+            await asyncio.sleep(0)
+        for each in asked:  # the run was decided in this turn of the loop, and begins in the next one
+            each.cancel()
+        await asyncio.wait(asked)
+        await running.process.ended
+        while driver.fleet._runs:
+            await asyncio.sleep(0.001)
+        assert (driver.fleet.counters["abandoned"], ended) == (1, 1)
+
+    drive(daemon, work, run_deadline_s=3600.0)
+
+
 def test_a_run_that_ends_soon_keeps_its_predictor_though_its_client_hung_up(troubled: Daemon) -> None:
     async def work(driver: Driver) -> None:
         await driver.ask(do=text("nothing"))

@@ -24,10 +24,15 @@ from trims_predictors import messages
 from trims_predictors.arena import Receiver, Sender
 sock = socket.socket(fileno=int(sys.argv[1]))
 inbox, outbox = Receiver(), Sender()
+asked, plainly = {}, messages.send
+def send(sock, message, fds=()):
+    plainly(sock, {**asked, **message}, fds)
+messages.send = send
 def hear():
     received = messages.receive(sock)
     if received is None: sys.exit(0)
     for fd in received[1]: inbox.take(fd)
+    asked["request"] = received[0].get("request")
     return received[0]
 """
 
@@ -120,6 +125,14 @@ _SAY = "hear(); messages.send(sock, {}); time.sleep(60)"
         ),
         ("hear(); messages.send(sock, {'op': 'answer'}, [0]); time.sleep(60)", "that is no arena"),
         ("hear(); messages.send(sock, {}); time.sleep(60)", "a message of the form"),
+        (
+            "hear(); plainly(sock, {'op': 'answer', 'outputs': [], 'stages': {}}); time.sleep(60)",
+            "answered what was not asked",
+        ),
+        (
+            "hear(); asked['request'] = '1'; messages.send(sock, {'op': 'answer', 'outputs': [], 'stages': {}})",
+            "answered what was not asked",
+        ),
         ("hear(); messages.send(sock, {'op': 'answer', 'outputs': 5, 'stages': {}}); time.sleep(60)", "of the form"),
         (
             "hear(); messages.send(sock, {'op': 'answer', 'outputs': [5], 'stages': {}}); time.sleep(60)",

@@ -39,9 +39,12 @@ class Talk:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.outbox, self.inbox = Sender(), Receiver()
+        self.asked = 0
 
     def ask(self, message: dict[str, Any], **arrays: Any) -> dict[str, Any]:
         fds = []
+        self.asked += 1
+        message = {**message, "request": str(self.asked)}
         if arrays:
             described, fd = self.outbox.write([from_array(name, np.asarray(a)) for name, a in arrays.items()])
             message, fds = {**message, "inputs": described}, [] if fd is None else [fd]
@@ -51,6 +54,7 @@ class Talk:
         assert received is not None
         for fd in received[1]:
             self.inbox.take(fd)
+        assert received[0].pop("request") == message["request"]
         return received[0]
 
     def close(self) -> None:

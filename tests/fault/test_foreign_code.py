@@ -1,0 +1,76 @@
+"""What code of a model does beside answering: forks, threads that finish late. None of it is taken for an answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from fleets import Driver, arrays, drive, register
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from trims.daemon.main import Daemon
+
+
+def answers(daemon: Daemon, count: int = 8, **settings: object) -> list[tuple[int, int]]:
+    """Which process answered each of several requests, and the status of the child that it forked."""
+
+    async def work(driver: Driver) -> list[tuple[int, int]]:
+        found = [arrays(await driver.ask(x=[1.0])) for _ in range(count)]
+        assert driver.fleet.counters == {"started_forked": 1}
+        return [(int(each["pid"][0]), int(each["status"][0])) for each in found]
+
+    return list(drive(daemon, work, **settings))
+
+
+@pytest.mark.parametrize(("how", "status"), [("return", 0), ("raise", 1), ("exit0", 0), ("exit3", 3)])
+def test_a_child_that_a_prediction_forks_ends_and_answers_nothing(
+    how: str, status: int, daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    options = {"where": "predict", "how": how}
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Forks", "options": options})
+    found = answers(daemon)
+    assert len({pid for pid, _ in found}) == 1
+    assert [each for _, each in found] == [status] * 8
+
+
+@pytest.mark.parametrize("how", ["return", "raise", "exit0"])
+def test_a_child_that_a_load_or_an_unload_forks_ends_and_answers_nothing(
+    how: str, daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    options = {"where": "load unload", "how": how}
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Forks", "options": options})
+    assert len(set(answers(daemon))) == 1
+
+
+def test_a_child_that_a_step_forks_ends_before_the_next_step(
+    daemon: Daemon, checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    steps = [
+        {"call": "own_predictors:fork_in_step", "options": {"how": "return"}},
+        {"call": "own_predictors:count_in_step", "options": {"file": str(folder / "count")}},
+    ]
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Echo"}, postprocess=steps)
+
+    async def work(driver: Driver) -> list[int]:
+        return [int(arrays(await driver.ask(x=[1.0]))["count"][0]) for _ in range(3)]
+
+    assert drive(daemon, work) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_inputs_that_a_model_keeps_are_not_the_memory_of_the_next_request(
+    forks: bool, daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    predictor = {"call": "own_predictors:Keeps", "options": {"forks": forks}}
+    register(daemon, checkpoint, predictor=predictor)
+
+    async def work(driver: Driver) -> list[Sequence[float]]:
+        first = arrays(await driver.ask(x=[1.0, 2.0, 3.0]))
+        assert first["x"].tolist() == [1.0, 2.0, 3.0]
+        second = arrays(await driver.ask(x=[7.0, 8.0, 9.0]))
+        return [second["x"].tolist(), second["kept"].tolist()]
+
+    assert drive(daemon, work) == [[7.0, 8.0, 9.0], [1.0, 2.0, 3.0] if forks else [2.0, 3.0]]
