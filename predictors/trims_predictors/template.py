@@ -26,13 +26,15 @@ import tempfile
 import time
 from typing import TYPE_CHECKING
 
-from trims.core.errors import LostPeerError
+from trims.core.errors import LostPeerError, NotSupportedError
 from trims.wire.lifeline import depend_on
 from trims_predictors import frameworks, gate, guard, messages, worker
 from trims_predictors.landlock import restrict
+from trims_predictors.randomness import installed_reseeders, reseed
 
 if TYPE_CHECKING:
     from trims.wire.frames import Message
+    from trims_predictors.randomness import Reseeder
 
 #: Between the end of a predictor and the look for what it has left, so that forks do not wait for it.
 _SWEEP_S = 0.1
@@ -63,6 +65,9 @@ class Template:
         self._selector.register(sock, selectors.EVENT_READ)
         #: pidfd -> pid
         self._children: dict[int, int] = {}
+        #: What plug-ins seed in each predictor, and why forks would repeat random numbers; None if they do not.
+        self._reseeders: list[Reseeder] = []
+        self._repeats: str | None = None
         #: What modules have started, such as multiprocessing's tracker of resources.
         self._helpers: set[int] = set()
         #: When to look next for what predictors have left; None if none has ended since.
@@ -105,16 +110,23 @@ class Template:
         for pid in set(guard.children()) - set(self._children.values()) - self._helpers:
             self._helpers.add(pid)
             self._told.helps(pid)
+        try:
+            self._reseeders, self._repeats = installed_reseeders(), None
+        except NotSupportedError as error:
+            self._repeats = str(error)
         gc.collect()
         gc.freeze()  # or the first collection in each predictor would copy every page that has an object
-        return {"op": "imported", "failed": failed, "spoilt": gate.why_not(self._known())}
+        return {"op": "imported", "failed": failed, "spoilt": self._why_not(self._known())}
+
+    def _why_not(self, own: set[int]) -> str | None:
+        return self._repeats or gate.why_not(own)
 
     def _known(self) -> set[int]:
         return {self._sock.fileno(), self._lifeline}
 
     def _fork(self, fds: list[int]) -> None:
         theirs, lifeline, output = fds
-        why = gate.why_not({*self._known(), *fds})
+        why = self._why_not({*self._known(), *fds})
         if why is not None:
             messages.close_all(fds)
             messages.send(self._sock, {"op": "refused", "why": why})
@@ -145,6 +157,7 @@ class Template:
             if self._writable:  # once more, which makes a border between this predictor and the others
                 restrict([self._writable])
                 _use_folder(self._folder_of(os.getpid()))
+            reseed(self._reseeders)
             sock = socket.socket(fileno=theirs)
             worker.run(sock, lifeline, self._runtime_dir, confined=bool(self._writable))
             status = 0

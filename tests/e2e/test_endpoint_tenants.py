@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -24,7 +25,6 @@ from trims.tenants import hash_of, read_tenants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from trims.daemon.main import Daemon
 
@@ -104,10 +104,15 @@ def test_a_tenant_sees_its_models_only_and_gives_no_orders(endpoint: Endpoint) -
     assert endpoint.ask("GET", "/v2/health/ready")[0] == 200
 
 
-def test_tenants_are_answered_by_predictors_of_their_own(endpoint: Endpoint) -> None:
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_tenants_are_answered_by_predictors_of_templates_of_their_own(endpoint: Endpoint) -> None:
     pids = {token: pid_of(endpoint.infer("shared", [1.0], token)[1]) for token in (BLUE, RED, OPERATOR)}
     assert len(set(pids.values())) == 3
     assert {token: pid_of(endpoint.infer("shared", [1.0], token)[1]) for token in pids} == pids
+    assert len({parent_of(pid) for pid in pids.values()}) == 3
     models = endpoint.ask("GET", "/state", token=OPERATOR)[1]["models"]
     assert {name: line["idle"] for name, line in models.items()} == {"shared": 1, "shared/blue": 1, "shared/red": 1}
 
