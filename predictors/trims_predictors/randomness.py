@@ -1,4 +1,4 @@
-"""Random numbers of forks: what a library seeds when it is imported is seeded anew in each predictor.
+"""Random numbers of forks: what a library seeds when it is imported is seeded again in each predictor.
 
 A template has imported the library, so its forks would all draw the same numbers, where fresh processes draw different
 ones. Python's own `random` and OpenSSL seed themselves after a fork; ONNX Runtime when it draws first; MXNet draws the
@@ -37,7 +37,7 @@ def _multiprocessing() -> None:
     sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
 
 
-#: Module that seeds something at its import -> what seeds it anew.
+#: Module that seeds something at its import -> what seeds it again.
 _OURS: dict[str, Reseeder] = {
     "numpy.random": _numpy,
     "torch": _torch,
@@ -65,7 +65,7 @@ def installed_reseeders() -> list[Reseeder]:
 
 
 def reseed(installed: Sequence[Reseeder] = ()) -> None:
-    """Seed anew what this process has imported; in a fork, before any code of a model runs.
+    """Seed again what this process has imported; in a fork, before any code of a model runs.
 
     Args:
         installed: What `installed_reseeders` returned in the parent.

@@ -6,10 +6,13 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import platform
 import pwd
+import select
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +85,11 @@ def test_weights_are_read_in_a_namespace_as_everywhere(daemon: Daemon, checkpoin
         ("import os; os.kill({pid}, 0)", "ProcessLookupError"),
         ("import os; value = len([name for name in os.listdir('/proc') if name.isdigit()]) < 5", "True"),
         (_CALL + "it.ptrace(0, 0, 0, 0); value = ctypes.get_errno()", "1"),
+        (
+            _CALL + "import os; pidfd = os.pidfd_open(os.getpid()); it.syscall(438, pidfd, 0, 0); os.close(pidfd); "
+            "value = ctypes.get_errno()",
+            "1",
+        ),
         (_CALL + "it.unshare(0x10000000); value = ctypes.get_errno()", "1"),
         (_CALL + "it.mount(0, 0, 0, 0, 0); value = ctypes.get_errno()", "1"),
         ("value = [line for line in open('/proc/self/status') if line.startswith('CapEff')]", "0000000000000000"),
@@ -235,6 +243,90 @@ def test_a_predictor_that_writes_wherever_it_can_ends_no_other(
     drive(daemon, work, isolation=choose(level))
 
 
+#: What one process can do to another one of its user by its number; each must fail, and name why.
+_CRIPPLES = """
+import ctypes, glob, os, resource, signal
+libc, found = ctypes.CDLL(None, use_errno=True), []
+def call(name, *arguments):
+    ctypes.set_errno(0)
+    found.append((name, pid, getattr(libc, name)(*arguments) < 0 and ctypes.get_errno() == 1))
+def attempt(name, do):
+    try:
+        do()
+        found.append((name, pid, False))
+    except PermissionError:
+        found.append((name, pid, True))
+mask, attributes = ctypes.c_ulong(1), (ctypes.c_uint * 14)(56, 5)
+for pid in {pids}:
+    attempt("prlimit", lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, 3)))
+    attempt("affinity", lambda: os.sched_setaffinity(pid, {{0}}))
+    attempt("scheduler", lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)))
+    attempt("parameters", lambda: os.sched_setparam(pid, os.sched_param(0)))
+    attempt("priority", lambda: os.setpriority(os.PRIO_PROCESS, pid, 19))
+    attempt("priority of a group", lambda: os.setpriority(os.PRIO_PGRP, pid, 19))
+    attempt("kill", lambda: os.kill(pid, signal.SIGTERM))
+    attempt("group", lambda: os.killpg(pid, signal.SIGTERM))
+    attempt("pidfd", lambda: signal.pidfd_send_signal(os.pidfd_open(pid), signal.SIGTERM))
+    call("syscall", {sched_setattr}, pid, attributes, 0)
+    call("syscall", {ioprio_set}, 1, pid, 3 << 13)
+    call("syscall", {migrate_pages}, pid, 64, mask, mask)
+    call("syscall", {move_pages}, pid, 0, None, None, None, 0)
+    call("syscall", {get_robust_list}, pid, mask, mask)
+    call("prctl", 62, 1, pid, 0, 0)
+    for name in ("oom_score_adj", "autogroup", "coredump_filter", "timerslack_ns", "comm", "clear_refs", "mem"):
+        for path in glob.glob(f"/proc/{{pid}}/{{name}}"):
+            attempt(path, lambda: open(path, "r+b"))
+pid = "all"
+attempt("priority of the user", lambda: os.setpriority(os.PRIO_USER, 0, 19))
+attempt("everybody", lambda: os.kill(-1, 0))
+call("syscall", {ioprio_set}, 3, 0, 3 << 13)
+value = [each for each in found if not each[2]] or len(found)
+"""
+_STATE = """
+import os, resource
+value = [resource.getrlimit(resource.RLIMIT_NOFILE), os.sched_getaffinity(0), os.sched_getscheduler(0), os.nice(0)]
+"""
+
+
+@namespaces
+def test_a_predictor_in_a_namespace_cannot_cripple_a_peer_or_its_template(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    for name in ("m", "other"):
+        register(daemon, checkpoint, name, predictor={"call": "own_predictors:Prober"})
+    numbers = {"sched_setattr": (314, 274), "ioprio_set": (251, 30), "get_robust_list": (274, 100)}
+    numbers |= {"migrate_pages": (256, 238), "move_pages": (279, 239)}
+    column = 0 if platform.machine() == "x86_64" else 1
+    calls = {name: each[column] for name, each in numbers.items()}
+
+    async def work(driver: Driver) -> None:
+        async def ask(name: str, code: str) -> Any:
+            return eval(arrays(await driver.ask(name, code=text(code)))["told"][0])
+
+        peer, template = await ask("other", "import os; value = [os.getpid(), os.getppid()]")
+        state = await ask("other", _STATE)
+        found = await ask("m", _CRIPPLES.format(pids=[peer, template], **calls))
+        assert isinstance(found, int), found
+        assert await ask("other", "import os; value = os.getpid()") == peer
+        assert await ask("other", _STATE) == state
+        assert driver.fleet.report()["templates"]["numpy"]["ended"] == 0
+
+    drive(daemon, work, isolation=choose(NAMESPACES))
+
+
+@namespaces
+def test_a_predictor_in_a_namespace_may_change_its_own_scheduling_and_limits(prober: Daemon) -> None:
+    told = probe(
+        prober,
+        "import os; os.sched_setaffinity(0, {0}); value = os.sched_getaffinity(0)",
+        "import os; os.setpriority(os.PRIO_PROCESS, 0, 5); value = os.nice(0)",
+        "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); value = resource.getrlimit(4)",
+        "import os, resource; value = resource.prlimit(os.getpid(), resource.RLIMIT_CORE)",
+        "import subprocess; it = subprocess.Popen(['sleep', '60']); it.kill(); value = it.wait()",
+    )
+    assert told == ["{0}", "5", "(0, 0)", "(0, 0)", "-9"]
+
+
 @every_level
 @pytest.mark.parametrize("first", ["predictor", "template and predictor", "endpoint"])
 def test_what_makes_a_session_of_its_own_ends_with(first: str, level: str, prober: Daemon) -> None:
@@ -330,6 +422,38 @@ def test_secrets_and_folders_are_hidden_and_what_must_be_seen_is_not(prober: Dae
     wrapped.close()
     assert done.stdout == "seenenvironment\n"
     assert "Permission denied" in done.stderr
+
+
+@namespaces
+def test_a_program_in_a_namespace_is_in_no_session_of_the_endpoint(folder: Path) -> None:
+    """Else it could push input to the terminal that the endpoint was started in."""
+    wrapped = Isolation(NAMESPACES).wrapped(["cut", "-d ", "-f6", "/proc/self/stat"], str(folder))
+    done = subprocess.run(wrapped.command, pass_fds=[wrapped.fd], capture_output=True, text=True, check=True)
+    wrapped.close()
+    assert int(done.stdout) > 0, "a session that was begun outside has the number 0 inside"
+
+
+_STARTS_AND_WAITS = """
+import subprocess, sys
+process = subprocess.Popen(sys.argv[2:], pass_fds=[int(sys.argv[1])])
+print(process.pid, flush=True)
+process.wait()
+"""
+
+
+@namespaces
+def test_a_program_in_a_namespace_ends_with_the_process_that_started_it(folder: Path) -> None:
+    wrapped = Isolation(NAMESPACES).wrapped(["sleep", "3600"], str(folder))
+    command = [sys.executable, "-c", _STARTS_AND_WAITS, str(wrapped.fd), *wrapped.command]
+    with subprocess.Popen(command, pass_fds=[wrapped.fd], stdout=subprocess.PIPE, text=True) as parent:
+        wrapped.close()
+        assert parent.stdout is not None
+        started = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+    poll = select.poll()
+    poll.register(started, select.POLLIN)
+    assert poll.poll(60_000), "it goes on without the process that started it"
+    os.close(started)
 
 
 @namespaces

@@ -7,16 +7,18 @@ import platform
 import struct
 
 import pytest
-from trims_predictors.seccomp import IGNORED, REFUSED, filter_program
+from trims_predictors.seccomp import ALL_BUT, CALLER_ONLY, IGNORED, OF_KINDS, REFUSED, filter_program
 
 _ALLOW, _FAIL = 0x7FFF_0000, 0x0005_0000
 _MACHINES = {"x86_64": (0, 0xC000_003E), "aarch64": (1, 0xC000_00B7)}
 
 
-def outcome(program: bytes, number: int, architecture: int, first_argument: int = 0) -> int:
+def outcome(program: bytes, number: int, architecture: int, *arguments: int) -> int:
     """What the kernel would make of a call: the few instructions of the filter, carried out here."""
     steps = [struct.unpack_from("<HBBI", program, at) for at in range(0, len(program), 8)]
-    facts = {0: number, 4: architecture, 16: first_argument}
+    facts = {0: number, 4: architecture}
+    for index, argument in enumerate((*arguments, 0, 0, 0)[:3]):
+        facts |= {16 + 8 * index: argument & 0xFFFF_FFFF, 20 + 8 * index: argument >> 32 & 0xFFFF_FFFF}
     at, loaded = 0, 0
     while True:
         code, if_true, if_false, value = steps[at]
@@ -52,6 +54,39 @@ def test_a_clone_may_make_a_process_and_no_namespace(machine: str) -> None:
     for flag in (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000):
         assert outcome(program, clone, architecture, flag | 17) == _FAIL | errno.EPERM
     assert outcome(program, clone, architecture, 0x0000_0100 | 17) == _ALLOW
+
+
+@pytest.mark.parametrize("machine", _MACHINES)
+@pytest.mark.parametrize("other", [1, 4711, -1])
+def test_calls_that_change_a_process_may_name_the_caller_only(machine: str, other: int) -> None:
+    program = filter_program(machine)
+    assert program is not None
+    column, architecture = _MACHINES[machine]
+    refused = _FAIL | errno.EPERM
+    for numbers in CALLER_ONLY.values():
+        assert outcome(program, numbers[column], architecture, 0, 5) == _ALLOW
+        assert outcome(program, numbers[column], architecture, other, 5) == refused
+    for numbers, of_user in OF_KINDS.values():
+        for kind in range(of_user + 2):
+            allowed = _ALLOW if kind < of_user else refused
+            assert outcome(program, numbers[column], architecture, kind, 0) == allowed
+            assert outcome(program, numbers[column], architecture, kind, other) == refused
+    prlimit = (302, 261)[column]
+    assert outcome(program, prlimit, architecture, 0, 7, 0x7FFF_0000_1000) == _ALLOW
+    assert outcome(program, prlimit, architecture, other, 7, 0) == _ALLOW, "it reads"
+    for address in (0x7FFF_0000_1000, 0x1000, 0x7FFF_0000_0000):
+        assert outcome(program, prlimit, architecture, other, 7, address) == refused
+
+
+@pytest.mark.parametrize("machine", _MACHINES)
+def test_a_signal_to_every_process_and_the_sharing_of_cores_fail(machine: str) -> None:
+    program = filter_program(machine)
+    assert program is not None
+    column, architecture = _MACHINES[machine]
+    for numbers, refused in ALL_BUT.values():
+        assert outcome(program, numbers[column], architecture, refused) == _FAIL | errno.EPERM
+        for other in (0, 1, 15, -2):
+            assert outcome(program, numbers[column], architecture, other) == _ALLOW
 
 
 def test_calls_of_another_architecture_fail() -> None:
