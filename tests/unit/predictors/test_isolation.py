@@ -443,12 +443,13 @@ process.wait()
 
 @namespaces
 def test_a_program_in_a_namespace_ends_with_the_process_that_started_it(folder: Path) -> None:
-    wrapped = Isolation(NAMESPACES).wrapped(["sleep", "3600"], str(folder))
+    wrapped = Isolation(NAMESPACES).wrapped(["sh", "-c", "echo begun; exec sleep 3600"], str(folder))
     command = [sys.executable, "-c", _STARTS_AND_WAITS, str(wrapped.fd), *wrapped.command]
     with subprocess.Popen(command, pass_fds=[wrapped.fd], stdout=subprocess.PIPE, text=True) as parent:
         wrapped.close()
         assert parent.stdout is not None
         started = os.pidfd_open(int(parent.stdout.readline()))
+        assert parent.stdout.readline() == "begun\n"
         parent.kill()
     poll = select.poll()
     poll.register(started, select.POLLIN)
