@@ -6,6 +6,7 @@
     |  +- PermissionDeniedError                          also PermissionError
     +- InUseError               a lease or a pin holds it; try again later
     +- CapacityError            no room; try again later, except TooLargeError. Also MemoryError
+    |  +- NoSpaceError                                   the machine has less than a tier's capacity
     |  +- QuotaError                                     a tenant holds as much as it may
     +- DeadlineError            the deadline passed; the load goes on. Also TimeoutError
     +- LostPeerError            daemon, keeper or device went away; try again. Also ConnectionError
@@ -52,6 +53,7 @@ from trims.core.errors import (
     ManifestError,
     ModelExistsError,
     ModelNotFoundError,
+    NoSpaceError,
     NotInPlaceError,
     NotSupportedError,
     PermissionDeniedError,
@@ -89,6 +91,7 @@ __all__ = [
     "ManifestError",
     "ModelExistsError",
     "ModelNotFoundError",
+    "NoSpaceError",
     "NotInPlaceError",
     "NotSupportedError",
     "PermissionDeniedError",

@@ -25,7 +25,14 @@ from looking import (
 from safetensors.numpy import load_file
 from trims_client import connect
 
-from trims.core.errors import ArtifactError, ArtifactNotFoundError, CapacityError, ImageError, InternalError
+from trims.core.errors import (
+    ArtifactError,
+    ArtifactNotFoundError,
+    CapacityError,
+    ImageError,
+    InternalError,
+    NoSpaceError,
+)
 from trims.core.place import CPU, DISK, Place
 from trims.daemon.budget import Budget
 from trims.daemon.check import check_store
@@ -60,7 +67,7 @@ FAULTS = {
     "full at create": ("create", CapacityError("no room, 4096 needed"), CapacityError, "no room, 4096 needed"),
     "broken at create": ("create", OSError(errno.EIO, "Input/output error"), InternalError, "Input/output error"),
     "a bug at create": ("create", RuntimeError("off by one"), InternalError, "RuntimeError: off by one"),
-    "full at seal": ("seal", OSError(errno.ENOSPC, "No space left on device"), CapacityError, "is full"),
+    "full at seal": ("seal", OSError(errno.ENOSPC, "No space left on device"), NoSpaceError, "is full"),
     "broken at seal": ("seal", OSError(errno.EIO, "Input/output error"), InternalError, "Input/output error"),
     "a bug at seal": ("seal", RuntimeError("off by two"), InternalError, "RuntimeError: off by two"),
 }
@@ -139,7 +146,7 @@ def test_memory_full_during_a_promotion_is_a_capacity_error_and_the_source_stays
         patched.setattr(os, "sendfile", send)
         error = error_of(asker.ask(path))
     assert len(written) > 2
-    assert type(error) is CapacityError
+    assert type(error) is NoSpaceError
     assert "/dev/shm is full" in str(error)
     assert states(daemon) == {"disk": "sealed"}
     nothing_is_left(daemon)

@@ -17,12 +17,16 @@ class Choices:
     Args:
         seed: Of the random numbers.
         recorded: Replay these, then draw only zeros.
+
+    Attributes:
+        calm: Nothing fails from now on.
     """
 
     def __init__(self, seed: int = 0, recorded: Sequence[int] | None = None) -> None:
         self._random = random.Random(seed)
         self._recorded = recorded
         self.drawn: list[int] = []
+        self.calm = False
 
     def below(self, limit: int) -> int:
         """A number from 0 to limit - 1."""
@@ -39,8 +43,8 @@ class Choices:
         return items[self.below(len(items))]
 
     def chance(self, one_in: int) -> bool:
-        """True once in so many times; 0 stands for no."""
-        return self.below(one_in) == one_in - 1
+        """True once in so many times; 0 stands for no. Never while all is calm."""
+        return not self.calm and self.below(one_in) == one_in - 1
 
     @property
     def over(self) -> bool:

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 import blake3
 
-from trims.core.errors import ArtifactError, CapacityError, ConversionError, DeviceLostError, ImageError
+from trims.core.errors import (
+    ArtifactError,
+    CapacityError,
+    ConversionError,
+    DeviceLostError,
+    ImageError,
+    NoSpaceError,
+)
 from trims.core.place import Place, TierKind
 from trims.memory.cuda.drivers import Export
 from trims.tiers.base import Draft, Extent
@@ -128,6 +135,8 @@ class SimTier:
         self.drafts: dict[str, SimFile] = {}
         self.sealed: dict[str, tuple[SimFile, str, str]] = {}
         self.extents: dict[str, Extent] = {}
+        #: What other programs take of the machine's room.
+        self.squatted_bytes = 0
         self._numbers = itertools.count(1)
         self._fds: set[int] = set()
 
@@ -140,12 +149,31 @@ class SimTier:
         """What all sealed memory takes."""
         return sum(-(-held[0].nbytes // self.unit_bytes) * self.unit_bytes for held in self.sealed.values())
 
+    def squat(self, nbytes: int) -> None:
+        """Other programs take so much of the machine's room from now on, or what is left of it."""
+        self.squatted_bytes = 0
+        self.squatted_bytes = max(0, min(nbytes, self.room_bytes()))
+
+    def room_bytes(self) -> int:
+        """What the machine can still give: also what the daemon does not know of takes room."""
+        drafts = sum(-(-file.nbytes // self.unit_bytes) * self.unit_bytes for file in self.drafts.values())
+        return self.capacity_bytes - self.squatted_bytes - self.held_in_all() - drafts
+
+    def stays_bytes(self) -> int:
+        """What nothing can make the daemon give back: it could not look at it, or not free it."""
+        known = self.extents.keys() - self._judge.stuck
+        return sum(held[0].nbytes for label, held in self.sealed.items() if label not in known)
+
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
         """See `Tier`."""
         del allocate
         if self._choices.chance(24):
-            raise CapacityError(f"{self.place} is full although it should not be")
+            raise CapacityError("no descriptor left")
         self._judge.creates(self, key, nbytes)
+        room = self.room_bytes()
+        if self._choices.chance(24) or nbytes > room:
+            known = room if self._choices.chance(2) else None
+            raise NoSpaceError(f"{self.place} is full: {nbytes} bytes", known)
         label = f"{key[:8]}-{self.place}-{generation}-{next(self._numbers)}"
         file = self.drafts[label] = SimFile(nbytes)
         return Draft(self._descriptor(file), nbytes, label)
@@ -173,7 +201,7 @@ class SimTier:
 
     def explain(self, error: OSError, nbytes: int) -> Exception:
         """See `Tier`."""
-        return CapacityError(f"{self.place} is full: {nbytes} bytes") if error.errno == errno.ENOSPC else error
+        return NoSpaceError(f"{self.place} is full: {nbytes} bytes") if error.errno == errno.ENOSPC else error
 
     def free(self, extent: Extent) -> None:
         """See `Tier`; fails now and then."""

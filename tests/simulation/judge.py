@@ -72,6 +72,7 @@ class Judge:
         foul: Shared memory that was changed before the daemon that runs was started.
         stuck: Memory that could not be given back, once at least.
         tenants: Of each client that belongs to one.
+        codes: Of the last refusal of each client.
         in_door: The door's thread is at work: it must not look at any file.
     """
 
@@ -92,6 +93,7 @@ class Judge:
     draining: bool = False
     in_door: bool = False
     counts: Counter[str] = field(default_factory=Counter)
+    codes: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.by_key = {key: content for content, key in self.keys.items()}
@@ -202,6 +204,7 @@ class Judge:
         """A request was answered with an error."""
         asked = self.answered(client, request)
         self.counts[f"refused {code}"] += 1
+        self.codes[client] = code
         bug = code in ("internal", "invalid_transition", "invariant") and "Input/output error" not in message
         self.check(not bug, f"{asked.kind} of {asked.name}: {message}")
         in_time = asked.deadline_s is None or self.clock() >= asked.at_s + asked.deadline_s

@@ -50,6 +50,7 @@ class Run:
             (1, self._load),
             (1, self._odd),
             (1, self._harm),
+            (1, self._squat),
             (1, self._settle),
         ]
         self._deck = [action for weight, action in self._actions for _ in range(weight)]
@@ -193,6 +194,10 @@ class Run:
             self._between_lives()
         elif self.choices.chance(4):
             world.store.drain()
+
+    def _squat(self) -> None:
+        """Other programs take room where the daemon keeps its images, or give it back."""
+        self.choices.one_of(self.world.tiers[:2]).squat(self.choices.one_of((0, 40, 80)))
 
     def _between_lives(self) -> None:
         if self.choices.chance(4):

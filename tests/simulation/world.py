@@ -551,6 +551,29 @@ class World:
             raise ViolationError("work brings about work for ever")
         self.judge.at_rest()
 
+    def _open_the_last(self) -> None:
+        """Nothing is read and nothing fails: what the machine has room for beside what must stay is served."""
+        tier, capacity = self.tiers[0], self.store.residency.capacity
+        sizes = {key: SIZES[content] for content, key in self.judge.keys.items()}
+        pinned = sum(sizes[key] for key, place in capacity.pins if place is CPU)
+        room = tier.capacity_bytes - tier.squatted_bytes - tier.stays_bytes() - pinned
+        fitting = [content for content in SIZES if SIZES[content] <= room]
+        if not fitting or self.store.residency.draining:
+            return
+        self.happened["last opens beside other programs"] += tier.squatted_bytes > 0
+        self.choices.calm = True
+        path, content = self.path / "last.safetensors", fitting[-1]
+        self._write(path, content)
+        self.judge.now_means(str(path), content)
+        while (client := self.connect()).tenant is not None:
+            self.end(client)
+        self.ask(client, {"op": "open", "path": str(path), "place": "cpu"})
+        self.settle()
+        served = client.leases or self.judge.codes[client.number] == "bad_image"  # what lay on disk may be flipped
+        self.judge.check(bool(served), f"{SIZES[content]} bytes were refused where {room} can be had")
+        self.end(client)
+        self.settle()
+
     def validate(self) -> None:
         """The store's own books, in one piece and in short pieces."""
         try:
@@ -568,6 +591,7 @@ class World:
             self.settle()
             self.tick(1000.0)
         self.settle()
+        self._open_the_last()
         self.judge.check(not self.judge.asked, f"never answered: {list(self.judge.asked.values())}")
         extents = {extent.label for extent in self.store.runner.extents().values()}
         held = {label for tier in self.tiers for label in tier.extents} - self.judge.stuck

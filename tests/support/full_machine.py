@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from trims_client import Session
 
 SMALL, BIG = 100_000, 4_000_000
+#: Two of them fill the file system, but for a little.
+HALF = 900_000
 SIZE = "2m"
 
 
@@ -139,6 +141,33 @@ def memory_is_taken_by_somebody_else(folder: Path) -> None:
         reads_true(session, other, others)
 
 
+def idle_images_leave_a_memory_that_is_smaller_than_promised(folder: Path) -> None:
+    mount(Path("/dev/shm"))
+    models = [model(folder, "m" * number, HALF) for number in range(1, 9)]
+    with served(folder) as (daemon, session):
+        for path, expected in models * 3:
+            with session.open_file(path, place="cpu") as weights:
+                np.testing.assert_array_equal(weights["weight"], expected)
+        assert daemon.store.counters["full.cpu"]
+        with session.open_file(models[0][0], place="cpu"), session.open_file(models[1][0], place="cpu"):
+            refused(lambda: session.open_file(models[2][0], place="cpu"), "2.0 MiB", "of the 64.0 MiB")
+            mount(Path("/dev/shm"), "16m", again=True)
+            with session.open_file(models[2][0], place="cpu"):
+                assert charged(daemon, CPU) > 2 << 20
+
+
+def idle_images_leave_a_disk_that_is_smaller_than_promised(folder: Path) -> None:
+    (folder / "state").mkdir()
+    mount(folder / "state" / "images")
+    models = [model(folder, "m" * number, HALF) for number in range(1, 9)]
+    with served(folder) as (daemon, session):
+        for path, expected in models * 2:
+            daemon.store.load(f"file:{path}", DISK).result(WAIT_S)
+            with session.open_file(path, place="disk") as weights:
+                np.testing.assert_array_equal(weights["weight"], expected)
+        assert daemon.store.counters["full.disk"]
+
+
 def the_disk_is_smaller_than_promised(folder: Path) -> None:
     mount(folder / "state")
     (small, _), (big, many) = (model(folder, name, size) for name, size in (("a", SMALL), ("bb", BIG)))
@@ -235,6 +264,8 @@ SCENARIOS = {
         memory_is_smaller_than_promised,
         memory_is_full_when_an_image_comes_from_disk,
         memory_is_taken_by_somebody_else,
+        idle_images_leave_a_memory_that_is_smaller_than_promised,
+        idle_images_leave_a_disk_that_is_smaller_than_promised,
         the_disk_is_smaller_than_promised,
         the_disk_is_full_to_the_last_byte,
         a_daemon_starts_on_a_full_disk,

@@ -19,6 +19,7 @@ happens once a fill runs (`Residency`).
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -34,7 +35,10 @@ from trims.core.promotion import host_for
 from trims.core.replica import Share, State
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from trims.core.capacity import PlaceBooks
+    from trims.core.errors import NoSpaceError
     from trims.core.lease import Waiter
     from trims.core.ledger import Ledger
     from trims.core.place import Place
@@ -47,6 +51,11 @@ STAYS = KeepAlive(None)
 #: Seconds for which room that comes free is kept for the first in line, once later arrivals have taken as many bytes as
 #: the first needs.
 RESERVATION_S = 5.0
+#: Seconds for which a place where the machine had no room counts as no larger than that. Then its tier's capacity is
+#: tried again: another program may have given room back.
+BELIEVED_FULL_S = 60.0
+#: Fills for the same waiters that may find the machine without room; after the last one, they are refused.
+_FILLS_WITHOUT_ROOM = 3
 
 
 class Admission:
@@ -163,6 +172,37 @@ class Admission:
         self._ledger.step(replica, State.QUEUED, at_s, "first waiter")
         self._ledger.changed_keys[key] = None
         return replica
+
+    def enqueue_again(self, replica: Replica, waiters: Iterable[Waiter], at_s: float) -> Replica:
+        """Let the waiters of a replica that has left the books wait for its next incarnation; returns that."""
+        again = self.enqueue(replica.key, replica.place, at_s)
+        again.keep_alive_s, again.mappable = replica.keep_alive_s, replica.mappable
+        self.expect_work(again, replica.workspace_bytes)
+        for waiter in waiters:
+            self._ledger.join(again, waiter)
+        return again
+
+    def make_room_again(self, replica: Replica, waiters: list[Waiter], error: NoSpaceError, at_s: float) -> bool:
+        """The machine had no room for a fill that the books had room for: evict for it; False if that cannot help.
+
+        1. The capacity counts as what lies there and what the tier says is left, for `BELIEVED_FULL_S` seconds.
+        2. The waiters wait for room once more. By the new capacity, idle replicas have to go for it.
+        3. If the tier does not say what is left, or the machine still has no room after that, as many bytes go as the
+           image takes, or all that may. `_FILLS_WITHOUT_ROOM` fills are the end of it: something else takes the room
+           that comes free.
+        """
+        ledger, books = self._ledger, self._ledger.capacity.at[replica.place]
+        fills, need = replica.fills_without_room + 1, books.takes(replica.nbytes)
+        coming = books.evictable_bytes(spare_promised=False) + books.shares[Share.LEAVING]
+        left = need - coming if error.room_bytes is None or fills > 1 else error.room_bytes
+        books.found_full(min(left, need - 1), at_s + BELIEVED_FULL_S)
+        ledger.due.add(at_s + BELIEVED_FULL_S, replica.place)
+        ledger.changed_places[replica.place] = None
+        waits = coming or any(not waiter.is_impatient for waiter in waiters)
+        if not waiters or not waits or fills >= _FILLS_WITHOUT_ROOM or replica.place_lost:
+            return False
+        self.enqueue_again(replica, waiters, at_s).fills_without_room = fills
+        return True
 
     def expect_work(self, replica: Replica, nbytes: int) -> None:
         """Each session that reads the replica needs `nbytes` on the device beside it: activations, libraries' own."""
@@ -434,7 +474,7 @@ class Admission:
     def _decide(self, replica: Replica, at_s: float) -> bool:
         """Give a queued replica of known size room or a claim, or refuse it; True if it waits for leases no longer."""
         books, line = self._ledger.capacity.at[replica.place], self.lines[replica.place]
-        if books.least_need_of(replica) > books.capacity_bytes:
+        if books.least_need_of(replica) > books.stated_bytes:
             self.refuse_all(replica, refusals.too_large(books, replica), at_s)
             return True
         if not self._has_payer(replica, at_s):
@@ -444,7 +484,7 @@ class Admission:
         if overtaken is not None and not self._may_overtake(overtaken, need, at_s):
             return self._stand_in_line(replica, at_s, behind=overtaken)
         self._evict_for(replica, need, at_s)
-        if need > books.coming_bytes:
+        if need > books.coming_bytes and not self._may_try_anyway(replica, need):
             return self._stand_in_line(replica, at_s)
         if overtaken is not None:
             overtaken.overtaken_bytes += need
@@ -452,6 +492,18 @@ class Admission:
             self._start_fill(replica, at_s)
         else:
             self._claim(replica, need)
+        return True
+
+    def _may_try_anyway(self, replica: Replica, need: int) -> bool:
+        """True if only the belief that the machine is full keeps room from a replica that has not tried it yet.
+
+        Nothing can be evicted, so the tier is asked: another program may have given room back since.
+        """
+        books = self._ledger.capacity.at[replica.place]
+        believed = books.stated_bytes - books.capacity_bytes
+        if replica.fills_without_room or not self._insists(replica) or need > books.coming_bytes + believed:
+            return False
+        books.forget_full(math.inf)
         return True
 
     def _claim(self, replica: Replica, need: int) -> None:

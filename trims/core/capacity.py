@@ -43,7 +43,9 @@ class PlaceBooks:
     """The figures of one place.
 
     Attributes:
-        capacity_bytes: Bytes it may hold.
+        capacity_bytes: Bytes it may hold: as stated, or fewer for a while after the machine had less room there.
+        stated_bytes: Bytes it may hold by its tier's capacity.
+        full_until_s: Until when `capacity_bytes` is what the machine had room for; None if it is what is stated.
         policy: Orders its idle replicas.
         reserve_bytes: Left free beside the capacity, for the work of sessions that read there.
         unit_bytes: In which it gives memory; all charges are multiples.
@@ -64,6 +66,11 @@ class PlaceBooks:
     claimed_bytes: int
     shares: dict[Share, int]
     promised: OrderedDict[str, None]
+    stated_bytes: int = 0
+    full_until_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.stated_bytes = self.stated_bytes or self.capacity_bytes
 
     @property
     def free_bytes(self) -> int:
@@ -75,6 +82,19 @@ class PlaceBooks:
     def coming_bytes(self) -> int:
         """Bytes that are free or on their way back and kept for no replica. Only a running copy delays them."""
         return self.free_bytes + self.shares[Share.LEAVING] - self.claimed_bytes
+
+    def found_full(self, room_bytes: int, until_s: float) -> None:
+        """Believe until then that the machine has room for `room_bytes` beside what is charged, and for no more.
+
+        Never less than what is charged: what lies there has its room.
+        """
+        self.capacity_bytes = min(self.stated_bytes, self.charged_bytes + max(0, room_bytes))
+        self.full_until_s = until_s
+
+    def forget_full(self, at_s: float) -> None:
+        """Believe the stated capacity again if it is time: other programs may have given room back meanwhile."""
+        if self.full_until_s is not None and self.full_until_s <= at_s:
+            self.capacity_bytes, self.full_until_s = self.stated_bytes, None
 
     def takes(self, nbytes: int) -> int:
         """Bytes that an image of `nbytes` is charged here: rounded up to whole units."""

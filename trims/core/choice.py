@@ -112,7 +112,7 @@ def _worth_a_copy(ledger: Ledger, key: str, nbytes: int) -> Verdict:
     books, pinned = ledger.capacity.at[CPU], (key, CPU) in ledger.capacity.pins
     if ledger.demand.of(key) < EARNED and not pinned:
         return Verdict.RARELY_OPENED
-    if books.takes(nbytes) > books.capacity_bytes:
+    if books.takes(nbytes) > books.stated_bytes:
         return Verdict.TOO_LARGE
     missing = books.takes(nbytes) - books.coming_bytes
     if missing > books.evictable_bytes(spare_promised=True):

@@ -121,6 +121,20 @@ class CapacityError(TrimsError, MemoryError):
     retryable = True
 
 
+class NoSpaceError(CapacityError):
+    """The machine has less room at a place than the tier's capacity says, and nothing there may be evicted.
+
+    Attributes:
+        room_bytes: Bytes that the place could still give when the memory was refused; None if that is unknown.
+    """
+
+    code = "no_space"
+
+    def __init__(self, message: str = "", room_bytes: int | None = None) -> None:
+        super().__init__(message)
+        self.room_bytes = room_bytes
+
+
 class TooLargeError(CapacityError):
     """The image is larger than the tier's whole capacity: waiting does not help."""
 

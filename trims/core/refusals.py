@@ -8,6 +8,7 @@ from trims.core.errors import (
     CapacityError,
     DrainingError,
     InUseError,
+    NoSpaceError,
     NotSupportedError,
     QuotaError,
     TooLargeError,
@@ -28,7 +29,7 @@ def too_large(books: PlaceBooks, replica: Replica) -> TooLargeError:
     work = f", and {format_bytes(beside)} more than the reserve for the session that reads it" if beside else ""
     return TooLargeError(
         f"the image takes {format_bytes(replica.nbytes)} ({replica.nbytes} bytes){work}; the {replica.place} tier has "
-        f"a capacity of {format_bytes(books.capacity_bytes)} in all; raise the tier's capacity"
+        f"a capacity of {format_bytes(books.stated_bytes)} in all; raise the tier's capacity"
     )
 
 
@@ -42,6 +43,8 @@ def no_room(books: PlaceBooks, replica: Replica, leaving: Replica | None = None)
     """
     shares = books.shares
     parts = [f"{format_bytes(max(0, books.free_bytes))} free of {format_bytes(books.capacity_bytes)}"]
+    if books.full_until_s is not None:
+        parts[0] += f" (for which the machine has room, of {format_bytes(books.stated_bytes)} that the tier may hold)"
     counted = [
         (shares[Share.READ], "leased"),
         (shares[Share.PINNED], "pinned"),
@@ -59,6 +62,16 @@ def no_room(books: PlaceBooks, replica: Replica, leaving: Replica | None = None)
     return CapacityError(
         f"{other}no room at {replica.place}: {format_bytes(books.need_of(replica))} needed; {', '.join(parts)}. "
         f"Nothing was evicted. Close readers, unpin, raise the capacity, or set a deadline to wait for room"
+    )
+
+
+def without_room(books: PlaceBooks, replica: Replica, error: NoSpaceError) -> NoSpaceError:
+    """The machine has less room than the tier's capacity, and evicting idle images has not helped, or none was idle."""
+    held = format_bytes(books.charged_bytes)
+    return NoSpaceError(
+        f"{error}. Images take {held} at {replica.place}, of the {format_bytes(books.stated_bytes)} that its tier may "
+        f"hold, and none that could have been evicted made enough room",
+        error.room_bytes,
     )
 
 

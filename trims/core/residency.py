@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from trims.core import choice, invariants, refusals
 from trims.core.admission import Admission
-from trims.core.errors import InternalError, InUseError
+from trims.core.errors import InternalError, InUseError, NoSpaceError
 from trims.core.events import (
     Adopted,
     Closed,
@@ -227,8 +227,13 @@ class Residency:
         self._ledger.return_source(replica, event.at_s)
         waiters = self._ledger.take(replica)
         self._ledger.remove(replica, event.at_s, f"failed: {event.error.code}")
+        error = event.error
+        if isinstance(error, NoSpaceError):
+            if self._admission.make_room_again(replica, waiters, error, event.at_s):
+                return
+            error = refusals.without_room(self.capacity.at[replica.place], replica, error)
         for waiter in waiters:
-            self._admission.turn_away(replica, waiter, event.error, event.at_s)
+            self._admission.turn_away(replica, waiter, error, event.at_s)
 
     # -- leaving ---------------------------------------------------------------------------------------------------
 
@@ -273,11 +278,7 @@ class Residency:
         parked = self._ledger.take(replica)
         self._ledger.remove(replica, event.at_s, "tier confirmed")
         if parked:
-            again = self._admission.enqueue(event.key, event.place, event.at_s)
-            again.keep_alive_s = replica.keep_alive_s
-            self._admission.expect_work(again, replica.workspace_bytes)
-            for waiter in parked:
-                self._ledger.join(again, waiter)
+            self._admission.enqueue_again(replica, parked, event.at_s)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
@@ -333,6 +334,7 @@ class Residency:
             elif isinstance(due, ReplicaId):
                 self._keep_alive_ends(self.table.replicas[due.key, due.place], event.at_s)
             else:
+                self.capacity.at[due].forget_full(event.at_s)
                 self._ledger.changed_places[due] = None
 
     def _keep_alive_ends(self, replica: Replica, at_s: float) -> None:

@@ -18,7 +18,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CapacityError, ImageError
+from trims.core.errors import ImageError, NoSpaceError
 from trims.core.units import format_bytes
 from trims.memory.available import available_bytes
 from trims.memory.segments import Segment, is_full
@@ -142,12 +142,13 @@ def _allocated_bytes(segment: Segment) -> int:
     return os.fstat(segment.fd).st_blocks * _BLOCK_BYTES
 
 
-def _full(nbytes: int, available: int, promised: int) -> CapacityError:
+def _full(nbytes: int, available: int, promised: int) -> NoSpaceError:
     spoken_for = f", {format_bytes(promised)} of them spoken for" if promised else ""
-    return CapacityError(
+    return NoSpaceError(
         f"memory is full: {format_bytes(nbytes)} ({nbytes} bytes) needed, {format_bytes(available)} available to this "
         f"process{spoken_for}; lower the cpu "
-        f"tier's capacity"
+        f"tier's capacity",
+        max(0, available - promised),
     )
 
 

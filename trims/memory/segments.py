@@ -48,14 +48,14 @@ class SegmentDriver(Protocol):
     def create(self, label: str, nbytes: int) -> Segment:
         """An unfinished segment of this length, zeroed. Its pages are not allocated yet.
 
-        Raises CapacityError when the machine has no room; nothing is left behind.
+        Raises NoSpaceError when the machine has no room; nothing is left behind.
         """
         ...
 
     def allocate(self, segment: Segment) -> None:
         """Reserve every page now, so that full memory is an error here and not a SIGBUS in the process that writes.
 
-        Raises CapacityError.
+        Raises NoSpaceError.
         """
         ...
 
@@ -86,7 +86,7 @@ class SegmentDriver(Protocol):
         ...
 
     def explain(self, error: OSError, nbytes: int) -> Exception:
-        """What a failed write means: CapacityError with the numbers if memory was full, else the error itself."""
+        """What a failed write means: NoSpaceError with the numbers if memory was full, else the error itself."""
         ...
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import posix_ipc
 
-from trims.core.errors import CapacityError, ConfigError, ImageError
+from trims.core.errors import ConfigError, ImageError, NoSpaceError
 from trims.core.units import format_bytes
 from trims.memory.segments import Segment, is_full
 
@@ -31,6 +31,8 @@ SHM_FOLDER = Path("/dev/shm")  # noqa: S108 - this is the point
 _UNFINISHED = "filling"
 #: Of the daemons' prefixes, which end in a hash of their state folders.
 _PREFIX = re.compile(r"trims-[0-9a-f]{12}")
+#: In which the kernel counts what a file takes.
+_BLOCK_BYTES = 512
 _SEALED_MODE = 0o400
 
 
@@ -73,7 +75,9 @@ class PosixShm:
         try:
             os.posix_fallocate(segment.fd, 0, segment.nbytes)
         except OSError as error:
-            raise self.explain(error, segment.nbytes) from error
+            if not is_full(error):
+                raise
+            raise self._full(segment.nbytes, os.fstat(segment.fd).st_blocks * _BLOCK_BYTES) from error
 
     def seal(self, segment: Segment, key: str, digest: str) -> Segment:
         """See `SegmentDriver.seal`.
@@ -129,12 +133,15 @@ class PosixShm:
         """See `SegmentDriver.explain`."""
         return self._full(nbytes) if is_full(error) else error
 
-    def _full(self, nbytes: int) -> CapacityError:
+    def _full(self, nbytes: int, taken_bytes: int = 0) -> NoSpaceError:
+        """The error, with what is free once the `taken_bytes` of the unfinished segment are given back."""
         held = os.statvfs(self._folder)
-        return CapacityError(
+        free = held.f_bavail * held.f_frsize + taken_bytes
+        return NoSpaceError(
             f"{self._folder} is full: {format_bytes(nbytes)} ({nbytes} bytes) needed, "
-            f"{format_bytes(held.f_bavail * held.f_frsize)} free of {format_bytes(held.f_blocks * held.f_frsize)}; "
-            "lower the cpu tier's capacity or remount it larger"
+            f"{format_bytes(free)} free of {format_bytes(held.f_blocks * held.f_frsize)}; "
+            "lower the cpu tier's capacity or remount it larger",
+            free,
         )
 
 

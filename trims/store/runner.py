@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.core import refusals
-from trims.core.errors import ImageError, InternalError, LostPeerError, TrimsError, is_system_error
+from trims.core.errors import (
+    CapacityError,
+    ImageError,
+    InternalError,
+    LostPeerError,
+    NoSpaceError,
+    TrimsError,
+    is_system_error,
+)
 from trims.core.events import Event, Filled, FillFailed, Freed, Measured, MeasureFailed, ReplicaBroken
 from trims.core.place import DISK, FILE
 from trims.formats.conversion import start_conversion
@@ -594,6 +602,8 @@ class Runner:
                 tier.abort(draft)
                 if is_system_error(error):
                     raise tier.explain(error, nbytes) from error
+                if isinstance(error, NoSpaceError):  # of a device that is copied from; this place has given its room
+                    raise CapacityError(str(error)) from error
                 raise
             if digest is not None:
                 return draft, digest

@@ -21,6 +21,7 @@ from trims.core.errors import (
     InternalError,
     InUseError,
     ModelNotFoundError,
+    NoSpaceError,
     NotInPlaceError,
     TooLargeError,
 )
@@ -32,6 +33,7 @@ from trims.core.events import (
     Failed,
     Fill,
     Filled,
+    FillFailed,
     Free,
     Grant,
     Hurry,
@@ -141,6 +143,9 @@ class Shell:
         if isinstance(event, ReplicaBroken):
             self._counters["broken"] += 1
             log.error("replica %s at %s is broken: %s", event.key[:16], event.place, event.reason)
+        if isinstance(event, FillFailed) and isinstance(event.error, NoSpaceError):
+            self._counters[f"full.{event.place}"] += 1
+            log.warning("%s has less room than its capacity says, idle images leave: %s", event.place, event.error)
         with self.lock:
             work = self._handle(event)
         for do in work:

@@ -26,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CapacityError, CudaError, DeviceLostError, NotSupportedError
+from trims.core.errors import CudaError, DeviceLostError, NoSpaceError, NotSupportedError
 from trims.core.units import format_bytes
 from trims.memory.cuda.api import Device
 from trims.memory.mapping import c_library
@@ -386,7 +386,7 @@ class FakeCuda:
         with self._locked():
             free = self._device.total_bytes - self._used(self._device.uuid)
             if nbytes > free:
-                raise CapacityError(
+                raise NoSpaceError(
                     f"the device has no memory left: {format_bytes(nbytes)} asked for, {format_bytes(free)} free"
                 )
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

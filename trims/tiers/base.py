@@ -1,7 +1,7 @@
 """The tier protocol: create, seal, free, scan, verify. Every tier passes the contract suite in `trims.testing.tiers`.
 
 A tier knows how to hold images at one place. It never decides what to hold: capacity is charged by residency, which
-asks for nothing that does not fit; a tier still refuses with CapacityError when the machine has less than was promised.
+asks for nothing that does not fit; a tier still refuses with NoSpaceError when the machine has less than was promised.
 
 Third parties add tiers with the entry-point group `trims.tiers`: a function that is given `TierSettings` and returns a
 `Tier`. The settings `cpu_tier` and `disk_tier` name it. Only these two tiers of the host can be replaced. A device's
@@ -188,7 +188,8 @@ class Tier(Protocol):
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
         """Give memory to fill. With `allocate` every page is reserved, so that it may be written through a mapping.
 
-        Raises CapacityError when the machine has no room or the process no descriptor; nothing is left behind.
+        Raises NoSpaceError when the machine has no room, with the bytes it has left if the tier knows them: then idle
+        images leave, and it is called again. CapacityError when the process has no descriptor. Nothing is left behind.
         """
         ...
 
@@ -201,7 +202,9 @@ class Tier(Protocol):
         ...
 
     def explain(self, error: OSError, nbytes: int) -> Exception:
-        """What a failed write into a draft means here: CapacityError for a lack of room or descriptors, else itself."""
+        """What a failed write into a draft means here: NoSpaceError for a lack of room, CapacityError for one of
+        descriptors, else itself.
+        """
         ...
 
     def free(self, extent: Extent) -> None:

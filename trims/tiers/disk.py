@@ -13,7 +13,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from trims.core.errors import CapacityError, ImageError
+from trims.core.errors import ImageError, NoSpaceError
 from trims.core.place import DISK, Place
 from trims.core.units import format_bytes
 from trims.tiers.base import Draft, Extent, explain_descriptors, identity_of
@@ -183,12 +183,22 @@ class DiskTier:
 
 
 def disk_full(error: OSError, nbytes: int, folder: Path) -> Exception:
-    """CapacityError if the disk was full or no descriptor left, else the error itself."""
+    """NoSpaceError if the disk was full, CapacityError if no descriptor was left, else the error itself."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return explain_descriptors(error)
-    return CapacityError(
-        f"the disk under {folder} is full: {format_bytes(nbytes)} needed; free some, or move the folder"
+    return NoSpaceError(
+        f"the disk under {folder} is full: {format_bytes(nbytes)} needed; free some, or move the folder",
+        _room_bytes(folder) if error.errno == errno.ENOSPC else None,
     )
+
+
+def _room_bytes(folder: Path) -> int | None:
+    """Bytes that are free there for this user; None if the file system does not say."""
+    try:
+        held = os.statvfs(folder)
+    except OSError:
+        return None
+    return held.f_bavail * held.f_frsize
 
 
 def _remove(path: str) -> None:

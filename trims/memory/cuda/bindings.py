@@ -11,7 +11,7 @@ import logging
 import uuid as uuids
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import CapacityError, CudaError, DeviceLostError, NotSupportedError, TrimsError
+from trims.core.errors import CapacityError, CudaError, DeviceLostError, NoSpaceError, NotSupportedError, TrimsError
 from trims.memory.cuda.api import IPC_HANDLE_BYTES, Device
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ def _error(function: str, status: Any) -> TrimsError:
     name = getattr(status, "name", str(status))
     text = f"{function}: {name}"
     if name in _FULL:
-        return CapacityError(f"the device has no memory left ({text})")
+        return NoSpaceError(f"the device has no memory left ({text})")
     special = _special(function, name, text)
     if special is not None:
         return special

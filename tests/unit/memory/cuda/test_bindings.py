@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from trims.core.errors import CapacityError, CudaError, DeviceLostError, NotSupportedError
+from trims.core.errors import CapacityError, CudaError, DeviceLostError, NoSpaceError, NotSupportedError
 
 if TYPE_CHECKING:
     from trims.memory.cuda.api import Device
@@ -38,7 +38,7 @@ def test_every_status_we_know_is_one_the_package_knows() -> None:
         ("EXTERNAL_DEVICE", DeviceLostError),
         ("MPS_RPC_FAILURE", DeviceLostError),
         ("MPS_CLIENT_TERMINATED", DeviceLostError),
-        ("OUT_OF_MEMORY", CapacityError),
+        ("OUT_OF_MEMORY", NoSpaceError),
         ("NOT_SUPPORTED", NotSupportedError),
         ("INVALID_VALUE", CudaError),
     ],
@@ -70,7 +70,7 @@ def test_a_context_that_cannot_be_had_just_now_is_no_lost_device(status: str, re
         ("DEVICE_UNAVAILABLE", NotSupportedError),
         ("INVALID_VALUE", NotSupportedError),
         ("HOST_MEMORY_ALREADY_REGISTERED", NotSupportedError),
-        ("OUT_OF_MEMORY", CapacityError),
+        ("OUT_OF_MEMORY", NoSpaceError),
         ("ILLEGAL_ADDRESS", DeviceLostError),
         ("ECC_UNCORRECTABLE", DeviceLostError),
     ],
