@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from trims.core.capacity import Capacity
 from trims.core.errors import CapacityError, TooLargeError
 from trims.core.events import Fill, Free, Grant
+from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, GPU
 from trims.core.policy import LeastRecentlyUsed
 from trims.core.replica import Replica, Share, State
@@ -134,6 +135,23 @@ def test_a_replica_counts_as_what_its_state_and_its_holders_say(state: State, le
     assert capacity.share_of(replica, promised=False) is share
     capacity.pin("a", CPU, pinned=True)
     assert capacity.share_of(replica, promised=False) is (Share.PINNED if share is Share.IDLE else share)
+
+
+@pytest.mark.parametrize("holder", ["lease", "copy", "waiter"])
+def test_a_sealed_replica_is_not_evictable_while_anything_holds_it(holder: str) -> None:
+    capacity, replica = a_capacity(), a_replica("a", 10)
+    capacity.recount(replica, promised=False)
+    books = capacity.at[CPU]
+    assert (books.evictable_bytes(spare_promised=False), books.next_victim(spare_promised=False)) == (10, "a")
+    if holder == "lease":
+        replica.leases[1] = None
+    elif holder == "copy":
+        replica.borrowers.add((DISK, 2))
+    else:
+        replica.waiters[1] = Waiter(1, 1, wants_lease=True, deadline_at_s=None)
+    capacity.recount(replica, promised=False)
+    assert replica.share is Share.READ
+    assert (books.evictable_bytes(spare_promised=False), books.next_victim(spare_promised=False)) == (0, None)
 
 
 def test_a_replica_that_is_promised_to_a_device_is_evicted_last_and_may_be_spared() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.books import Bench, error_of, kinds, only
 from trims.core.errors import QuotaError
-from trims.core.events import Closed, Fill, Filled, Free, Freed, Grant, Measure, Measured, Refuse, SessionEnded
+from trims.core.events import Abandon, Closed, Fill, Filled, Free, Freed, Grant, Measure, Measured, Refuse, SessionEnded
 from trims.core.place import CPU, DISK, FILE, GPU, Place
 from trims.core.policy import LeastRecentlyUsed
 from trims.core.replica import State
@@ -291,3 +291,59 @@ class Walk:
             assert quota.leases is None or len(mine) <= quota.leases
             assert quota.leased_bytes is None or leased <= quota.leased_bytes
             assert quota.resident_bytes is None or told.resident_bytes <= quota.resident_bytes
+
+
+# -- to the byte -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("nbytes", "fits"), [(59, True), (60, True), (61, False)])
+def test_a_tenant_may_lease_as_many_bytes_as_its_quota_says_and_not_one_more(nbytes: int, fits: bool) -> None:
+    books = bench(blue=Quota(leased_bytes=60))
+    books.resident("a", nbytes)
+    out = books.ask("a", tenant="blue")
+    assert kinds(out) == [Grant if fits else Refuse]
+    assert account(books).leased_bytes == (nbytes if fits else 0)
+    assert account(books).may_ever_lease(nbytes) is fits
+
+
+@pytest.mark.parametrize(("nbytes", "fits"), [(19, True), (20, True), (21, False)])
+def test_what_a_tenant_leases_already_counts_to_the_byte(nbytes: int, fits: bool) -> None:
+    books = bench(blue=Quota(leased_bytes=60))
+    books.resident("a", 40)
+    books.resident("b", nbytes)
+    books.ask("a", tenant="blue")
+    assert kinds(books.ask("b", tenant="blue")) == [Grant if fits else Refuse]
+
+
+@pytest.mark.parametrize(("nbytes", "fits"), [(59, True), (60, True), (61, False)])
+def test_an_image_is_loaded_for_a_tenant_up_to_its_leased_bytes(nbytes: int, fits: bool) -> None:
+    books = bench(blue=Quota(leased_bytes=60))
+    books.ask("a", tenant="blue")
+    assert kinds(books.measured("a", nbytes)) == ([Fill] if fits else [Refuse, Abandon])
+
+
+@pytest.mark.parametrize(("nbytes", "fits"), [(49, True), (50, True), (51, False)])
+def test_a_tenant_may_have_as_many_bytes_in_memory_as_its_quota_says_and_not_one_more(nbytes: int, fits: bool) -> None:
+    books = bench(blue=Quota(resident_bytes=50))
+    books.ask("a", tenant="blue")
+    assert kinds(books.measured("a", nbytes)) == ([Fill] if fits else [Refuse, Abandon])
+    assert account(books).missing_bytes(0) == 0
+    assert account(books).resident_bytes == (nbytes if fits else 0)
+
+
+@pytest.mark.parametrize(("nbytes", "evicted"), [(20, []), (21, ["idle"])])
+def test_a_tenant_gives_up_an_idle_image_for_the_first_byte_beyond_its_quota(nbytes: int, evicted: list[str]) -> None:
+    books = bench(blue=Quota(resident_bytes=50))
+    loaded(books, "idle", 30, tenant="blue", session=2)
+    books.feed(SessionEnded, session=2)
+    books.ask("a", tenant="blue")
+    out = books.measured("a", nbytes)
+    assert [each.key for each in only(Free, out) if isinstance(each, Free)] == evicted
+    assert Fill in kinds(out)
+
+
+@pytest.mark.parametrize(("most", "fits"), [(1, [Grant, Refuse]), (2, [Grant, Grant])])
+def test_a_tenant_may_have_as_many_leases_as_its_quota_says_and_not_one_more(most: int, fits: list[type[Any]]) -> None:
+    books = bench(blue=Quota(leases=most))
+    books.resident("a", 10)
+    assert kinds(books.ask("a", tenant="blue") + books.ask("a", session=2, tenant="blue")) == fits
