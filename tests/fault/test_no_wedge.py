@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import blake3
 import pytest
-from looking import WAIT_S, Asker, error_of, nothing_is_left, restart, states, wait_until
+from looking import WAIT_S, Asker, error_of, nothing_is_left, restart, rested, states, wait_until
 from trims_client import connect
 
 from trims.core.errors import (
@@ -22,11 +24,12 @@ from trims.core.errors import (
     ManifestError,
     ModelNotFoundError,
     NotSupportedError,
+    TooLargeError,
     TrimsError,
 )
-from trims.core.place import CPU, DISK, GPU
+from trims.core.place import CPU, DISK, FILE, GPU, Place
 from trims.store import catalog as catalog_module
-from trims.store import resolve
+from trims.store import hashing, resolve
 from trims.store.asks import Granted, Pending
 from trims.testing.control import control
 from trims.tiers.cpu import CpuTier
@@ -34,7 +37,6 @@ from trims.wire import trims_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from trims.core.replica import ReplicaId
     from trims.daemon.main import Daemon
@@ -222,15 +224,15 @@ def test_an_open_without_a_deadline_is_answered_behind_a_patient_one(
 @pytest.fixture
 def held_read(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Reading the file `a.safetensors` stands still: (entered, go_on)."""
-    entered, go_on, real = threading.Event(), threading.Event(), resolve._read_digests
+    entered, go_on, real = threading.Event(), threading.Event(), hashing.read_digests
 
-    def read(file: Path, *, with_sha256: bool, **more: Any) -> tuple[str, str | None]:
+    def read(file: Path, *how: Any) -> hashing.Digests:
         if file.name == "a.safetensors":
             entered.set()
             assert go_on.wait(WAIT_S)
-        return real(file, with_sha256=with_sha256, **more)
+        return real(file, *how)
 
-    monkeypatch.setattr(resolve, "_read_digests", read)
+    monkeypatch.setattr(hashing, "read_digests", read)
     yield entered, go_on
     go_on.set()
 
@@ -343,15 +345,15 @@ def test_a_file_that_cannot_be_looked_at_delays_no_other_model(
 @pytest.fixture
 def long_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Files of more than 50 KB are long, and reading them takes until the event is set, or no request wants it."""
-    go_on, real = threading.Event(), resolve._read_digests
+    go_on, real = threading.Event(), hashing.read_digests
 
-    def read(file: Path, *, with_sha256: bool, reading: resolve.Reading) -> tuple[str, str | None]:
+    def read(file: Path, part: hashing.Part, reading: hashing.Reading) -> hashing.Digests:
         while "long" in file.name and reading.wanted() and not go_on.wait(0.01):
             continue
-        return real(file, with_sha256=with_sha256, reading=reading)
+        return real(file, part, reading)
 
     monkeypatch.setattr(resolve, "_HASH_HERE_BYTES", 50_000)
-    monkeypatch.setattr(resolve, "_read_digests", read)
+    monkeypatch.setattr(hashing, "read_digests", read)
     monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
     yield go_on
     go_on.set()
@@ -380,7 +382,8 @@ def test_a_file_is_not_hashed_for_a_client_that_is_gone(
     pending = [gone.ask(own), gone.ask(shared), stays.ask(shared)]
     wait_until(lambda: len(daemon.store._opens.lookups._looks) == 2, "both are looked into")
     gone.end()
-    assert list(daemon.store._opens.lookups._looks) == [(f"file:{shared}", True)]
+    left = [(f"file:{shared}", True)]
+    wait_until(lambda: list(daemon.store._opens.lookups._looks) == left, "what nobody wants is read no further")
     wait_until(lambda: sum("hash" in each.name for each in threading.enumerate()) <= 2, "workers are idle again")
     again = stays.ask(own)
     long_reads.set()
@@ -392,15 +395,62 @@ def test_a_file_is_not_hashed_for_a_client_that_is_gone(
     stays.end()
 
 
-def test_a_hash_goes_on_although_the_deadline_of_its_only_request_has_passed(
+def test_a_hash_ends_once_the_deadline_of_its_only_request_has_passed(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], long_reads: threading.Event
 ) -> None:
     path = checkpoint("long", nbytes=100_000)
     assert isinstance(error_of(asker.ask(path, deadline_s=0.05)), DeadlineError)
-    assert list(daemon.store._opens.lookups._looks) == [(f"file:{path}", True)]
+    lookups = daemon.store._opens.lookups
+    wait_until(lambda: not lookups._looks, "its worker has ended")
+    assert (lookups._by_session, lookups._by_ticket) == ({}, {})
+    assert daemon.store.resolver.remembered(f"file:{path}") is None
     long_reads.set()
-    wait_until(lambda: daemon.store.resolver.remembered(f"file:{path}") is not None, "it is remembered")
-    wait_until(lambda: daemon.store._opens.lookups._by_session == {}, "nothing is left of the request")
+    assert isinstance(asker.open(path), Granted)
+
+
+def huge(folder: Path, name: str, nbytes: int) -> Path:
+    """A sparse file with a normal header."""
+    header = json.dumps({"w": {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]}}).encode()
+    path = folder / f"{name}.safetensors"
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + nbytes)
+    return path
+
+
+@pytest.mark.parametrize("place", [CPU, DISK], ids=str)
+def test_a_terabyte_that_fits_nowhere_is_refused_before_it_is_read(
+    place: Place, daemon: Daemon, asker: Asker, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = huge(folder, "huge", 1 << 40), list[Path]()
+    monkeypatch.setattr(hashing, "read_digests", lambda file, *how: read.append(file))
+    assert isinstance(error_of(asker.ask(path, place)), TooLargeError)
+    with pytest.raises(TooLargeError):
+        daemon.store.load(f"file:{path}", place).result(WAIT_S)
+    with pytest.raises(TooLargeError):
+        daemon.store.pin(f"file:{path}", place, pinned=True)
+    assert read == []
+
+
+def test_two_files_that_take_for_ever_to_read_hold_up_no_other_open(
+    daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Formats whose headers do not tell the size, so that nothing but their turns is left to bound them."""
+    monkeypatch.setattr("trims.store.resolve.least_image_bytes", lambda artifact: 0)
+    monkeypatch.setattr(hashing, "TURN_BYTES", 16 << 20)
+    other = Asker(daemon)
+    hogs = [asker.ask(huge(folder, f"huge{number}", 1 << 40)) for number in range(12)]
+    wait_until(lambda: hashed_bytes(daemon) > 0, "they are read")
+    assert isinstance(other.open(checkpoint("a", nbytes=4 << 20)), Granted)
+    assert isinstance(asker.open(checkpoint("b", nbytes=4 << 20)), Granted)
+    assert not any(hog.done(0) for hog in hogs)
+    asker.end()
+    wait_until(lambda: not daemon.store._opens.lookups._looks, "they are read no further")
+    other.end()
+
+
+def hashed_bytes(daemon: Daemon) -> int:
+    return sum(look.progress.read_bytes for look in list(daemon.store._opens.lookups._looks.values()))
 
 
 def test_a_manifest_that_stands_for_billions_of_values_stalls_nothing(daemon: Daemon) -> None:

@@ -21,7 +21,7 @@ from trims.formats.picking import Picker
 from trims.registry.sqlite import SqliteRegistry
 from trims.store.asks import Granted, Outcome
 from trims.store.catalog import Catalog
-from trims.store.resolve import ANY_READING, Reading, Resolved, Resolver
+from trims.store.resolve import ANY_READING, Resolved, Resolver
 from trims.store.store import Store
 from trims.tenants import Tenant
 from trims.trace.spans import Tracer
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from trims.core.events import Event
     from trims.core.lease import Lease
+    from trims.store.hashing import Reading
 
     from .choices import Choices
 

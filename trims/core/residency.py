@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from trims.core import choice, invariants, refusals
+from trims.core import choice, fitting, invariants, refusals
 from trims.core.admission import Admission
 from trims.core.errors import InternalError, InUseError, NoSpaceError
 from trims.core.events import (
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from trims.core.choice import Verdict
+    from trims.core.errors import TrimsError
     from trims.core.failures import Failure
+    from trims.core.lease import Waiter
     from trims.core.place import Place
     from trims.core.policy import Policy
     from trims.core.replica import Replica
@@ -157,6 +159,10 @@ class Residency:
     def in_memory(self, key: str, in_place: str | None = None) -> tuple[Verdict, float]:
         """Whether an image is, or should be, in shared memory, and how much in demand it is (see `choice.verdict`)."""
         return choice.verdict(self._ledger, key, in_place), self._ledger.demand.of(key)
+
+    def never_fits(self, nbytes: int, place: Place | None, waiter: Waiter) -> TrimsError | None:
+        """Return why an image of at least `nbytes` can never serve the waiter at a place (see `fitting`)."""
+        return fitting.never_fits(self._ledger, nbytes, place, waiter)
 
     def failure_of(self, key: str) -> Failure | None:
         """Why the last attempt to make an image behind its readers failed; None if none did."""

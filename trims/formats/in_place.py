@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ImageError, InternalError, NotInPlaceError
+from trims.core.errors import BrokenWeightsError, ImageError, InternalError, NotInPlaceError
+from trims.core.layout import DTYPE_BYTES, element_count
 from trims.core.units import format_bytes
 from trims.formats.base import is_in_place_format
 from trims.formats.conversion import NOT_NEEDED, Conversion, broken, converter, is_large
 from trims.image.in_place import InPlacePlan, plan_in_place
+from trims.image.program import ONNX_ORIGINAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,6 +25,27 @@ log = logging.getLogger(__name__)
 def may_be_in_place(chosen: Converter, options: Mapping[str, Any]) -> bool:
     """True if artifacts of this format are worth a look: their plans are made of bytes in files, without a child."""
     return is_in_place_format(chosen) and chosen.may_be_in_place(options)
+
+
+def least_image_bytes(artifact: Artifact) -> int:
+    """Return the fewest bytes that an image of the artifact can take, by its headers; 0 if they do not say.
+
+    They do where the tensors lie in the files as an image has them, or where a framework only adds to these. ONNX
+    Runtime may leave initializers out, so nothing is said of its models.
+    """
+    chosen = converter(artifact.format)
+    if not may_be_in_place(chosen, artifact.options):
+        return 0
+    try:
+        if is_large(chosen, artifact) or not is_in_place_format(chosen):
+            return 0
+        found = chosen.contents(artifact)
+    except (NotInPlaceError, BrokenWeightsError):  # whoever reads it is told what is wrong
+        return 0
+    if found.program is not None and found.program.kind == ONNX_ORIGINAL:
+        return 0
+    own = [source for source in found.sources if source.tied_to is None]
+    return sum(DTYPE_BYTES[source.dtype] * element_count(source.shape) for source in own)
 
 
 class InPlace(Conversion):

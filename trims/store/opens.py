@@ -14,11 +14,19 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from trims.core.admission import IN_PLACE_STAYS, STAYS
 from trims.core.due import DueTimes
-from trims.core.errors import ArtifactChangedError, InUseError, ModelNotFoundError, NotInPlaceError, TrimsError
+from trims.core.errors import (
+    ArtifactChangedError,
+    InUseError,
+    ModelNotFoundError,
+    NotInPlaceError,
+    TooLargeError,
+    TrimsError,
+)
 from trims.core.events import KeepAlive, Requested
 from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, FILE, Place, TierKind
@@ -86,12 +94,14 @@ class Opens:
         self._tickets = itertools.count(1)
         #: Names that are being hashed behind their readers, and those that will be once their files rest.
         self._learning: set[str] = set()
+        #: Keys in place of artifacts that are too large to be hashed behind their readers.
+        self._too_large: OrderedDict[str, None] = OrderedDict()
         self._resting: dict[str, float] = {}
         self._rested: DueTimes[str] = DueTimes(lambda at_s, name: self._resting.get(name) == at_s)
         self._resting_lock = threading.Lock()
         #: By name.
         self._terms: dict[str, Terms] = {}
-        self.lookups = Lookups(resolver, self._found, pools, pace, readers)
+        self.lookups = Lookups(resolver, self._found, pools, pace, readers=readers, never_fits=shell.never_fits)
 
     def open(
         self,
@@ -161,6 +171,8 @@ class Opens:
         """A name has been looked into."""
         if ask.only_look:
             self._learning.discard(ask.name)
+            if isinstance(result, TooLargeError):
+                self._note_too_large(ask.name)
         if isinstance(result, TrimsError):
             self._counters[f"refused.{result.code}"] += 1
             ask.answer(result)
@@ -168,6 +180,14 @@ class Opens:
             self._request(ask, result)
         elif result.hashed:
             self._judge(ask, result)
+
+    def _note_too_large(self, name: str) -> None:
+        """An artifact fits nowhere but in its own files: it is not hashed behind its readers again."""
+        known = self._resolver.remembered(name)
+        if known is not None and known.in_place is not None:
+            self._too_large[known.in_place] = None
+            while len(self._too_large) > _TERMS_KEPT:
+                self._too_large.popitem(last=False)
 
     def _judge(self, ask: Ask, resolved: Resolved) -> None:
         """An artifact was hashed behind its readers: what was opened as a file counts as opens of its image.
@@ -251,7 +271,7 @@ class Opens:
             terms = self._terms_of(resolved)
         reads = ask.waiter.wants_lease or (ask.hint and not self._shell.is_resident(resolved.key, DISK))
         place, anywhere = stated or CPU, stated is None and reads
-        read = resolved.hashed and resolved.certain
+        read = (resolved.hashed and resolved.certain) or resolved.in_place in self._too_large
         if not read and self._resting.get(resolved.name) != resolved.rests_at_s and self._is_to_be_read(resolved):
             self._learn_at_rest(resolved)
         event = Requested(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.core import refusals
@@ -18,10 +19,32 @@ from trims.core.place import CPU, FILE, Place
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from trims.core.errors import TrimsError
     from trims.store.catalog import Catalog
     from trims.store.resolve import Resolved, Resolver
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SizesAt:
+    """See `hashing.Sizes`: an order names the place, and is refused with the error itself.
+
+    Args:
+        never_fits: Says why an image of at least so many bytes can never lie at the place; None if it may.
+    """
+
+    never_fits: Callable[[int], TrimsError | None]
+
+    def may_refuse(self, nbytes: int, stated: Place | None) -> bool:  # noqa: ARG002 - the order's place counts
+        """See `Sizes.may_refuse`."""
+        return self.never_fits(nbytes) is not None
+
+    def refuse(self, nbytes: int, stated: Place | None) -> None:  # noqa: ARG002
+        """See `Sizes.refuse`."""
+        error = self.never_fits(nbytes)
+        if error is not None:
+            raise error
 
 
 class Pins:

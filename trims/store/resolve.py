@@ -21,11 +21,10 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import blake3
 
-from trims.carrier.task import Order, SourceFailedError, Task
 from trims.core.errors import (
     ArtifactChangedError,
     ArtifactError,
@@ -40,12 +39,12 @@ from trims.formats.base import Artifact, Converter, Limits
 from trims.formats.build import build_artifact
 from trims.formats.conversion import builder_of_options, converter, detect, recipe
 from trims.formats.environments import Environment
-from trims.formats.in_place import may_be_in_place
-from trims.memory.reading import read_up_to
+from trims.formats.in_place import least_image_bytes, may_be_in_place
+from trims.store import hashing
 from trims.store.catalog import FILE_PREFIX, identities_of, identity_of
+from trims.store.hashing import DigestNeededError, Digests, LongReadError, Progress, Reading
 from trims.store.mounts import mount_of, mount_of_now
 from trims.store.work import stepped_back
-from trims.tiers.transfer import default_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,12 +52,10 @@ if TYPE_CHECKING:
     from trims.formats.picking import Picker
     from trims.registry.base import Registry
     from trims.store.catalog import Catalog
-    from trims.store.pace import Behind
 
 log = logging.getLogger(__name__)
 #: Seconds for which an open trusts that the artifact's files are still as they were at the last look.
 _TRUST_S = 0.5
-_READ_BYTES = 16 << 20
 #: A file was last written when its times say, or up to this many seconds later: some file systems keep whole seconds,
 #: and the times of one call of `write` are those of its beginning. Such a call takes longer for more bytes, of which it
 #: writes 2 GiB at most.
@@ -114,36 +111,6 @@ class Resolved:
     builder: Mapping[str, str] = field(default_factory=dict)
 
 
-class LongReadError(Exception):
-    """A file must be read in full, which takes long: ask again where that holds up no other lookup."""
-
-
-class DigestNeededError(Exception):
-    """The artifact may not be served before it was read: ask again for its digest."""
-
-
-class NotWantedError(Exception):
-    """No request waits for the answer any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a lookup may do to learn a file's digest.
-
-    Attributes:
-        digest: Whether it must. Without, an artifact that may be served in place is not read; for any other it raises
-            DigestNeededError.
-        long: Whether it may read long files; else it raises LongReadError.
-        wanted: Asked now and then while a file is read; False ends that with NotWantedError.
-        behind: The pace, if no request waits for the answer; None if one does.
-    """
-
-    long: bool = True
-    digest: bool = True
-    wanted: Callable[[], bool] = lambda: True
-    behind: Behind | None = None
-
-
 ANY_READING = Reading()
 
 
@@ -190,6 +157,11 @@ class Resolver:
         self._known: dict[str, Resolved] = {}
         self._epochs: dict[str, int] = {}
         self._lock = threading.Lock()
+
+    @property
+    def compares(self) -> bool:
+        """Whether a file whose identity is the same is taken to hold the same bytes."""
+        return not self._always_hash
 
     @property
     def in_place(self) -> bool:
@@ -335,7 +307,9 @@ class Resolver:
         if in_place is None and not reading.digest:
             raise DigestNeededError(name)
         rests_at_s = self._clock() + max(map(self._rest_s, files))
-        digests = self._digests(files, manifest, reading) if reading.digest else self._known_digests(files, identities)
+        check = partial(self._check_size, manifest, artifact, reading)
+        known = None if reading.digest else self._known_digests(files, identities)
+        digests = self._digests(files, manifest, reading, check) if reading.digest else known
         return Resolved(
             name=name,
             key=_key(files, [each.blake3 for each in digests], made_by) if digests is not None else str(in_place),
@@ -403,17 +377,37 @@ class Resolver:
             while len(self._not_in_place) > _REMEMBERED:
                 self._not_in_place.pop(next(iter(self._not_in_place)))
 
-    def _known_digests(self, files: tuple[Path, ...], identities: tuple[str, ...]) -> list[_Digests] | None:
+    def _read(
+        self, file: Path, which: tuple[str, str, bool], certain: bool, reading: Reading, check: Callable[[], None]
+    ) -> Digests:
+        """Read a file, from where its last turn ended."""
+        long, (_, identity, _) = file.stat().st_size > _HASH_HERE_BYTES, which
+        if long:
+            check()
+        if long and not reading.long:
+            raise LongReadError(str(file))
+        progress = reading.progress or Progress()
+        part = progress.part(which, certain=certain)
+        read = partial(hashing.read_digests, file, part, reading)
+        found = stepped_back(read) if long else read()
+        if identity_of(file) != identity:
+            raise ArtifactChangedError(f"{file} changed while it was read; open it again once it is written")
+        progress.remember(which, found)
+        mark = "" if found.certain else _UNCERTAIN
+        self._catalog.remember_digests(str(file), identity + mark, found.blake3, found.sha256)
+        return found
+
+    def _known_digests(self, files: tuple[Path, ...], identities: tuple[str, ...]) -> list[Digests] | None:
         """Digests of all files, if the catalog has them."""
         known = [self._known_digest(file, each) for file, each in zip(files, identities, strict=True)]
         found = [each for each in known if each is not None]
         return found if len(found) == len(files) else None
 
-    def _known_digest(self, file: Path, identity: str) -> _Digests | None:
+    def _known_digest(self, file: Path, identity: str) -> Digests | None:
         for mark in ("", _UNCERTAIN):
             found = self._catalog.digests(str(file), identity + mark)
             if found is not None:
-                return _Digests(*found, certain=not mark)
+                return Digests(*found, certain=not mark)
         return None
 
     def _python(self, manifest: Manifest, *, required: bool) -> Path | None:
@@ -463,44 +457,43 @@ class Resolver:
             extra_paths=(Path(manifest.origin),) if manifest.origin else (),
         )
 
-    def _digests(self, files: tuple[Path, ...], manifest: Manifest, reading: Reading) -> list[_Digests]:
+    @staticmethod
+    def _check_size(manifest: Manifest, artifact: Artifact, reading: Reading) -> None:
+        """Have requests refused for which the image is too large, before a long file is read. Raises as `Sizes`."""
+        if reading.sizes is None:
+            return
+        progress, stated = reading.progress or Progress(), manifest.residency.place
+        if progress.least_bytes is None:
+            in_all = sum(file.stat().st_size for file in artifact.files)
+            large = reading.sizes.may_refuse(in_all, stated)
+            progress.least_bytes = least_image_bytes(artifact) if large else 0
+        reading.sizes.refuse(progress.least_bytes, stated)
+
+    def _digests(
+        self, files: tuple[Path, ...], manifest: Manifest, reading: Reading, check: Callable[[], None]
+    ) -> list[Digests]:
         stated = dict(manifest.artifact.sha256)
         unknown = set(stated) - {file.name for file in files}
         if unknown:
             raise ManifestError(
                 f"{manifest.name}: artifact.sha256 names {sorted(unknown)[0]!r}, which is not a file of it"
             )
-        return [self._digest(file, stated.get(file.name), reading) for file in files]
+        return [self._digest(file, stated.get(file.name), reading, check) for file in files]
 
-    def _digest(self, file: Path, stated_sha256: str | None, reading: Reading) -> _Digests:
+    def _digest(self, file: Path, stated_sha256: str | None, reading: Reading, check: Callable[[], None]) -> Digests:
         identity, certain = identity_of(file), self._rest_s(file) <= 0
         known = None if self._always_hash else self._known_digest(file, identity)
         again = known is not None and not known.certain and certain and reading.behind is not None
         if known is None or again or (stated_sha256 is not None and known.sha256 is None):
-            long = file.stat().st_size > _HASH_HERE_BYTES
-            if long and not reading.long:
-                raise LongReadError(str(file))
-            read = partial(_read_digests, file, with_sha256=stated_sha256 is not None, reading=reading)
-            known = _Digests(*(stepped_back(read) if long else read()), certain=certain)
-            if identity_of(file) != identity:
-                raise ArtifactChangedError(f"{file} changed while it was read; open it again once it is written")
-            self._catalog.remember_digests(
-                str(file), identity + ("" if certain else _UNCERTAIN), known.blake3, known.sha256
-            )
+            which = (str(file), identity, stated_sha256 is not None)
+            whole = None if reading.progress is None else reading.progress.known(which, certain=again)
+            known = whole or self._read(file, which, certain, reading, check)
         if stated_sha256 is not None and known.sha256 != stated_sha256:
             raise DigestMismatchError(
                 f"{file}: sha256 is {known.sha256}, the manifest states {stated_sha256}; fetch the file again, or "
                 f"correct the manifest"
             )
         return known
-
-
-class _Digests(NamedTuple):
-    """Of one file; `certain` unless it may still have been written while it was read."""
-
-    blake3: str
-    sha256: str | None
-    certain: bool
 
 
 def rest_of(file: Path) -> float:
@@ -558,55 +551,6 @@ def _inside_package(package: str, path: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ArtifactError(f"the Python package {package!r} is not installed beside the daemon; install it first")
     return Path(spec.submodule_search_locations[0]).joinpath(*package.split(".")[1:], path)
-
-
-def _read_digests(file: Path, *, with_sha256: bool, reading: Reading) -> tuple[str, str | None]:
-    """Read the whole file once. Not through a mapping: a file that shrinks meanwhile would kill the daemon.
-
-    Raises NotWantedError.
-    """
-    if reading.behind is not None:
-        found = _read_behind(file, with_sha256=with_sha256, reading=reading, behind=reading.behind)
-        if found is not None:
-            return found
-    tree, sha256, done = blake3.blake3(max_threads=default_threads()), hashlib.sha256(), 0
-    with (
-        open(file, "rb", buffering=0) as source,
-        memoryview(bytearray(_buffer_bytes(source.fileno(), _READ_BYTES))) as view,
-    ):
-        while got := read_up_to(source.fileno(), view, done):
-            tree.update(view[:got])
-            if with_sha256:
-                sha256.update(view[:got])
-            done += got
-            _check_wanted(file, reading)
-    if done == 0:
-        raise ArtifactError(f"{file} is empty")
-    return tree.hexdigest(), sha256.hexdigest() if with_sha256 else None
-
-
-def _read_behind(file: Path, *, with_sha256: bool, reading: Reading, behind: Behind) -> tuple[str, str | None] | None:
-    """The same at a pace; None if a request has come to wait for it."""
-    with open(file, "rb", buffering=0) as source:
-        nbytes = os.fstat(source.fileno()).st_size
-        if nbytes == 0:
-            raise ArtifactError(f"{file} is empty")
-        task = Task.of_file(nbytes, ("blake3", "sha256") if with_sha256 else ("blake3",))
-        try:
-            found = behind.carry(Order(task, [source.fileno()]), lambda _: _check_wanted(file, reading))
-        except SourceFailedError as error:
-            raise ArtifactError(f"{file} cannot be read: {error}") from error
-    return None if found is None else (found["blake3"], found.get("sha256"))
-
-
-def _check_wanted(file: Path, reading: Reading) -> None:
-    if not reading.wanted():
-        raise NotWantedError(f"{file} was not read to its end: no request waits for it any more")
-
-
-def _buffer_bytes(fd: int, most_bytes: int) -> int:
-    """No more than the file has: zeroing memory takes longer than reading a small file."""
-    return max(1, min(most_bytes, os.fstat(fd).st_size))
 
 
 def _key(files: tuple[Path, ...], digests: list[str], made_by: Mapping[str, Any]) -> str:

@@ -47,6 +47,7 @@ from trims.core.events import (
     Requested,
     SessionEnded,
 )
+from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK
 from trims.core.replica import ReplicaId, State
 from trims.store.asks import Ask, Granted, Loaded, session_ended
@@ -67,6 +68,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _REMEMBERED_IMAGES = 4096
+#: Asks on behalf of no session and no tenant.
+_NOBODY = Waiter(0, None, wants_lease=False, deadline_at_s=None, internal=True)
 
 
 class Shell:
@@ -264,6 +267,25 @@ class Shell:
         with self.lock:
             replica = self._residency.find(key, place)
             return replica is not None and self._runner.verify_next(replica.id)
+
+    def never_fits(self, ask: Ask, nbytes: int, stated: Place | None) -> TrimsError | None:
+        """Return why an image of at least `nbytes` can never serve a request; None if it may.
+
+        Args:
+            ask: The request.
+            nbytes: The least that the image can take.
+            stated: The place that the model's manifest states.
+        """
+        place = ask.place or stated
+        if place is None and not (ask.waiter.wants_lease or ask.hint or ask.only_look):
+            place = CPU  # what an order to load means
+        with self.lock:
+            return self._residency.never_fits(nbytes, place, ask.waiter)
+
+    def never_lies_at(self, nbytes: int, place: Place) -> TrimsError | None:
+        """Return why an image of at least `nbytes` can never lie at a place, whoever asks; None if it may."""
+        with self.lock:
+            return self._residency.never_fits(nbytes, place, _NOBODY)
 
     def demand_of(self, key: str) -> float:
         """How much in demand an image is (see `trims.core.demand`)."""

@@ -43,11 +43,12 @@ from trims.store.adoption import Adoption
 from trims.store.catalog import FILE_PREFIX
 from trims.store.device_leases import DeviceLeases
 from trims.store.fills import Fills
+from trims.store.hashing import Reading
 from trims.store.lookups import READERS
 from trims.store.mounts import mount_of
 from trims.store.opens import Opens
 from trims.store.pace import Pace
-from trims.store.pins import Pins
+from trims.store.pins import Pins, SizesAt
 from trims.store.read_model import ReadModel
 from trims.store.runner import Runner, converter_of
 from trims.store.shell import Shell
@@ -364,10 +365,12 @@ class Store:
     def pin(self, name: str, place: Place, *, pinned: bool) -> None:
         """Pin or unpin; that is kept over restarts, and an unpin outlives the manifest's `pin`. Pinning does not load.
 
-        Raises NotSupportedError for a place without pins, ModelNotFoundError, or what reading the artifact raises.
+        Raises NotSupportedError for a place without pins, ModelNotFoundError, TooLargeError before an artifact is read
+        whose image the place can never hold, or what reading the artifact raises.
         """
         self.pins.check(place)
-        key = self.key_of(name) if not pinned else self.resolver.resolve(name).key
+        sizes = SizesAt(lambda nbytes: self._shell.never_lies_at(nbytes, place))
+        key = self.key_of(name) if not pinned else self.resolver.resolve(name, Reading(sizes=sizes)).key
         self.pins.set(name, key, place, pinned=pinned)
 
     def _pin_changed(self, key: str, place: Place, pinned: bool) -> None:

@@ -202,9 +202,7 @@ class Tier(Protocol):
         ...
 
     def explain(self, error: OSError, nbytes: int) -> Exception:
-        """What a failed write into a draft means here: NoSpaceError for a lack of room, CapacityError for one of
-        descriptors, else itself.
-        """
+        """What a failed write into a draft means: NoSpaceError, CapacityError without a descriptor, else itself."""
         ...
 
     def free(self, extent: Extent) -> None:

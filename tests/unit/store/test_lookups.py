@@ -18,12 +18,14 @@ from trims.core.errors import (
 )
 from trims.core.lease import Waiter
 from trims.store.asks import Ask, Outcome
+from trims.store.hashing import DigestNeededError, LongReadError, NotWantedError, Reading
 from trims.store.lookups import Lookups
-from trims.store.resolve import DigestNeededError, LongReadError, NotWantedError, Reading, Resolved
 from trims.store.work import PoolsByMount
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from trims.store.resolve import Resolved
 
 
 class Names:
@@ -37,6 +39,7 @@ class Names:
         self.looked: list[tuple[str, bool]] = []
         self.wanted: Callable[[], bool] = lambda: True
         self.in_place = False
+        self.compares = True
         self.mounts_now: dict[str, str] = {}
         self.paced: list[bool] = []
 

@@ -24,7 +24,7 @@ from trims.environments.shelf import Shelf
 from trims.formats.base import Limits
 from trims.formats.picking import Picker
 from trims.registry.sqlite import SqliteRegistry
-from trims.store import resolve
+from trims.store import hashing, resolve
 from trims.store.catalog import ImageRecord
 from trims.store.resolve import Resolver
 
@@ -46,13 +46,13 @@ def resolver(folder: Path, registry: SqliteRegistry, catalog: Catalog, monkeypat
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that were read for their digest."""
     seen: list[str] = []
-    real = resolve._read_digests
+    real = hashing.read_digests
 
-    def read(file: Path, *, with_sha256: bool, **more: Any) -> tuple[str, str | None]:
+    def read(file: Path, *how: Any) -> hashing.Digests:
         seen.append(file.name)
-        return real(file, with_sha256=with_sha256, **more)
+        return real(file, *how)
 
-    monkeypatch.setattr(resolve, "_read_digests", read)
+    monkeypatch.setattr(hashing, "read_digests", read)
     return seen
 
 
@@ -306,14 +306,14 @@ def test_a_model_for_a_device_is_converted_for_one_unless_its_manifest_says_else
 def test_a_long_file_is_hashed_by_a_thread_that_lets_others_go_first(
     steps_back: bool, resolver: Resolver, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, real, readers = checkpoint("a"), resolve._read_digests, []
+    path, real, readers = checkpoint("a"), hashing.read_digests, []
     monkeypatch.setattr(resolve, "_HASH_HERE_BYTES", path.stat().st_size - steps_back)
 
-    def read(file: Path, *, with_sha256: bool, **more: Any) -> tuple[str, str | None]:
+    def read(file: Path, *how: Any) -> hashing.Digests:
         readers.append(threading.current_thread())
-        return real(file, with_sha256=with_sha256, **more)
+        return real(file, *how)
 
-    monkeypatch.setattr(resolve, "_read_digests", read)
+    monkeypatch.setattr(hashing, "read_digests", read)
     assert len(resolver.resolve(f"file:{path}").key) == 64
     assert (readers != [threading.current_thread()]) is steps_back
 
@@ -322,14 +322,14 @@ def test_a_file_that_changes_while_it_is_read_is_no_artifact(
     resolver: Resolver, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = checkpoint("a")
-    real = resolve._read_digests
+    real = hashing.read_digests
 
-    def touched_meanwhile(file: Path, *, with_sha256: bool, **more: Any) -> tuple[str, str | None]:
-        digests = real(file, with_sha256=with_sha256, **more)
+    def touched_meanwhile(file: Path, *how: Any) -> hashing.Digests:
+        digests = real(file, *how)
         os.utime(file, (1, 1))
         return digests
 
-    monkeypatch.setattr(resolve, "_read_digests", touched_meanwhile)
+    monkeypatch.setattr(hashing, "read_digests", touched_meanwhile)
     with pytest.raises(ArtifactError, match=r"a\.safetensors changed while it was read"):
         resolver.resolve(f"file:{path}")
 
