@@ -26,6 +26,7 @@ from trims.formats import plugins
 from trims.formats.base import Artifact, Converter
 from trims.formats.conversion import converter, detect, recipe, start_conversion
 from trims.formats.environments import Environment
+from trims.formats.in_place import least_image_bytes
 from trims.testing.converters import LIMITS, convert
 
 if TYPE_CHECKING:
@@ -104,16 +105,18 @@ class Case:
     #: What `weight` is called in the image.
     weight: str = "weight"
     options: dict[str, Any] = field(default_factory=dict)
+    #: Whether its headers say how large the image is; not where it is unpacked, rearranged or left to a framework.
+    tells_size: bool = True
 
 
 CASES = {
     "safetensors": Case("safetensors", safetensors_file),
     "shards": Case("safetensors", safetensors_shards),
-    "npz": Case("npz", npz_file),
+    "npz": Case("npz", npz_file, tells_size=False),
     "npy": Case("npy", npy_file, weight="arr_0"),
-    "npy, column-major": Case("npy", npy_column_major, weight="arr_0"),
+    "npy, column-major": Case("npy", npy_column_major, weight="arr_0", tells_size=False),
     "torch": Case("torch", torch_file),
-    "onnx": Case("onnx", onnx_file, options={"optimize": "none"}),
+    "onnx": Case("onnx", onnx_file, options={"optimize": "none"}, tells_size=False),
     "mxnet": Case("mxnet", mxnet_files),
 }
 
@@ -173,6 +176,15 @@ def test_a_missing_file_is_named(case: Case, main: Path) -> None:
         with pytest.raises(ArtifactError, match=r"m[-.]"):
             artifact(case, main)
         hidden.rename(path)
+
+
+def test_the_least_that_its_headers_say_of_the_image_is_no_more_than_that_takes(
+    case: Case, main: Path, tmp_path: Path
+) -> None:
+    found = artifact(case, main)
+    least, image = least_image_bytes(found), convert(found, tmp_path / "image")
+    assert least <= image.stat().st_size
+    assert (least >= WEIGHT.nbytes) is case.tells_size
 
 
 @pytest.mark.parametrize("options", [{"no_such_option": 1}, {"allow_pickle": "yes"}])

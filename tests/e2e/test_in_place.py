@@ -33,7 +33,7 @@ from trims.core.replica import State
 from trims.daemon.budget import Budget
 from trims.daemon.check import check_store
 from trims.image.in_place import MAX_FILES
-from trims.store import plans, resolve
+from trims.store import hashing, plans, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -855,3 +855,22 @@ def test_idle_artifacts_of_many_files_give_their_descriptors_back(
             pytest.raises(CapacityError, match="allows 40"),
         ):
             session.open_file(fourth)
+
+
+def test_an_artifact_that_fits_nowhere_is_served_from_its_files_and_never_hashed_behind_its_readers(
+    daemon: Daemon, session: Session, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbytes = 1 << 40
+    header = json.dumps({"w": {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]}}).encode()
+    with (folder / "huge.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + nbytes)
+    read = list[Path]()
+    monkeypatch.setattr(hashing, "read_digests", lambda file, *how: read.append(file))
+    monkeypatch.setattr(daemon.store.resolver, "_rest_s", lambda file: -1.0)
+    for _ in range(5):
+        with session.open_file(folder / "huge.safetensors") as weights:
+            assert weights.place == "file"
+        wait_until(lambda: not daemon.store._opens.lookups._looks, "nothing is looked into")
+    assert read == []
+    assert daemon.store.counters["refused.too_large"] == 1, "that is found out once"

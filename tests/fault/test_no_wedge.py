@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import blake3
 import pytest
-from looking import WAIT_S, Asker, error_of, nothing_is_left, restart, rested, states, wait_until
+from looking import WAIT_S, Asker, error_of, nothing_is_left, restart, states, wait_until
 from trims_client import connect
 
 from trims.core.errors import (
@@ -27,7 +27,7 @@ from trims.core.errors import (
     TooLargeError,
     TrimsError,
 )
-from trims.core.place import CPU, DISK, FILE, GPU, Place
+from trims.core.place import CPU, DISK, GPU, Place
 from trims.store import catalog as catalog_module
 from trims.store import hashing, resolve
 from trims.store.asks import Granted, Pending

@@ -13,7 +13,7 @@ from safetensors_files import MANY, a_file, an_image
 from trims.core.errors import ArtifactError, InternalError, NotInPlaceError
 from trims.formats.base import Artifact, InPlaceFormat
 from trims.formats.conversion import converter
-from trims.formats.in_place import InPlace, may_be_in_place
+from trims.formats.in_place import InPlace, least_image_bytes, may_be_in_place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +43,17 @@ def test_a_plan_tells_the_length_and_then_the_pages(tmp_path: Path) -> None:
 def test_a_description_too_large_to_parse_here_is_converted(tmp_path: Path) -> None:
     with pytest.raises(NotInPlaceError, match="too large to be parsed here"):
         InPlace(Artifact("safetensors", (a_file(tmp_path, MANY),), {})).plan()
+
+
+def test_headers_say_the_least_that_an_image_takes(tmp_path: Path) -> None:
+    save_file({"w": np.arange(50), "v": np.arange(3, dtype="f4")}, tmp_path / "m.safetensors")
+    assert least_image_bytes(Artifact("safetensors", (tmp_path / "m.safetensors",), {})) == 50 * 8 + 3 * 4
+
+
+def test_nothing_is_said_of_an_image_whose_headers_are_broken_or_too_large(tmp_path: Path) -> None:
+    (tmp_path / "broken.safetensors").write_bytes(b"\xff" * 100)
+    for path in (tmp_path / "broken.safetensors", a_file(tmp_path, MANY)):
+        assert least_image_bytes(Artifact("safetensors", (path,), {})) == 0
 
 
 def test_an_image_is_served_in_place_with_its_program(tmp_path: Path) -> None:

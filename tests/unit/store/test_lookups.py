@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -14,11 +15,13 @@ from trims.core.errors import (
     InternalError,
     LostPeerError,
     ModelNotFoundError,
+    TooLargeError,
     TrimsError,
 )
 from trims.core.lease import Waiter
+from trims.core.place import CPU
 from trims.store.asks import Ask, Outcome
-from trims.store.hashing import DigestNeededError, LongReadError, NotWantedError, Reading
+from trims.store.hashing import DigestNeededError, LongReadError, NotWantedError, Reading, TurnOverError
 from trims.store.lookups import Lookups
 from trims.store.work import PoolsByMount
 
@@ -340,3 +343,172 @@ def test_a_look_that_runs_behind_readers_goes_on_without_a_pause_for_a_request(b
     bench.workers.run()
     assert pauses == [True, False]
     assert len(bench.found) == 2
+
+
+# -- what nobody waits for, and whose turn it is -----------------------------------------------------------------------
+
+
+def test_a_look_whose_only_ask_ran_out_of_time_is_given_up(bench: Bench) -> None:
+    late = bench.ask(deadline_at_s=5.0)
+    bench.lookups.expire(5.0)
+    assert isinstance(bench.error_of(late), DeadlineError)
+    bench.workers.run()
+    assert bench.names.looked == []
+    assert not bench.lookups._looks
+
+
+def reading_of(bench: Bench, meanwhile: Callable[[Reading], None]) -> None:
+    """The next long read does this, and ends if it is not wanted any more."""
+    real = bench.names.resolve
+
+    def resolve(name: str, reading: Reading) -> Resolved:
+        if not reading.long:
+            return real(name, reading)
+        bench.names.resolve = real  # type: ignore[method-assign]
+        meanwhile(reading)
+        if not reading.wanted():
+            raise NotWantedError
+        return real(name, reading)
+
+    bench.names.resolve = resolve  # type: ignore[method-assign]
+
+
+def test_a_file_is_not_read_on_once_the_deadline_of_its_last_ask_has_passed(bench: Bench) -> None:
+    bench.model("m", LongReadError())
+    late = bench.ask(deadline_at_s=5.0)
+    reading_of(bench, lambda reading: bench.lookups.expire(5.0))
+    bench.workers.run()
+    assert [ticket for ticket, _ in bench.found] == [late]
+    assert not bench.lookups._looks
+    assert bench.lookups._by_ticket == bench.lookups._by_session == {}
+
+
+def test_an_ask_that_joins_a_read_before_it_has_ended_has_it_go_on(bench: Bench) -> None:
+    bench.model("m", LongReadError())
+    bench.ask(deadline_at_s=5.0)
+    joined: list[int] = []
+
+    def late_and_again(reading: Reading) -> None:
+        bench.lookups.expire(5.0)
+        assert not reading.wanted()
+        joined.append(bench.ask())
+        assert reading.wanted()
+
+    reading_of(bench, late_and_again)
+    bench.workers.run()
+    assert [ticket for ticket, _ in bench.found][1:] == joined
+    assert bench.names.looked == [("m", False), ("m", True)], "one look"
+
+
+def test_an_ask_that_joins_a_read_that_is_just_ending_is_looked_for_again(bench: Bench) -> None:
+    bench.model("m", LongReadError())
+    bench.ask(deadline_at_s=5.0)
+
+    def ends(reading: Reading) -> None:
+        bench.lookups.expire(5.0)
+        bench.ask()
+        raise NotWantedError
+
+    reading_of(bench, ends)
+    bench.workers.run()
+    assert len(bench.found) == 2
+    assert bench.found[1][1] == resolved("m")
+
+
+def test_the_progress_of_a_read_that_was_given_up_is_taken_up_by_the_next_ask(bench: Bench) -> None:
+    bench.model("m", LongReadError())
+    file, seen = ("m", "1", False), list[int]()
+
+    def some(reading: Reading) -> None:
+        assert reading.progress is not None
+        part = reading.progress.part(file, certain=True)
+        seen.append(part.done_bytes)
+        part.done_bytes += 100
+
+    for compares in (True, True, False):
+        bench.names.compares = compares
+        bench.ask(deadline_at_s=5.0)
+        reading_of(bench, lambda reading: (some(reading), bench.lookups.expire(5.0))[0])
+        bench.workers.run()
+    bench.ask()
+    reading_of(bench, some)
+    bench.workers.run()
+    assert seen == [0, 100, 200, 0], "nothing is taken up where equal identities prove nothing"
+
+
+def test_of_files_that_were_not_read_to_their_ends_some_are_remembered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trims.store.lookups._UNFINISHED", 2)
+    for name in ("a", "b", "c"):
+        bench.model(name, LongReadError())
+        bench.ask(name, deadline_at_s=5.0)
+
+        def some(reading: Reading, name: str = name) -> None:
+            assert reading.progress is not None
+            reading.progress.part((name, "1", False), certain=True).done_bytes = 100
+            bench.lookups.expire(5.0)
+
+        reading_of(bench, some)
+        bench.workers.run()
+    assert list(bench.lookups._unfinished) == ["b", "c"]
+
+
+def test_sessions_take_turns_with_their_long_reads(bench: Bench) -> None:
+    left: Counter[str] = Counter()
+    order: list[str] = []
+
+    def resolve(name: str, reading: Reading) -> Resolved:
+        if not reading.long:
+            raise LongReadError
+        order.append(name)
+        left[name] -= 1
+        if left[name]:
+            raise TurnOverError
+        return resolved(name)
+
+    bench.names.resolve = resolve  # type: ignore[method-assign]
+    for session, name, turns in ((1, "hog1", 3), (1, "hog2", 3), (1, "hog3", 3), (2, "m", 2)):
+        left[name] = turns
+        bench.model(name)
+        bench.ask(name, session=session)
+    bench.workers.run()
+    assert order.index("m") == 1, "the second session has the second turn"
+    assert [at for at, name in enumerate(order) if name == "m"] == [1, 3]
+    assert len(bench.found) == 4
+
+
+def test_asks_for_what_is_too_large_are_refused_before_it_is_read_and_others_are_not(bench: Bench) -> None:
+    bench.model("m", LongReadError())
+    bench.lookups._never_fits = lambda ask, nbytes, stated: (
+        TooLargeError(f"{nbytes} at {stated}") if ask.waiter.session == 7 and nbytes > 10 else None
+    )
+    refused, served = bench.ask(session=7), bench.ask(session=8)
+
+    def sizes(reading: Reading) -> None:
+        assert reading.sizes is not None
+        assert not reading.sizes.may_refuse(10, CPU)
+        assert reading.sizes.may_refuse(11, CPU)
+        reading.sizes.refuse(11, CPU)
+
+    reading_of(bench, sizes)
+    bench.workers.run()
+    assert isinstance(bench.error_of(refused), TooLargeError)
+    assert bench.found[1:] == [(served, resolved("m"))]
+    assert bench.lookups._by_ticket == bench.lookups._by_session == {}
+
+
+def test_what_is_too_large_for_all_who_ask_is_not_read(bench: Bench) -> None:
+    bench.model("m", LongReadError())
+    bench.lookups._never_fits = lambda ask, nbytes, stated: TooLargeError("never")
+    bench.ask()
+
+    def sizes(reading: Reading) -> None:
+        assert reading.sizes is not None
+        reading.sizes.refuse(11, None)
+        pytest.fail("it is read")
+
+    reading_of(bench, sizes)
+    bench.workers.run()
+    assert len(bench.found) == 1
+    assert not bench.lookups._looks

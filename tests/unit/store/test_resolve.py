@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import json
 import os
 import threading
 from contextlib import closing
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from made_environments import put as make_environment
+from safetensors.numpy import save_file
 
 from trims.core.errors import (
     ArtifactError,
@@ -495,3 +497,54 @@ def test_an_image_whose_artifact_is_gone_serves_though_no_environment_satisfies(
     Shelf(folder / "environments").remove(made.name)
     assert picky.resolve("m").key == first.key
     assert picky.resolve("m").python is None
+
+
+# -- in turns ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_artifact_of_several_files_is_read_in_turns_to_its_end_even_if_it_is_always_hashed(
+    registry: SqliteRegistry, catalog: Catalog, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = {f"w{number}": np.full(2000, number) for number in range(3)}
+    for name, array in shards.items():
+        save_file({name: array}, folder / f"{name}.safetensors")
+    index = folder / "m.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {name: f"{name}.safetensors" for name in shards}}))
+    resolver = Resolver(registry, catalog, Picker(), folder / "artifacts", Limits(), always_hash=True)
+    known = resolver.resolve(f"file:{index}").key
+    monkeypatch.setattr(hashing, "TURN_BYTES", 5000)
+    monkeypatch.setattr(hashing, "_READ_BYTES", 5000)
+    monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
+    progress, turns = hashing.Progress(), 1
+    while True:
+        try:
+            found = resolver.resolve(f"file:{index}", hashing.Reading(progress=progress))
+            break
+        except hashing.TurnOverError:
+            turns += 1
+            assert turns < 100, "it comes to its end"
+    assert found.key == known
+    assert progress.read_bytes == sum(path.stat().st_size for path in folder.glob("*.safetensors*"))
+    assert turns > 3 * 3
+
+
+def test_requests_are_refused_by_size_before_a_long_file_is_read(
+    resolver: Resolver, checkpoint: Callable[..., Path], reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, said = checkpoint("a", nbytes=9000), list[int]()
+
+    class TooLarge:
+        def may_refuse(self, nbytes: int, stated: object) -> bool:
+            assert nbytes == path.stat().st_size
+            return stated is None
+
+        def refuse(self, nbytes: int, stated: object) -> None:
+            said.append(nbytes)
+            raise hashing.NotWantedError
+
+    monkeypatch.setattr(resolve, "_HASH_HERE_BYTES", 1000)
+    for long in (True, False):
+        with pytest.raises(hashing.NotWantedError):
+            resolver.resolve(f"file:{path}", hashing.Reading(long=long, sizes=TooLarge()))
+    assert said == [9001, 9001], "the length of the tensor"
+    assert reads == []
