@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import threading
@@ -374,17 +375,22 @@ def test_long_files_that_are_hashed_hold_up_neither_short_ones_nor_known_models(
     assert all(isinstance(pending.result(WAIT_S), Granted) for pending in waiting)
 
 
+def hash_workers() -> int:
+    return sum("hash" in each.name for each in threading.enumerate())
+
+
 def test_a_file_is_not_hashed_for_a_client_that_is_gone(
     daemon: Daemon, checkpoint: Callable[..., Path], long_reads: threading.Event
 ) -> None:
     gone, stays = Asker(daemon), Asker(daemon)
     shared, own = checkpoint("long-shared", nbytes=100_000), checkpoint("long-own", nbytes=100_000)
     pending = [gone.ask(own), gone.ask(shared), stays.ask(shared)]
-    wait_until(lambda: len(daemon.store._opens.lookups._looks) == 2, "both are looked into")
+    looks = daemon.store._opens.lookups._looks
+    wait_until(lambda: hash_workers() == 2 and all(look.running for look in looks.values()), "both are read")
     gone.end()
     left = [(f"file:{shared}", True)]
     wait_until(lambda: list(daemon.store._opens.lookups._looks) == left, "what nobody wants is read no further")
-    wait_until(lambda: sum("hash" in each.name for each in threading.enumerate()) <= 2, "workers are idle again")
+    wait_until(lambda: hash_workers() <= 2, "workers are idle again")
     again = stays.ask(own)
     long_reads.set()
     assert isinstance(pending[2].result(WAIT_S), Granted)
@@ -399,8 +405,10 @@ def test_a_hash_ends_once_the_deadline_of_its_only_request_has_passed(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], long_reads: threading.Event
 ) -> None:
     path = checkpoint("long", nbytes=100_000)
-    assert isinstance(error_of(asker.ask(path, deadline_s=0.05)), DeadlineError)
-    lookups = daemon.store._opens.lookups
+    lookups, late = daemon.store._opens.lookups, asker.ask(path, deadline_s=30.0)
+    wait_until(lambda: hash_workers() and all(look.running for look in lookups._looks.values()), "it is read")
+    lookups.expire(math.inf)
+    assert isinstance(error_of(late), DeadlineError)
     wait_until(lambda: not lookups._looks, "its worker has ended")
     assert (lookups._by_session, lookups._by_ticket) == ({}, {})
     assert daemon.store.resolver.remembered(f"file:{path}") is None
