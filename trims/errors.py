@@ -8,7 +8,7 @@
     +- CapacityError            no room; try again later, except TooLargeError. Also MemoryError
     |  +- NoSpaceError                                   the machine has less than a tier's capacity
     |  +- QuotaError                                     a tenant holds as much as it may
-    +- DeadlineError            the deadline passed; the load goes on. Also TimeoutError
+    +- DeadlineError            the deadline passed; a load goes on. Also TimeoutError
     +- LostPeerError            daemon, keeper or device went away; try again. Also ConnectionError
     +- BrokenWeightsError       an artifact, image or segment is not what it claims to be
     |  +- ArtifactNotFoundError                          also FileNotFoundError

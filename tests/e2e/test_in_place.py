@@ -857,7 +857,7 @@ def test_idle_artifacts_of_many_files_give_their_descriptors_back(
             session.open_file(fourth)
 
 
-def test_an_artifact_that_fits_nowhere_is_served_from_its_files_and_never_hashed_behind_its_readers(
+def test_what_fits_nowhere_is_served_from_its_files_and_never_hashed(
     daemon: Daemon, session: Session, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nbytes = 1 << 40

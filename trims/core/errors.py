@@ -155,7 +155,7 @@ class BusyError(CapacityError):
 
 
 class DeadlineError(TrimsError, TimeoutError):
-    """The deadline of a waiting open passed, and the load goes on; or that of a request to a predictor."""
+    """The deadline of a waiting open passed, and a load that has begun goes on; or that of a request to a predictor."""
 
     code = "deadline"
     retryable = True

@@ -40,7 +40,7 @@ def least_image_bytes(artifact: Artifact) -> int:
         if is_large(chosen, artifact) or not is_in_place_format(chosen):
             return 0
         found = chosen.contents(artifact)
-    except (NotInPlaceError, BrokenWeightsError):  # whoever reads it is told what is wrong
+    except (NotInPlaceError, BrokenWeightsError):  # the conversion reports it
         return 0
     if found.program is not None and found.program.kind == ONNX_ORIGINAL:
         return 0

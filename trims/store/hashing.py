@@ -49,7 +49,7 @@ class TurnOverError(Exception):
 
 
 class Digests(NamedTuple):
-    """Of one file; `certain` unless it may still have been written while it was read."""
+    """Digests of one file; `certain` unless it may still have been written while it was read."""
 
     blake3: str
     sha256: str | None
@@ -57,7 +57,7 @@ class Digests(NamedTuple):
 
 
 class Sizes(Protocol):
-    """Says which images are too large for the requests of a lookup, before their artifacts are read."""
+    """Judgement of sizes: which images are too large for the requests of a lookup, before their artifacts are read."""
 
     def may_refuse(self, nbytes: int, stated: Place | None) -> bool:
         """True if an image of so many bytes, at the place that its manifest states, is too large for some of them."""
@@ -104,7 +104,7 @@ class Progress:
         self._is_from_before = False
 
     def known(self, file: tuple[str, str, bool], *, certain: bool) -> Digests | None:
-        """What was read of a file to its end, by its path, identity and whether sha256 is wanted."""
+        """Return the digests of a file that was read to its end, by its path, identity and whether sha256 is wanted."""
         found = self._whole.get(file)
         return found if found is not None and found.certain >= certain else None
 
@@ -113,7 +113,7 @@ class Progress:
         self._whole[file], self._part = digests, None
 
     def part(self, file: tuple[str, str, bool], *, certain: bool) -> Part:
-        """Where to go on with a file, or its beginning.
+        """Return how far a file was read, or begin with it.
 
         Raises ArtifactChangedError if the file was changed between two turns of one lookup.
         """
@@ -127,7 +127,7 @@ class Progress:
         return part
 
     def keep(self) -> Progress | None:
-        """For the next lookup of the same name: how far a file was read; None if none was begun."""
+        """Return how far a file was read, for the next lookup of the same name; None if none was begun."""
         if self._part is None or not self._part.done_bytes:
             return None
         kept = Progress()
@@ -137,7 +137,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a lookup may do to learn a file's digest.
+    """Permissions of a lookup that may have to learn a file's digest.
 
     Attributes:
         digest: Whether it must. Without, an artifact that may be served in place is not read; for any other it raises
@@ -218,5 +218,5 @@ def _check_wanted(file: Path, reading: Reading) -> None:
 
 
 def _buffer_bytes(fd: int, most_bytes: int) -> int:
-    """No more than the file has: zeroing memory takes longer than reading a small file."""
+    """Limit a buffer to what the file has: zeroing memory takes longer than reading a small file."""
     return max(1, min(most_bytes, os.fstat(fd).st_size))

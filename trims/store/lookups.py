@@ -3,14 +3,13 @@
 Looking may take minutes (a builder runs, a large file is hashed) or hang for ever (a dead network mount). So looks run
 in workers, and each mount point has workers of its own: what hangs on one file system holds up no other. They are those
 that read headers, too: the thread that has looked into a file goes on to its header. Paths need no registry, and do not
-wait for names that do: a registry of a plug-in may be slow. Files that take long to hash have
-workers apart, so that short files, and models that are known, do not wait for them. These read a part of a file at a
-time, tenants in turn and the sessions of each in turn, so that nobody's terabytes hold up the others. What the headers
-show to be too large for an ask is refused before it is read. Files that are hashed behind their readers have one worker
-for each mount point and a pace, until a request waits for one of them. A file that no ask waits for any more, because
-its client is gone or its deadline has passed, is not read to its end. How far it was read is remembered, so that one
-who asks again and again comes to the end. Not covered: what looking means (`resolve`), and how a file is read in parts
-(`hashing`).
+wait for names that do: a registry of a plug-in may be slow. Files that take long to hash have workers apart, so that
+short files, and models that are known, do not wait for them. These read a part of a file at a time, tenants in turn and
+the sessions of each in turn, so that the terabytes of one hold up no other. What the headers show to be too large for
+an ask is refused before it is read. Files that are hashed behind their readers have one worker for each mount point and
+a pace, until a request waits for one of them. A file that no ask waits for any more, because its client is gone or its
+deadline has passed, is not read to its end. How far it was read is remembered, so that a client that asks again and
+again comes to the end. Not covered: what looking means (`resolve`), and how a file is read in parts (`hashing`).
 """
 
 from __future__ import annotations

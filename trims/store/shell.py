@@ -283,7 +283,7 @@ class Shell:
             return self._residency.never_fits(nbytes, place, ask.waiter)
 
     def never_lies_at(self, nbytes: int, place: Place) -> TrimsError | None:
-        """Return why an image of at least `nbytes` can never lie at a place, whoever asks; None if it may."""
+        """Return why an image of at least `nbytes` can never lie at a place, for any client; None if it may."""
         with self.lock:
             return self._residency.never_fits(nbytes, place, _NOBODY)
 

@@ -50,7 +50,7 @@ def test_a_fill_that_finds_no_space_evicts_the_longest_idle_and_is_tried_again()
     assert bench.state("new") is State.SEALED
 
 
-def test_a_tier_that_does_not_say_what_is_left_has_as_much_evicted_as_the_image_takes() -> None:
+def test_a_tier_that_reports_no_room_left_has_the_size_of_the_image_evicted() -> None:
     bench = Full()
     for key in ("old", "new"):
         bench.resident(key, 20)
@@ -108,7 +108,7 @@ def test_a_request_with_a_deadline_waits_for_readers_to_make_room() -> None:
     assert kinds(bench.freed("read")) == [Fill]
 
 
-def test_later_requests_go_by_the_room_that_was_found_and_are_told_of_it() -> None:
+def test_later_requests_go_by_the_room_that_was_found() -> None:
     bench = Full()
     bench.resident("read", 60)
     bench.opened("read")
@@ -122,7 +122,7 @@ def test_later_requests_go_by_the_room_that_was_found_and_are_told_of_it() -> No
     assert keys(Free, bench.fill("c", 5)) == ["b"], "although the stated capacity has room beside it"
 
 
-def test_a_request_that_only_a_lack_of_room_found_before_would_refuse_asks_the_tier_again() -> None:
+def test_a_request_that_only_the_belief_would_refuse_asks_the_tier_again() -> None:
     bench = Full()
     bench.resident("read", 60)
     bench.opened("read")
@@ -133,7 +133,7 @@ def test_a_request_that_only_a_lack_of_room_found_before_would_refuse_asks_the_t
     assert kinds(bench.filled("c")) == [Grant], "another program has given room back"
 
 
-def test_what_waits_for_readers_at_a_full_place_is_told_what_the_machine_had_room_for() -> None:
+def test_a_late_request_at_a_full_place_gets_the_room_that_was_found() -> None:
     bench = Full()
     bench.resident("read", 60)
     bench.opened("read", session=2)

@@ -323,7 +323,7 @@ def test_an_image_is_loaded_for_a_tenant_up_to_its_leased_bytes(nbytes: int, fit
 
 
 @pytest.mark.parametrize(("nbytes", "fits"), [(49, True), (50, True), (51, False)])
-def test_a_tenant_may_have_as_many_bytes_in_memory_as_its_quota_says_and_not_one_more(nbytes: int, fits: bool) -> None:
+def test_a_tenant_has_as_many_bytes_in_memory_as_its_quota_and_not_one_more(nbytes: int, fits: bool) -> None:
     books = bench(blue=Quota(resident_bytes=50))
     books.ask("a", tenant="blue")
     assert kinds(books.measured("a", nbytes)) == ([Fill] if fits else [Refuse, Abandon])

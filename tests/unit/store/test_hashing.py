@@ -83,7 +83,7 @@ def test_a_file_that_changed_since_an_earlier_lookup_is_read_from_its_beginning(
     assert kept.part(which(file, "2"), certain=True).done_bytes == 0
 
 
-def test_a_file_that_changes_between_two_turns_is_told_and_then_read_from_its_beginning(file: Path) -> None:
+def test_a_file_that_changes_between_two_turns_is_read_from_its_beginning(file: Path) -> None:
     progress = Progress()
     with pytest.raises(TurnOverError):
         read_digests(file, progress.part(which(file), certain=True), Reading(progress=progress))

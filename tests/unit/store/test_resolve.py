@@ -502,7 +502,7 @@ def test_an_image_whose_artifact_is_gone_serves_though_no_environment_satisfies(
 # -- in turns ----------------------------------------------------------------------------------------------------------
 
 
-def test_an_artifact_of_several_files_is_read_in_turns_to_its_end_even_if_it_is_always_hashed(
+def test_several_files_are_read_in_turns_to_their_ends_even_if_always_hashed(
     registry: SqliteRegistry, catalog: Catalog, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = {f"w{number}": np.full(2000, number) for number in range(3)}
