@@ -145,6 +145,23 @@ class Measurable(Protocol):
         ...
 
 
+@runtime_checkable
+class TellsSize(Protocol):
+    """A converter that finds the least length of an image without parsing what is too large to be parsed here."""
+
+    def least_bytes(self, artifact: Artifact) -> int:
+        """Return the fewest bytes that the image takes, by reading a few; 0 if they do not say. Raises ArtifactError.
+
+        No more than the artifact's files have: a smaller artifact is not asked about.
+        """
+        ...
+
+
+def tells_size(chosen: object) -> TypeGuard[TellsSize]:
+    """Return whether a converter is a `TellsSize`."""
+    return issubclass(type(chosen), TellsSize)
+
+
 def is_in_place_format(chosen: object) -> TypeGuard[InPlaceFormat]:
     """`isinstance`, without its search for each method of the protocol, which takes as long as a look at a file."""
     return issubclass(type(chosen), InPlaceFormat)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import BrokenWeightsError, ImageError, InternalError, NotInPlaceError
 from trims.core.layout import DTYPE_BYTES, element_count
 from trims.core.units import format_bytes
-from trims.formats.base import is_in_place_format
+from trims.formats.base import is_in_place_format, tells_size
 from trims.formats.conversion import NOT_NEEDED, Conversion, broken, converter, is_large
 from trims.image.in_place import InPlacePlan, plan_in_place
 from trims.image.program import ONNX_ORIGINAL
@@ -37,7 +37,9 @@ def least_image_bytes(artifact: Artifact) -> int:
     if not may_be_in_place(chosen, artifact.options):
         return 0
     try:
-        if is_large(chosen, artifact) or not is_in_place_format(chosen):
+        if is_large(chosen, artifact):
+            return chosen.least_bytes(artifact) if tells_size(chosen) else 0
+        if not is_in_place_format(chosen):
             return 0
         found = chosen.contents(artifact)
     except (NotInPlaceError, BrokenWeightsError):  # the conversion reports it

@@ -26,7 +26,7 @@ from trims.formats.torch_state import builder_of
 from trims.image.check import check_image
 from trims.image.header import SafetensorsHeader, parse_header
 from trims.image.index import HEADER as INDEX_HEADER
-from trims.image.index import LENGTH, MAX_HEADER_BYTES, header_length
+from trims.image.index import LENGTH, MAGIC, MAX_HEADER_BYTES, header_length
 from trims.image.look import PARSE_HERE_BYTES, described_bytes, without_weights
 from trims.image.plan import Contents, SourceTensor
 from trims.image.program import EXECUTABLE_KINDS
@@ -106,6 +106,11 @@ class SafetensorsConverter:
             return _described_bytes(main)
         return SourceFile.look(main).nbytes + sum(map(_described_bytes, shards))
 
+    def least_bytes(self, artifact: Artifact) -> int:
+        """Return the lengths of all data blocks together, which tensors fill without a gap; 0 for an image of trims."""
+        main, *shards = artifact.files
+        return sum(map(_data_bytes, shards if main.name.endswith(_INDEX_SUFFIX) else [main]))
+
     def plan(self, artifact: Artifact) -> ImagePlan:
         """Check all headers and lay the image out."""
         contents = self.contents(artifact)
@@ -130,6 +135,14 @@ class SafetensorsConverter:
 def _described_bytes(path: Path) -> int:
     with open_source(path) as fd:
         return described_bytes(fd, os.fstat(fd).st_size, str(path))
+
+
+def _data_bytes(path: Path) -> int:
+    """Return the length of a file's data block. An image has an index and a program there, which say nothing here."""
+    with open_source(path) as fd:
+        nbytes = os.fstat(fd).st_size
+        start = LENGTH.size + header_length(os.pread(fd, LENGTH.size, 0), nbytes, str(path))
+        return 0 if os.pread(fd, len(MAGIC), start) == MAGIC else nbytes - start
 
 
 def read_header(path: Path) -> tuple[SourceFile, SafetensorsHeader, bytes]:
