@@ -158,6 +158,35 @@ def test_a_request_that_names_a_place_is_answered_from_weights_there(
         assert (refused[0], why in refused[1]["error"]) == (status, True), refused
 
 
+def _raw(endpoint: Endpoint, sent: bytes) -> tuple[bytes, bytes]:
+    """Send a request and then no more; head and body of the answer."""
+    with socket.create_connection(("127.0.0.1", endpoint.port), timeout=60) as client:
+        client.sendall(sent)
+        client.shutdown(socket.SHUT_WR)
+        head, _, body = b"".join(iter(lambda: client.recv(1 << 16), b"")).partition(b"\r\n\r\n")
+    return head, body
+
+
+def test_checks_of_load_balancers_and_clients_that_send_no_more_are_answered(
+    scaler: Daemon, start: Callable[..., Endpoint]
+) -> None:
+    endpoint = start()
+    asked = b'{"inputs":[{"name":"x","datatype":"FP64","shape":[1],"data":[2]}]}'
+    sent = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s" % (len(asked), asked)
+    head, body = _raw(endpoint, sent)  # cold: the client is done with sending long before its answer
+    while head.startswith(b"HTTP/1.1 100 "):
+        head, _, body = body.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b'"data":[4.0]' in body
+    for path in (b"/", b"/v2/health/ready", b"/v2/models/m", b"/metrics"):
+        head, body = _raw(endpoint, b"HEAD %s HTTP/1.0\r\n\r\n" % path)
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert body == b""
+        assert int(head.lower().split(b"content-length: ")[1].split()[0]) > 0
+        assert _raw(endpoint, b"OPTIONS %s HTTP/1.0\r\n\r\n" % path)[0].startswith(b"HTTP/1.1 200 ")
+        assert _raw(endpoint, b"GET %s HTTP/1.0\r\n\r\n" % path)[1]
+
+
 def test_metrics_tell_requests_predictors_and_the_daemon(scaler: Daemon, start: Callable[..., Endpoint]) -> None:
     endpoint = start()
     assert endpoint.infer("m", [1.0])[0] == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import re
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 #: Content-Encoding -> what zlib needs to know.
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+
+#: The coding that changes nothing.
+_PLAIN = "identity"
+#: Codings that a client may name.
+_MOST_CODINGS = 32
+_WEIGHT = re.compile(r"0(\.[0-9]{0,9})?|1(\.0{0,9})?")
 
 #: Packed bytes that are read at once: what follows a member among them is copied.
 _SLICE_BYTES = 1 << 20
@@ -93,20 +100,58 @@ def _too_large(most_bytes: int) -> TooLargeBodyError:
     return TooLargeBodyError(f"the body is larger than {format_bytes(most_bytes)}, the most this endpoint takes")
 
 
+def coding_for(accepted: str) -> str | None:
+    """The Content-Encoding that a client likes best (RFC 9110, 12.5.3); None for the body as it is.
+
+    Args:
+        accepted: The values of its headers Accept-Encoding, with commas between them.
+
+    Raises CallerError if none that the endpoint has is accepted. A client that prefers a packing which the endpoint
+    lacks gets the body as it is.
+    """
+    weights = _weights(accepted)
+    others = weights.pop("*", None)
+    liked = max(weights, key=lambda each: weights[each], default=_PLAIN)  # the first of those that weigh the same
+    if liked in _WINDOWS and weights[liked] > 0:
+        return liked
+    if weights.get(_PLAIN, 1.0 if others is None else others) > 0:
+        return None
+    for name in _WINDOWS:
+        if weights.get(name, others or 0.0) > 0:
+            return name
+    raise CallerError(
+        f"the header Accept-Encoding, {accepted!r:.80}, takes no coding of {', '.join(_WINDOWS)} and {_PLAIN}; "
+        "accept one of them"
+    )
+
+
+def _weights(accepted: str) -> dict[str, float]:
+    """The weight of each coding that a client names, 1 if it names none."""
+    members = accepted.split(",", maxsplit=_MOST_CODINGS)
+    if len(members) > _MOST_CODINGS:
+        raise CallerError(f"the header Accept-Encoding names more than {_MOST_CODINGS} codings")
+    found: dict[str, float] = {}
+    for member in members:
+        name, _, rest = member.partition(";")
+        name, weight = name.strip().lower().removeprefix("x-"), rest.partition("=")
+        if name:
+            stated = weight[2].strip() if weight[0].strip().lower() == "q" else "1"
+            if not _WEIGHT.fullmatch(stated):
+                raise CallerError(f"the header Accept-Encoding has the weight {stated!r:.40}; weights are 0 to 1")
+            found[name] = float(stated)
+    return found
+
+
 def pack(body: bytes, accepted: str) -> tuple[bytes, str | None]:
-    """The body as the client accepts it, and its Content-Encoding; packed only if the client names a packing first."""
-    first = _first(accepted)
-    if first == "gzip":
-        return gzip.compress(body, 1), first
-    if first == "deflate":
-        return zlib.compress(body, 1), first
+    """The body as the client accepts it, and its Content-Encoding. Raises as `coding_for`."""
+    coding = coding_for(accepted)
+    if coding == "gzip":
+        return gzip.compress(body, 1), coding
+    if coding == "deflate":
+        return zlib.compress(body, 1), coding
     return body, None
 
 
 def packs(accepted: str) -> bool:
-    """Whether `pack` packs for such a client."""
-    return _first(accepted) in _WINDOWS
-
-
-def _first(accepted: str) -> str:
-    return accepted.split(",", maxsplit=1)[0].split(";", maxsplit=1)[0].strip().lower()
+    """Whether `pack` packs for such a client. Raises as `coding_for`."""
+    return coding_for(accepted) is not None

@@ -3,8 +3,10 @@
 uvicorn closes a connection that is idle between two requests. It waits without end for the first byte of a connection,
 for the rest of a request's head, and for the rest of its body: each holds a descriptor of the endpoint. It keeps a
 head and a body's trailers in memory, however long they are. It reads what is left of a body after the answer, such as
-413, for as long as it comes. It loses the body of a request that offers another protocol. And it takes connections
-until no descriptor is left for predictors.
+413, for as long as it comes. It loses the body of a request that offers another protocol. It takes connections until
+no descriptor is left for predictors. And it drops a request whose client has closed its sending side.
+
+What uvicorn takes and RFC 9112 does not, such as two hosts, is refused as soon as the head is read (`heads`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from trims_predictors.endpoint.heads import MOST_HEAD_BYTES, TOO_LARGE, RefusedHeadError, check_head
 from trims_predictors.endpoint.status import RETRY_AFTER_S
 
 if TYPE_CHECKING:
@@ -36,9 +39,11 @@ SILENCE_S = 30.0
 DRAIN_S = 10.0
 #: Before the next look at a connection that cannot be closed now.
 _AGAIN_S = 1.0
-#: Bytes of a head, and of what follows a body or stands between its chunks. Of a head up to `_SLICE_BYTES` more may
-#: pass, of the others what comes at once.
-MOST_HEAD_BYTES = 64 << 10
+#: Seconds until the looks whether a client that has closed its sending side still reads. A client that has closed all
+#: looks the same until something is written to it, and its request would be answered in vain.
+PROBES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+#: An answer before the answer, which clients of HTTP/1.1 skip (RFC 9110, 15.2): it asks for nothing new.
+_PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
 #: Of a head, parsed before the next look at how long it is.
 _SLICE_BYTES = 16 << 10
 _ANSWER = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n%s\r\n%s"
@@ -93,6 +98,12 @@ class ImpatientProtocol(HttpToolsProtocol):
     _broken = False
     #: Whether the head that was just read offers another protocol.
     _offers = False
+    #: Of the fields of the head and the trailers, as they are usually written.
+    _field_bytes = 0
+    #: Why the head is refused; None while it is not.
+    _refusal: RefusedHeadError | None = None
+    #: Looks for a client that has closed its sending side, once it has.
+    _probe: asyncio.TimerHandle | None = None
     #: Connections at once; more are refused. And bytes of a body that are read after the answer.
     most_connections = sys.maxsize
     most_drained_bytes = 1 << 20
@@ -115,7 +126,43 @@ class ImpatientProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         self._stop()
+        if self._probe is not None:
+            self._probe.cancel()
         super().connection_lost(exc)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Let a client that sends no more have its answers; returns whether the connection stays open for that."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if self.transport.is_closing() or not self._in_head or cycle is None or cycle.response_complete:
+            return False
+        if self.transport.get_extra_info("sslcontext") is not None:
+            return False  # TLS ends both directions at once
+        self._broken = True  # nothing can follow
+        self._stop()
+        cycle.keep_alive = False  # of the last request: those before it are answered first
+        if self.scope["http_version"] == "1.1":
+            self._probe_after(PROBES_S)
+        return True
+
+    def _probe_after(self, delays_s: tuple[float, ...]) -> None:
+        """Write to the client after the first delay unless its answer has begun, and again after each of the others.
+
+        A socket that was closed answers what is written with a reset, which ends the connection and its request.
+        """
+        if not delays_s:
+            return
+
+        def probe() -> None:
+            if self._probe_may_go():
+                self.transport.write(_PROBE)
+                self._probe_after(delays_s[1:])
+
+        self._probe = self.loop.call_later(delays_s[0], probe)
+
+    def _probe_may_go(self) -> bool:
+        """Whether no answer has begun: between the parts of one, nothing else may be written."""
+        cycle: RequestResponseCycle = self.cycle
+        return not self.transport.is_closing() and not self.pipeline and not cycle.response_started
 
     def data_received(self, data: bytes) -> None:
         """Note that the client goes on, and refuse more of a head, or after an answer, than it may send."""
@@ -133,7 +180,7 @@ class ImpatientProtocol(HttpToolsProtocol):
             self._head_bytes += len(part)
             self._parse(part)
             if self._head_bytes > MOST_HEAD_BYTES:
-                self._refuse(b"431 Request Header Fields Too Large", "the head of the request is larger than 64 KiB")
+                self._refuse(*TOO_LARGE)
 
     def _parse(self, data: bytes) -> None:
         """As uvicorn does, but what follows an offer of another protocol is the rest of the request.
@@ -171,18 +218,21 @@ class ImpatientProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is not HTTP, in the form of all errors. If a request before it is not answered yet, it is."""
         del msg
+        refusal, self._refusal = self._refusal, None
         cycle: RequestResponseCycle | None = self.cycle
         if self._in_head and cycle is not None and not cycle.response_complete:
             self._broken = True
             self._stop()
             cycle.keep_alive = False
-        else:
+        elif refusal is None:
             self._refuse(b"400 Bad Request", "the request is not HTTP/1.1")
+        else:
+            self._refuse(refusal.status, str(refusal))
 
     def on_message_begin(self) -> None:
         """Wait for the rest of a head."""
         super().on_message_begin()
-        self._head_bytes = 0
+        self._head_bytes = self._field_bytes = 0
         self._await_head()
 
     def on_body(self, body: bytes) -> None:
@@ -190,8 +240,24 @@ class ImpatientProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         super().on_body(body)
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep the field unless it is a trailer, which nothing reads. Raises RefusedHeadError for too many bytes."""
+        self._field_bytes += len(name) + len(value) + len(b": \r\n")
+        if self._field_bytes > MOST_HEAD_BYTES:
+            self._refusal = RefusedHeadError(*TOO_LARGE)
+            raise self._refusal
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """Wait for a body."""
+        """Wait for a body. Raises RefusedHeadError for a head that HTTP does not allow, or that is too large."""
+        try:
+            host = check_head(self.url, self.headers, self.parser.get_http_version(), self._field_bytes)
+        except RefusedHeadError as error:
+            self._refusal = error
+            raise
+        if host is not None:
+            self.headers.append((b"host", host))
         self._offers = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._offers:
             return

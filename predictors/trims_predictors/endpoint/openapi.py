@@ -101,6 +101,7 @@ SCHEMAS: Json = {
     "Evicted": _object(required=("freed", "draining"), freed=_list(_TEXT), draining=_list(_TEXT)),
 }  # fmt: skip
 
+_NO_TOKEN = "the token is missing or wrong"
 #: What may be said of any request to a path, beside its answer.
 _ALWAYS = {
     "403": "the request comes from a page of another site, or for a name that is not this machine's",
@@ -130,18 +131,32 @@ def document(*, token: bool) -> Json:
     made: Json = {
         "openapi": "3.1.0",
         "info": {"title": "trims inference endpoint", "version": trims.__version__},
-        "paths": {**_server_paths(), **_model_paths(), **_repository_paths(), **_page_paths()},
+        "paths": _with_heads({**_server_paths(), **_model_paths(), **_repository_paths(), **_page_paths()}),
         "components": {"schemas": SCHEMAS},
     }
     if token:
         made["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         made["security"] = [{"token": []}]
         for path, methods in made["paths"].items():
-            for operation in methods.values():
+            for method, operation in methods.items():
                 if is_open(path):
                     operation["security"] = []
+                elif method == "head":
+                    operation["responses"]["401"] = {"description": _NO_TOKEN}
                 else:
-                    operation["responses"]["401"] = _answer("the token is missing or wrong", _ref("Error"))
+                    operation["responses"]["401"] = _answer(_NO_TOKEN, _ref("Error"))
+    return made
+
+
+def _with_heads(paths: Json) -> Json:
+    """The paths, with HEAD wherever there is GET: the same answers without their content."""
+    made = {}
+    for path, methods in paths.items():
+        made[path] = dict(methods)
+        if "get" in methods:
+            answers = methods["get"]["responses"].items()
+            bare = {status: {"description": answer["description"]} for status, answer in answers}
+            made[path]["head"] = {**methods["get"], "responses": bare}
     return made
 
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import trims
 from trims.core.errors import BusyError, CallerError, TrimsError
-from trims_predictors.endpoint.bodies import TooLargeBodyError, pack, packs, read_body, read_object
+from trims_predictors.endpoint.bodies import TooLargeBodyError, coding_for, pack, packs, read_body, read_object
 from trims_predictors.endpoint.callers import Callers, UnknownCallerError, caller, may_ask_for
 from trims_predictors.endpoint.hang_ups import unless_gone
 from trims_predictors.endpoint.json_text import SMALL_BYTES
@@ -102,10 +103,11 @@ class Guard:
         await (refusal or self._app)(scope, receive, send)
 
     def _refusal(self, request: Request) -> Response | None:
-        host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if self._loopback and host.rpartition(":")[0] not in _LOOPBACK_HOSTS and host not in _LOOPBACK_HOSTS:
+        host, origin = request.headers.get("host", "").lower(), request.headers.get("origin")
+        known = host.rpartition(":")[0] in _LOOPBACK_HOSTS or host in _LOOPBACK_HOSTS
+        if self._loopback and not known and ("host" in request.headers or _is_of_a_browser(request)):
             return _error(403, f"the endpoint listens on this machine only, and not as {host!r:.80}")
-        if origin is not None and origin.partition("://")[2] != host:
+        if origin is not None and (not host or origin.partition("://")[2].lower() != host):
             return _error(403, f"requests from pages of {origin!r:.80} are not taken")
         if request.method not in _ONLY_READS and request.headers.get("sec-fetch-site", "none") not in _OWN_PAGE:
             return _error(403, "requests from pages of other sites are not taken")
@@ -126,14 +128,27 @@ class Guard:
         return _error(403, f"{path!r:.80} is for the operator of this endpoint; tenants ask for what is under /v2")
 
 
+def _is_of_a_browser(request: Request) -> bool:
+    """Whether a request may come from a page: programs without a host to name, such as HAProxy's checks, say nothing."""
+    return any(name == "origin" or name.startswith("sec-fetch-") for name in request.headers)
+
+
 def _may_be_large(request: Request) -> bool:
     """Whether a request's body is more than comes with its head, or does not say."""
     stated = request.headers.get("content-length", "0")
     return "transfer-encoding" in request.headers or not stated.isdigit() or int(stated) > SMALL_BYTES
 
 
+class _RouteWithHead(APIRoute):
+    """A route that is asked for its head wherever it is asked for all: the server leaves the body out."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], *, methods: Any = None, **given: Any) -> None:
+        named = set(methods or ("GET",))
+        super().__init__(path, endpoint, methods=named | ({"HEAD"} if "GET" in named else set()), **given)
+
+
 def _router(service: Service, most_body_bytes: int, workers: JsonWorkers) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=_RouteWithHead)
     _add_infer_routes(router, service, most_body_bytes, workers)  # first: routes are tried in order
     _add_server_routes(router, service)
     _add_model_routes(router, service)
@@ -149,10 +164,12 @@ def _add_server_routes(router: APIRouter, service: Service) -> None:
         return service.metadata()
 
     @router.get("/v2/health/live")
+    @router.options("/v2/health/live", include_in_schema=False)  # as HAProxy checks unless it is told otherwise
     async def live() -> dict[str, bool]:
         return {"live": True, "ready": True}
 
     @router.get("/v2/health/ready")
+    @router.options("/v2/health/ready", include_in_schema=False)
     async def ready() -> JSONResponse:
         found = await service.is_ready()
         return JSONResponse({"live": True, "ready": found}, 200 if found else 503)
@@ -234,6 +251,8 @@ async def _infer(
     span: RequestSpan | None,
 ) -> Response:
     header_length = _header_length(request)
+    accepted = ",".join(request.headers.getlist("accept-encoding"))
+    coding_for(accepted)  # refused before the model has run in vain
     tenant = caller()
     whose = "" if tenant is None else tenant.name
     asked = await workers.parse(whose, body, header_length)
@@ -251,7 +270,7 @@ async def _infer(
     texts = await workers.write(whose, [tensor for tensor, is_binary in outputs if not is_binary])
     parts, json_length = write_answer(asked, answer, plan.model, plan.version, outputs, written=texts)
     counting.answer = answer
-    return await _response(parts, json_length, request.headers.get("accept-encoding", ""))
+    return await _response(parts, json_length, accepted)
 
 
 def _header_length(request: Request) -> str | None:
@@ -339,8 +358,10 @@ async def _bug(_: Request, error: Exception) -> Response:
     return _error(500, f"a bug in trims: {type(error).__name__}; the endpoint's log has the story")
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    if error.status_code == 405 and request.method == "OPTIONS":  # it asks which methods there are
+        return Response(headers=error.headers)
     made = _error(error.status_code, str(error.detail))
     made.headers.update(error.headers or {})
     return made

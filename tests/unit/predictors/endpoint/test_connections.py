@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvicorn
-from trims_predictors.endpoint import connections
+from trims_predictors.endpoint import connections, heads
 from trims_predictors.endpoint.connections import ImpatientProtocol
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Client = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
+#: What requests for `/never` heard instead of an answer.
+GONE: list[str] = []
 HEAD = b"POST /%s HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
 
 
@@ -30,7 +32,7 @@ def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def _app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with the body; `/early` and `/last` before it has read it, `/late` a while after."""
+    """Answers with the body; `/early` and `/last` before it has read it, `/late` a while after, `/never` never."""
     body, last = b"early", scope["path"] == "/last"
     if scope["path"] not in ("/early", "/last"):
         body, more = b"", True
@@ -39,8 +41,13 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
             if message["type"] == "http.disconnect":
                 return
             body, more = body + message["body"], message["more_body"]
+    if scope["path"] == "/never":
+        GONE.append((await receive())["type"])
+        return
     if scope["path"] == "/late":
         await asyncio.sleep(1.0)
+    if scope["path"] == "/fields":
+        body = b",".join(name for name, _ in scope["headers"])
     length = str(len(body)).encode()
     headers = [(b"content-length", length), *([(b"connection", b"close")] if last else [])]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -417,6 +424,162 @@ def test_a_request_to_be_a_tunnel_ends_with_an_answer_or_the_connection() -> Non
         reader, writer = await connect()
         writer.write(b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
         assert (await reader.read(9)) in (b"", b"HTTP/1.1 ")
+        writer.close()
+
+    _run(work)
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    while not condition():  # the deadline is that of `_run`
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("before", [b"", HEAD % b"late" + b"1234"], ids=["alone", "behind another one"])
+@pytest.mark.parametrize("path", [b"echo", b"late"])
+def test_a_client_that_sends_no_more_after_its_request_gets_its_answer(path: bytes, before: bytes) -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(before + HEAD % path + b"body")
+        writer.write_eof()
+        answer = await reader.read()
+        assert answer.count(b"HTTP/1.1 200 ") == (2 if before else 1)
+        assert answer.endswith(b"body")
+        writer.close()
+
+    _run(work)
+
+
+def test_a_client_that_waits_long_for_its_answer_is_asked_now_and_then_whether_it_still_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "PROBES_S", (0.05, 0.1))
+
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(HEAD % b"late" + b"body")
+        writer.write_eof()
+        answer = await reader.read()
+        probes, _, rest = answer.rpartition(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert probes == b"HTTP/1.1 100 Continue\r\n\r\n"
+        assert rest.startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+    _run(work)
+
+
+def test_a_client_of_http_1_0_that_sends_no_more_gets_its_answer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "PROBES_S", (0.05, 0.1))
+
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write((HEAD % b"late").replace(b"1.1", b"1.0") + b"body")
+        writer.write_eof()
+        answer = await reader.read()
+        assert (answer[:13], answer.count(b"HTTP/1.1"), answer[-4:]) == (b"HTTP/1.1 200 ", 1, b"body")
+        writer.close()
+
+    _run(work)
+
+
+def test_a_client_that_closes_its_connection_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "PROBES_S", (0.05, 0.1, 0.2))
+    GONE.clear()
+
+    async def work(connect: Client) -> None:
+        _, writer = await connect()
+        writer.write(HEAD % b"never" + b"body")
+        await writer.drain()
+        writer.close()
+        await _until(lambda: GONE)
+
+    _run(work)
+    assert GONE == ["http.disconnect"]
+
+
+@pytest.mark.parametrize("sent", [HEAD[:20], HEAD % b"echo" + b"ab"], ids=["in the head", "in the body"])
+def test_a_client_that_sends_no_more_in_the_middle_of_a_request_is_let_go_at_once(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    for name in ("HEAD_S", "SILENCE_S"):
+        monkeypatch.setattr(connections, name, 1000.0)
+
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(sent)
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+
+    _run(work)
+
+
+GET = b"GET %s HTTP/1.1\r\n%s\r\n"
+REFUSED_HEADS = {
+    "two hosts": (GET % (b"/echo", b"host: x\r\nhost: x\r\n"), b"400", b"2 headers Host"),
+    "another host": (GET % (b"http://y/echo", b"host: x\r\n"), b"400", b"names the host"),
+    "another port": (GET % (b"http://x:8001/echo", b"host: x:8000\r\n"), b"400", b"names the host"),
+    "a user": (GET % (b"http://x@y/echo", b"host: y\r\n"), b"400", b"names the host"),
+    "packed on the way": (GET % (b"/echo", b"host: x\r\ntransfer-encoding: gzip, chunked\r\n"), b"501", b"chunked"),
+    "chunks in 1.0": (
+        (GET % (b"/echo", b"transfer-encoding: chunked\r\n")).replace(b"1.1", b"1.0"), b"400", b"HTTP/1.0",
+    ),
+    "66 KiB of fields": (GET % (b"/echo", b"host: x\r\n" + b"a: %s\r\n" % KIB * 66), b"431", b"larger than 64 KiB"),
+    "66 KiB of target": (GET % (b"/" + KIB * 66, b"host: x\r\n"), b"431", b"larger than 64 KiB"),
+    "a little too much": (GET % (b"/" + KIB * 63, b"host: x\r\na: %s\r\n" % KIB), b"431", b"larger than 64 KiB"),
+    "257 fields": (GET % (b"/echo", b"host: x\r\n" + b"a: b\r\n" * 256), b"431", b"257 fields"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED_HEADS)
+def test_a_head_that_http_does_not_allow_is_refused_and_reaches_no_route(name: str) -> None:
+    sent, status, words = REFUSED_HEADS[name]
+
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(sent)
+        answer = await reader.read()
+        assert (answer[9:12], answer.count(b"HTTP/1.1 ")) == (status, 1)
+        assert words in answer
+        writer.close()
+        reader, writer = await connect()
+        writer.write(HEAD % b"late" + b"body" + sent)  # behind another request, which is answered
+        answer = await reader.read()
+        assert (answer[9:12], answer.count(b"HTTP/1.1 "), answer[-4:]) == (b"200", 1, b"body")
+        writer.close()
+
+    _run(work)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        GET % (b"http://X:80/echo", b"host: x\r\n"),
+        GET % (b"http://x:8000/echo?a=b", b"Host: X:8000\r\n"),
+        (GET % (b"/echo", b"")).replace(b"1.1", b"1.0"),
+        GET % (b"/echo", b"host: x\r\n" + b"a: b\r\n" * 255),
+    ],
+    ids=["own host", "own host and port", "no host in 1.0", "256 fields"],
+)
+def test_a_head_that_http_allows_is_taken(sent: bytes) -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(sent)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+    _run(work)
+
+
+def test_a_target_that_names_its_host_stands_for_a_header() -> None:
+    assert heads.check_head(b"http://Evil.example/v2", [], "1.0", 0) == b"Evil.example"
+    assert heads.check_head(b"/v2?next=http://x/", [], "1.0", 0) is None
+
+
+def test_trailers_do_not_become_headers() -> None:
+    async def work(connect: Client) -> None:
+        reader, writer = await connect()
+        writer.write(CHUNKED.replace(b"/echo", b"/fields") + b"0\r\nx-late: 1\r\n\r\n")
+        assert await _bodies(reader, 1) == [b"host,transfer-encoding"]
         writer.close()
 
     _run(work)

@@ -111,6 +111,32 @@ def test_health_is_told_in_both_words_that_clients_look_for() -> None:
     assert (reply.status, reply.json()) == (503, {"live": True, "ready": False})
 
 
+GETS = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models", "/v2/models/m", "/v2/models/stats", "/state",
+        "/metrics", "/openapi.json", "/", "/ui/files/page.js", "/v2/models/other", "/nowhere")  # fmt: skip
+
+
+@pytest.mark.parametrize("path", GETS)
+def test_whatever_is_got_can_be_asked_for_its_head(path: str) -> None:
+    head, whole = ask("HEAD", path), ask("GET", path)
+    assert head.status == whole.status
+    assert head.headers == whole.headers
+    assert "content-length" in head.headers
+
+
+def test_every_route_that_is_got_takes_head() -> None:
+    paths = build_app(StandIn(), most_body_bytes=1, token=None, loopback=True).openapi()["paths"]  # type: ignore[arg-type]
+    assert [path for path, methods in paths.items() if ("get" in methods) != ("head" in methods)] == []
+
+
+def test_a_check_by_options_tells_health_and_elsewhere_the_methods() -> None:
+    service = StandIn()
+    service.ready = False
+    assert ask("OPTIONS", "/v2/health/ready", service=service).status == 503
+    assert ask("OPTIONS", "/v2/health/live").status == 200
+    reply = ask("OPTIONS", "/")
+    assert (reply.status, reply.body, set(reply.headers["allow"].split(", "))) == (200, b"", {"GET", "HEAD"})
+
+
 @pytest.mark.parametrize("path", ["", "/ready", "/config", "/stats"])
 @pytest.mark.parametrize("version", ["", "/versions/1.0.0"])
 def test_every_question_of_a_model_is_answered_with_and_without_a_version(path: str, version: str) -> None:
@@ -308,7 +334,22 @@ def test_a_page_that_points_its_name_at_this_machine_is_refused(host: str) -> No
     assert ask("GET", "/v2", host=host).status == 403
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8000", "[::1]:8000", "[::1]"])
+@pytest.mark.parametrize("path", ["/", "/v2/health/ready", "/v2"])
+def test_a_program_that_names_no_host_is_answered_and_a_page_is_not(path: str) -> None:
+    def ask_without(**headers: str) -> int:
+        async def run() -> Reply:
+            app = build_app(StandIn(), most_body_bytes=1, token=None, loopback=True)  # type: ignore[arg-type]
+            return await call(app, "GET", path, b"", host=None, **headers)
+
+        return asyncio.run(run()).status
+
+    assert ask_without() == 200
+    assert ask_without(origin="null") == 403
+    assert ask_without(sec_fetch_site="none") == 403
+    assert ask_without(sec_fetch_mode="navigate") == 403
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:8000", "127.0.0.1:8000", "[::1]:8000", "[::1]"])
 def test_names_of_this_machine_are_taken(host: str) -> None:
     assert ask("GET", "/v2", host=host).status == 200
 
@@ -316,6 +357,8 @@ def test_names_of_this_machine_are_taken(host: str) -> None:
 def test_requests_from_pages_of_other_sites_are_refused() -> None:
     assert ask("POST", "/v2/repository/models/m/unload", origin="https://evil.example").status == 403
     assert ask("GET", "/v2", origin="http://localhost:8000").status == 200
+    assert ask("GET", "/v2", host="LOCALHOST:8000", origin="http://localhost:8000").status == 200
+    assert ask("GET", "/v2", host="", origin="null").status == 403
 
 
 def test_metrics_are_told_as_text_and_need_the_token() -> None:
