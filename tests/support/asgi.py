@@ -26,7 +26,12 @@ class Reply:
 
 
 async def call(
-    app: Any, method: str, path: str, body: bytes | object = b"", gone: asyncio.Event | None = None, **headers: str | None
+    app: Any,
+    method: str,
+    path: str,
+    body: bytes | object = b"",
+    gone: asyncio.Event | None = None,
+    **headers: str | None,
 ) -> Reply:
     """One request; `gone` is when the client hangs up. Underscores in header names stand for dashes, None for none."""
     if not isinstance(body, bytes):

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from trims.core.errors import CallerError
+from trims.core.serving import MOST_DIMENSIONS
 from trims_predictors.endpoint import inference_pb2 as pb
-from trims_predictors.endpoint.requests import InferRequest, told
-from trims_predictors.tensors import Tensor, cast, join_bytes, nbytes_of, numpy_dtype
+from trims_predictors.endpoint.bounds import MOST_PARAMETERS, MOST_TENSORS, check_count, check_name_length
+from trims_predictors.endpoint.grpc_wire import Received, not_protobuf
+from trims_predictors.endpoint.requests import InferRequest, told, wanted_outputs
+from trims_predictors.tensors import Tensor, cast, join_bytes, nbytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,19 +26,46 @@ _CONTENTS = {
     "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
     "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
+#: Lists of elements -> numpy's type of these.
+_ELEMENTS = {
+    "bool_contents": np.bool_, "int_contents": np.int32, "int64_contents": np.int64, "uint_contents": np.uint32,
+    "uint64_contents": np.uint64, "fp32_contents": np.float32, "fp64_contents": np.float64,
+}  # fmt: skip
 
 
-def parse_request(message: Any) -> InferRequest:
-    """Read a ModelInferRequest. Raises CallerError naming what is wrong."""
-    raw = list(message.raw_input_contents)
+def parse_request(message: Any, received: Received | None = None) -> InferRequest:
+    """Read a ModelInferRequest. Raises CallerError naming what is wrong.
+
+    Args:
+        message: The request.
+        received: The data of tensors that is not in the message. Inputs whose contents are large have no data yet:
+            `pack_contents` makes it, in another process.
+    """
+    apart = received or Received(message, message.raw_input_contents, {})
+    _check_bounds(message)
+    raw = apart.raw
     if raw and len(raw) != len(message.inputs):
         raise CallerError(
             f"the request has {len(message.inputs)} inputs and raw_input_contents for {len(raw)}; bring them for all "
             "inputs or for none"
         )
-    inputs = [_input(each, raw[index] if raw else None) for index, each in enumerate(message.inputs)]
-    wanted = {each.name: parameters(each.parameters) for each in message.outputs} or None
+    inputs = [
+        _input(each, raw[index] if raw else None, large=index in apart.contents)
+        for index, each in enumerate(message.inputs)
+    ]
+    wanted = wanted_outputs((each.name, parameters(each.parameters)) for each in message.outputs)
     return InferRequest(inputs, message.id or None, parameters(message.parameters), wanted)
+
+
+def _check_bounds(message: Any) -> None:
+    check_count("inputs of the request", len(message.inputs), MOST_TENSORS)
+    check_count("requested outputs", len(message.outputs), MOST_TENSORS)
+    check_count("parameters of the request", len(message.parameters), MOST_PARAMETERS)
+    for each in (*message.inputs, *message.outputs):
+        check_name_length(each.name, "an input or output")
+        check_count(f"parameters of {each.name!r}", len(each.parameters), MOST_PARAMETERS)
+    for each in message.inputs:
+        check_count(f"dimensions of the input {each.name!r}", len(each.shape), MOST_DIMENSIONS)
 
 
 def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,28 +74,38 @@ def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(given[name], choice) for name, choice in chosen.items() if choice is not None}
 
 
-def _input(message: Any, raw: bytes | None) -> Tensor:
+def _input(message: Any, raw: bytes | memoryview | None, *, large: bool) -> Tensor:
     name, dtype, shape = message.name, message.datatype, tuple(message.shape)
     nbytes_of(name, dtype, shape)
     if raw is not None:
-        if message.HasField("contents"):
+        if large or message.HasField("contents"):
             raise CallerError(f"the input {name!r} brings both contents and raw_input_contents; leave one out")
         return Tensor(name, dtype, shape, raw)
     if dtype not in _CONTENTS:
         raise CallerError(f"the input {name!r} is {dtype}, which travels in raw_input_contents only")
-    filled = [each.name for each, _ in message.contents.ListFields()]
+    return Tensor(name, dtype, shape, b"" if large else _packed(name, dtype, message.contents))
+
+
+def pack_contents(name: str, dtype: str, data: bytes) -> bytes:
+    """The data of a tensor from its `contents`, an InferTensorContents as bytes. Raises CallerError."""
+    contents = pb.InferTensorContents()
+    try:
+        contents.ParseFromString(data)
+    except DecodeError as error:
+        raise not_protobuf() from error
+    return _packed(name, dtype, contents)
+
+
+def _packed(name: str, dtype: str, contents: Any) -> bytes:
+    filled = [each.name for each, _ in contents.ListFields()]
     if filled and filled != [_CONTENTS[dtype]]:
         raise CallerError(
             f"the input {name!r} is {dtype} and brings {' and '.join(filled)}; bring {_CONTENTS[dtype]} and no other"
         )
-    return Tensor(name, dtype, shape, _packed(name, dtype, getattr(message.contents, _CONTENTS[dtype])))
-
-
-def _packed(name: str, dtype: str, elements: Any) -> bytes:
+    elements = getattr(contents, _CONTENTS[dtype])
     if dtype == "BYTES":
         return join_bytes(elements)
-    values = np.array(elements, dtype=None if len(elements) else numpy_dtype(dtype))
-    return cast(name, dtype, values).tobytes()
+    return cast(name, dtype, np.fromiter(elements, _ELEMENTS[_CONTENTS[dtype]], len(elements))).tobytes()
 
 
 def write_answer(request: InferRequest, answer: Answer, model: str, version: str) -> Any:

@@ -1,7 +1,7 @@
 """The Open Inference Protocol over gRPC, in the endpoint's event loop.
 
-Errors are status codes, as at the daemon's control door (`trims.wire.status`), but a full queue is UNAVAILABLE, which
-clients know to try again.
+Tokens, bounds of messages, and errors as status codes are in `grpc_calls`. Requests of ModelInfer and ModelStreamInfer
+arrive here as bytes, because reading them is work that needs bounds (`grpc_wire`).
 """
 
 from __future__ import annotations
@@ -9,30 +9,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2_grpc
 
-from trims.core.errors import BusyError, CallerError, ModelNotFoundError, TrimsError
-from trims.wire.status import status_of
+from trims.core.errors import BadMessageError, CallerError, ModelNotFoundError
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint import inference_pb2_grpc
-from trims_predictors.endpoint.callers import Callers, UnknownCallerError, caller
+from trims_predictors.endpoint.callers import Callers, caller
+from trims_predictors.endpoint.grpc_calls import Calls, code_of
 from trims_predictors.endpoint.grpc_requests import parse_request, write_answer
+from trims_predictors.endpoint.grpc_streams import AnswerStream
+from trims_predictors.endpoint.grpc_wire import Received, receive
 from trims_predictors.endpoint.json_workers import JsonWorkers
 from trims_predictors.endpoint.tracing import grpc_span
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from trims.tenants import Tenants
     from trims_predictors.endpoint.health import Health
     from trims_predictors.endpoint.service import Service
 
-#: What needs no token.
-_OPEN_METHODS = ("/ServerLive", "/ServerReady", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
-#: Of an error: it travels in HTTP/2 headers, whose room is small.
-_MOST_LETTERS = 1000
+#: Calls that have come and were neither taken nor refused yet: far more than come before the event loop's next turn.
+_MOST_PENDING = 100_000
 
 
 class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
@@ -68,19 +67,31 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         """What a model takes and gives."""
         return pb.ModelMetadataResponse(**await self._service.describe(request.name, request.version))
 
-    async def ModelInfer(self, request: Any, context: Any) -> Any:
+    async def ModelInfer(self, request: bytes, context: Any) -> Any:
         """Answer one request."""
-        return await self._infer(request, context, "ModelInfer")
+        return await self._infer(self._receive(request), context, "ModelInfer")
 
-    async def _infer(self, request: Any, context: Any, method: str) -> Any:
-        service, model = self._service, request.model_name
+    def _receive(self, data: bytes) -> Received:
+        try:
+            return receive(data)
+        except BadMessageError as error:
+            self._service.metrics.refused("grpc", error)
+            raise
+
+    async def _infer(self, received: Received, context: Any, method: str) -> Any:
+        service, request = self._service, received.message
+        model = request.model_name
         with (
             service.metrics.request(model, "grpc") as counting,
             grpc_span(service.tracing, context, method, model=model, server=self.server, code_of=code_of) as span,
         ):
-            asked = parse_request(request)
+            if received.trouble:
+                raise CallerError(received.trouble)
+            asked = parse_request(request, received)
             tenant = caller()
-            await self._workers.check("" if tenant is None else tenant.name, asked.inputs)
+            whose = "" if tenant is None else tenant.name
+            await self._workers.pack(whose, asked.inputs, received.contents)
+            await self._workers.check(whose, asked.inputs)
             plan, answer = await service.infer(
                 model,
                 request.model_version,
@@ -94,17 +105,13 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             counting.answer = answer
             return written
 
-    async def ModelStreamInfer(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        """Answer requests one after the other."""
-        async for request in request_iterator:
-            try:
-                answer = await self._infer(request, context, "ModelStreamInfer")
-            except TrimsError as error:
-                failed = pb.ModelStreamInferResponse(error_message=str(error)[:_MOST_LETTERS])
-                failed.infer_response.id = request.id
-                yield failed
-            else:
-                yield pb.ModelStreamInferResponse(infer_response=answer)
+    async def ModelStreamInfer(self, request_iterator: AsyncIterator[bytes], context: Any) -> None:
+        """Answer requests as they come, and send each answer when it is ready."""
+
+        async def answer(received: Received) -> Any:
+            return await self._infer(received, context, "ModelStreamInfer")
+
+        await AnswerStream(self._receive, answer, context.write).run(request_iterator)
 
     async def ModelConfig(self, request: Any, context: Any) -> Any:
         """What load generators ask before they begin."""
@@ -137,77 +144,6 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         return pb.RepositoryModelUnloadResponse()
 
 
-class ErrorsAsStatus(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
-    """Turns errors into status codes, and refuses calls without a token.
-
-    Args:
-        callers: Who may call.
-    """
-
-    def __init__(self, callers: Callers) -> None:
-        self._callers = callers
-
-    async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
-    ) -> Any:
-        """See grpc.aio.ServerInterceptor."""
-        handler = await continuation(details)
-        if handler is None or handler.response_streaming:
-            return handler if handler is None or self._admits(details) else _refusing_stream()
-        admitted, answer = self._admits(details), handler.unary_unary
-
-        async def behaviour(request: Any, context: Any) -> Any:
-            if not admitted:
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, _NEEDS_TOKEN)
-            if request is None:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is not the protobuf of its method")
-            try:
-                return await answer(request, context)
-            except TrimsError as error:
-                await context.abort(code_of(error), str(error)[:_MOST_LETTERS])
-
-        return grpc.unary_unary_rpc_method_handler(
-            behaviour, _lenient(handler.request_deserializer), handler.response_serializer
-        )
-
-    def _admits(self, details: grpc.HandlerCallDetails) -> bool:
-        if details.method.endswith(_OPEN_METHODS):
-            return True
-        given = dict(details.invocation_metadata or ()).get("authorization", "")
-        try:
-            self._callers.enter(str(given))  # each call has a task of its own, which goes on with the handler
-        except UnknownCallerError:
-            return False
-        return True
-
-
-def _lenient(read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """As `read`, but None for what it cannot read: gRPC tells no client of an error there."""
-
-    def read_or_none(data: bytes) -> Any:
-        try:
-            return read(data)
-        except DecodeError:
-            return None
-
-    return read_or_none
-
-
-_NEEDS_TOKEN = "this endpoint needs `authorization: Bearer TOKEN`"  # noqa: S105 - no token, but where it goes
-
-
-def _refusing_stream() -> grpc.RpcMethodHandler[Any, Any]:
-    async def refuse(_: Any, context: Any) -> None:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, _NEEDS_TOKEN)
-
-    return grpc.stream_unary_rpc_method_handler(refuse)
-
-
-def code_of(error: TrimsError) -> grpc.StatusCode:
-    """gRPC's status for an error."""
-    return grpc.StatusCode.UNAVAILABLE if isinstance(error, BusyError) else status_of(error)
-
-
 async def start_server(
     service: Service,
     health: Health,
@@ -229,7 +165,10 @@ async def start_server(
     options.append(("grpc.so_reuseport", 0))  # or a second endpoint would share the port in silence
     if most_connections is not None:
         options.append(("grpc.max_allowed_incoming_connections", most_connections))
-    server = grpc.aio.server(interceptors=[ErrorsAsStatus(Callers(token, tenants))], options=options)
+    # Calls that the event loop has not taken yet: gRPC cancels some of them at random beyond these bounds.
+    options += [(f"grpc.server.max_pending_requests{each}", _MOST_PENDING) for each in ("", "_hard_limit")]
+    calls = Calls(Callers(token, tenants), lambda error: service.metrics.refused("grpc", error))
+    server = grpc.aio.server(interceptors=[calls], options=options)
     servicer = InferenceServicer(service, workers or JsonWorkers(most_body_bytes))
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call] # generated
         servicer, server

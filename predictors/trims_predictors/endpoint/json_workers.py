@@ -16,11 +16,12 @@ from trims.core.units import format_bytes
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.json_process import JsonProcess, TooMuchWorkError
 from trims_predictors.endpoint.json_text import SMALL_BYTES
-from trims_predictors.endpoint.large_json import COUNT, READ, WRITE
+from trims_predictors.endpoint.large_json import COUNT, PACK, READ, WRITE
 from trims_predictors.endpoint.requests import InferRequest, json_end, parse_request, parse_shrunk
+from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from trims_predictors.endpoint.json_process import Done
     from trims_predictors.tensors import Tensor
@@ -31,6 +32,8 @@ _PROCESSES = 2
 _MOST_S = 60.0
 #: Numbers that are written as JSON where they are: the worst take 5 ms.
 _FEW_NUMBERS = 4096
+#: Data types whose elements are looked at -> bytes of them that are looked at where they are, in a few milliseconds.
+_LOOKED_AT_BYTES = {"BYTES": SMALL_BYTES, "BOOL": COPIED_AT_ONCE_BYTES}
 #: Requests of the largest size that may wait in a caller's line.
 _MOST_WAITING = 4
 
@@ -81,12 +84,38 @@ class JsonWorkers:
         await self.check(whose, request.inputs)
         return request
 
-    async def check(self, whose: str, tensors: list[Tensor]) -> None:
-        """Count the elements of large BYTES tensors, and replace these by tensors that are checked. Raises CallerError.
+    async def pack(self, whose: str, tensors: list[Tensor], contents: Mapping[int, Sequence[memoryview]]) -> None:
+        """Replace tensors by those whose data is made of elements that came one by one over gRPC. Raises as `parse`.
 
-        Small ones are checked later, where they are.
+        Args:
+            whose: Name of the tenant; empty for the operator.
+            tensors: The inputs of a request.
+            contents: Index of an input -> its InferTensorContents, as bytes in pieces.
         """
-        places = [index for index, each in enumerate(tensors) if _is_large(each)]
+        if not contents:
+            return
+        places = list(contents)
+        sizes = [sum(piece.nbytes for piece in contents[index]) for index in places]
+        head = {"tensors": [(*_description(tensors[at]), size) for at, size in zip(places, sizes, strict=True)]}
+        pieces = [piece for index in places for piece in contents[index]]
+        try:
+            done = await self._do(whose, PACK, head, pieces)
+        except TooMuchWorkError as error:
+            raise TooLargeBodyError(
+                f"{format_bytes(sum(sizes))} of elements take too much memory, or longer than {_MOST_S:.0f} s; send "
+                "raw_input_contents"
+            ) from error
+        data = done.data
+        for index, size in zip(places, done.head["sizes"], strict=True):
+            tensors[index] = replace(tensors[index], data=data[:size], checked=True)
+            data = data[size:]
+
+    async def check(self, whose: str, tensors: list[Tensor]) -> None:
+        """Have tensors checked whose elements are looked at one by one, if they are large. Raises CallerError.
+
+        They are replaced by tensors that are checked. Small ones are checked later, where they are.
+        """
+        places = _too_much_to_check(tensors)
         large = [tensors[index] for index in places]
         if not large:
             return
@@ -139,12 +168,31 @@ class JsonWorkers:
             await each.close()
 
 
-def _is_large(tensor: Tensor) -> bool:
-    return tensor.dtype == "BYTES" and not tensor.checked and tensor.nbytes > SMALL_BYTES
+def _too_much_to_check(tensors: Sequence[Tensor]) -> list[int]:
+    """Indices of the largest tensors, without which the others are checked where they are."""
+    work = list(map(_check_work, tensors))
+    left, found = sum(work), []
+    for index in sorted(range(len(work)), key=work.__getitem__, reverse=True):
+        if left <= 1.0:
+            break
+        left -= work[index]
+        found.append(index)
+    return found
+
+
+def _check_work(tensor: Tensor) -> float:
+    """What part of the work that is done at once it takes to look at all elements of a tensor."""
+    if tensor.checked:
+        return 0.0
+    return tensor.nbytes / _LOOKED_AT_BYTES.get(tensor.dtype, float("inf"))
 
 
 def _described(tensors: Sequence[Tensor]) -> dict[str, Any]:
-    return {"tensors": [(each.name, each.dtype, each.shape, each.nbytes) for each in tensors]}
+    return {"tensors": [(*_description(each), each.nbytes) for each in tensors]}
+
+
+def _description(tensor: Tensor) -> tuple[str, str, tuple[int, ...]]:
+    return tensor.name, tensor.dtype, tensor.shape
 
 
 def _weight(tensor: Tensor) -> float:

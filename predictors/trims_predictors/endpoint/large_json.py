@@ -1,5 +1,7 @@
 """The process that reads and writes large JSON for the endpoint, and counts the elements of large BYTES tensors.
 
+It also makes the bytes of tensors whose elements came one by one in a large message of gRPC.
+
 Whatever does that in C keeps Python's lock, so a thread of the endpoint would hold up all others. This process has no
 thread, no descriptor of the endpoint's but its own socket, and memory in proportion to what it is given.
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 FRAME = struct.Struct("<BQ")
 #: Jobs.
-READ, WRITE, COUNT = range(3)
+READ, WRITE, COUNT, PACK = range(4)
 #: How they end.
 DONE, REFUSED, TOO_LARGE = range(3)
 #: Memory for this process itself, and for each byte that it is given: a short text takes 20 times what it is in JSON.
@@ -75,6 +77,17 @@ def count(head: Head, data: memoryview) -> Done:
     return {}, iter(())
 
 
+def pack(head: Head, data: memoryview) -> Done:
+    """The bytes of tensors whose elements came over gRPC, each as an InferTensorContents, and how many they are."""
+    from trims_predictors.endpoint.grpc_requests import pack_contents  # other jobs do without protobuf
+
+    made = []
+    for given in _tensors(head, data):
+        made.append(pack_contents(given.name, given.dtype, bytes(given.data)))
+        Tensor(given.name, given.dtype, given.shape, made[-1]).check()
+    return {"sizes": list(map(len, made))}, iter(made)
+
+
 def _tensors(head: Head, data: memoryview) -> Iterator[Tensor]:
     for name, dtype, shape, nbytes in head["tensors"]:
         yield Tensor(name, dtype, tuple(shape), data[:nbytes])
@@ -107,7 +120,7 @@ def _elements_of(tensor: Tensor) -> Iterator[Tensor]:
         yield Tensor(tensor.name, tensor.dtype, (len(piece),), join_bytes(piece))
 
 
-_DO = {READ: read, WRITE: write, COUNT: count}
+_DO = {READ: read, WRITE: write, COUNT: count, PACK: pack}
 
 
 def main() -> None:

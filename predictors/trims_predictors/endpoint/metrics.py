@@ -114,6 +114,10 @@ class Metrics:
                 self._seconds.labels(label, protocol).observe(self._clock() - began)
                 self._tell(label, counting.answer)
 
+    def refused(self, protocol: str, error: TrimsError) -> None:
+        """Count a request that was refused before it was known which model it is for."""
+        self._requests.labels(OTHER, protocol, error.code).inc()
+
     def _tell(self, label: str, answer: Answer) -> None:
         self._answers.labels(label, "cold" if answer.cold else "warm").inc()
         for stage in STAGES:

@@ -101,7 +101,7 @@ SCHEMAS: Json = {
     "Evicted": _object(required=("freed", "draining"), freed=_list(_TEXT), draining=_list(_TEXT)),
 }  # fmt: skip
 
-_NO_TOKEN = "the token is missing or wrong"
+_UNKNOWN_CALLER = "the token is missing or wrong"
 #: What may be said of any request to a path, beside its answer.
 _ALWAYS = {
     "403": "the request comes from a page of another site, or for a name that is not this machine's",
@@ -142,9 +142,9 @@ def document(*, token: bool) -> Json:
                 if is_open(path):
                     operation["security"] = []
                 elif method == "head":
-                    operation["responses"]["401"] = {"description": _NO_TOKEN}
+                    operation["responses"]["401"] = {"description": _UNKNOWN_CALLER}
                 else:
-                    operation["responses"]["401"] = _answer(_NO_TOKEN, _ref("Error"))
+                    operation["responses"]["401"] = _answer(_UNKNOWN_CALLER, _ref("Error"))
     return made
 
 

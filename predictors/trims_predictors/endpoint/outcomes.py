@@ -52,6 +52,8 @@ def grpc_outcome(error: BaseException | None, code_of: Callable[[TrimsError], gr
         return Outcome({"rpc.grpc.status_code": 0}, failed=False)
     if isinstance(error, TrimsError):
         code = code_of(error)
+    elif isinstance(error, TooLargeBodyError):
+        code = grpc.StatusCode.RESOURCE_EXHAUSTED
     else:
         code = grpc.StatusCode.UNKNOWN if isinstance(error, Exception) else grpc.StatusCode.CANCELLED
     number: int = code.value[0]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
 from trims.core.place import ANYWHERE, Place
+from trims.core.serving import MOST_DIMENSIONS
+from trims_predictors.endpoint.bounds import MOST_PARAMETERS, MOST_TENSORS, check_count, check_name_length
 from trims_predictors.endpoint.json_numbers import flat, numbers
 from trims_predictors.endpoint.json_text import SMALL_BYTES, load_json
 from trims_predictors.tensors import Tensor, from_array, join_bytes, nbytes_of, numpy_dtype, split_bytes
@@ -90,7 +92,7 @@ def shrink(text: bytes) -> tuple[bytes, list[int | None], list[bytes | memoryvie
     message = _object(load_json(text), "the request")
     sizes: list[int | None] = []
     blobs = []
-    for each in _list(message, "inputs", "the request"):
+    for each in _tensors(message, "inputs"):
         if _parameters(_object(each, "an input"), "an input").get("binary_data_size") is None:
             tensor, _ = _input(each, memoryview(b""))
             blobs.append(tensor.data)
@@ -143,11 +145,17 @@ def _read(body: memoryview, header_length: str | None, tensors: str) -> tuple[di
     end = json_end(body, header_length)
     message = _object(load_json(bytes(body[:end])), "the request")
     rest, found = body[end:], []
-    for each in _list(message, tensors, "the request"):
+    for each in _tensors(message, tensors):
         tensor, rest = _input(_object(each, "an input"), rest)
         found.append(tensor)
     _check_end(rest)
     return message, found
+
+
+def _tensors(message: Mapping[str, Any], name: str) -> list[Any]:
+    listed = _list(message, name, "the request")
+    check_count(f"{name} of the request", len(listed), MOST_TENSORS)
+    return listed
 
 
 def _check_end(rest: memoryview) -> None:
@@ -196,19 +204,37 @@ def _id(message: Mapping[str, Any]) -> str | None:
 
 def _parameters(message: Mapping[str, Any], where: str) -> Parameters:
     value = message.get("parameters")
-    return {} if value is None else _object(value, f"'parameters' of {where}")
+    found = {} if value is None else _object(value, f"'parameters' of {where}")
+    check_count(f"parameters of {where}", len(found), MOST_PARAMETERS)
+    return found
 
 
 def _wanted(message: Mapping[str, Any]) -> dict[str, Parameters] | None:
     if message.get("outputs") is None:
         return None
-    wanted = [_object(each, "a requested output") for each in _list(message, "outputs", "the request")]
-    return {_text(each, "name", "a requested output"): _parameters(each, "an output") for each in wanted} or None
+    listed = _list(message, "outputs", "the request")
+    check_count("requested outputs", len(listed), MOST_TENSORS)
+    wanted = [_object(each, "a requested output") for each in listed]
+    return wanted_outputs(
+        (_text(each, "name", "a requested output"), _parameters(each, "an output")) for each in wanted
+    )
+
+
+def wanted_outputs(named: Iterable[tuple[str, Parameters]]) -> dict[str, Parameters] | None:
+    """Requested outputs by name, with their parameters; None for none. Raises CallerError for one that comes twice."""
+    found: dict[str, Parameters] = {}
+    for name, parameters in named:
+        if name in found:
+            raise CallerError(f"the request asks for the output {name!r:.80} twice; ask once")
+        check_name_length(name, "a requested output")
+        found[name] = parameters
+    return found or None
 
 
 def _input(message: dict[str, Any], rest: memoryview) -> tuple[Tensor, memoryview]:
     """One input, and what is left of the binary tensors."""
     name = _text(message, "name", "an input")
+    check_name_length(name, "an input")
     dtype = _text(message, "datatype", f"the input {name!r}")
     shape = _shape(message, name)
     expected = nbytes_of(name, dtype, shape)
@@ -226,6 +252,7 @@ def _input(message: dict[str, Any], rest: memoryview) -> tuple[Tensor, memoryvie
 
 def _shape(message: Mapping[str, Any], name: str) -> list[int]:
     shape = _list(message, "shape", f"the input {name!r}")
+    check_count(f"dimensions of the input {name!r}", len(shape), MOST_DIMENSIONS)
     for length in shape:
         if isinstance(length, bool) or not isinstance(length, int):
             raise CallerError(f"the input {name!r} has {length!r:.40} in its shape; lengths are whole numbers")

@@ -129,7 +129,7 @@ class Guard:
 
 
 def _is_of_a_browser(request: Request) -> bool:
-    """Whether a request may come from a page: programs without a host to name, such as HAProxy's checks, say nothing."""
+    """Whether a request may come from a page. Programs that name no host, such as HAProxy, send no such field."""
     return any(name == "origin" or name.startswith("sec-fetch-") for name in request.headers)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvicorn
-from trims_predictors.endpoint import connections, heads
+from trims_predictors.endpoint import connections
 from trims_predictors.endpoint.connections import ImpatientProtocol
 
 if TYPE_CHECKING:
@@ -449,7 +449,7 @@ def test_a_client_that_sends_no_more_after_its_request_gets_its_answer(path: byt
     _run(work)
 
 
-def test_a_client_that_waits_long_for_its_answer_is_asked_now_and_then_whether_it_still_reads(
+def test_a_client_that_sends_no_more_and_waits_long_is_probed_by_interim_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connections, "PROBES_S", (0.05, 0.1))
@@ -568,11 +568,6 @@ def test_a_head_that_http_allows_is_taken(sent: bytes) -> None:
         writer.close()
 
     _run(work)
-
-
-def test_a_target_that_names_its_host_stands_for_a_header() -> None:
-    assert heads.check_head(b"http://Evil.example/v2", [], "1.0", 0) == b"Evil.example"
-    assert heads.check_head(b"/v2?next=http://x/", [], "1.0", 0) is None
 
 
 def test_trailers_do_not_become_headers() -> None:

@@ -3,113 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
+from served_grpc import MIB, NO_FLEET, StandIn, call, refusal
 from trims_predictors.endpoint import inference_pb2 as pb
-from trims_predictors.endpoint import inference_pb2_grpc
-from trims_predictors.endpoint.grpc_service import code_of, start_server
-from trims_predictors.endpoint.health import Health
-from trims_predictors.endpoint.metrics import Metrics
-from trims_predictors.records import Answer
+from trims_predictors.endpoint.grpc_service import code_of
+from trims_predictors.tensors import to_array
 
 from trims.core.errors import BusyError, CallerError, ModelNotFoundError, PredictorError, TrimsError
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _poller() -> Iterator[None]:
-    """gRPC keeps its thread for asyncio as long as it likes; have it there before leaks are counted."""
-
-    async def begin() -> Any:
-        return grpc.aio.insecure_channel("127.0.0.1:1"), grpc.aio.server()
-
-    kept = asyncio.run(begin())
-    yield
-    del kept
-
-
-class StandIn:
-    """A service with the model `m`."""
-
-    def __init__(self, error: TrimsError | None = None) -> None:
-        self.error = error
-        self.metrics = Metrics()
-        self.tracing = None
-
-    def metadata(self) -> dict[str, Any]:
-        return {"name": "trims", "version": "0", "extensions": ["statistics"]}
-
-    async def is_ready(self) -> bool:
-        return True
-
-    async def plan(self, model: str, version: str = "") -> Any:
-        if model != "m":
-            raise ModelNotFoundError("no model")
-        return SimpleNamespace(model="m", version="1.0.0")
-
-    async def infer(self, model: str, version: str, tensors: list[Any], **given: Any) -> tuple[Any, Answer]:
-        plan = await self.plan(model)
-        if self.error is not None:
-            raise self.error
-        return plan, Answer(tensors, cold=False, how="running", place="cpu", warm=True, batch=1, stages={})
-
-    async def load(self, model: str) -> None:
-        await self.plan(model)
-
-    unload = load
-
-
-def call(
-    service: StandIn,
-    work: Callable[[Any], Awaitable[Any]],
-    token: str | None = None,
-    most_connections: int | None = None,
-) -> Any:
-    async def run() -> Any:
-        health = Health(service.is_ready)
-        await health.start()
-        server, port = await start_server(
-            service,
-            health,
-            "127.0.0.1:0",
-            most_body_bytes=10_000,
-            token=token,
-            certificate=None,
-            private_key=None,  # type: ignore[arg-type]
-            most_connections=most_connections,
-        )
-        try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-                stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
-                stub.port = port
-                stub.raw = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-                return await work(stub)
-        finally:
-            health.drain()
-            await server.stop(0)
-
-    return asyncio.run(run())
-
-
-def refusal(
-    service: StandIn, work: Callable[[Any], Awaitable[Any]], token: str | None = None
-) -> tuple[grpc.StatusCode, str]:
-    """Code and message; not the error itself, which keeps gRPC's threads."""
-
-    async def told(stub: Any) -> tuple[grpc.StatusCode, str]:
-        try:
-            await work(stub)
-        except grpc.aio.AioRpcError as error:
-            return error.code(), error.details() or ""
-        raise AssertionError("the call was answered")
-
-    found: tuple[grpc.StatusCode, str] = call(service, told, token)
-    return found
+pytestmark = pytest.mark.usefixtures("grpc_poller")
 
 
 def test_a_connection_too_many_is_closed_and_the_others_go_on() -> None:
@@ -210,3 +115,27 @@ def test_a_message_that_is_too_large_is_refused() -> None:
     large = pb.ModelInferRequest(model_name="m", raw_input_contents=[bytes(20_000)])
     told = refusal(StandIn(), lambda stub: stub.ModelInfer(large))
     assert told[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_a_message_of_a_million_inputs_is_refused_before_it_is_parsed() -> None:
+    service = StandIn()
+    service.metrics.register("m")
+    sent = REQUEST.SerializeToString() + b"\x2a\x00" * 1_000_000
+    code, text = refusal(service, lambda stub: stub.raw(sent), most_bytes=4 * MIB)
+    assert (code, text) == (
+        grpc.StatusCode.INVALID_ARGUMENT, "the request has more than 1024 inputs; 1024 are the most",
+    )  # fmt: skip
+    assert 'code="bad_request",model="m",protocol="grpc"} 1.0' in service.metrics.page(NO_FLEET, []).decode()
+
+
+def test_large_contents_are_packed_by_another_process() -> None:
+    service = StandIn()
+    made = pb.ModelInferRequest(model_name="m")
+    made.inputs.add(name="x", datatype="FP64", shape=[20_000]).contents.fp64_contents.extend([0.5] * 20_000)
+    made.inputs.add(name="y", datatype="INT8", shape=[1]).contents.int_contents.append(7)
+    call(service, lambda stub: stub.ModelInfer(made), most_bytes=MIB)
+    ((x, y),) = service.seen
+    assert to_array(x).tolist() == [0.5] * 20_000
+    assert to_array(y).tolist() == [7]
+    made.inputs[0].shape[:] = [20_001]
+    assert refusal(service, lambda stub: stub.ModelInfer(made), most_bytes=MIB)[0] is grpc.StatusCode.INVALID_ARGUMENT

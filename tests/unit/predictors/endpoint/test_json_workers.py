@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint import large_json
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.json_process import Done, TooMuchWorkError
@@ -19,7 +20,10 @@ from trims.core.errors import BusyError, CallerError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-JOBS = {large_json.READ: large_json.read, large_json.WRITE: large_json.write, large_json.COUNT: large_json.count}
+JOBS = {
+    large_json.READ: large_json.read, large_json.WRITE: large_json.write, large_json.COUNT: large_json.count,
+    large_json.PACK: large_json.pack,
+}  # fmt: skip
 
 
 class StandIn:
@@ -189,6 +193,40 @@ def test_many_outputs_are_written_elsewhere_and_few_where_they_are() -> None:
         assert await workers.write("", [from_array("t", np.array(["x" * 70_000], dtype=object))]) is not None
 
     run(work)
+
+
+def test_many_tensors_of_bytes_are_counted_elsewhere_until_few_bytes_are_left() -> None:
+    async def work(workers: JsonWorkers, _: list[StandIn]) -> None:
+        tensors = [Tensor(f"x{number}", "BYTES", (10_000,), bytes(40_000)) for number in range(5)]
+        tensors.append(Tensor("y", "BOOL", (5 << 20,), bytes(5 << 20)))
+        await workers.check("", tensors)
+        assert [each.checked for each in tensors[:5]].count(False) == 1
+        assert tensors[5].checked
+
+    assert run(work) == [4 * 40_000 + (5 << 20)]
+
+
+def test_elements_of_grpc_are_packed_elsewhere_and_counted() -> None:
+    contents = pb.InferTensorContents(fp64_contents=[0.5] * 20_000).SerializeToString()
+    texts = pb.InferTensorContents(bytes_contents=[b"text"] * 20_000).SerializeToString()
+
+    async def work(workers: JsonWorkers, _: list[StandIn]) -> None:
+        tensors = [
+            Tensor("x", "FP64", (20_000,), b""),
+            Tensor("y", "FP32", (1,), bytes(4)),
+            Tensor("z", "BYTES", (20_000,), b""),
+        ]
+        pieces = [memoryview(contents)[:70], memoryview(contents)[70:]]
+        await workers.pack("", tensors, {0: pieces, 2: [memoryview(texts)]})
+        assert to_array(tensors[0]).tolist() == [0.5] * 20_000
+        assert to_array(tensors[2]).tolist() == [b"text"] * 20_000
+        assert [each.checked for each in tensors] == [True, False, True]
+        await workers.pack("", tensors, {})
+        for dtype, shape in (("FP64", (19_999,)), ("FP32", (20_000,))):
+            with pytest.raises(CallerError, match="'x'"):
+                await workers.pack("", [Tensor("x", dtype, shape, b"")], {0: pieces})
+
+    assert run(work) == [len(contents) + len(texts), len(contents), len(contents)]
 
 
 def test_large_bytes_are_counted_elsewhere_once() -> None:

@@ -304,3 +304,42 @@ def test_infinity_and_nan_are_numbers_of_a_request() -> None:
     values = np.array([np.inf, -np.inf, np.nan])
     (tensor,) = parse({"inputs": [{"name": "x", "datatype": "FP16", "shape": [3], "data": values.tolist()}]}).inputs
     assert np.array_equal(to_array(tensor), values, equal_nan=True)
+
+
+def inputs(count: int) -> list[dict[str, Any]]:
+    return [{"name": f"x{number}", "datatype": "FP32", "shape": [0], "data": []} for number in range(count)]
+
+
+PARAMETERS = {str(number): True for number in range(257)}
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"inputs": inputs(1025)}, "1025 inputs of the request; 1024 are the most"),
+        ({"inputs": [], "outputs": [{"name": str(number)} for number in range(1025)]}, "1025 requested outputs"),
+        ({"inputs": [], "parameters": PARAMETERS}, "257 parameters of the request; 256 are the most"),
+        ({"inputs": [{**X, "data": [0] * 4, "parameters": PARAMETERS}]}, "257 parameters of (the input 'x'|an input);"),
+        ({"inputs": [], "outputs": [{"name": "y", "parameters": PARAMETERS}]}, "257 parameters of an output"),
+        ({"inputs": [{**X, "shape": [1] * 33, "data": [0]}]}, "33 dimensions of the input 'x'; 32 are the most"),
+        ({"inputs": [{**X, "name": "x" * 257, "data": [0] * 4}]}, "257 letters; 256 are the most"),
+        ({"inputs": [], "outputs": [{"name": "x" * 257}]}, "257 letters"),
+        ({"inputs": [], "outputs": [{"name": "y"}, {"name": "y"}]}, "the output 'y' twice"),
+    ],
+)
+def test_more_parts_than_a_request_may_have_are_refused(message: dict[str, Any], why: str) -> None:
+    with pytest.raises(CallerError, match=why):
+        parse(message)
+    with pytest.raises(CallerError, match=why):
+        parse_apart(message)
+
+
+def parse_apart(message: dict[str, Any]) -> None:
+    """Read a request as the process for large JSON and the endpoint do together."""
+    left, sizes, blobs = shrink(json.dumps(message).encode())
+    parse_shrunk(left, sizes, memoryview(b"".join(blobs)), memoryview(b""))
+
+
+def test_as_many_parts_as_a_request_may_have_are_read() -> None:
+    found = parse({"inputs": inputs(1024), "parameters": dict(list(PARAMETERS.items())[:256])})
+    assert (len(found.inputs), len(found.parameters)) == (1024, 256)

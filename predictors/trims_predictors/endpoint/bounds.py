@@ -1,0 +1,32 @@
+"""The most of each thing that one request may have: whatever goes through a request's parts ends after so many."""
+
+from __future__ import annotations
+
+from trims.core.errors import CallerError
+
+#: Inputs of a request, and outputs that it asks for.
+MOST_TENSORS = 1024
+#: Parameters of a request, and of each of its inputs and outputs.
+MOST_PARAMETERS = 256
+#: Letters in the name of an input or output, as in a manifest (`trims.core.serving.TENSOR`).
+MOST_NAME_LETTERS = 256
+
+
+def check_count(what: str, count: int, most: int) -> None:
+    """Raise CallerError for more of something than a request may have.
+
+    Args:
+        what: What there is, as `inputs of the request`.
+        count: How many.
+        most: How many there may be.
+    """
+    if count > most:
+        raise CallerError(f"there are {count} {what}; {most} are the most")
+
+
+def check_name_length(name: str, what: str) -> None:
+    """Raise CallerError for the name of an input or output that is too long."""
+    if len(name) > MOST_NAME_LETTERS:
+        raise CallerError(
+            f"the name {name[:40]!r}... of {what} has {len(name)} letters; {MOST_NAME_LETTERS} are the most"
+        )

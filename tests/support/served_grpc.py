@@ -1,0 +1,123 @@
+"""A server of the protocol over gRPC with a stand-in for the service, and a client of it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from trims_predictors.endpoint import inference_pb2_grpc
+from trims_predictors.endpoint.grpc_service import start_server
+from trims_predictors.endpoint.health import Health
+from trims_predictors.endpoint.json_workers import JsonWorkers
+from trims_predictors.endpoint.metrics import Metrics
+from trims_predictors.records import Answer
+
+from trims.core.errors import ModelNotFoundError, TrimsError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+#: Of a fleet in which nothing runs, for the page of metrics.
+NO_FLEET: Any = {"models": {}, "spares": {}, "hot": {}, "counters": {}, "templates": {}}
+MIB = 1 << 20
+
+
+class StandIn:
+    """A service with the model `m`."""
+
+    def __init__(self, error: TrimsError | None = None) -> None:
+        self.error = error
+        self.metrics = Metrics()
+        self.tracing = None
+        #: Awaited by each request; and how many run, ran at most, and were cancelled.
+        self.hold: Callable[[list[Any]], Awaitable[None]] | None = None
+        self.running = self.most = self.cancelled = 0
+        self.seen: list[list[Any]] = []
+
+    def metadata(self) -> dict[str, Any]:
+        return {"name": "trims", "version": "0", "extensions": ["statistics"]}
+
+    async def is_ready(self) -> bool:
+        return True
+
+    async def plan(self, model: str, version: str = "") -> Any:
+        if model != "m":
+            raise ModelNotFoundError("no model")
+        return SimpleNamespace(model="m", version="1.0.0")
+
+    async def infer(self, model: str, version: str, tensors: list[Any], **given: Any) -> tuple[Any, Answer]:
+        plan = await self.plan(model)
+        if self.error is not None:
+            raise self.error
+        self.running += 1
+        self.most = max(self.most, self.running)
+        self.seen.append(tensors)
+        try:
+            if self.hold is not None:
+                await self.hold(tensors)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        return plan, Answer(tensors, cold=False, how="running", place="cpu", warm=True, batch=1, stages={})
+
+    async def load(self, model: str) -> None:
+        await self.plan(model)
+
+    unload = load
+
+
+def call(
+    service: StandIn,
+    work: Callable[[Any], Awaitable[Any]],
+    token: str | None = None,
+    most_connections: int | None = None,
+    most_bytes: int = 10_000,
+) -> Any:
+    async def run() -> Any:
+        workers = JsonWorkers(most_bytes)
+        health = Health(service.is_ready)
+        await health.start()
+        server, port = await start_server(
+            service,
+            health,
+            "127.0.0.1:0",
+            most_body_bytes=most_bytes,
+            token=token,
+            workers=workers,
+            certificate=None,
+            private_key=None,  # type: ignore[arg-type]
+            most_connections=most_connections,
+        )
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+                stub.port, stub.channel = port, channel
+                stub.raw = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+                stub.raw_stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+                return await work(stub)
+        finally:
+            health.drain()
+            await server.stop(0)
+            await workers.close()
+
+    return asyncio.run(run())
+
+
+def refusal(
+    service: StandIn, work: Callable[[Any], Awaitable[Any]], token: str | None = None, **given: Any
+) -> tuple[grpc.StatusCode, str]:
+    """Code and message; not the error itself, which keeps gRPC's threads."""
+
+    async def told(stub: Any) -> tuple[grpc.StatusCode, str]:
+        try:
+            await work(stub)
+        except grpc.aio.AioRpcError as error:
+            return error.code(), error.details() or ""
+        raise AssertionError("the call was answered")
+
+    found: tuple[grpc.StatusCode, str] = call(service, told, token, **given)
+    return found
