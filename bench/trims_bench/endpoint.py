@@ -64,7 +64,8 @@ class EndpointClient:
             {"name": name, "datatype": dtype, "shape": shape, "parameters": {"binary_data_size": len(data)}}
             for name, (dtype, shape, data) in inputs.items()
         ]
-        header = json.dumps({"inputs": described, "parameters": parameters}).encode()
+        asked = {"inputs": described, "parameters": {"binary_data_output": True, **parameters}}
+        header = json.dumps(asked).encode()
         body = b"".join((header, *(data for _, _, data in inputs.values())))
         self._connection.request("POST", f"/v2/models/{model}/infer", body, {_LENGTH: str(len(header))})
         answer = self._connection.getresponse()

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import numpy as np
 import pytest
 from endpoints import Endpoint, is_gone
@@ -185,6 +186,48 @@ def test_checks_of_load_balancers_and_clients_that_send_no_more_are_answered(
         assert int(head.lower().split(b"content-length: ")[1].split()[0]) > 0
         assert _raw(endpoint, b"OPTIONS %s HTTP/1.0\r\n\r\n" % path)[0].startswith(b"HTTP/1.1 200 ")
         assert _raw(endpoint, b"GET %s HTTP/1.0\r\n\r\n" % path)[1]
+
+
+def test_a_body_that_is_one_input_s_data_alone_is_answered_once_the_input_is_known(
+    scaler: Daemon, start: Callable[..., Endpoint], checkpoint: Callable[..., Path]
+) -> None:
+    stated = [{"name": "x", "dtype": "FP64", "shape": [-1]}]
+    endpoint = start()
+    sent = (
+        b"POST /v2/models/m/infer HTTP/1.1\r\nhost: localhost\r\ninference-header-content-length: 0\r\n"
+        b"content-length: 16\r\n\r\n" + np.array([1.0, 2.0]).tobytes()
+    )
+    head, body = _raw(endpoint, sent)
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"has not told its inputs yet" in body
+    register(scaler, checkpoint, "typed", predictor={"call": "own_predictors:Scaler"}, inputs=stated)
+    head, body = _raw(endpoint, sent.replace(b"/m/", b"/typed/"))
+    while head.startswith(b"HTTP/1.1 100 "):
+        head, _, body = body.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert np.frombuffer(body[-16:]).tolist() == [2.0, 4.0]
+
+
+def test_a_hostile_message_over_grpc_costs_the_endpoint_neither_time_nor_memory(
+    scaler: Daemon, start: Callable[..., Endpoint]
+) -> None:
+    endpoint = start()
+    assert endpoint.infer("m", [1.0])[0] == 200
+    before = _resident_bytes(endpoint)
+    sent = [b"\x0a\x01m" + part * 1_000_000 for part in (b"\x2a\x00", b"\x22\x08\x0a\x02ab\x12\x02\x08\x01")]
+    for each in sent:
+        with grpc.insecure_channel(f"127.0.0.1:{endpoint.grpc_port}") as channel:
+            infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            with pytest.raises(grpc.RpcError) as caught:
+                infer(each, timeout=60)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert _resident_bytes(endpoint) - before < 128 << 20
+    assert endpoint.metrics()['trims_requests_total{code="bad_request",model="m",protocol="grpc"}'] == 2
+
+
+def _resident_bytes(endpoint: Endpoint) -> int:
+    pages = int(Path(f"/proc/{endpoint.process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_metrics_tell_requests_predictors_and_the_daemon(scaler: Daemon, start: Callable[..., Endpoint]) -> None:

@@ -111,10 +111,13 @@ def coding_for(accepted: str) -> str | None:
     """
     weights = _weights(accepted)
     others = weights.pop("*", None)
-    liked = max(weights, key=lambda each: weights[each], default=_PLAIN)  # the first of those that weigh the same
-    if liked in _WINDOWS and weights[liked] > 0:
-        return liked
-    if weights.get(_PLAIN, 1.0 if others is None else others) > 0:
+    plain = weights.get(_PLAIN, others)  # None: not named, and taken if nothing else can be had
+    ours = max((each for each in weights if each in _WINDOWS), key=weights.__getitem__, default=_PLAIN)
+    if ours != _PLAIN and weights[ours] > 0:
+        liked = max(weights, key=weights.__getitem__)  # the first of those that weigh the same
+        if ours == liked or (plain is not None and weights[ours] > plain):
+            return ours
+    if plain is None or plain > 0:
         return None
     for name in _WINDOWS:
         if weights.get(name, others or 0.0) > 0:

@@ -1,7 +1,8 @@
-"""Requests of one gRPC stream, answered as they come: several at once, so that instances and batches serve it, too.
+"""Requests of one gRPC stream, served as they come: several at once, so that instances and batches serve it, too.
 
-Bounded are the requests that run at once and the bytes of answers that the client has not taken yet. Beyond either,
-nothing more is read from the stream, and HTTP/2's flow control stops its client.
+Answers are sent in the order of the requests, as Triton does for models with one answer to a request: clients pair
+them so. Bounded are the requests that run at once and the bytes of answers that wait for the client or for an earlier
+answer. Beyond either, nothing more is read from the stream, and HTTP/2's flow control stops its client.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import BadMessageError, TrimsError
+from trims.core.errors import TrimsError
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from trims_predictors.endpoint.grpc_wire import Received
 
@@ -46,44 +47,33 @@ class AnswerStream:
         self._receive = receive
         self._answer = answer
         self._write = write
-        #: Answers in the order in which they are ready, or what ends the stream at once; None: no request follows.
-        self._ready: asyncio.Queue[Any] = asyncio.Queue()
+        #: What makes each answer, in the order of the requests; None once no request follows.
+        self._answers: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue()
+        self._running: set[asyncio.Task[Any]] = set()
         self._slots = asyncio.Semaphore(MOST_AT_ONCE)
-        self._owed = self._waiting_bytes = 0
+        self._waiting_bytes = 0
         self._has_room = asyncio.Event()
         self._has_room.set()
-        #: Reads the stream, and answers its requests.
-        self._tasks: set[asyncio.Task[None]] = set()
-        #: Why no further request can be read.
-        self._error: Exception | None = None
 
     async def run(self, requests: AsyncIterator[bytes]) -> None:
         """Answer all requests. Raises BadMessageError for one that is no protobuf, once those before it are answered.
 
         When the wait for it is cancelled, the requests that run are cancelled, too.
         """
-        self._start(self._read(requests))
+        reading = asyncio.ensure_future(self._read(requests))
         try:
-            reads = True
-            while reads or self._owed:
-                made = await self._ready.get()
-                if isinstance(made, BaseException):
-                    raise made
-                if made is None:
-                    reads = False
-                    continue
+            while (making := await self._answers.get()) is not None:
+                made = await making
                 await self._write(made)
                 self._sent(made)
-            if self._error is not None:
-                raise self._error
+            await reading
         finally:
-            for task in self._tasks:
+            tasks = {reading, *self._running}
+            for task in tasks:
                 task.cancel()
-            if self._tasks:
-                await asyncio.wait(tuple(self._tasks))
+            await asyncio.wait(tasks)
 
     def _sent(self, made: Any) -> None:
-        self._owed -= 1
         self._waiting_bytes -= made.ByteSize()
         if self._waiting_bytes <= MOST_WAITING_BYTES:
             self._has_room.set()
@@ -95,24 +85,14 @@ class AnswerStream:
                 received = self._receive(data)
                 await self._slots.acquire()
                 await self._has_room.wait()
-                self._owed += 1
-                self._start(self._run(received))
-        except BadMessageError as error:
-            self._error = error
+                task = asyncio.ensure_future(self._run(received))
+                self._running.add(task)
+                task.add_done_callback(self._running.discard)
+                self._answers.put_nowait(task)
         finally:
-            self._ready.put_nowait(None)
+            self._answers.put_nowait(None)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._ready.put_nowait(error)
-
-    async def _run(self, received: Received) -> None:
+    async def _run(self, received: Received) -> Any:
         """Answer one request: an error of the request is an answer, and a bug of ours ends the stream."""
         made = pb.ModelStreamInferResponse()
         try:
@@ -124,4 +104,4 @@ class AnswerStream:
         self._waiting_bytes += made.ByteSize()
         if self._waiting_bytes > MOST_WAITING_BYTES:
             self._has_room.clear()
-        self._ready.put_nowait(made)
+        return made

@@ -10,6 +10,7 @@ from typing import Any
 
 import trims
 from trims.core.serving import ITEM_BYTES
+from trims_predictors.endpoint.bounds import MOST_TENSORS
 
 Json = dict[str, Any]
 
@@ -79,8 +80,8 @@ SCHEMAS: Json = {
     "InferRequest": _object(
         required=("inputs",),
         id=_TEXT,
-        inputs=_list(_INPUT),
-        outputs=_list(_WANTED),
+        inputs={**_list(_INPUT), "maxItems": MOST_TENSORS},
+        outputs={**_list(_WANTED), "maxItems": MOST_TENSORS},
         parameters={**_PARAMETERS, "properties": {"deadline": _SECONDS, "keep_alive": _SECONDS}},
     ),
     "InferAnswer": _object(
@@ -196,7 +197,10 @@ def _server_paths() -> Json:
 
 def _model_paths() -> Json:
     infer = _operation("Ask a model", "InferAnswer", {**_OF_MODEL, **_OF_RUN}, "InferRequest", required=True)
-    infer["description"] = "JSON, or JSON and then binary tensors with the header Inference-Header-Content-Length"
+    infer["description"] = (
+        "JSON, or JSON and then binary tensors with the header Inference-Header-Content-Length; with 0 in that header "
+        "the body is the data of the model's one input, and the answer is binary"
+    )
     operations = {
         "": ("get", _operation("What a model takes and gives", "Model", _OF_MODEL)),
         "/ready": ("get", _operation("Whether a model can be asked", "ModelReady", _OF_MODEL)),

@@ -7,6 +7,7 @@ Routes are those of the protocol, with and without a version, and of the extensi
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -27,9 +28,11 @@ from trims_predictors.endpoint.large_answers import LargeResponse
 from trims_predictors.endpoint.openapi import document, is_open
 from trims_predictors.endpoint.outcomes import GONE
 from trims_predictors.endpoint.page_routes import add_page_routes
+from trims_predictors.endpoint.raw_requests import NO_JSON, raw_request
 from trims_predictors.endpoint.requests import HEADER_LENGTH, shown, write_answer
 from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
 from trims_predictors.endpoint.tracing import http_span
+from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -255,7 +258,13 @@ async def _infer(
     coding_for(accepted)  # refused before the model has run in vain
     tenant = caller()
     whose = "" if tenant is None else tenant.name
-    asked = await workers.parse(whose, body, header_length)
+    if raw := header_length == NO_JSON:
+        inputs, batches = await service.inputs_of(model, version)
+        read = partial(raw_request, body, inputs, batches=batches, model=model)
+        asked = await asyncio.to_thread(read) if len(body) > COPIED_AT_ONCE_BYTES else read()
+        await workers.check(whose, asked.inputs)
+    else:
+        asked = await workers.parse(whose, body, header_length)
     plan, answer = await service.infer(
         model,
         version,
@@ -265,8 +274,7 @@ async def _infer(
         keep_alive_s=asked.number("keep_alive"),
         span=span,
     )
-    binary = header_length is not None and asked.wanted is None and "binary_data_output" not in asked.parameters
-    outputs = shown(asked, answer, binary=binary)
+    outputs = shown(asked, answer, binary=raw)
     texts = await workers.write(whose, [tensor for tensor, is_binary in outputs if not is_binary])
     parts, json_length = write_answer(asked, answer, plan.model, plan.version, outputs, written=texts)
     counting.answer = answer

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trims.control import AsyncAdmin, Evicted, Model, Replica
+    from trims.core.serving import TensorType
     from trims.formats.picking import Picker
     from trims_predictors.endpoint.otlp import RequestSpan, Tracing
     from trims_predictors.fleet import Fleet
@@ -166,6 +167,11 @@ class Service:
         tenant = caller()
         names = ["", *([] if tenant is None else [tenant.name])]
         return [self._statistics.setdefault((name, model), ModelStatistics()) for name in names]
+
+    async def inputs_of(self, model: str, version: str = "") -> tuple[Sequence[TensorType], bool]:
+        """The inputs of a model as far as they are known, and whether it takes batches."""
+        plan = await self.plan(model, version)
+        return self.fleet.signatures.of(plan)[0], bool(plan.batch)
 
     async def describe(self, model: str, version: str = "") -> dict[str, Any]:
         """Metadata of a model: its inputs and outputs as the manifest or a predictor has told them."""

@@ -131,7 +131,8 @@ function described(input, shape) {
 async function body() {
   const parts = [];
   for (const each of fields) parts.push(await each.read());
-  const header = new TextEncoder().encode(`{"inputs":[${parts.map((part) => part.json).join(",")}]}`);
+  const inputs = parts.map((part) => part.json).join(",");
+  const header = new TextEncoder().encode(`{"parameters":{"binary_data_output":true},"inputs":[${inputs}]}`);
   return { content: new Blob([header, ...parts.map((part) => part.blob).filter(Boolean)]), length: header.byteLength };
 }
 

@@ -122,7 +122,7 @@ def test_an_answer_is_packed_if_the_client_says_so_first() -> None:
         ("gzip;q=0", None), ("gzip;q=0, deflate", "deflate"), ("gzip; q=0.5, deflate;q=0.8", "deflate"),
         ("gzip;q=0.5, identity", None), ("GZIP;Q=1.0", "gzip"), ("x-gzip", "gzip"), ("*;q=0, gzip", "gzip"),
         ("identity;q=0, *", "gzip"), ("*;q=0, deflate;q=0.1, br", "deflate"), ("br, gzip;q=0.9", None), (",, ", None),
-        ("br;q=0.2, gzip;q=0.3", "gzip"),
+        ("br;q=0.2, gzip;q=0.3", "gzip"), ("br, gzip;q=0.8, *;q=0.1", "gzip"), ("br, identity;q=0.5, gzip;q=0.4", None),
     ],
 )  # fmt: skip
 def test_an_answer_is_packed_as_the_weights_of_the_client_say(accepted: str, coding: str | None) -> None:

@@ -9,7 +9,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from trims_predictors.endpoint.requests import parse_request, parse_shrunk, shown, shrink, to_json, write_answer
+from trims_predictors.endpoint.requests import (
+    parse_request,
+    parse_shrunk,
+    shown,
+    shrink,
+    to_json,
+    write_answer,
+)
 from trims_predictors.records import Answer
 from trims_predictors.tensors import Tensor, from_array, to_array
 
@@ -343,3 +350,15 @@ def parse_apart(message: dict[str, Any]) -> None:
 def test_as_many_parts_as_a_request_may_have_are_read() -> None:
     found = parse({"inputs": inputs(1024), "parameters": dict(list(PARAMETERS.items())[:256])})
     assert (len(found.inputs), len(found.parameters)) == (1024, 256)
+
+
+@pytest.mark.parametrize("dtype", ["FP32", "BYTES"])
+def test_an_input_without_elements_may_bring_an_empty_list_beside_no_binary_bytes(dtype: str) -> None:
+    given = {"name": "x", "datatype": dtype, "shape": [0], "data": [], "parameters": {"binary_data_size": 0}}
+    (tensor,) = parse({"inputs": [given]}).inputs
+    assert (tensor.shape, bytes(tensor.data)) == ((0,), b"")
+    parse_apart({"inputs": [given]})
+    for wrong in ({**given, "data": [1]}, {**given, "shape": [1], "datatype": "FP32"}):
+        for read in (parse, parse_apart):
+            with pytest.raises(CallerError, match="leave one out"):
+                read({"inputs": [wrong]})

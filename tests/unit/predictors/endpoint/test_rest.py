@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from trims_predictors.records import Answer
 from trims_predictors.tensors import from_array, to_array
 
 from trims.core.errors import BusyError, CallerError, ModelNotFoundError, PredictorError
+from trims.core.serving import TensorType
 
 REQUEST = {"id": "7", "inputs": [{"name": "x", "datatype": "FP64", "shape": [2], "data": [1, 2]}]}
 
@@ -59,6 +61,10 @@ class StandIn:
         return {"name": (await self.plan(model, version)).model}
 
     configuration = describe
+
+    async def inputs_of(self, model: str, version: str = "") -> tuple[tuple[TensorType, ...], bool]:
+        await self.plan(model, version)
+        return (TensorType("x", "FP64", (-1,)),), False
 
     async def statistics(self, model: str = "", version: str = "") -> list[Any]:
         return []
@@ -163,14 +169,32 @@ def test_an_inference_is_answered_in_json_if_it_was_asked_in_json() -> None:
     assert service.asked[-1] == ("infer", asked)
 
 
-def test_an_inference_is_answered_in_binary_if_it_was_asked_in_binary() -> None:
+@pytest.mark.parametrize("binary", [None, False, True])
+def test_an_inference_with_binary_inputs_is_answered_in_binary_only_if_it_asks_so(binary: bool | None) -> None:
     inputs = [{"name": "x", "datatype": "FP64", "shape": [2], "parameters": {"binary_data_size": 16}}]
-    header = json.dumps({"inputs": inputs}).encode()
+    parameters = {} if binary is None else {"parameters": {"binary_data_output": binary}}
+    header = json.dumps({"inputs": inputs, **parameters}).encode()
     body = header + np.array([1.0, 2.0]).tobytes()
     reply = ask("POST", "/v2/models/m/infer", body, inference_header_content_length=str(len(header)))
+    if not binary:
+        assert reply.json()["outputs"][0]["data"] == [2.0, 4.0]
+        assert "inference-header-content-length" not in reply.headers
+        return
     length = int(reply.headers["inference-header-content-length"])
     assert json.loads(reply.body[:length])["outputs"][0]["parameters"] == {"binary_data_size": 16}
     assert np.frombuffer(reply.body[length:]).tolist() == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_body_of_nothing_but_data_is_the_one_input_and_is_answered_in_binary(packed: bool) -> None:
+    body = np.array([1.0, 2.0]).tobytes()
+    headers = {"inference_header_content_length": "0", **({"content_encoding": "gzip"} if packed else {})}
+    reply = ask("POST", "/v2/models/m/infer", gzip.compress(body) if packed else body, **headers)
+    length = int(reply.headers["inference-header-content-length"])
+    assert json.loads(reply.body[:length])["outputs"][0]["shape"] == [2]
+    assert np.frombuffer(reply.body[length:]).tolist() == [2.0, 4.0]
+    reply = ask("POST", "/v2/models/m/infer", body[:-1], inference_header_content_length="0")
+    assert (reply.status, "15 bytes" in reply.json()["error"]) == (400, True)
 
 
 @pytest.mark.parametrize(

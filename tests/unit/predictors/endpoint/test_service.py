@@ -129,6 +129,8 @@ def test_a_model_is_described_by_its_manifest_or_its_predictor(service: Service)
     assert told["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}]
     assert (told["platform"], told["versions"]) == ("pytorch_module", ["1.0.0"])
     assert asyncio.run(service.describe("plain"))["inputs"][0]["name"] == "told"
+    (known,), batches = asyncio.run(service.inputs_of("m"))
+    assert (known.name, known.shape, batches) == ("x", (-1, 3), bool(asyncio.run(service.plan("m")).batch))
 
 
 def test_a_configuration_leaves_out_the_batch_dimension_of_models_that_have_one(service: Service) -> None:
