@@ -237,17 +237,18 @@ def test_a_look_whose_only_session_ended_is_given_up(bench: Bench) -> None:
 def test_a_file_is_not_read_on_once_the_last_session_that_wants_it_has_ended(bench: Bench) -> None:
     bench.ask(session=7)
     bench.workers.run_one()
-    real = bench.names.resolve
+    real, wanted = bench.names.resolve, list[bool]()
 
     def resolve(name: str, reading: Reading) -> Resolved:
-        assert reading.wanted()
+        wanted.append(reading.wanted())
         bench.lookups.end_session(7)
-        assert not reading.wanted()
+        wanted.append(reading.wanted())
         raise NotWantedError
 
     bench.names.resolve = resolve  # type: ignore[method-assign]
     bench.workers.run()
     bench.names.resolve = real  # type: ignore[method-assign]
+    assert wanted == [True, False]
     assert bench.found == []
 
 
@@ -376,8 +377,15 @@ def reading_of(bench: Bench, meanwhile: Callable[[Reading], None]) -> None:
 def test_a_file_is_not_read_on_once_the_deadline_of_its_last_ask_has_passed(bench: Bench) -> None:
     bench.model("m", LongReadError())
     late = bench.ask(deadline_at_s=5.0)
-    reading_of(bench, lambda reading: bench.lookups.expire(5.0))
+    wanted: list[bool] = []
+
+    def expire(reading: Reading) -> None:
+        bench.lookups.expire(5.0)
+        wanted.append(reading.wanted())
+
+    reading_of(bench, expire)
     bench.workers.run()
+    assert wanted == [False]
     assert [ticket for ticket, _ in bench.found] == [late]
     assert not bench.lookups._looks
     assert bench.lookups._by_ticket == bench.lookups._by_session == {}
@@ -386,17 +394,18 @@ def test_a_file_is_not_read_on_once_the_deadline_of_its_last_ask_has_passed(benc
 def test_an_ask_that_joins_a_read_before_it_has_ended_has_it_go_on(bench: Bench) -> None:
     bench.model("m", LongReadError())
     bench.ask(deadline_at_s=5.0)
-    joined: list[int] = []
+    joined, wanted = list[int](), list[bool]()
 
     def late_and_again(reading: Reading) -> None:
         bench.lookups.expire(5.0)
-        assert not reading.wanted()
+        wanted.append(reading.wanted())
         joined.append(bench.ask())
-        assert reading.wanted()
+        wanted.append(reading.wanted())
 
     reading_of(bench, late_and_again)
     bench.workers.run()
     assert [ticket for ticket, _ in bench.found][1:] == joined
+    assert wanted == [False, True]
     assert bench.names.looked == [("m", False), ("m", True)], "one look"
 
 
@@ -480,6 +489,7 @@ def test_sessions_take_turns_with_their_long_reads(bench: Bench) -> None:
 
 def test_asks_for_what_is_too_large_are_refused_before_it_is_read_and_others_are_not(bench: Bench) -> None:
     bench.model("m", LongReadError())
+    said: list[bool] = []
     bench.lookups._never_fits = lambda ask, nbytes, stated: (
         TooLargeError(f"{nbytes} at {stated}") if ask.waiter.session == 7 and nbytes > 10 else None
     )
@@ -487,13 +497,13 @@ def test_asks_for_what_is_too_large_are_refused_before_it_is_read_and_others_are
 
     def sizes(reading: Reading) -> None:
         assert reading.sizes is not None
-        assert not reading.sizes.may_refuse(10, CPU)
-        assert reading.sizes.may_refuse(11, CPU)
+        said.extend(reading.sizes.may_refuse(nbytes, CPU) for nbytes in (10, 11))
         reading.sizes.refuse(11, CPU)
 
     reading_of(bench, sizes)
     bench.workers.run()
     assert isinstance(bench.error_of(refused), TooLargeError)
+    assert said == [False, True]
     assert bench.found[1:] == [(served, resolved("m"))]
     assert bench.lookups._by_ticket == bench.lookups._by_session == {}
 
@@ -501,14 +511,16 @@ def test_asks_for_what_is_too_large_are_refused_before_it_is_read_and_others_are
 def test_what_is_too_large_for_all_who_ask_is_not_read(bench: Bench) -> None:
     bench.model("m", LongReadError())
     bench.lookups._never_fits = lambda ask, nbytes, stated: TooLargeError("never")
+    read: list[str] = []
     bench.ask()
 
     def sizes(reading: Reading) -> None:
         assert reading.sizes is not None
         reading.sizes.refuse(11, None)
-        pytest.fail("it is read")
+        read.append("m")
 
     reading_of(bench, sizes)
     bench.workers.run()
+    assert read == []
     assert len(bench.found) == 1
     assert not bench.lookups._looks
