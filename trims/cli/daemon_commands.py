@@ -117,7 +117,7 @@ def _status(options: argparse.Namespace) -> None:
             tier.place,
             format_bytes(tier.charged_bytes),
             "-" if tier.place == str(FILE) else format_bytes(tier.capacity_bytes),
-            "-" if tier.place == str(FILE) else f"{100 * tier.charged_bytes / tier.capacity_bytes:.0f} %",
+            "-" if tier.place == str(FILE) else _share(tier.charged_bytes, tier.capacity_bytes),
             str(tier.replicas),
             tier.policy,
         ]
@@ -129,6 +129,11 @@ def _status(options: argparse.Namespace) -> None:
         say(f"no gpu tier: {stats.gpu_off}")
     if stats.endpoint or stats.endpoint_off:
         say(f"endpoint: {stats.endpoint}" if stats.endpoint else f"no endpoint: {stats.endpoint_off}")
+
+
+def _share(held_bytes: int, capacity_bytes: int) -> str:
+    """Return how full a tier is. One that found no room at all on the machine counts as full."""
+    return f"{100 * held_bytes / capacity_bytes:.0f} %" if capacity_bytes else "100 %"
 
 
 def _tenants(options: argparse.Namespace) -> None:

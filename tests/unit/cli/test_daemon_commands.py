@@ -152,3 +152,7 @@ def test_a_token_is_turned_into_what_the_tenants_file_has(
     monkeypatch.setattr("sys.stdin", io.StringIO("short\n"))
     assert main(["tenants", "--hash"]) == 1
     assert "at least 16 characters" in capsys.readouterr().err
+
+
+def test_a_tier_that_found_no_room_on_the_machine_is_full() -> None:
+    assert [daemon_commands._share(*each) for each in ((0, 0), (1, 4), (4, 4))] == ["100 %", "25 %", "100 %"]
