@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Calls that have come and were neither taken nor refused yet: far more than come before the event loop's next turn.
 _MOST_PENDING = 100_000
+#: Bytes of a call's metadata, as HTTP/2 counts them.
+_MOST_METADATA_BYTES = 16 << 10
 
 
 class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
@@ -165,6 +167,8 @@ async def start_server(
     options.append(("grpc.so_reuseport", 0))  # or a second endpoint would share the port in silence
     if most_connections is not None:
         options.append(("grpc.max_allowed_incoming_connections", most_connections))
+    # One bound for metadata: between its two gRPC refuses some calls at random.
+    options += [(f"grpc.{each}max_metadata_size", _MOST_METADATA_BYTES) for each in ("", "absolute_")]
     # Calls that the event loop has not taken yet: gRPC cancels some of them at random beyond these bounds.
     options += [(f"grpc.server.max_pending_requests{each}", _MOST_PENDING) for each in ("", "_hard_limit")]
     calls = Calls(Callers(token, tenants), lambda error: service.metrics.refused("grpc", error))

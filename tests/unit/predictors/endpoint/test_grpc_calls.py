@@ -100,3 +100,14 @@ def test_large_texts_over_grpc_that_cannot_be_counted_in_time_are_refused(monkey
     monkeypatch.setattr(JsonWorkers, "check", check)
     told = refusal(StandIn(), lambda stub: stub.ModelInfer(REQUEST))
     assert told == (grpc.StatusCode.RESOURCE_EXHAUSTED, "too long to count")
+
+
+def test_metadata_up_to_one_bound_is_taken_and_more_is_refused() -> None:
+    async def work(stub: Any) -> None:
+        for _ in range(20):
+            await stub.ModelInfer(REQUEST, metadata=[("x", "a" * 15_000)])
+        await stub.ModelInfer(REQUEST, metadata=[("x", "a" * 17_000)])
+
+    service = StandIn()
+    assert refusal(service, work)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert len(service.seen) == 20

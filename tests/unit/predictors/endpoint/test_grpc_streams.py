@@ -118,8 +118,9 @@ def test_bytes_that_are_no_protobuf_end_a_stream_after_the_answers_before_them(
     service.hold = hold
 
     async def work(stub: Any) -> None:
-        sent = [each.SerializeToString() for each in named("a", "b")]
-        stream = stub.raw_stream(iter([*sent, b"\xff\xff", *sent]))
+        stream = stub.raw_stream()
+        for each in (*(each.SerializeToString() for each in named("a", "b")), b"\xff\xff"):
+            await stream.write(each)
         while (each := await stream.read()) is not grpc.aio.EOF:
             found.append(pb.ModelStreamInferResponse.FromString(each).infer_response.id)
 
@@ -161,8 +162,9 @@ def test_a_bug_of_ours_ends_a_stream_with_an_error(caplog: pytest.LogCaptureFixt
     service.hold = hold
 
     async def work(stub: Any) -> None:
-        async for _ in stub.ModelStreamInfer(named("a")):
-            pass
+        stream = stub.ModelStreamInfer()
+        await stream.write(next(named("a")))
+        await stream.read()
 
     assert refusal(service, work)[0] is grpc.StatusCode.UNKNOWN
     assert "ZeroDivisionError" in caplog.text
