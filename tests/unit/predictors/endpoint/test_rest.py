@@ -118,7 +118,8 @@ def test_health_is_told_in_both_words_that_clients_look_for() -> None:
 
 
 GETS = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models", "/v2/models/m", "/v2/models/stats", "/state",
-        "/metrics", "/openapi.json", "/", "/ui/files/tensors.js", "/ui/files/none.js", "/v2/models/other", "/nowhere")  # fmt: skip
+        "/metrics", "/openapi.json", "/", "/ui/files/tensors.js", "/ui/files/none.js", "/v2/models/other",
+        "/nowhere")  # fmt: skip
 
 
 @pytest.mark.parametrize("path", GETS)
