@@ -51,6 +51,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     endpoint.add_argument("--predictor-memory", default="none", help=text)
     text = "what becomes of a run that no client waits for any more: end or finish (default: end)"
     endpoint.add_argument("--abandoned-runs", choices=("end", "finish"), default="end", help=text)
+    text = "system: clients may register POSIX shared memory objects of this user (default: no)"
+    endpoint.add_argument("--shared-memory", choices=("no", "system"), default="no", help=text)
     endpoint.add_argument("--max-body", default="256MiB", help="largest request (default: 256MiB)")
     text = "frameworks to have predictors ready for at once, with commas between, such as torch,onnxruntime"
     endpoint.add_argument("--preload", default="", help=text)
@@ -128,6 +130,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         certificate=options.certificate,
         private_key=options.private_key,
         most_body_bytes=_max_body(options.max_body),
+        shared_memory=options.shared_memory == "system",
         environments=environments_in(options.environments),
         environments_dir=environments_dir_of(options),
         preload=tuple(each for each in options.preload.split(",") if each),

@@ -94,6 +94,7 @@ class Fleet:
         *,
         queue_deadline_s: float | None = None,
         keep_alive_s: float | None = None,
+        priority: int = 0,
         began_s: float | None = None,
         begin_run: BeginRun | None = None,
     ) -> Answer:
@@ -104,6 +105,7 @@ class Fleet:
             tensors: The inputs, checked here.
             queue_deadline_s: Seconds to wait for a predictor.
             keep_alive_s: Seconds that the predictor stays after this request; None: what the model says.
+            priority: Its level among those of the model, 1 for the first; 0: the model's default.
             began_s: When the request came, on the clock of `time.perf_counter`; None: now.
             begin_run: Called when a predictor begins to answer it; gives the run's trace context for the predictor.
 
@@ -119,7 +121,7 @@ class Fleet:
         check_against(tensors, self.signatures.of(plan)[0], plan.model)
         began_s = time.perf_counter() if began_s is None else began_s
         request = Request(plan, tensors, self._loop.create_future(), began_s, keep_alive_s, begin_run)
-        job = self._job(request)
+        job = self._job(request, plan.level_of(priority))
         answer: asyncio.Future[Answer] = job.payload.answer
         self._plans[plan.line] = plan
         self._do(self._slots.submit(job, self._limits(plan)))
@@ -151,10 +153,14 @@ class Fleet:
                 self._plans[plan.line] = plan
                 self._do(steps)
 
-    def _job(self, request: Request) -> Job:
+    def _job(self, request: Request, level: int) -> Job:
         plan = request.plan
         rows, group = rows_of(request.tensors) if plan.batch else (1, None)
-        return Job(plan.line, rows, group, ripe=not (plan.batch and plan.batch_delay_s), payload=request)
+        if plan.batch and rows > plan.batch:
+            raise CallerError(
+                f"the request has {rows} rows; {plan.model!r} takes {plan.batch} at once (max_batch_size)"
+            )
+        return Job(plan.line, rows, group, ripe=not (plan.batch and plan.batch_delay_s), payload=request, level=level)
 
     def _limits(self, plan: Plan) -> Limits:
         return Limits(plan.instances, self._settings.queue, plan.batch)

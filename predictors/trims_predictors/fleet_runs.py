@@ -151,18 +151,24 @@ class Runs:
         self._ran(plan, answer, run_s)
         if running.process.pages is not None and "pages" in answer:
             running.process.pages.learn(plan.line, answer["pages"])
-        for request, mine in zip(requests, outputs, strict=True):
+        rows = [job.rows for job in jobs]
+        for request, mine, own in zip(requests, outputs, rows, strict=True):
             stages = {"queue_s": began - request.began_s, **answer["stages"], "run_s": run_s}
-            _answer(running, request, mine, len(jobs), stages)
+            _answer(running, request, mine, stages, batch=len(jobs), rows=own, run_rows=sum(rows))
 
 
-def _answer(running: Running, request: Request, outputs: list[Tensor], batch: int, stages: Mapping[str, float]) -> None:
+def _answer(
+    running: Running, request: Request, outputs: list[Tensor], stages: Mapping[str, float], **counts: int
+) -> None:
+    """Answer a request; `counts` are what an `Answer` has of its batch."""
     if request.answer.done():
         return
     cold = running.began_s >= request.began_s
     start = running.stages if cold else {}
     how = running.how if cold else "running"
-    request.answer.set_result(Answer(outputs, cold, how, running.place, running.warm, batch, {**start, **stages}))
+    stages = {**start, **stages}
+    answer = Answer(outputs, cold, how, running.place, running.warm, stages=stages, **counts)
+    request.answer.set_result(answer)
 
 
 @contextlib.contextmanager

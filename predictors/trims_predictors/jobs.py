@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable
+    from collections.abc import Collection, Hashable, Iterator
 
     from trims.core.errors import TrimsError
 
@@ -31,6 +32,8 @@ class Limits:
 class Job:
     """One request. `group` says which others it may run together with, `rows` how much of a batch it takes.
 
+    Jobs of a lower `level` go before those of higher ones.
+
     A job that is not `ripe` waits for others to run with; `ripen` ends that.
     """
 
@@ -40,6 +43,47 @@ class Job:
     ripe: bool = True
     payload: Any = None
     number: int = -1
+    level: int = 0
+
+
+class JobQueue:
+    """Jobs that wait: those of the first level first, and those of one level in the order in which they came."""
+
+    def __init__(self) -> None:
+        #: Only levels in which a job waits; there are few (`MOST_LEVELS` of a manifest).
+        self._levels: dict[int, OrderedDict[Job, None]] = {}
+        self._count = 0
+
+    def add(self, job: Job) -> None:
+        """Put a job behind the others of its level."""
+        self._levels.setdefault(job.level, OrderedDict())[job] = None
+        self._count += 1
+
+    def remove(self, job: Job) -> None:
+        """Take a job out. Raises KeyError if it is not there."""
+        level = self._levels[job.level]
+        del level[job]
+        self._count -= 1
+        if not level:
+            del self._levels[job.level]
+
+    def clear(self) -> None:
+        """Take all out."""
+        self._levels.clear()
+        self._count = 0
+
+    def first(self) -> Job:
+        """The job that is next."""
+        return next(iter(self))
+
+    def __iter__(self) -> Iterator[Job]:
+        return itertools.chain.from_iterable(self._levels[level] for level in sorted(self._levels))
+
+    def __contains__(self, job: object) -> bool:
+        return isinstance(job, Job) and job in self._levels.get(job.level, ())
+
+    def __len__(self) -> int:
+        return self._count
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,8 @@ class Plans:
             shares_processors=not settings.threads,
             batch=settings.max_batch_size,
             batch_delay_s=settings.batch_delay_s,
+            priority_levels=settings.priority_levels,
+            default_priority=settings.default_priority_level,
             keep_alive_s=settings.keep_alive_s,
             run_deadline_s=settings.deadline_s,
             hot=settings.hot,

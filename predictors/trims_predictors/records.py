@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from trims.core.errors import CallerError
 from trims_predictors.isolation import OWN_PROCESS, Isolation
 from trims_predictors.processors import share
 from trims_predictors.tensors import describe
@@ -86,6 +87,8 @@ class Plan:
         shares_processors: Beside runs of others it has fewer threads: its manifest states no number.
         batch: Rows of one run; 0: no batches.
         batch_delay_s: How long a request waits for others.
+        priority_levels: How many levels of priority requests may name; 0: none.
+        default_priority: The level of a request that names none.
         keep_alive_s: As in the settings; None: what they say.
         run_deadline_s: The same.
         hot: Predictors that have loaded it ahead of need; None for by demand.
@@ -111,6 +114,8 @@ class Plan:
     shares_processors: bool = False
     batch: int = 0
     batch_delay_s: float = 0.0
+    priority_levels: int = 0
+    default_priority: int = 0
     keep_alive_s: float | None = None
     run_deadline_s: float | None = None
     hot: int | None = None
@@ -127,6 +132,18 @@ class Plan:
         """
         line, slash, tenant = self.line.partition("/")
         return replace(self, line=f"{line}#{place}{slash}{tenant}", place=place, hot=0)
+
+    def level_of(self, priority: int) -> int:
+        """The level of a request that names this priority, 0 for none. Raises CallerError for one it has not."""
+        if not priority:
+            return self.default_priority
+        if priority > self.priority_levels:
+            has = f"has the levels 1 to {self.priority_levels}" if self.priority_levels else "has no priority levels"
+            raise CallerError(
+                f"the parameter 'priority' is {priority}; {self.model!r} {has}: `priority_levels` in the `predictor` "
+                "of its manifest"
+            )
+        return priority
 
     def threads_of(self, runs: int) -> int:
         """Threads of each run while so many go on."""
@@ -165,6 +182,8 @@ class Answer:
         place: Where the weights lie.
         warm: True if they were there already when the predictor opened them.
         batch: Requests that were answered in the same run.
+        rows: Of the request, 1 for models without batches.
+        run_rows: Of the run.
         stages: Seconds of each stage: `queue_s` until a predictor had it, of these for a cold one `process_s`,
             `connect_s`, `open_s`, `import_s` and `load_s`; then `input_s`, `preprocess_s` and `postprocess_s` around
             `predict_s` if the model has such steps, `output_s`, and `run_s` for the whole run as the endpoint sees it.
@@ -177,3 +196,5 @@ class Answer:
     warm: bool
     batch: int
     stages: Mapping[str, float]
+    rows: int = 1
+    run_rows: int = 1

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims.core.errors import BusyError, InvariantError, PredictorError
-from trims_predictors.jobs import Fail, Job, Limits, Run, Start, Stop, model_of, next_batch
+from trims_predictors.jobs import Fail, Job, JobQueue, Limits, Run, Start, Stop, model_of, next_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ class State(enum.Enum):
 class _Line:
     name: str
     limits: Limits
-    queue: OrderedDict[Job, None] = field(default_factory=OrderedDict)
+    queue: JobQueue = field(default_factory=JobQueue)
     starting: set[int] = field(default_factory=set)
     idle: OrderedDict[int, None] = field(default_factory=OrderedDict)
     busy: set[int] = field(default_factory=set)
@@ -51,7 +51,7 @@ class _Line:
         return len(self.starting) + len(self.idle) + len(self.busy)
 
     def first(self) -> Job:
-        return next(iter(self.queue))
+        return self.queue.first()
 
 
 @dataclass(eq=False, slots=True)
@@ -94,7 +94,7 @@ class Schedule:
         if len(line.queue) >= limits.queue:
             raise BusyError(f"{len(line.queue)} requests for {model_of(line.name)!r} wait already; send it again later")
         job.number = next(self._numbers)
-        line.queue[job] = None
+        line.queue.add(job)
         return self._serve(line)
 
     def expect(self, line_name: str, limits: Limits) -> list[Step]:
@@ -121,7 +121,7 @@ class Schedule:
         line = self._lines.get(job.line)
         if line is None or job not in line.queue:
             return None
-        del line.queue[job]
+        line.queue.remove(job)
         return self._settle(line)
 
     def ready(self, predictor: int) -> list[Step]:
@@ -245,7 +245,7 @@ class Schedule:
     def _run(self, predictor: int, line: _Line, jobs: tuple[Job, ...]) -> Run:
         self._take_idle(predictor, line)
         for job in jobs:
-            del line.queue[job]
+            line.queue.remove(job)
         found = self._predictors[predictor]
         found.state, found.jobs = State.BUSY, jobs
         line.busy.add(predictor)

@@ -69,7 +69,7 @@ def scaler(daemon: Daemon, checkpoint: Callable[..., Path]) -> Daemon:
 def test_a_client_by_others_works_as_it_is(
     scaler: Daemon, start: Callable[..., Endpoint], program: str, check: str
 ) -> None:
-    endpoint = start()
+    endpoint = start("--shared-memory", "system")
     port = endpoint.grpc_port if check.startswith("grpc") else endpoint.port
     done = subprocess.run(
         [CLIENTS_PYTHON, SUPPORT / program, check, str(port)], capture_output=True, text=True, check=False

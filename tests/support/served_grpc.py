@@ -12,6 +12,9 @@ from trims_predictors.endpoint.grpc_service import start_server
 from trims_predictors.endpoint.health import Health
 from trims_predictors.endpoint.json_workers import JsonWorkers
 from trims_predictors.endpoint.metrics import Metrics
+from trims_predictors.endpoint.outputs import arrange
+from trims_predictors.endpoint.service import Answered
+from trims_predictors.endpoint.shared_memory import SharedMemory
 from trims_predictors.records import Answer
 
 from trims.core.errors import ModelNotFoundError, TrimsError
@@ -31,6 +34,7 @@ class StandIn:
         self.error = error
         self.metrics = Metrics()
         self.tracing = None
+        self.shared_memory = SharedMemory()
         #: Awaited by each request; and how many run, ran at most, and were cancelled.
         self.hold: Callable[[list[Any]], Awaitable[None]] | None = None
         self.running = self.most = self.cancelled = 0
@@ -47,8 +51,8 @@ class StandIn:
             raise ModelNotFoundError("no model")
         return SimpleNamespace(model="m", version="1.0.0")
 
-    async def infer(self, model: str, version: str, tensors: list[Any], **given: Any) -> tuple[Any, Answer]:
-        plan = await self.plan(model)
+    async def infer(self, model: str, version: str, asked: Any, **given: Any) -> Answered:
+        plan, tensors = await self.plan(model), asked.inputs
         if self.error is not None:
             raise self.error
         self.running += 1
@@ -62,7 +66,9 @@ class StandIn:
             raise
         finally:
             self.running -= 1
-        return plan, Answer(tensors, cold=False, how="running", place="cpu", warm=True, batch=1, stages={})
+        answer = Answer(tensors, cold=False, how="running", place="cpu", warm=True, batch=1, stages={})
+        outputs = await arrange(asked, tensors, batches=False, shared_memory=self.shared_memory)
+        return Answered(plan, answer, outputs)
 
     async def load(self, model: str) -> None:
         await self.plan(model)

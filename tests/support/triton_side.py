@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as http
 import tritonclient.http.aio as http_aio
+import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 
@@ -155,6 +157,84 @@ def check_grpc_aio(port: str) -> None:
             assert found == [[2.0 * index] for index in range(32)]
 
     asyncio.run(run())
+
+
+def _refused(call: Any, words: str) -> None:
+    """Whether a call is refused with these words."""
+    try:
+        call()
+    except InferenceServerException as error:
+        message = error.message()
+    else:
+        raise AssertionError(f"this is not refused: {words}")
+    assert words in message, message
+
+
+def _check_extensions(module: Any, port: str) -> None:
+    """Extensions that are offered do what they say, others are refused by name."""
+    with module.InferenceServerClient(f"localhost:{port}") as client:
+        outputs = [module.InferRequestedOutput("y", class_count=2)]
+        result = client.infer("m", _inputs(module, [1.0, 3.0, 2.0]), outputs=outputs, timeout=60_000_000)
+        assert result.as_numpy("y").tolist() == [b"6.000000:1", b"4.000000:2"], result.as_numpy("y")
+        for given, words in (
+            ({"sequence_id": 7, "sequence_start": True}, "the extension sequence is not offered"),
+            ({"priority": 1}, "has no priority levels"),
+            ({"parameters": {"temperature": 1}}, "the parameter 'temperature'"),
+        ):
+            _refused(partial(client.infer, "m", _inputs(module, [1.0]), **given), words)
+        for call, extension in (
+            (client.get_trace_settings, "trace"), (client.get_log_settings, "logging"),
+            (client.get_cuda_shared_memory_status, "cuda_shared_memory"),
+        ):  # fmt: skip
+            _refused(call, f"the extension {extension} is not offered")
+
+
+def check_http_extensions(port: str) -> None:
+    _check_extensions(http, port)
+
+
+def check_grpc_extensions(port: str) -> None:
+    _check_extensions(grpc, port)
+
+
+def _check_shared_memory(module: Any, port: str) -> None:
+    """As Triton's examples of system shared memory do it."""
+    given = np.array([1.0, 2.0])
+    handles = [shm.create_shared_memory_region(f"r{index}", f"/trims_test_{port}_{index}", 64) for index in range(2)]
+    try:
+        with module.InferenceServerClient(f"localhost:{port}") as client:
+            client.unregister_system_shared_memory()
+            shm.set_shared_memory_region(handles[0], [given])
+            for index in range(2):
+                client.register_system_shared_memory(f"r{index}", f"/trims_test_{port}_{index}", 64)
+            told = client.get_system_shared_memory_status()
+            assert len(told if isinstance(told, list) else told.regions) == 2, told
+            inputs = [module.InferInput("x", [2], "FP64")]
+            inputs[0].set_shared_memory("r0", 16)
+            output = module.InferRequestedOutput("y")
+            output.set_shared_memory("r1", 16, 8)
+            told = client.infer("m", inputs, outputs=[output]).get_output("y")
+            placed = (told if isinstance(told, dict) else {"parameters": told.parameters})["parameters"]
+            assert {"shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"} == set(placed), placed
+            assert shm.get_contents_as_numpy(handles[1], np.float64, [2], 8).tolist() == [2.0, 4.0]
+            mixed = client.infer("m", inputs)
+            assert mixed.as_numpy("y").tolist() == [2.0, 4.0]
+            output.set_shared_memory("r1", 8)
+            words = "has 16 bytes; its place in shared memory has 8"
+            _refused(partial(client.infer, "m", inputs, outputs=[output]), words)
+            client.unregister_system_shared_memory("r0")
+            client.unregister_system_shared_memory()
+    finally:
+        for handle in handles:
+            shm.destroy_shared_memory_region(handle)
+
+
+def check_http_shared_memory(port: str) -> None:
+    _check_shared_memory(http, port)
+
+
+def check_grpc_shared_memory(port: str) -> None:
+    _check_shared_memory(grpc, port)
 
 
 if __name__ == "__main__":

@@ -89,6 +89,12 @@ class NotSupportedError(CallerError):
     code = "not_supported"
 
 
+class NotOfferedError(NotSupportedError):
+    """An extension of the inference protocol that the endpoint does not offer; the message names the extension."""
+
+    code = "not_offered"
+
+
 class NotInPlaceError(NotSupportedError):
     """The artifact's own files cannot be served as they are: it must be converted. Open it without a place."""
 

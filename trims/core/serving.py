@@ -51,6 +51,10 @@ class TensorType:
         )
 
 
+#: Levels of priority of one model.
+MOST_LEVELS = 64
+
+
 @dataclass(frozen=True, slots=True)
 class PredictorSettings:
     """How processes answer with a model.
@@ -69,6 +73,8 @@ class PredictorSettings:
         hot: How many predictors have loaded the model ahead of need; None: as its demand has it.
         name: Of a predictor that a package has installed as an entry point of the group `trims.predictors`.
         function: `package.module:function`, called with the weights and the inputs of each request.
+        priority_levels: How many levels of priority requests may name, 1 for the first; 0: none.
+        default_priority_level: The level of a request that names none.
     """
 
     call: str = ""
@@ -83,6 +89,8 @@ class PredictorSettings:
     name: str = ""
     function: str = ""
     hot: int | None = None
+    priority_levels: int = 0
+    default_priority_level: int = 0
 
 
 def parse_predictor(raw: object, name: str) -> PredictorSettings:
@@ -90,6 +98,7 @@ def parse_predictor(raw: object, name: str) -> PredictorSettings:
     if raw is None:
         return PredictorSettings()
     fields = Fields(raw, f"{name}: predictor")
+    levels = fields.count("priority_levels", 0, most=MOST_LEVELS)
     settings = PredictorSettings(
         call=fields.text("call", "", pattern=CALL, hint="package.module:Class"),
         name=fields.text("name", "", pattern=_PLUGIN, hint="the name of an entry point of trims.predictors"),
@@ -100,6 +109,10 @@ def parse_predictor(raw: object, name: str) -> PredictorSettings:
         threads=fields.count("threads", 0, most=1024),
         max_batch_size=fields.count("max_batch_size", 0),
         batch_delay_s=fields.seconds("batch_delay_s") or 0.0,
+        priority_levels=levels,
+        default_priority_level=fields.count(
+            "default_priority_level", (levels + 1) // 2, least=min(levels, 1), most=levels
+        ),
         keep_alive_s=fields.seconds("keep_alive_s"),
         deadline_s=fields.seconds("deadline_s"),
         hot=None if (hot := fields.count("hot", -1, most=64)) < 0 else hot,

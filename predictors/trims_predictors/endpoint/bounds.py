@@ -10,6 +10,8 @@ MOST_TENSORS = 1024
 MOST_PARAMETERS = 256
 #: Letters in the name of an input or output, as in a manifest (`trims.core.serving.TENSOR`).
 MOST_NAME_LETTERS = 256
+#: Largest values of one output that a request may ask for as texts, and texts of one answer.
+MOST_CLASSES, MOST_CLASS_TEXTS = 100_000, 1_000_000
 
 
 def check_count(what: str, count: int, most: int) -> None:

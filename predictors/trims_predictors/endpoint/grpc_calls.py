@@ -19,6 +19,7 @@ from trims.core.errors import BusyError, TrimsError
 from trims.wire.status import status_of
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.callers import Callers, UnknownCallerError
+from trims_predictors.endpoint.extensions import why_no_method
 from trims_predictors.endpoint.grpc_wire import not_protobuf
 from trims_predictors.endpoint.json_text import SMALL_BYTES
 from trims_predictors.endpoint.status import RETRY_AFTER_S
@@ -64,7 +65,7 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         """See grpc.aio.ServerInterceptor."""
         handler = await continuation(details)
         if handler is None:
-            return None
+            return _refusing(grpc.StatusCode.UNIMPLEMENTED, why_no_method(details.method))
         if not details.method.endswith(_OPEN_METHODS):
             if not self._admits(details):
                 return _refusing(grpc.StatusCode.UNAUTHENTICATED, _NEEDS_TOKEN)

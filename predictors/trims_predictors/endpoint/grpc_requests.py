@@ -12,12 +12,14 @@ from trims.core.serving import MOST_DIMENSIONS
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint.bounds import MOST_PARAMETERS, MOST_TENSORS, check_count, check_name_length
 from trims_predictors.endpoint.grpc_wire import Received, not_protobuf
-from trims_predictors.endpoint.requests import InferRequest, told, wanted_outputs
+from trims_predictors.endpoint.infer_request import InferRequest, make_request
+from trims_predictors.endpoint.requests import told
 from trims_predictors.tensors import Tensor, cast, join_bytes, nbytes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from trims_predictors.endpoint.outputs import Output
     from trims_predictors.records import Answer
 
 #: Data type -> the list of a tensor's contents that has its elements; FP16 and BF16 travel as raw bytes only.
@@ -43,18 +45,23 @@ def parse_request(message: Any, received: Received | None = None) -> InferReques
     """
     apart = received or Received(message, message.raw_input_contents, {})
     _check_bounds(message)
-    raw = apart.raw
-    if raw and len(raw) != len(message.inputs):
+    of_inputs = [parameters(each.parameters) for each in message.inputs]
+    brought = [index for index, each in enumerate(of_inputs) if each.get("shared_memory_region") is None]
+    if apart.raw and len(apart.raw) != len(brought):
         raise CallerError(
-            f"the request has {len(message.inputs)} inputs and raw_input_contents for {len(raw)}; bring them for all "
-            "inputs or for none"
+            f"the request has {len(brought)} inputs and raw_input_contents for {len(apart.raw)}; bring them for all "
+            "inputs that do not lie in shared memory, or for none"
         )
+    raw = dict(zip(brought, apart.raw, strict=False))
     inputs = [
-        _input(each, raw[index] if raw else None, large=index in apart.contents)
+        _input(each, raw.get(index), large=index in apart.contents)
+        if of_inputs[index].get("shared_memory_region") is None
+        else _in_shared_memory(each, large=index in apart.contents)
         for index, each in enumerate(message.inputs)
     ]
-    wanted = wanted_outputs((each.name, parameters(each.parameters)) for each in message.outputs)
-    return InferRequest(inputs, message.id or None, parameters(message.parameters), wanted)
+    wanted = [(each.name, parameters(each.parameters)) for each in message.outputs]
+    given = parameters(message.parameters)
+    return make_request(inputs, message.id or None, given, of_inputs, wanted, http=False)
 
 
 def _check_bounds(message: Any) -> None:
@@ -86,6 +93,14 @@ def _input(message: Any, raw: bytes | memoryview | None, *, large: bool) -> Tens
     return Tensor(name, dtype, shape, b"" if large else _packed(name, dtype, message.contents))
 
 
+def _in_shared_memory(message: Any, *, large: bool) -> Tensor:
+    name, dtype, shape = message.name, message.datatype, tuple(message.shape)
+    nbytes_of(name, dtype, shape)
+    if large or message.HasField("contents"):
+        raise CallerError(f"the input {name!r} lies in shared memory and brings contents as well; leave one out")
+    return Tensor(name, dtype, shape, b"")
+
+
 def pack_contents(name: str, dtype: str, data: bytes) -> bytes:
     """The data of a tensor from its `contents`, an InferTensorContents as bytes. Raises CallerError."""
     contents = pb.InferTensorContents()
@@ -108,14 +123,18 @@ def _packed(name: str, dtype: str, contents: Any) -> bytes:
     return cast(name, dtype, np.fromiter(elements, _ELEMENTS[_CONTENTS[dtype]], len(elements))).tobytes()
 
 
-def write_answer(request: InferRequest, answer: Answer, model: str, version: str) -> Any:
-    """A ModelInferResponse with raw contents. Raises CallerError for an output that the model does not have."""
+def write_answer(request: InferRequest, answer: Answer, model: str, version: str, outputs: Sequence[Output]) -> Any:
+    """A ModelInferResponse with the raw contents of these outputs; those in shared memory have empty ones."""
     made = pb.ModelInferResponse(model_name=model, model_version=version, id=request.id or "")
     for name, value in told(answer).items():
         _set(made.parameters[name], value)
-    for tensor in request.chosen(answer.outputs):
-        made.outputs.add(name=tensor.name, datatype=tensor.dtype, shape=tensor.shape)
-        made.raw_output_contents.append(bytes(tensor.data))
+    for output in outputs:
+        tensor = output.tensor
+        added = made.outputs.add(name=tensor.name, datatype=tensor.dtype, shape=tensor.shape)
+        if output.shared is not None:
+            for name, value in output.shared.told(tensor.nbytes).items():
+                _set(added.parameters[name], value)
+        made.raw_output_contents.append(b"" if output.shared is not None else bytes(tensor.data))
     return made
 
 

@@ -93,17 +93,10 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             tenant = caller()
             whose = "" if tenant is None else tenant.name
             await self._workers.pack(whose, asked.inputs, received.contents)
+            await service.shared_memory.fill(asked)
             await self._workers.check(whose, asked.inputs)
-            plan, answer = await service.infer(
-                model,
-                request.model_version,
-                asked.inputs,
-                place=asked.place,
-                queue_deadline_s=asked.number("deadline"),
-                keep_alive_s=asked.number("keep_alive"),
-                span=span,
-            )
-            written = write_answer(asked, answer, plan.model, plan.version)
+            plan, answer, outputs = await service.infer(model, request.model_version, asked, span=span)
+            written = write_answer(asked, answer, plan.model, plan.version, outputs)
             counting.answer = answer
             return written
 
@@ -118,14 +111,15 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelConfig(self, request: Any, context: Any) -> Any:
         """What load generators ask before they begin."""
         told = await self._service.configuration(request.name, request.version)
-        told.pop("instance_group")
+        for name in ("instance_group", "dynamic_batching"):  # not in our part of the protocol
+            told.pop(name, None)
         return pb.ModelConfigResponse(config=pb.ModelConfig(**told))
 
     async def ModelStatistics(self, request: Any, context: Any) -> Any:
         """What was counted of a model, or of all."""
         answer = pb.ModelStatisticsResponse()
         for told in await self._service.statistics(request.name, request.version):
-            fields = {name: value for name, value in told.items() if name not in ("batch_stats", "cold_count")}
+            fields = {name: value for name, value in told.items() if name != "cold_count"}
             answer.model_stats.add(**fields)
         return answer
 
@@ -139,6 +133,23 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             raise CallerError("a model is loaded as its manifest says; register it again with `trims add --replace`")
         await self._service.load(request.model_name)
         return pb.RepositoryModelLoadResponse()
+
+    async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        """The caller's regions of shared memory."""
+        answer = pb.SystemSharedMemoryStatusResponse()
+        for told in self._service.shared_memory.status(request.name):
+            answer.regions[told["name"]].CopyFrom(pb.SystemSharedMemoryStatusResponse.RegionStatus(**told))
+        return answer
+
+    async def SystemSharedMemoryRegister(self, request: Any, context: Any) -> Any:
+        """Register a region."""
+        await self._service.shared_memory.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        """Forget one region, or all of the caller."""
+        self._service.shared_memory.unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
         """Free a model's weights and end its predictors."""

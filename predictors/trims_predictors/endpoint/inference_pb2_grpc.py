@@ -74,6 +74,21 @@ class GRPCInferenceServiceStub(object):
                 request_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.RepositoryModelUnloadRequest.SerializeToString,
                 response_deserializer=trims__predictors_dot_endpoint_dot_inference__pb2.RepositoryModelUnloadResponse.FromString,
                 )
+        self.SystemSharedMemoryStatus = channel.unary_unary(
+                '/inference.GRPCInferenceService/SystemSharedMemoryStatus',
+                request_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryStatusRequest.SerializeToString,
+                response_deserializer=trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryStatusResponse.FromString,
+                )
+        self.SystemSharedMemoryRegister = channel.unary_unary(
+                '/inference.GRPCInferenceService/SystemSharedMemoryRegister',
+                request_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryRegisterRequest.SerializeToString,
+                response_deserializer=trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryRegisterResponse.FromString,
+                )
+        self.SystemSharedMemoryUnregister = channel.unary_unary(
+                '/inference.GRPCInferenceService/SystemSharedMemoryUnregister',
+                request_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryUnregisterRequest.SerializeToString,
+                response_deserializer=trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryUnregisterResponse.FromString,
+                )
 
 
 class GRPCInferenceServiceServicer(object):
@@ -152,6 +167,24 @@ class GRPCInferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SystemSharedMemoryStatus(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SystemSharedMemoryRegister(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SystemSharedMemoryUnregister(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GRPCInferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -214,6 +247,21 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.RepositoryModelUnload,
                     request_deserializer=trims__predictors_dot_endpoint_dot_inference__pb2.RepositoryModelUnloadRequest.FromString,
                     response_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.RepositoryModelUnloadResponse.SerializeToString,
+            ),
+            'SystemSharedMemoryStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.SystemSharedMemoryStatus,
+                    request_deserializer=trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryStatusRequest.FromString,
+                    response_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryStatusResponse.SerializeToString,
+            ),
+            'SystemSharedMemoryRegister': grpc.unary_unary_rpc_method_handler(
+                    servicer.SystemSharedMemoryRegister,
+                    request_deserializer=trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryRegisterRequest.FromString,
+                    response_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryRegisterResponse.SerializeToString,
+            ),
+            'SystemSharedMemoryUnregister': grpc.unary_unary_rpc_method_handler(
+                    servicer.SystemSharedMemoryUnregister,
+                    request_deserializer=trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryUnregisterRequest.FromString,
+                    response_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryUnregisterResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -426,5 +474,56 @@ class GRPCInferenceService(object):
         return grpc.experimental.unary_unary(request, target, '/inference.GRPCInferenceService/RepositoryModelUnload',
             trims__predictors_dot_endpoint_dot_inference__pb2.RepositoryModelUnloadRequest.SerializeToString,
             trims__predictors_dot_endpoint_dot_inference__pb2.RepositoryModelUnloadResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def SystemSharedMemoryStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/inference.GRPCInferenceService/SystemSharedMemoryStatus',
+            trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryStatusRequest.SerializeToString,
+            trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryStatusResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def SystemSharedMemoryRegister(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/inference.GRPCInferenceService/SystemSharedMemoryRegister',
+            trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryRegisterRequest.SerializeToString,
+            trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryRegisterResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def SystemSharedMemoryUnregister(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/inference.GRPCInferenceService/SystemSharedMemoryUnregister',
+            trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryUnregisterRequest.SerializeToString,
+            trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryUnregisterResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -17,12 +17,13 @@ from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.json_process import JsonProcess, TooMuchWorkError
 from trims_predictors.endpoint.json_text import SMALL_BYTES
 from trims_predictors.endpoint.large_json import COUNT, PACK, READ, WRITE
-from trims_predictors.endpoint.requests import InferRequest, json_end, parse_request, parse_shrunk
+from trims_predictors.endpoint.requests import json_end, parse_request, parse_shrunk
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from trims_predictors.endpoint.infer_request import InferRequest
     from trims_predictors.endpoint.json_process import Done
     from trims_predictors.tensors import Tensor
 

@@ -27,6 +27,7 @@ from trims_predictors.endpoint.json_workers import JsonWorkers
 from trims_predictors.endpoint.rest import build_app
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.settings import is_loopback
+from trims_predictors.endpoint.shared_memory import SharedMemory
 from trims_predictors.endpoint.tracing import make_tracing
 from trims_predictors.fleet import Fleet
 from trims_predictors.heap import keep_memory
@@ -67,7 +68,8 @@ async def _serve(settings: EndpointSettings) -> None:
             fleet = Fleet(settings.fleet)
             shelf = None if settings.environments_dir is None else Shelf(settings.environments_dir)
             picker = Picker(settings.environments, shelf)
-            service = Service(daemon, fleet, picker, tracing)
+            shared_memory = SharedMemory(offered=settings.shared_memory, most_bytes=settings.most_body_bytes)
+            service = Service(daemon, fleet, picker, tracing, shared_memory)
             workers = JsonWorkers(settings.most_body_bytes)
             ending = _Ending(fleet, settings.drain_s)
             if settings.tenants and settings.fleet.isolation.level == PROCESS:

@@ -10,7 +10,7 @@ from typing import Any
 
 import trims
 from trims.core.serving import ITEM_BYTES
-from trims_predictors.endpoint.bounds import MOST_TENSORS
+from trims_predictors.endpoint.bounds import MOST_CLASSES, MOST_TENSORS
 
 Json = dict[str, Any]
 
@@ -18,9 +18,20 @@ _TEXT: Json = {"type": "string"}
 _ANY: Json = {"type": "object"}
 _PARAMETERS: Json = {
     "type": "object",
-    "description": "strings, numbers and booleans; unknown ones are ignored",
+    "description": "strings, numbers and booleans",
     "additionalProperties": {"anyOf": [_TEXT, {"type": "number"}, {"type": "boolean"}]},
 }
+_BYTES: Json = {"type": "integer", "minimum": 0}
+_OF_SHARED: Json = {
+    "shared_memory_region": _TEXT, "shared_memory_offset": _BYTES, "shared_memory_byte_size": _BYTES,
+}  # fmt: skip
+
+
+def _parameters(**properties: Json) -> Json:
+    """Parameters of a request: any other is refused."""
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
 _DATATYPE: Json = {"type": "string", "enum": list(ITEM_BYTES)}
 _DATA: Json = {"type": "array", "description": "values in row-major order, nested or flat", "items": {}}
 
@@ -51,9 +62,18 @@ _INPUT = _object(
     datatype=_DATATYPE,
     shape=_SHAPE,
     data=_DATA,
-    parameters=_PARAMETERS,
+    parameters=_parameters(binary_data_size=_BYTES, **_OF_SHARED),
 )
-_WANTED = _object(required=("name",), name={"type": "string", "minLength": 1}, parameters=_PARAMETERS)
+_OUTPUT: Json = {**_INPUT, "properties": {**_INPUT["properties"], "parameters": _PARAMETERS}}
+_WANTED = _object(
+    required=("name",),
+    name={"type": "string", "minLength": 1},
+    parameters=_parameters(
+        binary_data={"type": "boolean"},
+        classification={"type": "integer", "minimum": 0, "maximum": MOST_CLASSES},
+        **_OF_SHARED,
+    ),
+)
 _SECONDS: Json = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e9}
 
 SCHEMAS: Json = {
@@ -82,16 +102,24 @@ SCHEMAS: Json = {
         id=_TEXT,
         inputs={**_list(_INPUT), "maxItems": MOST_TENSORS},
         outputs={**_list(_WANTED), "maxItems": MOST_TENSORS},
-        parameters={**_PARAMETERS, "properties": {"deadline": _SECONDS, "keep_alive": _SECONDS}},
+        parameters=_parameters(
+            deadline=_SECONDS, keep_alive=_SECONDS, place=_TEXT, priority=_BYTES,
+            binary_data_output={"type": "boolean"},
+            timeout={**_BYTES, "description": "microseconds; 0: none"},
+            triton_enable_empty_final_response={"type": "boolean"},
+        ),
     ),
     "InferAnswer": _object(
         required=("model_name", "outputs"),
-        model_name=_TEXT, model_version=_TEXT, id=_TEXT, parameters=_PARAMETERS, outputs=_list(_INPUT),
+        model_name=_TEXT, model_version=_TEXT, id=_TEXT, parameters=_PARAMETERS, outputs=_list(_OUTPUT),
     ),
     "Index": _list(_object(required=("name", "state"), name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT)),
     "IndexRequest": _object(ready={"type": ["boolean", "null"]}),
     "LoadRequest": _object(parameters={"type": ["object", "null"], "maxProperties": 0}),
     "UnloadRequest": _object(parameters={"type": ["object", "null"]}),
+    "Regions": _list(_object(required=("name", "key", "offset", "byte_size"), name=_TEXT, key=_TEXT, offset=_BYTES,
+                             byte_size=_BYTES)),
+    "RegisterRequest": _object(required=("key", "byte_size"), key=_TEXT, offset=_BYTES, byte_size=_BYTES),
     "Nothing": {"type": "object", "maxProperties": 0},
     "Overview": _object(
         required=("version", "daemon", "places", "models", "spares", "templates"),
@@ -132,7 +160,9 @@ def document(*, token: bool) -> Json:
     made: Json = {
         "openapi": "3.1.0",
         "info": {"title": "trims inference endpoint", "version": trims.__version__},
-        "paths": _with_heads({**_server_paths(), **_model_paths(), **_repository_paths(), **_page_paths()}),
+        "paths": _with_heads(
+            {**_server_paths(), **_model_paths(), **_repository_paths(), **_shared_memory_paths(), **_page_paths()}
+        ),
         "components": {"schemas": SCHEMAS},
     }
     if token:
@@ -234,6 +264,21 @@ def _repository_paths() -> Json:
         "/v2/repository/index": {"post": _operation("All models with their state", "Index", _OF_BODY, "IndexRequest")},
         "/v2/repository/models/{model}/load": _with_names({"post": load}),
         "/v2/repository/models/{model}/unload": _with_names({"post": unload}),
+    }
+
+
+def _shared_memory_paths() -> Json:
+    """Of the extension system_shared_memory, which the flag --shared-memory switches on."""
+    status = _operation("Regions of the caller", "Regions", _OF_BODY)
+    register = _operation("Register a region of shared memory", "Nothing", _OF_BODY, "RegisterRequest", required=True)
+    unregister = _operation("Forget a region, or all of the caller", "Nothing", _OF_BODY, "UnloadRequest")
+    base, names = "/v2/systemsharedmemory", [_variable("name")]
+    return {
+        f"{base}/status": {"get": status},
+        f"{base}/region/{{name}}/status": {"get": {**status, "parameters": names}},
+        f"{base}/region/{{name}}/register": {"post": {**register, "parameters": names}},
+        f"{base}/unregister": {"post": unregister},
+        f"{base}/region/{{name}}/unregister": {"post": {**unregister, "parameters": names}},
     }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError
 from trims.core.serving import ANY
-from trims_predictors.endpoint.requests import InferRequest
+from trims_predictors.endpoint.infer_request import InferRequest
 from trims_predictors.tensors import Tensor, nbytes_of
 
 if TYPE_CHECKING:

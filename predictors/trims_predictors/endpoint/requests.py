@@ -7,13 +7,12 @@ Everything in a request is checked here; a claim about sizes is held against wha
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
-from trims.core.place import ANYWHERE, Place
 from trims.core.serving import MOST_DIMENSIONS
 from trims_predictors.endpoint.bounds import MOST_PARAMETERS, MOST_TENSORS, check_count, check_name_length
+from trims_predictors.endpoint.infer_request import InferRequest, Parameters, make_request, shared_range
 from trims_predictors.endpoint.json_numbers import flat, numbers
 from trims_predictors.endpoint.json_text import SMALL_BYTES, load_json
 from trims_predictors.tensors import Tensor, from_array, join_bytes, nbytes_of, numpy_dtype, split_bytes
@@ -21,58 +20,12 @@ from trims_predictors.tensors import Tensor, from_array, join_bytes, nbytes_of, 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from trims_predictors.endpoint.outputs import Output
     from trims_predictors.records import Answer
 
 #: In requests and answers, the length of the JSON before the binary tensors.
 HEADER_LENGTH = "inference-header-content-length"
-Parameters = dict[str, Any]
 _MOST_DIGITS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class InferRequest:
-    """One request, checked.
-
-    Attributes:
-        inputs: Its tensors.
-        id: Comes back in the answer.
-        parameters: Of the whole request.
-        wanted: Outputs that are asked for, with their parameters; None for all.
-    """
-
-    inputs: list[Tensor]
-    id: str | None = None
-    parameters: Parameters = field(default_factory=dict)
-    wanted: dict[str, Parameters] | None = None
-
-    @property
-    def place(self) -> str | None:
-        """Where its model's weights are to be; None for what the manifest says. Raises CallerError for no place."""
-        value = self.parameters.get("place")
-        if value is None or value == ANYWHERE:
-            return value
-        if not isinstance(value, str):
-            raise CallerError(f"the parameter 'place' is {value!r:.80}; it must be text, such as 'cpu'")
-        return str(Place.parse(value))
-
-    def number(self, name: str) -> float | None:
-        """A parameter that is a number of seconds from 0 up; None if it is not there. Raises CallerError."""
-        value = self.parameters.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
-            raise CallerError(f"the parameter {name!r} is {value!r}; it must be seconds, from 0 to less than 1e9")
-        return float(value)
-
-    def chosen(self, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Those of an answer's outputs that are wanted. Raises CallerError for one that is not there."""
-        if self.wanted is None:
-            return outputs
-        by_name = {tensor.name: tensor for tensor in outputs}
-        for name in self.wanted:
-            if name not in by_name:
-                raise CallerError(f"the model has no output {name!r}; it has {', '.join(by_name) or 'none'}")
-        return [by_name[name] for name in self.wanted]
 
 
 def parse_request(body: memoryview, header_length: str | None) -> InferRequest:
@@ -93,7 +46,8 @@ def shrink(text: bytes) -> tuple[bytes, list[int | None], list[bytes | memoryvie
     sizes: list[int | None] = []
     blobs = []
     for each in _tensors(message, "inputs"):
-        if _parameters(_object(each, "an input"), "an input").get("binary_data_size") is None:
+        given = _parameters(_object(each, "an input"), "an input")
+        if given.get("binary_data_size") is None and given.get("shared_memory_region") is None:
             tensor, _ = _input(each, memoryview(b""))
             blobs.append(tensor.data)
             sizes.append(tensor.nbytes)
@@ -131,7 +85,9 @@ def parse_shrunk(text: bytes, sizes: Sequence[int | None], data: memoryview, res
 
 
 def _request(message: Mapping[str, Any], inputs: list[Tensor]) -> InferRequest:
-    return InferRequest(inputs, _id(message), _parameters(message, "the request"), _wanted(message))
+    of_inputs = [_parameters(each, "an input") for each in message["inputs"]]
+    parameters = _parameters(message, "the request")
+    return make_request(inputs, _id(message), parameters, of_inputs, _wanted(message), http=True)
 
 
 def parse_answer(body: memoryview, header_length: str | None) -> tuple[dict[str, Any], list[Tensor]]:
@@ -208,26 +164,14 @@ def _parameters(message: Mapping[str, Any], where: str) -> Parameters:
     return found
 
 
-def _wanted(message: Mapping[str, Any]) -> dict[str, Parameters] | None:
+def _wanted(message: Mapping[str, Any]) -> list[tuple[str, Parameters]]:
+    """Names and parameters of the outputs that a request asks for."""
     if message.get("outputs") is None:
-        return None
+        return []
     listed = _list(message, "outputs", "the request")
     check_count("requested outputs", len(listed), MOST_TENSORS)
     wanted = [_object(each, "a requested output") for each in listed]
-    return wanted_outputs(
-        (_text(each, "name", "a requested output"), _parameters(each, "an output")) for each in wanted
-    )
-
-
-def wanted_outputs(named: Iterable[tuple[str, Parameters]]) -> dict[str, Parameters] | None:
-    """Requested outputs by name, with their parameters; None for none. Raises CallerError for one that comes twice."""
-    found: dict[str, Parameters] = {}
-    for name, parameters in named:
-        if name in found:
-            raise CallerError(f"the request asks for the output {name!r:.80} twice; ask once")
-        check_name_length(name, "a requested output")
-        found[name] = parameters
-    return found or None
+    return [(_text(each, "name", "a requested output"), _parameters(each, "an output")) for each in wanted]
 
 
 def _input(message: dict[str, Any], rest: memoryview) -> tuple[Tensor, memoryview]:
@@ -237,7 +181,12 @@ def _input(message: dict[str, Any], rest: memoryview) -> tuple[Tensor, memoryvie
     dtype = _text(message, "datatype", f"the input {name!r}")
     shape = _shape(message, name)
     expected = nbytes_of(name, dtype, shape)
-    size = _parameters(message, f"the input {name!r}").get("binary_data_size")
+    parameters = _parameters(message, f"the input {name!r}")
+    size = parameters.get("binary_data_size")
+    if shared_range(parameters, f"the input {name!r}") is not None:
+        if "data" in message or size is not None:
+            raise CallerError(f"the input {name!r} lies in shared memory and brings data as well; leave one out")
+        return Tensor(name, dtype, tuple(shape), b""), rest
     if size is None:
         return _from_json(name, dtype, shape, message.get("data")), rest
     empty = (
@@ -288,37 +237,12 @@ def _check_count(name: str, given: int, expected: int, shape: Sequence[int]) -> 
         raise CallerError(f"the 'data' of the input {name!r} has {given} values; the shape {list(shape)} {expected}")
 
 
-def shown(request: InferRequest, answer: Answer, *, binary: bool) -> list[tuple[Tensor, bool]]:
-    """The outputs that an answer has, and whether each is binary.
-
-    Args:
-        request: What was asked.
-        answer: What came of it.
-        binary: Whether outputs are binary unless the request says otherwise.
-
-    Raises CallerError if an output was asked for that the model does not have.
-    """
-    binary = _flag(request.parameters, "binary_data_output", "the request", otherwise=binary)
-    wanted = request.wanted or {}
-    return [
-        (each, _flag(wanted.get(each.name, {}), "binary_data", f"the output {each.name!r}", otherwise=binary))
-        for each in request.chosen(answer.outputs)
-    ]
-
-
-def _flag(parameters: Parameters, name: str, where: str, *, otherwise: bool) -> bool:
-    value = parameters.get(name, otherwise)
-    if not isinstance(value, bool):
-        raise CallerError(f"the parameter {name!r} of {where} is {value!r:.40}; it must be true or false")
-    return value
-
-
 def write_answer(
     request: InferRequest,
     answer: Answer,
     model: str,
     version: str,
-    outputs: Sequence[tuple[Tensor, bool]],
+    outputs: Sequence[Output],
     *,
     written: Iterable[memoryview] | None = None,
 ) -> tuple[list[bytes | memoryview], int | None]:
@@ -329,7 +253,7 @@ def write_answer(
         answer: What came of it.
         model: Its name.
         version: Its version.
-        outputs: What `shown` has told.
+        outputs: What is sent of it.
         written: The values of those that are not binary, as JSON; None to write them here.
 
     Returns:
@@ -342,16 +266,19 @@ def write_answer(
         message["id"] = request.id
     parts: list[bytes | memoryview] = [_dump({**message, "parameters": told(answer)})[:-1], b',"outputs":[']
     texts = None if written is None else iter(written)
-    for index, (tensor, binary) in enumerate(outputs):
+    for index, output in enumerate(outputs):
+        tensor = output.tensor
         described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.dtype, "shape": list(tensor.shape)}
-        if binary:
+        if output.shared is not None:
+            described["parameters"] = output.shared.told(tensor.nbytes)
+        elif output.binary:
             described["parameters"] = {"binary_data_size": tensor.nbytes}
         parts.append((b"," if index else b"") + _dump(described)[:-1])
-        if not binary:
+        if output.in_json:
             parts += [b',"data":', next(texts) if texts is not None else _dump(to_json(tensor))]
         parts.append(b"}")
     parts.append(b"]}")
-    blobs = [tensor.data for tensor, binary in outputs if binary]
+    blobs = [each.tensor.data for each in outputs if each.binary and each.shared is None]
     return [*parts, *blobs], sum(map(len, parts)) if blobs else None
 
 

@@ -21,6 +21,7 @@ import trims
 from trims.core.errors import BusyError, CallerError, TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError, coding_for, pack, packs, read_body, read_object
 from trims_predictors.endpoint.callers import Callers, UnknownCallerError, caller, may_ask_for
+from trims_predictors.endpoint.extensions import extension_of_path, not_offered
 from trims_predictors.endpoint.hang_ups import unless_gone
 from trims_predictors.endpoint.json_text import SMALL_BYTES
 from trims_predictors.endpoint.json_workers import JsonWorkers
@@ -29,7 +30,7 @@ from trims_predictors.endpoint.openapi import document, is_open
 from trims_predictors.endpoint.outcomes import GONE
 from trims_predictors.endpoint.page_routes import add_page_routes
 from trims_predictors.endpoint.raw_requests import NO_JSON, raw_request
-from trims_predictors.endpoint.requests import HEADER_LENGTH, shown, write_answer
+from trims_predictors.endpoint.requests import HEADER_LENGTH, write_answer
 from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
 from trims_predictors.endpoint.tracing import http_span
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
@@ -51,6 +52,11 @@ _LARGE_BYTES = 256 << 10
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 #: Methods that change nothing. Only these are taken from a browser that says another site's page is behind them.
 _ONLY_READS = ("GET", "HEAD", "OPTIONS")
+#: What Starlette's own refusals become.
+_WORDS = {
+    404: "there is nothing at {path}; GET /openapi.json lists what is there",
+    405: "{method} is not taken at {path}; the header Allow says what is",
+}
 #: What a browser says (Sec-Fetch-Site) of requests of the endpoint's own page, and of those that no page has made.
 _OWN_PAGE = ("same-origin", "none")
 
@@ -156,6 +162,7 @@ def _router(service: Service, most_body_bytes: int, workers: JsonWorkers) -> API
     _add_server_routes(router, service)
     _add_model_routes(router, service)
     _add_repository_routes(router, service, most_body_bytes)
+    _add_shared_memory_routes(router, service, most_body_bytes)
     add_page_routes(router, service, most_body_bytes)
     return router
 
@@ -265,17 +272,10 @@ async def _infer(
         await workers.check(whose, asked.inputs)
     else:
         asked = await workers.parse(whose, body, header_length)
-    plan, answer = await service.infer(
-        model,
-        version,
-        asked.inputs,
-        place=asked.place,
-        queue_deadline_s=asked.number("deadline"),
-        keep_alive_s=asked.number("keep_alive"),
-        span=span,
-    )
-    outputs = shown(asked, answer, binary=raw)
-    texts = await workers.write(whose, [tensor for tensor, is_binary in outputs if not is_binary])
+    if await service.shared_memory.fill(asked):
+        await workers.check(whose, asked.inputs)
+    plan, answer, outputs = await service.infer(model, version, asked, binary=raw, span=span)
+    texts = await workers.write(whose, [each.tensor for each in outputs if each.in_json])
     parts, json_length = write_answer(asked, answer, plan.model, plan.version, outputs, written=texts)
     counting.answer = answer
     return await _response(parts, json_length, accepted)
@@ -338,6 +338,34 @@ def _add_repository_routes(router: APIRouter, service: Service, most_body_bytes:
         return {}
 
 
+def _add_shared_memory_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
+    """Routes of Triton's `extension_shared_memory.md`."""
+
+    @router.get("/v2/systemsharedmemory/status")
+    @router.get("/v2/systemsharedmemory/region/{name}/status")
+    async def status(name: str = "") -> list[dict[str, Any]]:
+        return service.shared_memory.status(name)
+
+    @router.post("/v2/systemsharedmemory/region/{name}/register")
+    async def register(request: Request, name: str) -> dict[str, Any]:
+        message = await read_object(request, most_body_bytes)
+        key, offset, nbytes = (message.get(field, 0) for field in ("key", "offset", "byte_size"))
+        if not isinstance(key, str):
+            raise CallerError(f"'key' must be the name of a shared memory object, not {key!r:.80}")
+        for what, value in (("offset", offset), ("byte_size", nbytes)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise CallerError(f"{what!r} must be a whole number of bytes, not {value!r:.80}")
+        await service.shared_memory.register(name, key, offset, nbytes)
+        return {}
+
+    @router.post("/v2/systemsharedmemory/unregister")
+    @router.post("/v2/systemsharedmemory/region/{name}/unregister")
+    async def unregister(request: Request, name: str = "") -> dict[str, Any]:
+        await read_object(request, most_body_bytes)
+        service.shared_memory.unregister(name)
+        return {}
+
+
 def _error(status: int, message: str) -> JSONResponse:
     return JSONResponse({"error": message}, status)
 
@@ -370,6 +398,12 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405 and request.method == "OPTIONS":  # it asks which methods there are
         return Response(headers=error.headers)
-    made = _error(error.status_code, str(error.detail))
+    path = request.scope["path"]
+    extension = extension_of_path(path) if error.status_code == 404 else None
+    if extension is not None:
+        return await _trims_error(request, not_offered(extension))
+    made = _error(error.status_code, _WORDS.get(error.status_code, "{detail}").format(
+        detail=error.detail, path=f"{path!r:.200}", method=request.method
+    ))  # fmt: skip
     made.headers.update(error.headers or {})
     return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trims
 from trims.core.errors import ModelNotFoundError, TrimsError
@@ -12,7 +12,9 @@ from trims_predictors.endpoint.callers import caller, require_operator
 from trims_predictors.endpoint.daemon_figures import DaemonFigures, figures
 from trims_predictors.endpoint.loads import Loads
 from trims_predictors.endpoint.metrics import Metrics
+from trims_predictors.endpoint.outputs import Output, arrange
 from trims_predictors.endpoint.overview import Overview
+from trims_predictors.endpoint.shared_memory import SharedMemory
 from trims_predictors.endpoint.statistics import ModelStatistics
 from trims_predictors.plans import Plans
 
@@ -22,14 +24,30 @@ if TYPE_CHECKING:
     from trims.control import AsyncAdmin, Evicted, Model, Replica
     from trims.core.serving import TensorType
     from trims.formats.picking import Picker
+    from trims_predictors.endpoint.infer_request import InferRequest
     from trims_predictors.endpoint.otlp import RequestSpan, Tracing
     from trims_predictors.fleet import Fleet
     from trims_predictors.records import Answer, Plan
-    from trims_predictors.tensors import Tensor
 
 #: Between two questions where the daemon has its files: another one may have been started.
 _HIDE_AGAIN_S = 30.0
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+EXTENSIONS = (
+    "binary_tensor_data", "classification", "model_configuration", "model_repository", "schedule_policy", "statistics",
+)  # fmt: skip
+
+
+class Answered(NamedTuple):
+    """What came of a request.
+
+    Attributes:
+        plan: Of the model that answered.
+        answer: Its answer.
+        outputs: What is sent of that.
+    """
+
+    plan: Plan
+    answer: Answer
+    outputs: list[Output]
 
 
 class Service:
@@ -40,9 +58,17 @@ class Service:
         fleet: Answers.
         picker: Says which environment a framework runs in.
         tracing: Makes spans of requests; None for none.
+        shared_memory: Regions of callers; None where they are switched off.
     """
 
-    def __init__(self, daemon: AsyncAdmin, fleet: Fleet, picker: Picker, tracing: Tracing | None = None) -> None:
+    def __init__(
+        self,
+        daemon: AsyncAdmin,
+        fleet: Fleet,
+        picker: Picker,
+        tracing: Tracing | None = None,
+        shared_memory: SharedMemory | None = None,
+    ) -> None:
         self._daemon = daemon
         self._loads = Loads(daemon)
         self.fleet = fleet
@@ -52,14 +78,15 @@ class Service:
         self._figures = DaemonFigures(daemon)
         self._look_again_s = 0.0
         self.metrics = Metrics()
+        self.shared_memory = shared_memory or SharedMemory()
         self.tracing = tracing
         #: What the web page shows.
         self.overview = Overview(daemon, self._trouble)
 
-    @staticmethod
-    def metadata() -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Of the server."""
-        return {"name": "trims", "version": trims.__version__, "extensions": list(EXTENSIONS)}
+        extensions = [*EXTENSIONS, *(["system_shared_memory"] if self.shared_memory.offered else [])]
+        return {"name": "trims", "version": trims.__version__, "extensions": extensions}
 
     async def is_ready(self) -> bool:
         """Whether the daemon answers and takes opens."""
@@ -108,32 +135,35 @@ class Service:
 
     async def close(self) -> None:
         """Let go of the daemon. The fleet is closed by itself."""
+        self.shared_memory.close()
         await self._figures.close()
         await self.overview.close()
 
     async def infer(
-        self,
-        model: str,
-        version: str,
-        tensors: Sequence[Tensor],
-        *,
-        place: str | None = None,
-        queue_deadline_s: float | None = None,
-        keep_alive_s: float | None = None,
-        span: RequestSpan | None = None,
-    ) -> tuple[Plan, Answer]:
+        self, model: str, version: str, asked: InferRequest, *, binary: bool = False, span: RequestSpan | None = None
+    ) -> Answered:
         """Answer one request, count it, and tell its span; see `Fleet.infer`.
 
         Args:
             model: As registered.
             version: Of its manifest; empty for any.
-            tensors: The inputs.
-            place: Where to have the weights; None for what the manifest says.
-            queue_deadline_s: See `Fleet.infer`.
-            keep_alive_s: See `Fleet.infer`.
+            asked: The request; inputs in shared memory have been read.
+            binary: Whether outputs are binary where the request says nothing of them.
             span: Of the request.
+
+        Raises as `Fleet.infer` and `arrange`.
         """
+        plan, answer = await self._infer(model, version, asked, span)
+        outputs = await arrange(
+            asked, answer.outputs, batches=bool(plan.batch), shared_memory=self.shared_memory, binary=binary
+        )
+        return Answered(plan, answer, outputs)
+
+    async def _infer(
+        self, model: str, version: str, asked: InferRequest, span: RequestSpan | None
+    ) -> tuple[Plan, Answer]:
         began = time.perf_counter()
+        tensors, place = asked.inputs, asked.place
         tenant = caller()
         guess = self._plans.guess(model, version)
         if guess is not None and (tenant is None or tenant.may_open(model)):
@@ -147,8 +177,9 @@ class Service:
             answer = await self.fleet.infer(
                 plan,
                 tensors,
-                queue_deadline_s=queue_deadline_s,
-                keep_alive_s=keep_alive_s,
+                queue_deadline_s=asked.queue_deadline_s,
+                keep_alive_s=asked.keep_alive_s,
+                priority=asked.priority,
                 began_s=began,
                 begin_run=None if span is None else span.begin_run,
             )
@@ -190,7 +221,9 @@ class Service:
         plan = await self.plan(model, version)
         inputs, outputs = self.fleet.signatures.of(plan)
         skipped = 1 if plan.batch else 0
+        levels = {"priority_levels": plan.priority_levels, "default_priority_level": plan.default_priority}
         return {
+            **({"dynamic_batching": levels} if plan.priority_levels else {}),
             "name": plan.model,
             "platform": PLATFORMS.get(plan.environment.framework, "trims_python"),
             "backend": plan.environment.framework,

@@ -30,6 +30,7 @@ class EndpointSettings:
         certificate: File for TLS, with the chain.
         private_key: Its key.
         most_body_bytes: Larger requests are refused.
+        shared_memory: Whether clients may register regions of system shared memory.
         environments: Framework -> interpreter, for those that have an environment of their own.
         environments_dir: Where `trims env create` makes environments; None for none.
         preload: Frameworks whose templates start at once.
@@ -46,6 +47,7 @@ class EndpointSettings:
     certificate: Path | None = None
     private_key: Path | None = None
     most_body_bytes: int = 256 << 20
+    shared_memory: bool = False
     environments: Mapping[str, Path] = field(default_factory=dict)
     environments_dir: Path | None = None
     preload: tuple[str, ...] = ()

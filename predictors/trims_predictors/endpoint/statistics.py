@@ -23,12 +23,34 @@ class _Sum:
         return {"count": self.count, "ns": self.ns}
 
 
+#: Parts of a run, and the stages of an answer that they are made of.
+_COMPUTE = {
+    "compute_input": ("input_s", "preprocess_s"),
+    "compute_infer": ("predict_s",),
+    "compute_output": ("postprocess_s", "output_s"),
+}
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Runs of so many rows."""
+
+    runs: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def told(self, rows: int) -> dict[str, Any]:
+        count = round(self.runs)
+        parts = {name: {"count": count, "ns": round(self.seconds.get(name, 0.0) * 1e9)} for name in _COMPUTE}
+        return {"batch_size": rows, **parts}
+
+
 @dataclass(slots=True)
 class ModelStatistics:
     """Of one model since the endpoint began.
 
     Attributes:
         inferences: Rows answered, or requests of models without batches.
+        batches: Runs by the rows that they had.
         runs: Runs of a predictor.
         cold: Requests that a predictor was started for.
     """
@@ -38,19 +60,23 @@ class ModelStatistics:
     cold: int = 0
     last_ms: int = 0
     sums: dict[str, _Sum] = field(default_factory=dict)
+    batches: dict[int, _Batch] = field(default_factory=dict)
 
     def answered(self, answer: Answer, seconds: float) -> None:
         """Count a request and the seconds it took to answer."""
-        self.inferences += 1
+        self.inferences += answer.rows
         self.runs += 1 / answer.batch
         self.cold += answer.cold
         self.last_ms = time.time_ns() // 1_000_000
         self._add("success", seconds)
-        for name, stages in (
-            ("queue", ("queue_s",)), ("compute_input", ("input_s", "preprocess_s")), ("compute_infer", ("predict_s",)),
-            ("compute_output", ("postprocess_s", "output_s")),
-        ):  # fmt: skip
-            self._add(name, sum(answer.stages.get(stage, 0.0) for stage in stages))
+        self._add("queue", answer.stages.get("queue_s", 0.0))
+        parts = {name: sum(answer.stages.get(each, 0.0) for each in stages) for name, stages in _COMPUTE.items()}
+        for name, part_s in parts.items():
+            self._add(name, part_s)
+        batch = self.batches.setdefault(answer.run_rows, _Batch())
+        batch.runs += 1 / answer.batch
+        for name, part_s in parts.items():  # each request of a run reports the whole run
+            batch.seconds[name] = batch.seconds.get(name, 0.0) + part_s / answer.batch
 
     def failed(self, seconds: float) -> None:
         """Count a request that ended in an error."""
@@ -69,6 +95,6 @@ class ModelStatistics:
             "inference_count": self.inferences,
             "execution_count": round(self.runs),
             "inference_stats": {each: self.sums.get(each, _Sum()).told() for each in names},
-            "batch_stats": [],
+            "batch_stats": [batch.told(rows) for rows, batch in sorted(self.batches.items())],
             "cold_count": self.cold,
         }

@@ -499,7 +499,41 @@ def test_requests_run_together_and_each_gets_its_own_rows(daemon: Daemon, checkp
         found = arrays(answer)
         assert found["x"].tolist() == [[rows, rows]] * rows
         assert found["rows"].tolist() == [7] * rows
-        assert answer.batch == 3
+        assert (answer.batch, answer.rows, answer.run_rows) == (3, rows, 7)
+
+
+def test_more_rows_than_a_model_takes_at_once_are_refused(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Rows", "max_batch_size": 4})
+
+    async def work(driver: Driver) -> None:
+        with pytest.raises(CallerError, match=r"the request has 5 rows; 'm' takes 4 at once \(max_batch_size\)"):
+            await driver.ask(x=np.zeros((5, 2)))
+        assert driver.fleet.counters == {}, "nothing was started for it"
+        answer = await driver.ask(x=np.zeros((4, 2)))
+        assert (answer.rows, answer.run_rows) == (4, 4)
+
+    drive(daemon, work)
+
+
+def test_requests_of_a_higher_priority_are_answered_first(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Slow", "priority_levels": 3})
+    x = [from_array("x", np.array([0.0]))]
+
+    async def work(driver: Driver) -> None:
+        plan = await driver.plan()
+        answered: list[int] = []
+
+        async def ask(priority: int) -> None:
+            await driver.fleet.infer(plan, x, priority=priority)
+            answered.append(priority)
+
+        asked = [asyncio.ensure_future(ask(priority)) for priority in (3, 0, 1, 2, 1)]  # 0: the default, which is 2
+        await asyncio.gather(*asked)
+        assert answered == [1, 1, 0, 2, 3]
+        with pytest.raises(CallerError, match="is 4; 'm' has the levels 1 to 3"):
+            await ask(4)
+
+    drive(daemon, work)
 
 
 def test_steps_run_on_requests_that_were_joined_and_each_gets_its_own_rows(

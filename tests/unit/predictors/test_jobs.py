@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import pytest
-from trims_predictors.jobs import Job, model_of, next_batch
+from trims_predictors.jobs import Job, JobQueue, model_of, next_batch
+
+
+def queue_of(*jobs: Job) -> JobQueue:
+    queue = JobQueue()
+    for each in jobs:
+        queue.add(each)
+    return queue
 
 
 def batch(*jobs: Job, rows: int = 4) -> list[int]:
     """Places in the queue of the jobs that run next."""
-    chosen = next_batch(OrderedDict.fromkeys(jobs), rows)
+    chosen = next_batch(queue_of(*jobs), rows)
     return [jobs.index(each) for each in chosen]
 
 
@@ -44,9 +49,25 @@ def test_a_job_of_more_rows_than_a_batch_runs_alone() -> None:
 
 
 def test_two_jobs_of_the_same_content_are_two_jobs() -> None:
-    assert len(OrderedDict.fromkeys([job(), job()])) == 2
+    assert len(queue_of(job(), job())) == 2
 
 
 @pytest.mark.parametrize("line", ["a/b", "m@1", "m@1/blue", "m@x@1/blue"])
 def test_users_know_a_line_by_its_model(line: str) -> None:
     assert model_of(line) == {"a/b": "a/b", "m@1": "m", "m@1/blue": "m", "m@x@1/blue": "m@x"}[line]
+
+
+def test_a_batch_takes_jobs_of_the_first_level_first() -> None:
+    late, first, middle = (Job("m@1", 1, "a", level=level) for level in (3, 1, 2))
+    assert next_batch(queue_of(late, first, middle), 2) == (first, middle)
+
+
+def test_a_queue_knows_what_waits_and_forgets_empty_levels() -> None:
+    queue = queue_of(*(jobs := [Job("m@1", level=level) for level in (2, 1)]))
+    assert (len(queue), list(queue), queue.first()) == (2, jobs[::-1], jobs[1])
+    queue.remove(jobs[1])
+    with pytest.raises(KeyError):
+        queue.remove(jobs[1])
+    assert (jobs[0] in queue, jobs[1] in queue, "text" in queue) == (True, False, False)
+    queue.clear()
+    assert (len(queue), bool(queue), list(queue)) == (0, False, [])

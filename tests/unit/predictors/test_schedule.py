@@ -49,6 +49,22 @@ def test_requests_wait_in_order_while_the_predictor_is_busy() -> None:
     assert schedule.done(predictor) == [Run(predictor, (third,))]
 
 
+def test_jobs_of_a_lower_level_go_first_and_those_of_one_level_in_order() -> None:
+    schedule = Schedule(4)
+    predictor, _ = running(schedule)
+    jobs = [Job("a", level=level) for level in (2, 3, 1, 2, 1)]
+    for job in jobs:
+        schedule.submit(job, ONE)
+    assert schedule.cancel(jobs[2]) == []
+    ran = []
+    for _ in range(4):
+        (step,) = schedule.done(predictor)
+        assert isinstance(step, Run)
+        ran.append(jobs.index(step.jobs[0]))
+    assert ran == [4, 0, 3, 1]
+    schedule.validate()
+
+
 def test_a_line_has_at_most_its_instances() -> None:
     schedule = Schedule(4)
     limits = Limits(instances=2)

@@ -39,6 +39,18 @@ def test_a_large_message_of_a_method_whose_messages_are_small_is_refused(method:
     assert "65536 are the most" in text
 
 
+@pytest.mark.parametrize(
+    ("method", "why"), [("TraceSetting", "the extension trace is not offered"), ("Nonsense", "there is no method")]
+)
+def test_a_method_that_is_not_there_is_refused_with_a_reason(method: str, why: str) -> None:
+    async def work(stub: Any) -> None:
+        await stub.channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"")
+
+    code, text = refusal(StandIn(), work)
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+    assert text.startswith(why)
+
+
 @pytest.mark.parametrize("method", ["ModelReady", "RepositoryIndex", "ServerReady"])
 def test_bytes_that_are_no_protobuf_of_another_method_are_the_caller_s_error(method: str) -> None:
     async def work(stub: Any) -> None:

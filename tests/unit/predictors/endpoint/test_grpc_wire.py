@@ -33,7 +33,6 @@ def random_message(seed: int) -> Any:
             made.raw_input_contents.append(bytes(4 * length))
         elif chance.random() < 0.8:
             each.contents.int_contents.extend(chance.randrange(-9, 1 << 20) for _ in range(length))
-        each.parameters["p"].int64_param = number
     for number in range(chance.randrange(3)):
         made.outputs.add(name=f"y{number}").parameters["classification"].int64_param = 3
     made.parameters["deadline"].double_param = 0.5

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,10 @@ import pytest
 from asgi import Reply, call
 from trims_predictors.endpoint.json_workers import JsonWorkers
 from trims_predictors.endpoint.metrics import Metrics
+from trims_predictors.endpoint.outputs import arrange
 from trims_predictors.endpoint.rest import build_app
+from trims_predictors.endpoint.service import Answered
+from trims_predictors.endpoint.shared_memory import SharedMemory
 from trims_predictors.records import Answer
 from trims_predictors.tensors import from_array, to_array
 
@@ -33,6 +37,7 @@ class StandIn:
     def __init__(self) -> None:
         self.metrics = Metrics()
         self.tracing = None
+        self.shared_memory = SharedMemory()
         self.error: Exception | None = None
         self.asked: list[tuple[Any, ...]] = []
         self.ready = True
@@ -78,9 +83,9 @@ class StandIn:
     async def unload(self, model: str) -> None:
         self.asked.append(("unload", model))
 
-    async def infer(self, model: str, version: str, tensors: list[Any], **given: Any) -> tuple[Any, Answer]:
+    async def infer(self, model: str, version: str, asked: Any, *, binary: bool, span: Any = None) -> Answered:
         plan = await self.plan(model, version)
-        self.asked.append(("infer", given))
+        self.asked.append(("infer", asked.place, asked.queue_deadline_s, asked.keep_alive_s, asked.priority))
         if self.error is not None:
             raise self.error
         if self.hangs:
@@ -89,8 +94,10 @@ class StandIn:
             except asyncio.CancelledError:
                 self.cancelled.set()
                 raise
-        outputs = [from_array("y", to_array(tensors[0]) * 2)]
-        return plan, Answer(outputs, cold=False, how="running", place="cpu", warm=True, batch=1, stages={})
+        outputs = [from_array("y", to_array(asked.inputs[0]) * 2)]
+        answer = Answer(outputs, cold=False, how="running", place="cpu", warm=True, batch=1, stages={})
+        arranged = await arrange(asked, outputs, batches=False, shared_memory=self.shared_memory, binary=binary)
+        return Answered(plan, answer, arranged)
 
 
 def ask(
@@ -166,8 +173,7 @@ def test_an_inference_is_answered_in_json_if_it_was_asked_in_json() -> None:
     assert reply.headers["content-type"] == "application/json"
     told = reply.json()
     assert (told["id"], told["outputs"][0]["data"]) == ("7", [2.0, 4.0])
-    asked = {"place": "disk", "queue_deadline_s": 2.0, "keep_alive_s": 0.0, "span": None}
-    assert service.asked[-1] == ("infer", asked)
+    assert service.asked[-1] == ("infer", "disk", 2.0, 0.0, 0)
 
 
 @pytest.mark.parametrize("binary", [None, False, True])
@@ -406,3 +412,71 @@ def test_every_inference_is_counted_also_one_that_is_wrong() -> None:
     assert counted == {
         ("m", "ok"): 1, ("m", "bad_request"): 1, ("m", "too_large_body"): 1, ("(other)", "model_not_found"): 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "extension"),
+    [
+        ("GET", "/v2/cudasharedmemory/status", "cuda_shared_memory"),
+        ("POST", "/v2/models/m/generate", "generate"),
+        ("GET", "/v2/trace/setting", "trace"),
+        ("POST", "/v2/logging", "logging"),
+    ],
+)
+def test_a_route_of_an_extension_that_is_not_offered_names_it(method: str, path: str, extension: str) -> None:
+    reply = ask(method, path)
+    assert reply.status == 400
+    assert reply.json()["error"].startswith(f"the extension {extension} is not offered")
+
+
+def test_a_path_or_method_that_is_not_there_is_named() -> None:
+    missing, wrong = ask("GET", "/v2/nothing"), ask("DELETE", "/v2/models/m")
+    assert (missing.status, wrong.status) == (404, 405)
+    assert "'/v2/nothing'" in missing.json()["error"]
+    assert "DELETE is not taken at '/v2/models/m'" in wrong.json()["error"]
+
+
+def test_a_parameter_of_an_extension_that_is_not_offered_is_refused_first() -> None:
+    service = StandIn()
+    reply = ask("POST", "/v2/models/m/infer", {**REQUEST, "parameters": {"sequence_id": 3}}, service)
+    assert (reply.status, service.asked) == (400, [])
+    assert "the extension sequence is not offered" in reply.json()["error"]
+
+
+def test_a_classification_is_texts_in_json_and_in_binary() -> None:
+    for binary in (False, True):
+        wanted = {"name": "y", "parameters": {"classification": 1, "binary_data": binary}}
+        reply = ask("POST", "/v2/models/m/infer", {**REQUEST, "outputs": [wanted]})
+        assert b"4.000000:1" in reply.body
+        assert b'"datatype":"BYTES","shape":[1]' in reply.body
+
+
+def test_regions_of_shared_memory_are_registered_and_forgotten_over_http() -> None:
+    service = StandIn()
+    off = ask("GET", "/v2/systemsharedmemory/status", service=service)
+    assert (off.status, "--shared-memory system" in off.json()["error"]) == (400, True)
+    service.shared_memory = SharedMemory(offered=True)
+    path = Path(f"/dev/shm/test-{os.getpid()}")
+    path.write_bytes(np.array([3.0, 4.0]).tobytes() + bytes(16))
+    region = "/v2/systemsharedmemory/region/r"
+    try:
+        message = {"key": f"/{path.name}", "offset": 0, "byte_size": 32}
+        assert ask("POST", f"{region}/register", message, service).json() == {}
+        assert ask("POST", f"{region}/register", {**message, "byte_size": "32"}, service).status == 400
+        assert ask("GET", f"{region}/status", service=service).json() == [{"name": "r", **message}]
+        given = {"shared_memory_region": "r", "shared_memory_byte_size": 16}
+        inputs = [{"name": "x", "datatype": "FP64", "shape": [2], "parameters": given}]
+        outputs = [{"name": "y", "parameters": {**given, "shared_memory_offset": 16}}]
+        told = ask("POST", "/v2/models/m/infer", {"inputs": inputs, "outputs": outputs}, service).json()
+        assert told["outputs"] == [
+            {"name": "y", "datatype": "FP64", "shape": [2], "parameters": outputs[0]["parameters"]}
+        ]
+        assert np.frombuffer(path.read_bytes()[16:]).tolist() == [6.0, 8.0]
+        both = [{**inputs[0], "data": [1, 2]}]
+        assert ask("POST", "/v2/models/m/infer", {"inputs": both}, service).status == 400
+        assert ask("POST", f"{region}/unregister", service=service).json() == {}
+        assert ask("GET", "/v2/systemsharedmemory/status", service=service).json() == []
+        assert ask("POST", "/v2/models/m/infer", {"inputs": inputs}, service).status == 400
+    finally:
+        service.shared_memory.close()
+        path.unlink()

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from trims_predictors.endpoint.infer_request import InferRequest
 from trims_predictors.endpoint.service import Service
 from trims_predictors.records import Answer, Plan
 
@@ -143,12 +144,12 @@ def test_a_configuration_leaves_out_the_batch_dimension_of_models_that_have_one(
 
 def test_requests_and_failures_are_counted(service: Service, fleet: Fleet) -> None:
     async def run() -> None:
-        await service.infer("m", "", [])
+        await service.infer("m", "", InferRequest([]))
         fleet.error = PredictorError("broken")
         with pytest.raises(PredictorError):
-            await service.infer("m", "", [])
+            await service.infer("m", "", InferRequest([]))
         with pytest.raises(ModelNotFoundError):
-            await service.infer("unknown", "", [])
+            await service.infer("unknown", "", InferRequest([]))
         (told,) = await service.statistics("m")
         assert (told["inference_stats"]["success"]["count"], told["inference_stats"]["fail"]["count"]) == (1, 1)
         assert [each["name"] for each in await service.statistics()] == ["m"]
@@ -158,12 +159,12 @@ def test_requests_and_failures_are_counted(service: Service, fleet: Fleet) -> No
 
 def test_a_predictor_is_expected_for_a_model_that_was_asked_for_before(service: Service, fleet: Fleet) -> None:
     async def run() -> None:
-        await service.infer("m", "", [])
+        await service.infer("m", "", InferRequest([]))
         assert fleet.expected == []
-        await service.infer("m", "", [])
+        await service.infer("m", "", InferRequest([]))
         assert fleet.expected == ["m"]
         with pytest.raises(ModelNotFoundError):
-            await service.infer("m", "9.9.9", [])
+            await service.infer("m", "9.9.9", InferRequest([]))
         assert fleet.expected == ["m"], "not of another version"
 
     asyncio.run(run())
@@ -171,7 +172,7 @@ def test_a_predictor_is_expected_for_a_model_that_was_asked_for_before(service: 
 
 def test_a_model_that_was_removed_is_not_among_the_statistics(service: Service, daemon: Daemon) -> None:
     async def run() -> None:
-        await service.infer("m", "", [])
+        await service.infer("m", "", InferRequest([]))
         del daemon.known["m"]
         service._plans.forget("m")
         assert await service.statistics() == []

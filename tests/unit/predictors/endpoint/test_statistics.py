@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from trims_predictors.endpoint.statistics import ModelStatistics
 from trims_predictors.records import Answer
 
@@ -28,6 +30,26 @@ def test_requests_runs_and_stages_are_summed_in_nanoseconds() -> None:
         "compute_infer": {"count": 3, "ns": 750_000_000},
         "compute_output": {"count": 3, "ns": 18_000_000},
     }
+
+
+def test_rows_are_counted_and_runs_by_their_rows() -> None:
+    counted = ModelStatistics()
+    for rows in (3, 5):  # two requests of one run of 8 rows
+        counted.answered(replace(answer(2, cold=False), rows=rows, run_rows=8), 0.5)
+    counted.answered(replace(answer(1, cold=False), rows=8, run_rows=8), 0.5)
+    counted.answered(replace(answer(1, cold=False), rows=2, run_rows=2), 0.5)
+    told = counted.told("m", "1.0.0")
+    assert (told["inference_count"], told["execution_count"]) == (18, 3)
+    assert told["inference_stats"]["success"]["count"] == 4
+    assert told["batch_stats"] == [
+        {
+            "batch_size": rows,
+            "compute_input": {"count": runs, "ns": runs * 4_000_000},
+            "compute_infer": {"count": runs, "ns": runs * 250_000_000},
+            "compute_output": {"count": runs, "ns": runs * 6_000_000},
+        }
+        for rows, runs in ((2, 1), (8, 2))
+    ]
 
 
 def test_a_model_that_was_never_asked_has_zeroes() -> None:

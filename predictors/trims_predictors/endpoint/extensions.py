@@ -1,0 +1,40 @@
+"""Extensions of the protocol that the endpoint does not offer, by the routes and methods that belong to them."""
+
+from __future__ import annotations
+
+import re
+
+from trims.core.errors import NotOfferedError
+
+#: Extension -> paths over HTTP after `/v2/` (`MODEL`: with and without a version), and methods over gRPC.
+_ROUTES = {
+    "cuda_shared_memory": r"cudasharedmemory(/.*)?",
+    "trace": r"(MODEL/)?trace/setting",
+    "logging": r"logging",
+    "generate": r"MODEL/generate(_stream)?",
+}
+_METHODS = {
+    "CudaSharedMemoryStatus": "cuda_shared_memory", "CudaSharedMemoryRegister": "cuda_shared_memory",
+    "CudaSharedMemoryUnregister": "cuda_shared_memory", "TraceSetting": "trace", "LogSettings": "logging",
+}  # fmt: skip
+_MODEL = r"models/[^/]+(/versions/[^/]+)?"
+_PATHS = {name: re.compile("/v2/" + path.replace("MODEL", _MODEL)) for name, path in _ROUTES.items()}
+_SERVICE = "/inference.GRPCInferenceService/"
+
+
+def not_offered(extension: str) -> NotOfferedError:
+    """The error for an extension that is not offered."""
+    return NotOfferedError(f"the extension {extension} is not offered; docs/inference.md lists those that are")
+
+
+def extension_of_path(path: str) -> str | None:
+    """The extension that a path belongs to and that is not offered; None for any other path."""
+    return next((name for name, pattern in _PATHS.items() if pattern.fullmatch(path)), None)
+
+
+def why_no_method(method: str) -> str:
+    """Why a method over gRPC, such as `/package.Service/Method`, is not there."""
+    extension = _METHODS.get(method.removeprefix(_SERVICE))
+    if extension is not None:
+        return str(not_offered(extension))
+    return f"there is no method {method!r:.200}; docs/inference.md lists the extensions that are offered"
