@@ -184,9 +184,12 @@ def _check_extensions(module: Any, port: str) -> None:
             _refused(partial(client.infer, "m", _inputs(module, [1.0]), **given), words)
         for call, extension in (
             (client.get_trace_settings, "trace"), (client.get_log_settings, "logging"),
-            (client.get_cuda_shared_memory_status, "cuda_shared_memory"),
+            (partial(client.get_cuda_shared_memory_status, "r"), "cuda_shared_memory"),
+            (partial(client.register_cuda_shared_memory, "r", b"aGFuZGxl", 0, 8), "cuda_shared_memory"),
         ):  # fmt: skip
             _refused(call, f"the extension {extension} is not offered")
+        client.unregister_cuda_shared_memory()
+        assert not client.get_cuda_shared_memory_status(**({"as_json": True} if module is grpc else {}))
 
 
 def check_http_extensions(port: str) -> None:

@@ -28,6 +28,8 @@ _PLUGIN = re.compile(r"[\w.-]{1,128}\Z")
 #: Of one tensor; numpy can have no more.
 MOST_DIMENSIONS = 32
 ANY = -1
+_PATH = re.compile(r"[^\x00]{1,4096}\Z")
+_LAYOUT = re.compile(r"NCHW\Z|NHWC\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,15 @@ class TensorType:
         name: As requests name it.
         dtype: A name of the Open Inference Protocol.
         shape: Lengths of its dimensions; -1 for any.
+        labels: Of an output: file with one line for each of its elements, relative to the manifest's folder; or empty.
+        layout: Of an image: `NCHW` or `NHWC`, with or without the batch dimension in `shape`; empty if not stated.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    layout: str = field(default="", compare=False)
+    labels: str = field(default="", compare=False)
 
     def admits(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape is one."""
@@ -130,7 +136,8 @@ def parse_tensors(raw: object, where: str) -> tuple[TensorType, ...]:
         return ()
     if not isinstance(raw, list | tuple):
         raise ManifestError(f"{where}: must be a list of name, dtype and shape, not {type(raw).__name__}")
-    found = tuple(_tensor(each, f"{where}[{index}]") for index, each in enumerate(raw))
+    labels = where.endswith("outputs")
+    found = tuple(_tensor(each, f"{where}[{index}]", labels=labels) for index, each in enumerate(raw))
     names = [each.name for each in found]
     for name in names:
         if names.count(name) > 1:
@@ -138,14 +145,18 @@ def parse_tensors(raw: object, where: str) -> tuple[TensorType, ...]:
     return found
 
 
-def _tensor(raw: object, where: str) -> TensorType:
+def _tensor(raw: object, where: str, *, labels: bool) -> TensorType:
     fields = Fields(raw, where)
     made = TensorType(
         fields.text("name", pattern=TENSOR, hint="1 to 256 printable characters", required=True),
         fields.choice("dtype", tuple(ITEM_BYTES)),
         _shape(fields.take("shape"), where),
+        fields.text("layout", "", pattern=_LAYOUT, hint="NCHW or NHWC"),
+        fields.text("labels", "", pattern=_PATH, hint="the path of a file with one label a line") if labels else "",
     )
     fields.done()
+    if made.layout and len(made.shape) not in (3, 4):
+        raise ManifestError(f"{where}: 'layout' is of an image, whose shape has 3 or 4 lengths, not {len(made.shape)}")
     return made
 
 

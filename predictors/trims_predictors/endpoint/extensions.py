@@ -14,9 +14,10 @@ _ROUTES = {
     "generate": r"MODEL/generate(_stream)?",
 }
 _METHODS = {
-    "CudaSharedMemoryStatus": "cuda_shared_memory", "CudaSharedMemoryRegister": "cuda_shared_memory",
-    "CudaSharedMemoryUnregister": "cuda_shared_memory", "TraceSetting": "trace", "LogSettings": "logging",
-}  # fmt: skip
+    "CudaSharedMemoryRegister": "cuda_shared_memory",
+    "TraceSetting": "trace",
+    "LogSettings": "logging",
+}
 _MODEL = r"models/[^/]+(/versions/[^/]+)?"
 _PATHS = {name: re.compile("/v2/" + path.replace("MODEL", _MODEL)) for name, path in _ROUTES.items()}
 _SERVICE = "/inference.GRPCInferenceService/"

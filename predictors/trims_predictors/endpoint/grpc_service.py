@@ -15,6 +15,7 @@ from trims.core.errors import BadMessageError, CallerError, ModelNotFoundError
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint import inference_pb2_grpc
 from trims_predictors.endpoint.callers import Callers, caller
+from trims_predictors.endpoint.extensions import not_offered
 from trims_predictors.endpoint.grpc_calls import Calls, code_of
 from trims_predictors.endpoint.grpc_requests import parse_request, write_answer
 from trims_predictors.endpoint.grpc_streams import AnswerStream
@@ -133,6 +134,16 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             raise CallerError("a model is loaded as its manifest says; register it again with `trims add --replace`")
         await self._service.load(request.model_name)
         return pb.RepositoryModelLoadResponse()
+
+    async def CudaSharedMemoryStatus(self, request: Any, context: Any) -> Any:
+        """No region: none can be registered. Raises NotOfferedError for one by its name."""
+        if request.name:
+            raise not_offered("cuda_shared_memory")
+        return pb.CudaSharedMemoryStatusResponse()
+
+    async def CudaSharedMemoryUnregister(self, request: Any, context: Any) -> Any:
+        """Do nothing: clients forget all regions before they begin, whichever extensions they use."""
+        return pb.CudaSharedMemoryUnregisterResponse()
 
     async def SystemSharedMemoryStatus(self, request: Any, context: Any) -> Any:
         """The caller's regions of shared memory."""

@@ -74,6 +74,16 @@ class GRPCInferenceServiceStub(object):
                 request_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.RepositoryModelUnloadRequest.SerializeToString,
                 response_deserializer=trims__predictors_dot_endpoint_dot_inference__pb2.RepositoryModelUnloadResponse.FromString,
                 )
+        self.CudaSharedMemoryStatus = channel.unary_unary(
+                '/inference.GRPCInferenceService/CudaSharedMemoryStatus',
+                request_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.CudaSharedMemoryStatusRequest.SerializeToString,
+                response_deserializer=trims__predictors_dot_endpoint_dot_inference__pb2.CudaSharedMemoryStatusResponse.FromString,
+                )
+        self.CudaSharedMemoryUnregister = channel.unary_unary(
+                '/inference.GRPCInferenceService/CudaSharedMemoryUnregister',
+                request_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.CudaSharedMemoryUnregisterRequest.SerializeToString,
+                response_deserializer=trims__predictors_dot_endpoint_dot_inference__pb2.CudaSharedMemoryUnregisterResponse.FromString,
+                )
         self.SystemSharedMemoryStatus = channel.unary_unary(
                 '/inference.GRPCInferenceService/SystemSharedMemoryStatus',
                 request_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.SystemSharedMemoryStatusRequest.SerializeToString,
@@ -167,6 +177,19 @@ class GRPCInferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CudaSharedMemoryStatus(self, request, context):
+        """No region of CUDA shared memory can be registered, so there is none, and nothing to forget.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CudaSharedMemoryUnregister(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SystemSharedMemoryStatus(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -247,6 +270,16 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.RepositoryModelUnload,
                     request_deserializer=trims__predictors_dot_endpoint_dot_inference__pb2.RepositoryModelUnloadRequest.FromString,
                     response_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.RepositoryModelUnloadResponse.SerializeToString,
+            ),
+            'CudaSharedMemoryStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.CudaSharedMemoryStatus,
+                    request_deserializer=trims__predictors_dot_endpoint_dot_inference__pb2.CudaSharedMemoryStatusRequest.FromString,
+                    response_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.CudaSharedMemoryStatusResponse.SerializeToString,
+            ),
+            'CudaSharedMemoryUnregister': grpc.unary_unary_rpc_method_handler(
+                    servicer.CudaSharedMemoryUnregister,
+                    request_deserializer=trims__predictors_dot_endpoint_dot_inference__pb2.CudaSharedMemoryUnregisterRequest.FromString,
+                    response_serializer=trims__predictors_dot_endpoint_dot_inference__pb2.CudaSharedMemoryUnregisterResponse.SerializeToString,
             ),
             'SystemSharedMemoryStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.SystemSharedMemoryStatus,
@@ -474,6 +507,40 @@ class GRPCInferenceService(object):
         return grpc.experimental.unary_unary(request, target, '/inference.GRPCInferenceService/RepositoryModelUnload',
             trims__predictors_dot_endpoint_dot_inference__pb2.RepositoryModelUnloadRequest.SerializeToString,
             trims__predictors_dot_endpoint_dot_inference__pb2.RepositoryModelUnloadResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def CudaSharedMemoryStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/inference.GRPCInferenceService/CudaSharedMemoryStatus',
+            trims__predictors_dot_endpoint_dot_inference__pb2.CudaSharedMemoryStatusRequest.SerializeToString,
+            trims__predictors_dot_endpoint_dot_inference__pb2.CudaSharedMemoryStatusResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def CudaSharedMemoryUnregister(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/inference.GRPCInferenceService/CudaSharedMemoryUnregister',
+            trims__predictors_dot_endpoint_dot_inference__pb2.CudaSharedMemoryUnregisterRequest.SerializeToString,
+            trims__predictors_dot_endpoint_dot_inference__pb2.CudaSharedMemoryUnregisterResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

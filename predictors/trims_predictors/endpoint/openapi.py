@@ -119,7 +119,10 @@ SCHEMAS: Json = {
     "UnloadRequest": _object(parameters={"type": ["object", "null"]}),
     "Regions": _list(_object(required=("name", "key", "offset", "byte_size"), name=_TEXT, key=_TEXT, offset=_BYTES,
                              byte_size=_BYTES)),
-    "RegisterRequest": _object(required=("key", "byte_size"), key=_TEXT, offset=_BYTES, byte_size=_BYTES),
+    "RegisterRequest": {
+        **_object(required=("key", "byte_size"), key=_TEXT, offset=_BYTES, byte_size=_BYTES),
+        "additionalProperties": False,
+    },
     "Nothing": {"type": "object", "maxProperties": 0},
     "Overview": _object(
         required=("version", "daemon", "places", "models", "spares", "templates"),
@@ -271,9 +274,13 @@ def _shared_memory_paths() -> Json:
     """Of the extension system_shared_memory, which the flag --shared-memory switches on."""
     status = _operation("Regions of the caller", "Regions", _OF_BODY)
     register = _operation("Register a region of shared memory", "Nothing", _OF_BODY, "RegisterRequest", required=True)
-    unregister = _operation("Forget a region, or all of the caller", "Nothing", _OF_BODY, "UnloadRequest")
+    unregister = _operation("Forget a region, or all of the caller", "Nothing", _OF_BODY, "Nothing")
     base, names = "/v2/systemsharedmemory", [_variable("name")]
+    cuda = "/v2/cudasharedmemory"
     return {
+        f"{cuda}/status": {"get": _operation("None: CUDA shared memory is not offered", "Regions")},
+        f"{cuda}/unregister": {"post": unregister},
+        f"{cuda}/region/{{name}}/unregister": {"post": {**unregister, "parameters": names}},
         f"{base}/status": {"get": status},
         f"{base}/region/{{name}}/status": {"get": {**status, "parameters": names}},
         f"{base}/region/{{name}}/register": {"post": {**register, "parameters": names}},

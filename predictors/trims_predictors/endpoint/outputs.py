@@ -1,7 +1,7 @@
 """What is sent of an answer: outputs as they are, their largest values as texts, or where they were written.
 
-Classification: Triton's `extension_classification.md`. An output becomes texts `VALUE:INDEX`, the largest value first,
-so many for each row of a batch.
+Classification: Triton's `extension_classification.md`. An output becomes texts `VALUE:INDEX`, or
+`VALUE:INDEX:LABEL`, the largest value first, so many for each row of a batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trims_predictors.endpoint.infer_request import binary_by_default
 from trims_predictors.tensors import Tensor, join_bytes, to_array
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     import numpy as np
 
@@ -56,6 +56,7 @@ async def arrange(
     batches: bool,
     shared_memory: SharedMemory,
     binary: bool = False,
+    labels: Callable[[str], Awaitable[Sequence[bytes]]] | None = None,
 ) -> list[Output]:
     """Make of the outputs of a model what a request asks for.
 
@@ -65,6 +66,7 @@ async def arrange(
         batches: Whether the first dimension of outputs is that of a batch.
         shared_memory: Where outputs are written that lie in a region.
         binary: Whether outputs are binary that say nothing themselves, in a request that does not either.
+        labels: Gives the labels of an output's elements by its name; None for none.
 
     Raises:
         CallerError: An output is asked for that the model does not have, or that has no classes, or is larger than its
@@ -76,7 +78,8 @@ async def arrange(
         shown = tensor
         if wanted.classes:
             few = prod(tensor.shape) <= _FEW_ELEMENTS
-            work = partial(classify, tensor, wanted.classes, batches=batches)
+            named = await labels(tensor.name) if labels is not None else ()
+            work = partial(classify, tensor, wanted.classes, batches=batches, labels=named)
             shown = work() if few else await asyncio.to_thread(work)
         if wanted.shared is not None:
             await shared_memory.write(tensor.name, wanted.shared, tensor.data)
@@ -84,13 +87,14 @@ async def arrange(
     return made
 
 
-def classify(tensor: Tensor, classes: int, *, batches: bool) -> Tensor:
-    """The largest values of an output, as BYTES of the form `VALUE:INDEX`.
+def classify(tensor: Tensor, classes: int, *, batches: bool, labels: Sequence[bytes] = ()) -> Tensor:
+    """The largest values of an output, as BYTES of the form `VALUE:INDEX`, or `VALUE:INDEX:LABEL` where it has one.
 
     Args:
         tensor: Numbers, of the shape [...], or [N, ...] with a batch of N rows.
         classes: So many of each row; fewer if it has fewer elements.
         batches: Whether the first dimension is that of a batch.
+        labels: Of the elements of a row, in order.
 
     Returns:
         A tensor of the shape [classes], or [N, classes]. Of equal values the one with the smaller index comes first.
@@ -110,19 +114,23 @@ def classify(tensor: Tensor, classes: int, *, batches: bool) -> Tensor:
         raise CallerError(
             f"the classification of {tensor.name!r} has {len(rows) * count} texts; {MOST_CLASS_TEXTS} are the most"
         )
-    texts = [text for row in rows for text in _largest(row.astype(np.float32) if row.dtype.kind == "V" else row, count)]
+    rows = rows.astype(np.float32) if rows.dtype.kind == "V" else rows
+    texts = [text for row in rows for text in _largest(row, count, labels)]
     shape = (len(rows), count) if has_rows else (count,)
     return Tensor(tensor.name, "BYTES", shape, join_bytes(texts))
 
 
-def _largest(row: np.ndarray[Any, Any], count: int) -> list[bytes]:
+def _largest(row: np.ndarray[Any, Any], count: int, labels: Sequence[bytes]) -> list[bytes]:
     import numpy as np
 
     # Stable on the negated order, so that of equal values the first one comes first; NaN sorts behind all numbers.
     order = np.argsort(_descending(row), kind="stable")[:count]
     form = "{:f}:{:d}" if row.dtype.kind not in "iu" else "{:d}:{:d}"
     largest = zip(row[order].tolist(), order.tolist(), strict=True)
-    return [form.format(value, index).encode() for value, index in largest]
+    return [
+        form.format(value, index).encode() + (b":" + labels[index] if index < len(labels) else b"")
+        for value, index in largest
+    ]
 
 
 def _descending(row: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -339,7 +339,24 @@ def _add_repository_routes(router: APIRouter, service: Service, most_body_bytes:
 
 
 def _add_shared_memory_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
-    """Routes of Triton's `extension_shared_memory.md`."""
+    """Routes of Triton's `extension_shared_memory.md`.
+
+    No region of CUDA shared memory can be registered, so there is none; clients forget all before they begin.
+    """
+
+    async def nothing(request: Request) -> None:
+        _check_fields(await read_object(request, most_body_bytes), ())
+
+    @router.get("/v2/cudasharedmemory/status")
+    async def cuda_status() -> list[dict[str, Any]]:
+        return []
+
+    @router.post("/v2/cudasharedmemory/unregister")
+    @router.post("/v2/cudasharedmemory/region/{name}/unregister")
+    async def cuda_unregister(request: Request, name: str = "") -> dict[str, Any]:
+        del name
+        await nothing(request)
+        return {}
 
     @router.get("/v2/systemsharedmemory/status")
     @router.get("/v2/systemsharedmemory/region/{name}/status")
@@ -349,6 +366,7 @@ def _add_shared_memory_routes(router: APIRouter, service: Service, most_body_byt
     @router.post("/v2/systemsharedmemory/region/{name}/register")
     async def register(request: Request, name: str) -> dict[str, Any]:
         message = await read_object(request, most_body_bytes)
+        _check_fields(message, ("key", "offset", "byte_size"))
         key, offset, nbytes = (message.get(field, 0) for field in ("key", "offset", "byte_size"))
         if not isinstance(key, str):
             raise CallerError(f"'key' must be the name of a shared memory object, not {key!r:.80}")
@@ -361,9 +379,15 @@ def _add_shared_memory_routes(router: APIRouter, service: Service, most_body_byt
     @router.post("/v2/systemsharedmemory/unregister")
     @router.post("/v2/systemsharedmemory/region/{name}/unregister")
     async def unregister(request: Request, name: str = "") -> dict[str, Any]:
-        await read_object(request, most_body_bytes)
+        await nothing(request)
         service.shared_memory.unregister(name)
         return {}
+
+
+def _check_fields(message: dict[str, Any], known: tuple[str, ...]) -> None:
+    for name in message:
+        if name not in known:
+            raise CallerError(f"the request has the field {name!r:.80}; it takes {', '.join(known) or 'none'}")
 
 
 def _error(status: int, message: str) -> JSONResponse:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trims
 from trims.core.errors import ModelNotFoundError, TrimsError
 from trims_predictors.endpoint.callers import caller, require_operator
 from trims_predictors.endpoint.daemon_figures import DaemonFigures, figures
+from trims_predictors.endpoint.labels import Labels
 from trims_predictors.endpoint.loads import Loads
 from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.endpoint.outputs import Output, arrange
@@ -77,6 +79,7 @@ class Service:
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._figures = DaemonFigures(daemon)
         self._look_again_s = 0.0
+        self._labels = Labels()
         self.metrics = Metrics()
         self.shared_memory = shared_memory or SharedMemory()
         self.tracing = tracing
@@ -120,10 +123,11 @@ class Service:
         await self._hide_files()
         try:
             plan = await self._plans.of(model, version)
-        except ModelNotFoundError:
+        except ModelNotFoundError as error:
             if not self._plans.knows(model):  # else only this version is not there
                 self.metrics.forget(model)
-            raise
+            # Clients of Triton know the error by these words.
+            raise ModelNotFoundError(f"Request for unknown model: {error}") from error
         self.metrics.register(model)
         return plan if tenant is None else plan.for_tenant(tenant.name)
 
@@ -155,8 +159,9 @@ class Service:
         """
         plan, answer = await self._infer(model, version, asked, span)
         outputs = await arrange(
-            asked, answer.outputs, batches=bool(plan.batch), shared_memory=self.shared_memory, binary=binary
-        )
+            asked, answer.outputs, batches=bool(plan.batch), shared_memory=self.shared_memory, binary=binary,
+            labels=partial(self._labels.of, plan),
+        )  # fmt: skip
         return Answered(plan, answer, outputs)
 
     async def _infer(
@@ -326,4 +331,5 @@ _CONFIGURED = {"BYTES": "TYPE_STRING"}
 def _configured(tensor: Any, skipped: int) -> dict[str, Any]:
     """An input or output in a configuration, where the batch dimension is left out."""
     dtype = _CONFIGURED.get(tensor.dtype, f"TYPE_{tensor.dtype}")
-    return {"name": tensor.name, "data_type": dtype, "dims": list(tensor.shape[skipped:])}
+    told = {"name": tensor.name, "data_type": dtype, "dims": list(tensor.shape[skipped:])}
+    return {**told, "format": f"FORMAT_{tensor.layout}"} if tensor.layout else told

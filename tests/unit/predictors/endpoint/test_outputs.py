@@ -25,6 +25,11 @@ def test_the_largest_values_come_first_with_their_indices() -> None:
     assert texts(np.array([[1, 9], [5, -7]], "i8"), 2) == ["9:1", "5:2"], "all dimensions together without a batch"
 
 
+def test_a_text_has_the_label_of_its_index_where_there_is_one() -> None:
+    made = classify(from_array("y", np.array([1.0, 3.0, 2.0])), 3, batches=False, labels=[b"cat", b"d:g"])
+    assert to_array(made).tolist() == [b"3.000000:1:d:g", b"2.000000:2", b"1.000000:0:cat"]
+
+
 def test_each_row_of_a_batch_has_its_own() -> None:
     rows = np.array([[[1.0, 2.0], [4.0, 3.0]], [[8.0, 7.0], [6.0, 5.0]]])
     assert texts(rows, 2, batches=True) == [["4.000000:2", "3.000000:3"], ["8.000000:0", "7.000000:1"]]

@@ -417,7 +417,8 @@ def test_every_inference_is_counted_also_one_that_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "extension"),
     [
-        ("GET", "/v2/cudasharedmemory/status", "cuda_shared_memory"),
+        ("GET", "/v2/cudasharedmemory/region/r/status", "cuda_shared_memory"),
+        ("POST", "/v2/cudasharedmemory/region/r/register", "cuda_shared_memory"),
         ("POST", "/v2/models/m/generate", "generate"),
         ("GET", "/v2/trace/setting", "trace"),
         ("POST", "/v2/logging", "logging"),
@@ -427,6 +428,12 @@ def test_a_route_of_an_extension_that_is_not_offered_names_it(method: str, path:
     reply = ask(method, path)
     assert reply.status == 400
     assert reply.json()["error"].startswith(f"the extension {extension} is not offered")
+
+
+def test_regions_of_cuda_memory_are_none_and_may_be_forgotten() -> None:
+    assert ask("GET", "/v2/cudasharedmemory/status").json() == []
+    for path in ("/v2/cudasharedmemory/unregister", "/v2/cudasharedmemory/region/r/unregister"):
+        assert ask("POST", path).json() == {}
 
 
 def test_a_path_or_method_that_is_not_there_is_named() -> None:

@@ -1,0 +1,38 @@
+"""Labels of outputs: the lines of the file that the manifest names, as it is now."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from trims_predictors.endpoint.labels import Labels
+from trims_predictors.launching import Environment
+from trims_predictors.records import Plan
+
+from trims.core.errors import NotSupportedError
+from trims.core.serving import TensorType
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def plan_of(folder: Path, labels: str) -> Plan:
+    outputs = (TensorType("y", "FP32", (2,), labels=labels), TensorType("z", "FP32", (2,)))
+    return Plan("m@1", "m", "1", "a:B", Environment("numpy"), origin=str(folder), outputs=outputs)
+
+
+def test_labels_are_the_lines_of_the_file_beside_the_manifest_as_it_is_now(folder: Path) -> None:
+    file, labels, plan = folder / "classes.txt", Labels(), plan_of(folder, "classes.txt")
+    file.write_text("cat\ndog\n")
+    assert asyncio.run(labels.of(plan, "y")) == [b"cat", b"dog"]
+    file.write_text("cow\nsow\n")
+    os.utime(file, (1, 1))
+    assert asyncio.run(labels.of(plan, "y")) == [b"cow", b"sow"]
+    assert asyncio.run(labels.of(plan, "z")) == []
+
+
+def test_a_file_that_is_not_there_is_named(folder: Path) -> None:
+    with pytest.raises(NotSupportedError, match=r"absent\.txt"):
+        asyncio.run(Labels().of(plan_of(folder, "absent.txt"), "y"))
