@@ -87,6 +87,8 @@ def test_a_client_by_others_works_as_it_is(
         ("-i", "grpc"),
         ("-i", "grpc", "-a"),
         ("-i", "grpc", "-a", "--streaming"),
+        ("-i", "http", "--shared-memory", "system"),
+        ("-i", "grpc", "--shared-memory", "system"),
     ],
     ids=" ".join,
 )
@@ -102,7 +104,7 @@ def test_perf_analyzer_measures_a_model_as_it_does_with_triton(
         inputs=[{"name": "x", **tensor}],
         outputs=[{"name": "y", **tensor}],
     )
-    endpoint = start()
+    endpoint = start("--shared-memory", "system")
     port = endpoint.grpc_port if "grpc" in how else endpoint.port
     asked = ["-m", "m", "-u", f"localhost:{port}", "--shape", "x:4", "--concurrency-range", "2"]
     short = ["--measurement-mode", "count_windows", "--measurement-request-count", "20", "-s", "999", "-r", "3"]

@@ -130,10 +130,7 @@ def write_answer(request: InferRequest, answer: Answer, model: str, version: str
         _set(made.parameters[name], value)
     for output in outputs:
         tensor = output.tensor
-        added = made.outputs.add(name=tensor.name, datatype=tensor.dtype, shape=tensor.shape)
-        if output.shared is not None:
-            for name, value in output.shared.told(tensor.nbytes).items():
-                _set(added.parameters[name], value)
+        made.outputs.add(name=tensor.name, datatype=tensor.dtype, shape=tensor.shape)
         made.raw_output_contents.append(b"" if output.shared is not None else bytes(tensor.data))
     return made
 

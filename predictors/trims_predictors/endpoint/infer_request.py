@@ -47,11 +47,6 @@ class SharedRange:
     offset: int
     nbytes: int
 
-    def told(self, nbytes: int) -> Parameters:
-        """The parameters of an output that has so many bytes there."""
-        told: Parameters = {"shared_memory_region": self.region, "shared_memory_byte_size": nbytes}
-        return {**told, "shared_memory_offset": self.offset} if self.offset else told
-
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

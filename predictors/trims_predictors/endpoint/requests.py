@@ -269,9 +269,7 @@ def write_answer(
     for index, output in enumerate(outputs):
         tensor = output.tensor
         described: dict[str, Any] = {"name": tensor.name, "datatype": tensor.dtype, "shape": list(tensor.shape)}
-        if output.shared is not None:
-            described["parameters"] = output.shared.told(tensor.nbytes)
-        elif output.binary:
+        if output.binary and output.shared is None:  # clients of Triton take any parameters for those of binary data
             described["parameters"] = {"binary_data_size": tensor.nbytes}
         parts.append((b"," if index else b"") + _dump(described)[:-1])
         if output.in_json:
