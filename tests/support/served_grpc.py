@@ -51,7 +51,7 @@ class StandIn:
             raise ModelNotFoundError("no model")
         return SimpleNamespace(model="m", version="1.0.0")
 
-    async def infer(self, model: str, version: str, asked: Any, **given: Any) -> Answered:
+    async def infer(self, model: str, version: str, asked: Any, shared: Any, **given: Any) -> Answered:
         plan, tensors = await self.plan(model), asked.inputs
         if self.error is not None:
             raise self.error
@@ -67,7 +67,7 @@ class StandIn:
         finally:
             self.running -= 1
         answer = Answer(tensors, cold=False, how="running", place="cpu", warm=True, batch=1, stages={})
-        outputs = await arrange(asked, tensors, batches=False, shared_memory=self.shared_memory)
+        outputs = await arrange(asked, tensors, batches=False, shared=shared)
         return Answered(plan, answer, outputs)
 
     async def load(self, model: str) -> None:

@@ -94,9 +94,10 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             tenant = caller()
             whose = "" if tenant is None else tenant.name
             await self._workers.pack(whose, asked.inputs, received.contents)
-            await service.shared_memory.fill(asked)
-            await self._workers.check(whose, asked.inputs)
-            plan, answer, outputs = await service.infer(model, request.model_version, asked, span=span)
+            with service.shared_memory.lend(asked) as shared:
+                await shared.fill(asked)
+                await self._workers.check(whose, asked.inputs)
+                plan, answer, outputs = await service.infer(model, request.model_version, asked, shared, span=span)
             written = write_answer(asked, answer, plan.model, plan.version, outputs)
             counting.answer = answer
             return written

@@ -30,7 +30,7 @@ _BINARY_OF_REQUEST, _BINARY_OF_INPUT, _BINARY_OF_OUTPUT = "binary_data_output", 
 _RESERVED = {
     "sequence_id": "sequence", "sequence_start": "sequence", "sequence_end": "sequence", "headers": "parameters",
 }  # fmt: skip
-_MOST_MICROSECONDS = 10**15
+_MOST_MICROSECONDS, _MOST_UINT64 = 10**15, (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +185,8 @@ def shared_range(parameters: Parameters, where: str) -> SharedRange | None:
         raise CallerError(f"the parameter 'shared_memory_region' of {where} is {region!r:.80}; it must be a name")
     if "shared_memory_byte_size" not in parameters:
         raise CallerError(f"{where} lies in shared memory and lacks the parameter 'shared_memory_byte_size'")
-    offset = _whole(parameters.get("shared_memory_offset", 0), "shared_memory_offset", where, 1 << 62)
-    nbytes = _whole(parameters["shared_memory_byte_size"], "shared_memory_byte_size", where, 1 << 62)
+    offset = _whole(parameters.get("shared_memory_offset", 0), "shared_memory_offset", where, _MOST_UINT64)
+    nbytes = _whole(parameters["shared_memory_byte_size"], "shared_memory_byte_size", where, _MOST_UINT64)
     return SharedRange(region, offset, nbytes)
 
 

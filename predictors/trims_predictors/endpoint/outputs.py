@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from trims_predictors.endpoint.infer_request import InferRequest, SharedRange
-    from trims_predictors.endpoint.shared_memory import SharedMemory
+    from trims_predictors.endpoint.shared_memory import Lent
 
 #: Elements that are sorted in the event loop; of more, a thread finds the largest.
 _FEW_ELEMENTS = 1 << 14
@@ -54,7 +54,7 @@ async def arrange(
     outputs: Sequence[Tensor],
     *,
     batches: bool,
-    shared_memory: SharedMemory,
+    shared: Lent,
     binary: bool = False,
     labels: Callable[[str], Awaitable[Sequence[bytes]]] | None = None,
 ) -> list[Output]:
@@ -64,7 +64,7 @@ async def arrange(
         request: What was asked.
         outputs: All that the model gave.
         batches: Whether the first dimension of outputs is that of a batch.
-        shared_memory: Where outputs are written that lie in a region.
+        shared: Regions that outputs are written to.
         binary: Whether outputs are binary that say nothing themselves, in a request that does not either.
         labels: Gives the labels of an output's elements by its name; None for none.
 
@@ -82,7 +82,7 @@ async def arrange(
             work = partial(classify, tensor, wanted.classes, batches=batches, labels=named)
             shown = work() if few else await asyncio.to_thread(work)
         if wanted.shared is not None:
-            await shared_memory.write(tensor.name, wanted.shared, tensor.data)
+            await shared.write(tensor.name, wanted.shared, tensor.data)
         made.append(Output(shown, otherwise if wanted.binary is None else wanted.binary, wanted.shared))
     return made
 

@@ -272,9 +272,10 @@ async def _infer(
         await workers.check(whose, asked.inputs)
     else:
         asked = await workers.parse(whose, body, header_length)
-    if await service.shared_memory.fill(asked):
-        await workers.check(whose, asked.inputs)
-    plan, answer, outputs = await service.infer(model, version, asked, binary=raw, span=span)
+    with service.shared_memory.lend(asked) as shared:
+        if await shared.fill(asked):
+            await workers.check(whose, asked.inputs)
+        plan, answer, outputs = await service.infer(model, version, asked, shared, binary=raw, span=span)
     texts = await workers.write(whose, [each.tensor for each in outputs if each.in_json])
     parts, json_length = write_answer(asked, answer, plan.model, plan.version, outputs, written=texts)
     counting.answer = answer

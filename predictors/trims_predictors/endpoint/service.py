@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trims.formats.picking import Picker
     from trims_predictors.endpoint.infer_request import InferRequest
     from trims_predictors.endpoint.otlp import RequestSpan, Tracing
+    from trims_predictors.endpoint.shared_memory import Lent
     from trims_predictors.fleet import Fleet
     from trims_predictors.records import Answer, Plan
 
@@ -144,7 +145,14 @@ class Service:
         await self.overview.close()
 
     async def infer(
-        self, model: str, version: str, asked: InferRequest, *, binary: bool = False, span: RequestSpan | None = None
+        self,
+        model: str,
+        version: str,
+        asked: InferRequest,
+        shared: Lent,
+        *,
+        binary: bool = False,
+        span: RequestSpan | None = None,
     ) -> Answered:
         """Answer one request, count it, and tell its span; see `Fleet.infer`.
 
@@ -152,6 +160,7 @@ class Service:
             model: As registered.
             version: Of its manifest; empty for any.
             asked: The request; inputs in shared memory have been read.
+            shared: Regions that it names.
             binary: Whether outputs are binary where the request says nothing of them.
             span: Of the request.
 
@@ -159,7 +168,7 @@ class Service:
         """
         plan, answer = await self._infer(model, version, asked, span)
         outputs = await arrange(
-            asked, answer.outputs, batches=bool(plan.batch), shared_memory=self.shared_memory, binary=binary,
+            asked, answer.outputs, batches=bool(plan.batch), shared=shared, binary=binary,
             labels=partial(self._labels.of, plan),
         )  # fmt: skip
         return Answered(plan, answer, outputs)

@@ -24,10 +24,10 @@ from trims_client.sockets import explained, lacks_descriptors
 
 from trims.core.errors import CallerError, CapacityError, NotOfferedError
 from trims_predictors.endpoint.callers import caller
-from trims_predictors.tensors import COPIED_AT_ONCE_BYTES, Tensor
+from trims_predictors.tensors import COPIED_AT_ONCE_BYTES, Tensor, nbytes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from trims_predictors.endpoint.infer_request import InferRequest, SharedRange
 
@@ -101,12 +101,13 @@ class SharedMemory:
         self._check_offered()
         regions = self._regions.setdefault(_whose(), {})
         self._check_free(regions, name)
-        fd, identity, size = await asyncio.to_thread(_open, key)
+        fd, identity, size = await asyncio.to_thread(_open, key, name)
         try:
             self._check_free(regions, name)
             if offset < 0 or nbytes <= 0 or offset + nbytes > size:
                 raise CallerError(
-                    f"the region {name!r} has {nbytes} bytes from {offset} on; the object {key!r} has {size}"
+                    f"failed to register shared memory region {name!r}: invalid args: {nbytes} bytes from {offset} on; "
+                    f"the object {key!r} has {size}"
                 )
             if any(each.identity == identity for others in self._others(regions) for each in others.values()):
                 raise CallerError(f"the object {key!r} is registered by another caller of this endpoint")
@@ -125,9 +126,9 @@ class SharedMemory:
                 region.release()
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
-        """The caller's regions, or one of them. Raises CallerError if that is not there."""
-        self._check_offered()
+        """The caller's regions, none if shared memory is off; or one of them. Raises CallerError if it is not there."""
         if name:
+            self._check_offered()
             return [self._of(name).told()]
         return [each.told() for each in self._regions.get(_whose(), {}).values()]
 
@@ -142,7 +143,7 @@ class SharedMemory:
         if not 0 < len(name) <= _MOST_LETTERS:
             raise CallerError(f"the name of a region has 1 to {_MOST_LETTERS} letters, not {len(name)}")
         if name in regions:
-            raise CallerError(f"there is a region {name!r} already; unregister it, or take another name")
+            raise CallerError(f"shared memory region {name!r} already in manager; unregister it, or take another name")
         if len(regions) >= MOST_REGIONS:
             raise CapacityError(f"{MOST_REGIONS} regions are registered, which is the most; unregister one")
 
@@ -152,8 +153,8 @@ class SharedMemory:
     def _check_offered(self) -> None:
         if not self.offered:
             raise NotOfferedError(
-                "the extension system_shared_memory is switched off here; start the endpoint with "
-                "`--shared-memory system`, or send the data in the request"
+                "Client shared memory is disabled here: the extension system_shared_memory is off; start the endpoint "
+                "with `--shared-memory system`, or send the data in the request"
             )
 
     def _of(self, name: str) -> _Region:
@@ -164,23 +165,44 @@ class SharedMemory:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    async def fill(self, request: InferRequest) -> bool:
-        """Read the inputs of a request that lie in shared memory, and check where its outputs are to be written.
-
-        Returns:
-            Whether there were such inputs.
+    @contextlib.contextmanager
+    def lend(self, request: InferRequest) -> Iterator[Lent]:
+        """Hold the regions that a request names: they may be unregistered while it runs.
 
         Raises:
             CallerError: A region is not there or too short, or two outputs would overlap.
             NotOfferedError: Shared memory is off.
         """
         outputs = [each.shared for each in (request.wanted or {}).values() if each.shared is not None]
-        if not request.shared and not outputs:
-            return False
-        self._check_offered()
+        regions: dict[str, _Region] = {}
         for place in (*request.shared.values(), *outputs):
-            self._check_inside(place)
-        self._check_overlaps(outputs)
+            self._check_offered()
+            regions[place.region] = region = self._of(place.region)
+            _check_inside(place, region)
+        _check_overlaps([(each, regions[each.region]) for each in outputs])
+        with contextlib.ExitStack() as held:
+            for region in regions.values():
+                held.enter_context(region.held())
+            yield Lent(regions, self._most_bytes)
+
+
+class Lent:
+    """The regions of one request, while it runs.
+
+    Args:
+        regions: By name.
+        most_bytes: Of its inputs together.
+    """
+
+    def __init__(self, regions: Mapping[str, _Region], most_bytes: int) -> None:
+        self._regions = regions
+        self._most_bytes = most_bytes
+
+    async def fill(self, request: InferRequest) -> bool:
+        """Read the inputs that lie in shared memory; returns whether there were any.
+
+        Raises CallerError if they are too large together, or their object was cut.
+        """
         total = sum(each.nbytes for each in request.shared.values())
         if total > self._most_bytes:
             raise CallerError(
@@ -188,56 +210,64 @@ class SharedMemory:
             )
         for index, place in request.shared.items():
             tensor = request.inputs[index]
+            expected = nbytes_of(tensor.name, tensor.dtype, tensor.shape)
+            if expected is not None and expected != place.nbytes:
+                raise CallerError(
+                    f"input byte size mismatch for input {tensor.name!r}: expected {expected}, got {place.nbytes}"
+                )
             data = await self._read(tensor.name, place)
             request.inputs[index] = Tensor(tensor.name, tensor.dtype, tensor.shape, data)
         return bool(request.shared)
 
-    def _check_inside(self, place: SharedRange) -> _Region:
-        region = self._of(place.region)
-        if place.offset + place.nbytes > region.nbytes:
-            raise CallerError(
-                f"the region {region.name!r} has {region.nbytes} bytes, not {place.nbytes} from {place.offset} on"
-            )
-        return region
-
-    def _check_overlaps(self, places: list[SharedRange]) -> None:
-        ends: list[tuple[tuple[int, int], int, int]] = []
-        for each in places:
-            region = self._of(each.region)
-            begin = region.offset + each.offset
-            ends.append((region.identity, begin, begin + each.nbytes))
-        ends.sort()
-        for (object_, _, end), (other, begin, _) in itertools.pairwise(ends):
-            if object_ == other and begin < end:
-                raise CallerError("two outputs of the request would be written to the same bytes of shared memory")
-
     async def _read(self, what: str, place: SharedRange) -> memoryview:
-        region = self._check_inside(place)
-        with region.held() as fd:
-            arguments = (fd, region.offset + place.offset, place.nbytes)
-            large = place.nbytes > COPIED_AT_ONCE_BYTES
-            data = await asyncio.to_thread(_read, *arguments) if large else _read(*arguments)
+        region = self._regions[place.region]
+        arguments = (region.fd, region.offset + place.offset, place.nbytes)
+        large = place.nbytes > COPIED_AT_ONCE_BYTES
+        data = await asyncio.to_thread(_read, *arguments) if large else _read(*arguments)
         if len(data) != place.nbytes:
             raise CallerError(f"the object {region.key!r} was cut: the input {what!r} is not in it any more")
         return data
 
     async def write(self, what: str, place: SharedRange, data: bytes | memoryview) -> None:
-        """Write an output. Raises CallerError if it is larger than its place, or the region is not there any more."""
-        region = self._check_inside(place)
+        """Write an output. Raises CallerError if it is larger than its place, or the object was cut."""
+        region = self._regions[place.region]
         nbytes = memoryview(data).nbytes
         if nbytes > place.nbytes:
             raise CallerError(f"the output {what!r} has {nbytes} bytes; its place in shared memory has {place.nbytes}")
-        with region.held() as fd:
-            arguments = (fd, region.offset + place.offset, data)
-            large = nbytes > COPIED_AT_ONCE_BYTES
-            try:
-                written = await asyncio.to_thread(_write, *arguments) if large else _write(*arguments)
-            except OSError as error:  # pages of an object may not be there yet
-                raise CapacityError(
-                    f"the output {what!r} cannot be written to {region.key!r}: {error.strerror}"
-                ) from error
+        arguments = (region.fd, region.offset + place.offset, data)
+        large = nbytes > COPIED_AT_ONCE_BYTES
+        try:
+            written = await asyncio.to_thread(_write, *arguments) if large else _write(*arguments)
+        except OSError as error:  # pages of an object may not be there yet
+            why = f"the output {what!r} cannot be written to {region.key!r}: {error.strerror}"
+            raise CapacityError(why) from error
         if not written:
             raise CallerError(f"the object {region.key!r} was cut: the output {what!r} has no room in it any more")
+
+
+def _check_inside(place: SharedRange, region: _Region) -> None:
+    """Raise CallerError, in the words that clients of Triton know, unless a range lies inside its region."""
+    if place.offset >= region.nbytes:
+        raise CallerError(
+            f"Invalid offset for shared memory region: {region.name!r} has {region.nbytes} bytes, and {place.offset} "
+            "is behind them"
+        )
+    if place.offset + place.nbytes > region.nbytes:
+        raise CallerError(
+            f"Invalid offset + byte size for shared memory region: {region.name!r} has {region.nbytes} bytes, not "
+            f"{place.nbytes} from {place.offset} on"
+        )
+
+
+def _check_overlaps(places: Sequence[tuple[SharedRange, _Region]]) -> None:
+    ends: list[tuple[tuple[int, int], int, int]] = []
+    for each, region in places:
+        begin = region.offset + each.offset
+        ends.append((region.identity, begin, begin + each.nbytes))
+    ends.sort()
+    for (object_, _, end), (other, begin, _) in itertools.pairwise(ends):
+        if object_ == other and begin < end:
+            raise CallerError("two outputs of the request would be written to the same bytes of shared memory")
 
 
 def _whose() -> str:
@@ -245,13 +275,12 @@ def _whose() -> str:
     return "" if tenant is None else tenant.name
 
 
-def _open(key: str) -> tuple[int, tuple[int, int], int]:
+def _open(key: str, region: str) -> tuple[int, tuple[int, int], int]:
     """Open an object; returns its descriptor, device and inode, and length. Raises CallerError, CapacityError."""
     name = key.removeprefix("/")
     if not name or len(name) > _MOST_LETTERS or "/" in name or "\0" in name or name in (".", ".."):
-        raise CallerError(
-            f"{key!r:.80} is no key of a shared memory object; such as '/input_data', without more slashes"
-        )
+        why = f"cannot register shared memory region {region!r} - invalid shm key {key!r:.80}"
+        raise CallerError(f"{why}; keys are like '/input_data'")
     if name.startswith(_OWN_PREFIX):
         raise CallerError(f"the object {key!r:.80} is trims's own; make one of another name")
     try:

@@ -176,8 +176,8 @@ def answer(*outputs: Tensor) -> Answer:
 
 
 def arranged(request: Any, given: Answer, *, binary: bool) -> list[Output]:
-    memory = SharedMemory()
-    return asyncio.run(arrange(request, given.outputs, batches=False, shared_memory=memory, binary=binary))
+    with SharedMemory().lend(request) as shared:
+        return asyncio.run(arrange(request, given.outputs, batches=False, shared=shared, binary=binary))
 
 
 def write(request: Any, given: Answer, *, binary: bool) -> tuple[bytes, int | None]:

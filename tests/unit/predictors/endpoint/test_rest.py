@@ -83,7 +83,9 @@ class StandIn:
     async def unload(self, model: str) -> None:
         self.asked.append(("unload", model))
 
-    async def infer(self, model: str, version: str, asked: Any, *, binary: bool, span: Any = None) -> Answered:
+    async def infer(
+        self, model: str, version: str, asked: Any, shared: Any, *, binary: bool, span: Any = None
+    ) -> Answered:
         plan = await self.plan(model, version)
         self.asked.append(("infer", asked.place, asked.queue_deadline_s, asked.keep_alive_s, asked.priority))
         if self.error is not None:
@@ -96,7 +98,7 @@ class StandIn:
                 raise
         outputs = [from_array("y", to_array(asked.inputs[0]) * 2)]
         answer = Answer(outputs, cold=False, how="running", place="cpu", warm=True, batch=1, stages={})
-        arranged = await arrange(asked, outputs, batches=False, shared_memory=self.shared_memory, binary=binary)
+        arranged = await arrange(asked, outputs, batches=False, shared=shared, binary=binary)
         return Answered(plan, answer, arranged)
 
 
@@ -460,7 +462,8 @@ def test_a_classification_is_texts_in_json_and_in_binary() -> None:
 
 def test_regions_of_shared_memory_are_registered_and_forgotten_over_http() -> None:
     service = StandIn()
-    off = ask("GET", "/v2/systemsharedmemory/status", service=service)
+    assert ask("GET", "/v2/systemsharedmemory/status", service=service).json() == []
+    off = ask("POST", "/v2/systemsharedmemory/unregister", service=service)
     assert (off.status, "--shared-memory system" in off.json()["error"]) == (400, True)
     service.shared_memory = SharedMemory(offered=True)
     path = Path(f"/dev/shm/test-{os.getpid()}")

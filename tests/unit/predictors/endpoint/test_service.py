@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from trims_predictors.endpoint.infer_request import InferRequest
 from trims_predictors.endpoint.service import Service
+from trims_predictors.endpoint.shared_memory import Lent
 from trims_predictors.records import Answer, Plan
 
 from trims.control.answers import Model
@@ -28,6 +29,9 @@ def model(name: str, *states: str, also: tuple[str, ...] = (), **fields: Any) ->
         name=name, version="1.0.0", description="", framework="", format="", key="", replicas=replicas,
         manifest_json=json.dumps(manifest), image_bytes=0, license="", origin="", in_memory="",
     )  # fmt: skip
+
+
+NONE_SHARED = Lent({}, 0)
 
 
 class Daemon:
@@ -144,12 +148,12 @@ def test_a_configuration_leaves_out_the_batch_dimension_of_models_that_have_one(
 
 def test_requests_and_failures_are_counted(service: Service, fleet: Fleet) -> None:
     async def run() -> None:
-        await service.infer("m", "", InferRequest([]))
+        await service.infer("m", "", InferRequest([]), NONE_SHARED)
         fleet.error = PredictorError("broken")
         with pytest.raises(PredictorError):
-            await service.infer("m", "", InferRequest([]))
+            await service.infer("m", "", InferRequest([]), NONE_SHARED)
         with pytest.raises(ModelNotFoundError):
-            await service.infer("unknown", "", InferRequest([]))
+            await service.infer("unknown", "", InferRequest([]), NONE_SHARED)
         (told,) = await service.statistics("m")
         assert (told["inference_stats"]["success"]["count"], told["inference_stats"]["fail"]["count"]) == (1, 1)
         assert [each["name"] for each in await service.statistics()] == ["m"]
@@ -159,12 +163,12 @@ def test_requests_and_failures_are_counted(service: Service, fleet: Fleet) -> No
 
 def test_a_predictor_is_expected_for_a_model_that_was_asked_for_before(service: Service, fleet: Fleet) -> None:
     async def run() -> None:
-        await service.infer("m", "", InferRequest([]))
+        await service.infer("m", "", InferRequest([]), NONE_SHARED)
         assert fleet.expected == []
-        await service.infer("m", "", InferRequest([]))
+        await service.infer("m", "", InferRequest([]), NONE_SHARED)
         assert fleet.expected == ["m"]
         with pytest.raises(ModelNotFoundError):
-            await service.infer("m", "9.9.9", InferRequest([]))
+            await service.infer("m", "9.9.9", InferRequest([]), NONE_SHARED)
         assert fleet.expected == ["m"], "not of another version"
 
     asyncio.run(run())
@@ -172,7 +176,7 @@ def test_a_predictor_is_expected_for_a_model_that_was_asked_for_before(service: 
 
 def test_a_model_that_was_removed_is_not_among_the_statistics(service: Service, daemon: Daemon) -> None:
     async def run() -> None:
-        await service.infer("m", "", InferRequest([]))
+        await service.infer("m", "", InferRequest([]), NONE_SHARED)
         del daemon.known["m"]
         service._plans.forget("m")
         assert await service.statistics() == []
