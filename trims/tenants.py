@@ -35,6 +35,7 @@ from trims.core.errors import CallerError, ConfigError, PermissionDeniedError
 from trims.core.manifest import TRUSTS
 from trims.core.tenancy import Quota
 from trims.core.units import parse_bytes
+from trims.documents import load_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -159,7 +160,7 @@ def read_tenants(path: Path | None) -> Tenants:
         return Tenants()
     try:
         status = path.stat()
-        raw = yaml.load(path.read_text(encoding="utf-8"), _Loader)  # noqa: S506 - a safe loader
+        raw = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"the tenants file {path} cannot be read: {error}") from error
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -170,18 +171,6 @@ def read_tenants(path: Path | None) -> Tenants:
     for what in ("users", "tokens"):
         _check_once(path, what, tenants)
     return Tenants(tenants)
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a mapping with one key twice, of which the first would be lost in silence."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        """See yaml.SafeLoader."""
-        keys = [self.construct_object(key) for key, _ in node.value]
-        twice = [key for key in keys if keys.count(key) > 1]
-        if twice:
-            raise yaml.YAMLError(f"{twice[0]!r} is there twice in line {node.start_mark.line + 1} and after")
-        return super().construct_mapping(node, deep)
 
 
 def _tenant(path: Path, name: Any, given: Any) -> Tenant:

@@ -10,6 +10,8 @@ import yaml
 
 from trims.control.artifacts import manifest_for
 from trims.core.errors import CallerError, ManifestError
+from trims.core.manifest import check_version
+from trims.documents import load_yaml
 from trims.registry.base import read_manifest
 from trims.wire import trims_pb2 as pb
 from trims.wire.address import CONTROL_SOCKET, default_runtime_dir
@@ -62,11 +64,12 @@ def register_again(model: Model) -> pb.RegisterRequest:
 
 def name_in(request: pb.RegisterRequest) -> str:
     """The name that a registration is for; empty if its manifest has none."""
-    raw = yaml.safe_load(request.manifest_yaml)
+    raw = load_yaml(request.manifest_yaml)
     return str(raw.get("name", "")) if isinstance(raw, dict) else ""
 
 
 def _registration(raw: dict[str, Any], origin: str, *, replace: bool) -> pb.RegisterRequest:
+    check_version(raw.get("version"), "the manifest")  # a number of a program would be read as it is written in YAML
     try:
         text = yaml.safe_dump(raw)
     except yaml.YAMLError as error:

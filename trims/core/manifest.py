@@ -20,9 +20,10 @@ from trims.core.steps import Step, check_flow, parse_steps
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,126}[a-z0-9])?\Z")
-#: A semantic version, or a whole number as in Triton's repositories, whose tools understand no other.
-_VERSION = re.compile(r"[0-9]+(?:\.[0-9]+\.[0-9]+(?:-[0-9A-Za-z.-]+)?(?:\+[0-9A-Za-z.-]+)?)?\Z")
+#: What repositories of Triton, KServe and MLServer have. Names that differ in case only are two models.
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_])?\Z")
+#: `1.2.3`, `v1.2.3`, `2024-11-01`, or a whole number as in Triton's repositories, whose tools understand no other.
+_VERSION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._+-]{0,126}[A-Za-z0-9])?\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "numpy")
 PERSIST = ("auto", "always", "never")
@@ -129,11 +130,11 @@ class Manifest:
 def parse_manifest(raw: object, origin: str = "") -> Manifest:
     """Check a mapping as read from YAML. Raises ManifestError naming the field and the remedy."""
     top = Fields(raw, "manifest")
-    name = top.text("name", pattern=_NAME, hint="lower-case letters, digits, '.', '_' and '-'", required=True)
+    name = top.text("name", pattern=_NAME, hint="letters, digits, '.', '_' and '-'", required=True)
     top.where = name
     manifest = Manifest(
         name=name,
-        version=top.text("version", "0.0.0", pattern=_VERSION, hint="major.minor.patch, or a whole number"),
+        version=_version(top.take("version"), name),
         description=top.text("description", ""),
         license=top.text("license", ""),
         framework=_framework(top.take("framework"), name),
@@ -150,6 +151,20 @@ def parse_manifest(raw: object, origin: str = "") -> Manifest:
     top.done()
     manifest.validate()
     return manifest
+
+
+def _version(raw: object, name: str) -> str:
+    check_version(raw, name)
+    version = "0.0.0" if raw is None else str(raw)
+    if not _VERSION.match(version):
+        raise ManifestError(f"{name}: 'version' is {version!r:.80}; write letters, digits, '.', '_', '+' and '-'")
+    return version
+
+
+def check_version(raw: object, name: str) -> None:
+    """Raise ManifestError for a version that is neither text nor a whole number: 1.10 would have become 1.1."""
+    if raw is not None and (isinstance(raw, bool) or not isinstance(raw, str | int)):
+        raise ManifestError(f"{name}: 'version' must be text, not {raw!r:.80}; quote it")
 
 
 def _framework(raw: object, name: str) -> Framework | None:

@@ -18,6 +18,7 @@ import yaml
 from trims.core.errors import ConfigError
 from trims.core.manifest import TRUSTS
 from trims.core.units import parse_bytes
+from trims.documents import load_yaml
 from trims.environments.interpreters import parse_interpreters
 from trims.environments.shelf import default_folder
 from trims.memory.available import allowed_bytes
@@ -185,7 +186,7 @@ def build_config(
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
     if raw is None:

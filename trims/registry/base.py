@@ -16,12 +16,15 @@ import yaml
 from trims.core.errors import ManifestError, ModelExistsError, ModelNotFoundError
 from trims.core.manifest import Manifest, parse_manifest
 from trims.core.units import format_bytes
+from trims.documents import load_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
 _MAX_MANIFEST_BYTES = 1 << 20
+#: Fields that look like numbers: `version: 1.10` is not 1.1.
+_WRITTEN_AS_TEXT = (("version",), ("framework", "version"))
 #: Values in a manifest once its aliases are written out: a few hundred bytes of aliases can stand for billions.
 _MAX_VALUES = 20_000
 
@@ -130,7 +133,7 @@ def parse_yaml(text: str) -> dict[str, Any]:
     if len(text) > _MAX_MANIFEST_BYTES:
         raise ManifestError(f"has more than {format_bytes(_MAX_MANIFEST_BYTES)}; make it shorter")
     try:
-        raw = yaml.safe_load(text)
+        raw = load_yaml(text, as_text=_WRITTEN_AS_TEXT)
     except RecursionError as error:
         raise ManifestError("is nested too deeply; write it flat") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of thousands of digits
