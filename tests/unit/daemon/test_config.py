@@ -17,6 +17,13 @@ from trims.memory.available import allowed_bytes
 from trims.plugins import Choice
 
 
+@pytest.fixture(autouse=True)
+def a_still_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the disk say the same at each question: other programs write to it between two of them."""
+    found = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: found)
+
+
 def build(environment: dict[str, str] | None = None, file: Path | None = None, **flags: object) -> Config:
     return build_config(flags, environment=environment or {}, file=file)
 
