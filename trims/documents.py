@@ -31,7 +31,7 @@ def load_yaml(text: str, *, as_text: Sequence[tuple[str, ...]] = ()) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        _check_keys(node)
+        _check_keys(loader, node)
         for way in as_text:
             _keep_text(node, way)
         return loader.construct_document(node)
@@ -39,7 +39,7 @@ def load_yaml(text: str, *, as_text: Sequence[tuple[str, ...]] = ()) -> Any:
         loader.dispose()
 
 
-def _check_keys(root: Any) -> None:
+def _check_keys(loader: yaml.SafeLoader, root: Any) -> None:
     """Raise YAMLError for a mapping with one key twice, at any depth; before keys are merged (`<<`)."""
     left, seen = [root], set()
     while left:
@@ -51,18 +51,19 @@ def _check_keys(root: Any) -> None:
             left += node.value
         elif isinstance(node, yaml.MappingNode):
             left += [part for pair in node.value for part in pair]
-            _check_mapping(node)
+            _check_mapping(loader, node)
 
 
-def _check_mapping(node: Any) -> None:
-    lines: dict[tuple[str, str], int] = {}
+def _check_mapping(loader: yaml.SafeLoader, node: Any) -> None:
+    lines: dict[Any, int] = {}
     for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+        if not isinstance(key, yaml.ScalarNode):
             continue
-        line, before = key.start_mark.line + 1, lines.get((key.tag, key.value))
+        value = key.value if key.tag == _MERGE else loader.construct_object(key)  # 1 and 0x1 are one key
+        line, before = key.start_mark.line + 1, lines.get(value)
         if before is not None:
             raise yaml.YAMLError(f"the key {key.value!r:.80} is there twice, in lines {before} and {line}; keep one")
-        lines[key.tag, key.value] = line
+        lines[value] = line
 
 
 _MERGE = "tag:yaml.org,2002:merge"

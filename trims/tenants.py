@@ -161,7 +161,7 @@ def read_tenants(path: Path | None) -> Tenants:
     try:
         status = path.stat()
         raw = load_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"the tenants file {path} cannot be read: {error}") from error
     if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(f"the tenants file {path} may be changed by other users; `chmod go-w` it, and own it")

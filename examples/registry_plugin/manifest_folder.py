@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from trims.registry.base import RegistrySettings
 
-_FILE = re.compile(r"([a-z0-9]([a-z0-9._-]*[a-z0-9])?)\.yaml\Z")
+_FILE = re.compile(r"([A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?)\.yaml\Z")
 _ORIGIN = "# origin: "
 
 

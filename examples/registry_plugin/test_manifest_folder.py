@@ -60,13 +60,13 @@ def test_a_broken_file_is_named_and_hides_no_other(tmp_path: Path, text: str, wo
 
 
 def test_other_files_are_no_models_and_stay(tmp_path: Path) -> None:
-    for name in ("README.md", ".writing", "Bert.yaml", "bert.yml", ".git"):
+    for name in ("README.md", ".writing", "-bert.yaml", "bert.yml", ".git"):
         (tmp_path / name).write_text("")
     registry = ManifestFolder(tmp_path)
     assert registry.names() == []
     registry.put(manifest(), "")
     registry.remove("m")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".git", "Bert.yaml", "README.md", "bert.yml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".git", "-bert.yaml", "README.md", "bert.yml"]
 
 
 @pytest.mark.parametrize("argument", ["", "manifests", "/nonexistent/manifests"])

@@ -21,6 +21,7 @@ MANIFEST = "name: TestModel\nartifact: {path: w.bin}\n"
         ("a: 1\nb: 2\na: 3\n", "lines 1 and 3"),
         ("x:\n  - {a: 1,\n     a: 2}\n", "lines 2 and 3"),
         ('{"b": {"a": 1, "a": 1}}', "lines 1 and 1"),
+        ("a: 1\n'a': 2\n", "lines 1 and 2"),
     ],
 )
 def test_a_key_that_is_there_twice_is_named_with_its_lines(text: str, lines: str) -> None:
@@ -28,6 +29,12 @@ def test_a_key_that_is_there_twice_is_named_with_its_lines(text: str, lines: str
         load_yaml(text)
     with pytest.raises(ManifestError, match="is there twice"):
         parse_yaml(text)
+
+
+@pytest.mark.parametrize("text", ["{1: a, 0x1: b}", "{true: a, yes: b}", "x: &x {a: 1}\ny: {<<: *x, <<: *x}\n"])
+def test_keys_that_are_one_in_two_spellings_are_refused(text: str) -> None:
+    with pytest.raises(yaml.YAMLError, match="is there twice"):
+        load_yaml(text)
 
 
 def test_equal_keys_of_two_mappings_and_merged_ones_are_fine() -> None:

@@ -187,7 +187,7 @@ def build_config(
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         raw = load_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
     if raw is None:
         return {}

@@ -150,9 +150,11 @@ class RegistryContract:
         assert registry.get("b").description == "again"
 
     def test_every_allowed_name_is_a_name_of_its_own(self, registry: Registry) -> None:
-        every = string.ascii_lowercase + string.digits + "._-"
+        every = string.ascii_letters + string.digits + "._-"
         names = [
             "a",
+            "A",
+            "TestModel",
             "a.yaml",
             "a.yml",
             "a.json",
