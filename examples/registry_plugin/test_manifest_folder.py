@@ -66,7 +66,7 @@ def test_other_files_are_no_models_and_stay(tmp_path: Path) -> None:
     assert registry.names() == []
     registry.put(manifest(), "")
     registry.remove("m")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".git", "-bert.yaml", "README.md", "bert.yml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["-bert.yaml", ".git", "README.md", "bert.yml"]
 
 
 @pytest.mark.parametrize("argument", ["", "manifests", "/nonexistent/manifests"])
