@@ -22,21 +22,38 @@ def load_yaml(text: str, *, as_text: Sequence[tuple[str, ...]] = ()) -> Any:
             and not the number 1.1.
 
     Raises:
-        yaml.YAMLError: It is not YAML, or a mapping has one key twice; the message names key and lines.
-        ValueError: A number in it has thousands of digits.
+        yaml.YAMLError: It is not YAML, a value does not fit its tag, a number has too many digits, or a mapping has one
+            key twice; the message names the value or the key, and the lines.
         RecursionError: It is nested too deeply.
     """
-    loader = yaml.SafeLoader(text)
+    loader = _Loader(text)
     try:
         node = loader.get_single_node()
         if node is None:
             return None
         _check_keys(loader, node)
         for way in as_text:
-            _keep_text(node, way)
+            node = _with_text(loader, node, way)
         return loader.construct_document(node)
     finally:
         loader.dispose()
+
+
+class _Loader(yaml.SafeLoader):
+    """Raises YAMLError for each scalar without a value: PyYAML raises what its own code ran into, KeyError for one."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """See yaml.SafeLoader."""
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep)
+        if node.tag == _INT and len(node.value) > _MAX_DIGITS:
+            what = f"has more than {_MAX_DIGITS} digits; quote it"
+            raise yaml.YAMLError(f"the number in line {node.start_mark.line + 1} {what}")
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            kind = f"of the type {node.tag.rpartition(':')[2]!r:.80}; mend it, or quote it without a tag"
+            raise yaml.YAMLError(f"{node.value!r:.80} in line {node.start_mark.line + 1} is no value {kind}") from error
 
 
 def _check_keys(loader: yaml.SafeLoader, root: Any) -> None:
@@ -55,6 +72,7 @@ def _check_keys(loader: yaml.SafeLoader, root: Any) -> None:
 
 
 def _check_mapping(loader: yaml.SafeLoader, node: Any) -> None:
+    """Raise YAMLError for one key twice in one mapping."""
     lines: dict[Any, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
@@ -67,18 +85,28 @@ def _check_mapping(loader: yaml.SafeLoader, node: Any) -> None:
 
 
 _MERGE = "tag:yaml.org,2002:merge"
+_INT = "tag:yaml.org,2002:int"
 #: Plain scalars that YAML takes for something else than text, although a version may be written so.
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+_NUMBERS = (_INT, "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
 _TEXT = "tag:yaml.org,2002:str"
+#: Python prints numbers of at most 4300 decimal digits, and may be told 640; hexadecimal ones become longer in print.
+_MAX_DIGITS = 500
 
 
-def _keep_text(node: Any, way: tuple[str, ...]) -> None:
+def _with_text(loader: yaml.SafeLoader, node: Any, way: tuple[str, ...]) -> Any:
+    """The node with text at the end of the way. What is changed is copied: an alias may lead there from elsewhere."""
+    if not way:
+        is_number = isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS
+        return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark) if is_number else node
     if not isinstance(node, yaml.MappingNode):
-        return
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode) or key.value != way[0]:
-            continue
-        if len(way) > 1:
-            _keep_text(value, way[1:])
-        elif isinstance(value, yaml.ScalarNode) and value.tag in _NUMBERS:
-            value.tag = _TEXT
+        return node
+    made = yaml.MappingNode(node.tag, list(node.value), node.start_mark, node.end_mark)
+    loader.flatten_mapping(made)  # a merged version counts as one that is written there
+    made.value = [
+        (key, _with_text(loader, value, way[1:]) if _is_key(key, way[0]) else value) for key, value in made.value
+    ]
+    return made
+
+
+def _is_key(node: Any, name: str) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.value == name

@@ -57,6 +57,43 @@ def test_a_version_is_the_text_that_was_written(written: str, version: str) -> N
     assert (manifest.name, manifest.version) == ("TestModel", version)
 
 
+@pytest.mark.parametrize("written", ["1.0.0-rc.", "1.0.0-rc-", "1." + "0" * 126])
+def test_versions_that_were_accepted_before_still_are(written: str) -> None:
+    assert parse_manifest(parse_yaml(f"{MANIFEST}version: {written}\n")).version == written
+
+
+def test_the_version_of_a_framework_is_the_text_that_was_written() -> None:
+    manifest = parse_manifest(parse_yaml(f"{MANIFEST}framework: {{name: torch, version: 2.10}}\n"))
+    assert manifest.framework is not None
+    assert manifest.framework.version == "2.10"
+
+
+def test_a_version_by_an_alias_is_text_and_leaves_the_number_it_names() -> None:
+    raw = parse_yaml("attributes: {x: &v 1.10}\nversion: *v\n")
+    assert raw == {"attributes": {"x": 1.1}, "version": "1.10"}
+    raw = parse_yaml("attributes: {x: &f {name: torch, version: 2.10}}\nframework: *f\n")
+    assert raw["attributes"]["x"]["version"] == 2.1
+    assert raw["framework"] == {"name": "torch", "version": "2.10"}
+
+
+def test_a_merged_version_is_the_text_that_was_written() -> None:
+    raw = parse_yaml("attributes: &a {version: 010}\n<<: *a\n")
+    assert raw == {"attributes": {"version": 8}, "version": "010"}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["!!bool maybe", "!!timestamp soon", "!!int ''", "!!float ''", "!!int abc", "2024-13-45",
+     pytest.param("1" + ":00" * 400 + ".5", id="sexagesimal"), pytest.param("0x" + "f" * 6000, id="hexadecimal"),
+     pytest.param("9" * 6000, id="decimal")],
+)  # fmt: skip
+@pytest.mark.parametrize("where", ["attributes: {a: %s}", "attributes: {? %s : 1}", "name: %s", "version: [%s]"])
+def test_a_value_without_a_meaning_is_refused_with_its_line(where: str, value: str) -> None:
+    with pytest.raises(ManifestError, match=r"line 2\b") as caught:
+        parse_yaml("# a manifest\n" + where % value)
+    assert len(str(caught.value)) < 300
+
+
 def test_other_numbers_stay_numbers() -> None:
     raw = parse_yaml(f"{MANIFEST}attributes: {{version: 1.10}}\n")
     assert raw["attributes"] == {"version": 1.1}
@@ -68,6 +105,8 @@ def test_a_version_of_a_program_may_be_a_whole_number_and_no_other() -> None:
     for wrong in (1.1, True, ["1"]):
         with pytest.raises(ManifestError, match=r"'version' must be text.*quote it"):
             parse_manifest({**given, "version": wrong})
+    with pytest.raises(ManifestError, match="'version' has more than 128 digits"):
+        parse_manifest({**given, "version": 10**5000})
 
 
 @pytest.mark.parametrize("name", ["TestModel", "a", "_m", "Bert_Base-v1.2", "M"])
@@ -79,3 +118,9 @@ def test_names_of_existing_deployments_are_accepted(name: str) -> None:
 def test_names_that_would_mean_something_else_are_refused(name: str) -> None:
     with pytest.raises(ManifestError, match="'name'"):
         parse_manifest({"name": name, "artifact": {"path": "w.bin"}})
+
+
+@pytest.mark.parametrize("text", ["&r {version: *r}", "&r {<<: *r, version: 1}", "framework: &f {version: *f}"])
+def test_a_mapping_that_holds_itself_ends_in_a_manifest_error(text: str) -> None:
+    with pytest.raises(ManifestError):
+        parse_manifest(parse_yaml(text))

@@ -10,7 +10,8 @@ import yaml
 
 from trims.control.artifacts import manifest_for
 from trims.core.errors import CallerError, ManifestError
-from trims.core.manifest import check_version
+from trims.core.manifest import text_of_version
+from trims.core.manifest_fields import Fields
 from trims.documents import load_yaml
 from trims.registry.base import read_manifest
 from trims.wire import trims_pb2 as pb
@@ -69,12 +70,20 @@ def name_in(request: pb.RegisterRequest) -> str:
 
 
 def _registration(raw: dict[str, Any], origin: str, *, replace: bool) -> pb.RegisterRequest:
-    check_version(raw.get("version"), "the manifest")  # a number of a program would be read as it is written in YAML
+    _check_versions(raw)
     try:
         text = yaml.safe_dump(raw)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of thousands of digits
         raise ManifestError(f"the manifest cannot be written as YAML: {error}") from error
     return message(pb.RegisterRequest, manifest_yaml=text, origin=origin, replace=replace)
+
+
+def _check_versions(raw: dict[str, Any]) -> None:
+    """Raise ManifestError for a version that is a number of a program: the daemon would read it as it is dumped."""
+    text_of_version(raw.get("version"), "the manifest")
+    framework = raw.get("framework")
+    if isinstance(framework, Mapping):
+        Fields(framework, "the manifest: framework").text("version", "")
 
 
 def _manifest_of(source: Path, name: str | None) -> tuple[dict[str, Any], str]:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 #: What repositories of Triton, KServe and MLServer have. Names that differ in case only are two models.
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_])?\Z")
 #: `1.2.3`, `v1.2.3`, `2024-11-01`, or a whole number as in Triton's repositories, whose tools understand no other.
-_VERSION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._+-]{0,126}[A-Za-z0-9])?\Z")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")
+#: More than 128 decimal digits have; Python prints no number of any length.
+_MAX_VERSION_BITS = 426
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "numpy")
 PERSIST = ("auto", "always", "never")
@@ -154,17 +156,27 @@ def parse_manifest(raw: object, origin: str = "") -> Manifest:
 
 
 def _version(raw: object, name: str) -> str:
-    check_version(raw, name)
-    version = "0.0.0" if raw is None else str(raw)
+    version = text_of_version(raw, name) or "0.0.0"
     if not _VERSION.match(version):
         raise ManifestError(f"{name}: 'version' is {version!r:.80}; write letters, digits, '.', '_', '+' and '-'")
     return version
 
 
-def check_version(raw: object, name: str) -> None:
-    """Raise ManifestError for a version that is neither text nor a whole number: 1.10 would have become 1.1."""
-    if raw is not None and (isinstance(raw, bool) or not isinstance(raw, str | int)):
-        raise ManifestError(f"{name}: 'version' must be text, not {raw!r:.80}; quote it")
+def text_of_version(raw: object, where: str) -> str:
+    """A version as text, a whole number as its digits; empty if it is None.
+
+    Raises:
+        ManifestError: It is something else, such as the number 1.10, which has become 1.1 already.
+    """
+    if raw is None:
+        return ""
+    if isinstance(raw, str):
+        return raw
+    if isinstance(raw, bool) or not isinstance(raw, int):
+        raise ManifestError(f"{where}: 'version' must be text, not {raw!r:.80}; quote it")
+    if raw.bit_length() > _MAX_VERSION_BITS:
+        raise ManifestError(f"{where}: 'version' has more than 128 digits; make it shorter")
+    return str(raw)
 
 
 def _framework(raw: object, name: str) -> Framework | None:

@@ -136,7 +136,7 @@ def parse_yaml(text: str) -> dict[str, Any]:
         raw = load_yaml(text, as_text=_WRITTEN_AS_TEXT)
     except RecursionError as error:
         raise ManifestError("is nested too deeply; write it flat") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of thousands of digits
+    except yaml.YAMLError as error:
         raise ManifestError(f"is not YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ManifestError("must be a mapping")

@@ -12,6 +12,8 @@ from operators import MODEL
 
 from trims.control import orders
 from trims.core.errors import ArtifactNotFoundError, CallerError, ManifestError
+from trims.core.manifest import parse_manifest
+from trims.registry.base import parse_yaml
 from trims.wire import trims_pb2 as pb
 
 MANIFEST = {"name": "m", "artifact": {"path": "m.npz"}}
@@ -89,3 +91,19 @@ def test_a_model_is_put_back_as_it_was_kept() -> None:
     request = orders.register_again(replace(MODEL, manifest_json=json.dumps(MANIFEST), origin="/models"))
     assert yaml.safe_load(request.manifest_yaml) == MANIFEST
     assert (request.origin, request.replace) == ("/models", True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"version": 1.1}, {"version": 10**5000}, {"framework": {"name": "torch", "version": 2.1}},
+     {"framework": {"name": "torch", "version": 2}}, {"attributes": {"x": 10**5000}}],
+    ids=["version", "long version", "framework", "whole framework", "long number"],
+)  # fmt: skip
+def test_numbers_that_yaml_would_change_or_not_carry_are_manifest_errors(fields: dict[str, Any]) -> None:
+    with pytest.raises(ManifestError):
+        orders.register({**MANIFEST, **fields}, None, replace=False)
+
+
+def test_a_whole_number_as_version_arrives_as_its_digits() -> None:
+    given = {**MANIFEST, "version": 3}
+    assert parse_manifest(parse_yaml(orders.register(given, None, replace=False).manifest_yaml)).version == "3"

@@ -14,7 +14,7 @@ from repository import ROOT
 
 from trims.core.errors import ManifestError
 from trims.core.manifest import parse_manifest
-from trims.registry.base import read_manifest
+from trims.registry.base import parse_yaml, read_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -144,6 +144,14 @@ def test_the_schema_refuses_what_the_parser_refuses(wrong: dict[str, Any]) -> No
         parse_manifest(wrong)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(wrong, schema, cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize("written", ["1", "1.10", "v1.2", "1.0.0-rc."])
+def test_the_schema_takes_versions_as_editors_read_them(written: str) -> None:
+    text = f"name: TestModel\nartifact: {{path: m.bin}}\nversion: {written}\n"
+    parse_manifest(parse_yaml(text))
+    schema = json.loads((ROOT / "manifests" / "schema.json").read_text())
+    jsonschema.validate(yaml.safe_load(text), schema, cls=jsonschema.Draft202012Validator)
 
 
 def test_a_manifest_survives_yaml() -> None:
