@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import CallerError, CapacityError, DeadlineError, DrainingError, PredictorError, TrimsError
 from trims_predictors.background import Background
 from trims_predictors.batches import rows_of
+from trims_predictors.failures import Failures
 from trims_predictors.fleet_runs import Request, Running, Runs, told_of
 from trims_predictors.hot_spares import HotSpares
 from trims_predictors.jobs import Fail, Job, Limits, Run, Start, Step, Stop
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: After an answer the same client often asks again.
 _AFTERWARDS_S = 0.2
+#: Orders to load run together with each other, and with no request.
+_LOADS = object()
+#: Before every level that a request can have.
+_FIRST = -1
 
 
 class Fleet:
@@ -74,6 +79,8 @@ class Fleet:
         self._plans: dict[str, Plan] = {}
         #: Inputs and outputs of models.
         self.signatures = Signatures()
+        #: Why models could not be loaded.
+        self.failures = Failures()
         self._background = Background("the fleet")
         self._loop = asyncio.get_running_loop()
         self._closing = False
@@ -122,7 +129,20 @@ class Fleet:
         began_s = time.perf_counter() if began_s is None else began_s
         request = Request(plan, tensors, self._loop.create_future(), began_s, keep_alive_s, begin_run)
         job = self._job(request, plan.level_of(priority))
-        answer: asyncio.Future[Answer] = job.payload.answer
+        return await self._answer(job, queue_deadline_s)
+
+    async def load(self, plan: Plan) -> None:
+        """Have a predictor of the model that has loaded it, as its next request finds it; requests do not go before.
+
+        Raises as `infer` does.
+        """
+        if self._closing:
+            raise DrainingError("the endpoint is ending and loads no models")
+        request = Request(plan, (), self._loop.create_future(), time.perf_counter(), None, None, only_load=True)
+        await self._answer(Job(plan.line, group=_LOADS, payload=request, level=_FIRST), None)
+
+    async def _answer(self, job: Job, queue_deadline_s: float | None) -> Answer:
+        plan, answer = job.payload.plan, job.payload.answer
         self._plans[plan.line] = plan
         self._do(self._slots.submit(job, self._limits(plan)))
         if not job.ripe:
@@ -131,7 +151,8 @@ class Fleet:
         timer = self._loop.call_later(deadline_s, self._give_up, job, deadline_s)
         self._asked += 1
         try:
-            return await answer
+            found: Answer = await answer
+            return found
         finally:
             self._asked -= 1
             self._answered_s = self._loop.time()
@@ -249,7 +270,7 @@ class Fleet:
             taken = time.perf_counter()
         except (TrimsError, OSError) as error:
             self._coming.discard(predictor)
-            self._refuse(predictor, error)
+            self._refuse(predictor, plan, in_words(error, "no predictor can be started"))
             self._forget(predictor, plan.line, "it was not started")
             return
         running = self._running[predictor] = Running(plan, process, process.how, began)
@@ -270,7 +291,7 @@ class Fleet:
             with computes, told_of(plan, "raise --load-deadline-s"):
                 answer = await load(process, message, self._settings.load_deadline_s, lambda: self._make_way(plan.line))
         except TrimsError as error:
-            self._refuse(predictor, error)
+            self._refuse(predictor, plan, error, hung=isinstance(error, DeadlineError) and process.dying)
             return
         self._loaded(predictor, running, answer, taken - began)
         if running.how != "spawned":
@@ -286,6 +307,10 @@ class Fleet:
                 if not await self._make_way(plan.line):
                     raise
 
+    async def make_way(self) -> bool:
+        """End the predictor of the operator that has been idle longest, whose lease is in the way. False if none is."""
+        return await self._make_way("")
+
     async def _make_way(self, line: str) -> bool:
         """End a predictor that is idle, for one of the line that lacks memory, a lease or descriptors.
 
@@ -300,6 +325,7 @@ class Fleet:
 
     def _loaded(self, predictor: int, running: Running, answer: Message, process_s: float) -> None:
         plan = running.plan
+        self.failures.clear(plan)
         self.hot.loaded(plan, answer)
         running.place, running.warm = str(answer["place"]), bool(answer["warm"])
         running.stages = {"process_s": max(0.0, process_s), **answer["stages"]}
@@ -307,8 +333,18 @@ class Fleet:
         self._do(self._slots.ready(predictor))
         self._watch_idle(predictor)
 
-    def _refuse(self, predictor: int, error: TrimsError | OSError) -> None:
-        self._do(self._slots.failed(predictor, in_words(error, "no predictor can be started")))
+    def _refuse(self, predictor: int, plan: Plan, error: TrimsError, *, hung: bool = False) -> None:
+        self._learn_failure(predictor, plan, PredictorError(str(error)) if hung else error)
+        self._do(self._slots.failed(predictor, error))
+
+    def _learn_failure(self, predictor: int, plan: Plan, error: TrimsError) -> None:
+        """Keep why a predictor could not load its model, before its clients are told; see `Failures.learn`.
+
+        Not of one that was told to end meanwhile. Nor while another one has loaded the model, which shows that it runs.
+        """
+        loaded = self._slots.line(plan.line)
+        if self._slots.is_starting(predictor) and not (self._killing or loaded["idle"] or loaded["busy"]):
+            self.failures.learn(plan, error)
 
     async def _run(self, predictor: int, jobs: Sequence[Job]) -> None:
         running = self._running[predictor]
@@ -341,6 +377,9 @@ class Fleet:
         running.end_run()
         self._count("ended")
         _log.info("a predictor of %s (process %d) ended: %s", running.plan.model, running.process.pid, why)
+        self._learn_failure(
+            predictor, running.plan, PredictorError(f"{running.plan.model}: its predictor ended: {why}")
+        )
         # After the task that waits for its answer has told the clients, which knows more.
         self._loop.call_soon(self._forget, predictor, running.plan.line, why)
 
@@ -387,7 +426,7 @@ class Fleet:
         self._closing, self._grace_until_s = True, until_s
         while self._asked and self._loop.time() < self._grace_until_s:
             await asyncio.sleep(0.02)
-        self._killing = True
+        self._killing = True  # before any process is ended: no model is to blame for that
         for each in list(self._plans):
             self.retire(each)
         for running in list(self._running.values()):

@@ -38,6 +38,7 @@ class Request:
         began_s: When it came, on the clock of `time.perf_counter`.
         keep_alive_s: Seconds that its predictor stays afterwards; None: what the model says.
         begin_run: Called when a predictor begins to answer it.
+        only_load: It wants a predictor that has loaded the model, and no run.
     """
 
     plan: Plan
@@ -46,6 +47,7 @@ class Request:
     began_s: float
     keep_alive_s: float | None
     begin_run: BeginRun | None
+    only_load: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -116,6 +118,10 @@ class Runs:
 
     async def run(self, running: Running, jobs: Sequence[Job]) -> None:
         """Answer all jobs, with an error where it must be. If they fail together, each is tried alone."""
+        if jobs[0].payload.only_load:  # and so are the others, which are of its group
+            for job in jobs:
+                _answer(running, job.payload, [], {}, batch=len(jobs))
+            return
         try:
             await self._run_together(running, jobs)
         except TrimsError as error:

@@ -60,6 +60,7 @@ class _Predictor:
     state: State = State.STARTING
     jobs: tuple[Job, ...] = ()
     idles: int = 0
+    retired: bool = False
 
 
 class Schedule:
@@ -191,6 +192,8 @@ class Schedule:
         if line is None:
             return []
         line.retired = not line.queue
+        for predictor in line.busy:  # a request that comes before they finish needs new ones all the same
+            self._predictors[predictor].retired = True
         return [step for predictor in list(line.idle) for step in self._stop(predictor)] + self._settle(line)
 
     def give_way(self) -> list[Step]:
@@ -204,6 +207,11 @@ class Schedule:
         return self._stop(victim) + self._settle(self._predictors[victim].line)
 
     # -- questions -------------------------------------------------------------------------------------------------
+
+    def is_starting(self, predictor: int) -> bool:
+        """Return whether a predictor is to load its model: it neither has, nor was told to end."""
+        found = self._predictors.get(predictor)
+        return found is not None and found.state is State.STARTING
 
     def idles(self, predictor: int) -> int | None:
         """Which idle time a predictor is in; None if it is not idle."""
@@ -284,7 +292,7 @@ class Schedule:
     def _released(self, predictor: int, found: _Predictor) -> list[Step]:
         """A predictor has nothing to do: give it the next requests, or its slot to a line that was there before."""
         line = found.line
-        if line.retired or self._must_yield(line):
+        if line.retired or found.retired or self._must_yield(line):
             return self._stop(predictor) + self._settle(line)
         found.state = State.IDLE
         found.idles += 1

@@ -100,6 +100,11 @@ class Slots:
 
     # -- questions -------------------------------------------------------------------------------------------------
 
+    def is_starting(self, predictor: int) -> bool:
+        """Return whether a predictor is to load its model: it neither has, nor was told to end."""
+        schedule = self._by_predictor.get(predictor)
+        return schedule is not None and schedule.is_starting(predictor)
+
     def idles(self, predictor: int) -> int | None:
         """Which idle time a predictor is in; None if it is not idle."""
         schedule = self._by_predictor.get(predictor)

@@ -51,6 +51,10 @@ class StandIn:
             raise ModelNotFoundError("no model")
         return SimpleNamespace(model="m", version="1.0.0")
 
+    async def why_not_ready(self, model: str, version: str = "") -> str:
+        await self.plan(model, version)
+        return str(self.error or "")
+
     async def infer(self, model: str, version: str, asked: Any, shared: Any, **given: Any) -> Answered:
         plan, tensors = await self.plan(model), asked.inputs
         if self.error is not None:

@@ -57,10 +57,10 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelReady(self, request: Any, context: Any) -> Any:
         """Whether a model can be asked; its first request may load it."""
         try:
-            await self._service.plan(request.name, request.version)
+            reason = await self._service.why_not_ready(request.name, request.version)
         except ModelNotFoundError:
             return pb.ModelReadyResponse(ready=False)
-        return pb.ModelReadyResponse(ready=True)
+        return pb.ModelReadyResponse(ready=not reason)
 
     async def ServerMetadata(self, request: Any, context: Any) -> Any:
         """What the endpoint is."""
@@ -130,7 +130,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         return pb.RepositoryIndexResponse(models=await self._service.index(ready=request.ready))
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
-        """Have a model's weights in memory."""
+        """Have a model's weights in memory, and a predictor that has loaded it."""
         if request.parameters:
             raise CallerError("a model is loaded as its manifest says; register it again with `trims add --replace`")
         await self._service.load(request.model_name)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CapacityError, DeadlineError, InUseError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from trims.control import AsyncAdmin, Replica
 
 #: Of a load, its conversion and the turn before it.
@@ -30,12 +33,21 @@ class Loads:
 
     Args:
         daemon: Which has them loaded.
+        make_way: Ends an idle predictor, which holds a lease; says whether there was one.
         patience_s: See `load`.
         at_once: Loads that run; others wait for one of them to end.
     """
 
-    def __init__(self, daemon: AsyncAdmin, *, patience_s: float = _PATIENCE_S, at_once: int = _AT_ONCE) -> None:
+    def __init__(
+        self,
+        daemon: AsyncAdmin,
+        make_way: Callable[[], Awaitable[bool]],
+        *,
+        patience_s: float = _PATIENCE_S,
+        at_once: int = _AT_ONCE,
+    ) -> None:
         self._daemon = daemon
+        self._make_way = make_way
         self._patience_s = patience_s
         self._turns = asyncio.Semaphore(at_once)
         self._running: dict[tuple[str, str | None], _Load] = {}
@@ -44,7 +56,7 @@ class Loads:
         """Have a model's weights at a place.
 
         A load takes as long as it needs. Room, and readers of an image that is being evicted there, are waited for
-        `patience_s`.
+        `patience_s`. For room idle predictors end, one after the other.
 
         Args:
             model: As registered.
@@ -84,13 +96,17 @@ class Loads:
 
     async def _in_turn(self, model: str, place: str | None) -> Replica:
         load = self._daemon.load
+        has_waited = False
         async with self._turns:
-            try:  # without a deadline, what there is to wait for is told at once
-                return await load(model, place)
-            except (CapacityError, InUseError) as error:
-                if not error.retryable:
-                    raise
-            try:
-                return await load(model, place, deadline_s=self._patience_s)
-            except DeadlineError:
-                return await load(model, place)  # goes on if it has begun, else tells what it lacks
+            while True:
+                try:  # without a deadline it goes on if it has begun, else what there is to wait for is told at once
+                    return await load(model, place)
+                except (CapacityError, InUseError) as error:
+                    if not error.retryable:
+                        raise
+                    has_less = isinstance(error, CapacityError) and await self._make_way()
+                    if has_waited and not has_less:
+                        raise
+                has_waited = True
+                with contextlib.suppress(DeadlineError):
+                    return await load(model, place, deadline_s=self._patience_s)

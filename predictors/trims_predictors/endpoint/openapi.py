@@ -86,8 +86,9 @@ SCHEMAS: Json = {
     "Model": _object(
         required=("name", "versions", "platform", "inputs", "outputs"),
         name=_TEXT, versions=_list(_TEXT), platform=_TEXT, inputs=_list(_TENSOR_TYPE), outputs=_list(_TENSOR_TYPE),
+        properties={"type": "object", "additionalProperties": _TEXT},
     ),
-    "ModelReady": _object(required=("name", "ready"), name=_TEXT, ready={"type": "boolean"}),
+    "ModelReady": _object(required=("name", "ready"), name=_TEXT, ready={"type": "boolean"}, reason=_TEXT),
     "Configuration": _object(
         required=("name", "platform", "max_batch_size", "input", "output"),
         name=_TEXT, platform=_TEXT, max_batch_size={"type": "integer"}, input=_list(_ANY), output=_list(_ANY),
@@ -146,6 +147,7 @@ _OF_RUN = {
     "400": "the request is wrong", "413": "the body is too large", "500": "the predictor failed",
     "504": "no predictor was free in time, or the run took too long",
 }  # fmt: skip
+_OF_LOAD = {"500": "the artifact is broken, or the model cannot be loaded", "504": "it took too long"}
 _OF_BODY = {"400": "the request is wrong", "413": "the body is too large"}
 
 
@@ -234,9 +236,14 @@ def _model_paths() -> Json:
         "JSON, or JSON and then binary tensors with the header Inference-Header-Content-Length; with 0 in that header "
         "the body is the data of the model's one input, and the answer is binary"
     )
+    ready = _operation("Whether a model can be asked", "ModelReady", _OF_MODEL)
+    ready["responses"]["503"] = _answer(
+        "the model could not be loaded, or the endpoint is ending; or no daemon answers",
+        {"anyOf": [_ref("ModelReady"), _ref("Error")]},
+    )
     operations = {
         "": ("get", _operation("What a model takes and gives", "Model", _OF_MODEL)),
-        "/ready": ("get", _operation("Whether a model can be asked", "ModelReady", _OF_MODEL)),
+        "/ready": ("get", ready),
         "/config": ("get", _operation("As Triton's configuration of a model", "Configuration", _OF_MODEL)),
         "/stats": ("get", _operation("What was counted of a model", "Statistics", _OF_MODEL)),
         "/infer": ("post", infer),
@@ -261,7 +268,8 @@ def _with_names(path: Json, *, version: bool = False) -> Json:
 
 def _repository_paths() -> Json:
     errors = {**_OF_MODEL, **_OF_BODY, "409": "something holds the model that has to go first"}
-    load = _operation("Have a model's weights in memory", "Nothing", errors, "LoadRequest")
+    text = "Have a model's weights in memory, and a predictor that has loaded it"
+    load = _operation(text, "Nothing", {**errors, **_OF_LOAD}, "LoadRequest")
     unload = _operation("Free a model's weights and end its predictors", "Nothing", errors, "UnloadRequest")
     return {
         "/v2/repository/index": {"post": _operation("All models with their state", "Index", _OF_BODY, "IndexRequest")},

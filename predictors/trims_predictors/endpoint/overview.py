@@ -41,11 +41,13 @@ class Overview:
     Args:
         daemon: The control door of the daemon.
         trouble: Why nothing can run a model; empty if something can.
+        failure: Why a model could not be loaded last; empty if nothing is known.
     """
 
-    def __init__(self, daemon: AsyncAdmin, trouble: Callable[[Model], str]) -> None:
+    def __init__(self, daemon: AsyncAdmin, trouble: Callable[[Model], str], failure: Callable[[Model], str]) -> None:
         self._daemon = daemon
         self._trouble = trouble
+        self._failure = failure
         self._look = SharedLook(self._ask, fresh_s=_FRESH_S, patience_s=_PATIENCE_S)
 
     async def page(self, report: Callable[[], Mapping[str, Any]]) -> bytes:
@@ -77,7 +79,8 @@ class Overview:
             "sessions": status.stats.sessions,
             "leases": status.stats.leases,
         }
-        told = [_told(model, self._trouble(model)) for model in sorted(models, key=lambda each: each.name)]
+        ordered = sorted(models, key=lambda each: each.name)
+        told = [_told(model, trouble=self._trouble(model), failure=self._failure(model)) for model in ordered]
         return _Found(daemon, _places(status.stats), told)
 
 
@@ -102,7 +105,7 @@ def _places(stats: Stats) -> list[dict[str, Any]]:
     ]
 
 
-def _told(model: Model, trouble: str) -> dict[str, Any]:
+def _told(model: Model, *, trouble: str, failure: str) -> dict[str, Any]:
     return {
         "name": model.name,
         "version": model.version,
@@ -111,6 +114,7 @@ def _told(model: Model, trouble: str) -> dict[str, Any]:
         "format": model.format,
         "image_bytes": model.image_bytes,
         "trouble": trouble,
+        "failure": failure,
         "replicas": [_replica(each) for each in model.replicas],
     }
 

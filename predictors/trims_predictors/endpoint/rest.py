@@ -176,7 +176,7 @@ def _add_server_routes(router: APIRouter, service: Service) -> None:
     @router.get("/v2/health/live")
     @router.options("/v2/health/live", include_in_schema=False)  # as HAProxy checks unless it is told otherwise
     async def live() -> dict[str, bool]:
-        return {"live": True, "ready": True}
+        return {"live": True, "ready": service.was_ready}  # found last: a daemon that hangs must not hold this up
 
     @router.get("/v2/health/ready")
     @router.options("/v2/health/ready", include_in_schema=False)
@@ -234,9 +234,11 @@ def _add_model_routes(router: APIRouter, service: Service) -> None:
 
     @router.get("/v2/models/{model}/ready")
     @router.get("/v2/models/{model}/versions/{version}/ready")
-    async def model_ready(model: str, version: str = "") -> dict[str, Any]:
-        plan = await service.plan(model, version)
-        return {"name": plan.model, "ready": True}
+    async def model_ready(model: str, version: str = "") -> JSONResponse:
+        reason = await service.why_not_ready(model, version)
+        if reason:
+            return JSONResponse({"name": model, "ready": False, "reason": reason}, 503)
+        return JSONResponse({"name": model, "ready": True})
 
     @router.get("/v2/models/{model}/config")
     @router.get("/v2/models/{model}/versions/{version}/config")

@@ -73,7 +73,7 @@ class Service:
         shared_memory: SharedMemory | None = None,
     ) -> None:
         self._daemon = daemon
-        self._loads = Loads(daemon)
+        self._loads = Loads(daemon, fleet.make_way)
         self.fleet = fleet
         self._plans = Plans(daemon, picker, fleet.retire)
         #: By tenant and model; those without a tenant are of all requests.
@@ -84,8 +84,10 @@ class Service:
         self.metrics = Metrics()
         self.shared_memory = shared_memory or SharedMemory()
         self.tracing = tracing
+        self._draining = False
+        self._was_ready = True
         #: What the web page shows.
-        self.overview = Overview(daemon, self._trouble)
+        self.overview = Overview(daemon, self._trouble, self._failure)
 
     def metadata(self) -> dict[str, Any]:
         """Of the server."""
@@ -93,11 +95,21 @@ class Service:
         return {"name": "trims", "version": trims.__version__, "extensions": extensions}
 
     async def is_ready(self) -> bool:
-        """Whether the daemon answers and takes opens."""
+        """Whether the daemon answers and takes opens, and the endpoint takes requests."""
         try:
-            return (await self._daemon.status()).health.status == "serving"
+            self._was_ready = (await self._daemon.status()).health.status == "serving"
         except TrimsError:
-            return False
+            self._was_ready = False
+        return self.was_ready
+
+    @property
+    def was_ready(self) -> bool:
+        """What was found last, for those who must not wait for the daemon."""
+        return self._was_ready and not self._draining
+
+    def drain(self) -> None:
+        """Say from now on that nothing is ready: the endpoint is ending."""
+        self._draining = True
 
     async def models(self) -> list[Model]:
         """All registered models; for a tenant those that it may open."""
@@ -127,6 +139,7 @@ class Service:
         except ModelNotFoundError as error:
             if not self._plans.knows(model):  # else only this version is not there
                 self.metrics.forget(model)
+                self.fleet.failures.forget(model)
             # Clients of Triton know the error by these words.
             raise ModelNotFoundError(f"Request for unknown model: {error}") from error
         self.metrics.register(model)
@@ -219,16 +232,29 @@ class Service:
         return self.fleet.signatures.of(plan)[0], bool(plan.batch)
 
     async def describe(self, model: str, version: str = "") -> dict[str, Any]:
-        """Metadata of a model: its inputs and outputs as the manifest or a predictor has told them."""
+        """Metadata of a model: its inputs and outputs as the manifest or a predictor has told them.
+
+        If it could not be loaded last, its `properties` say why.
+        """
         plan = await self.plan(model, version)
         inputs, outputs = self.fleet.signatures.of(plan)
+        reason = self.fleet.failures.reason(plan)
         return {
+            **({"properties": {"ready": "false", "reason": reason}} if reason else {}),
             "name": plan.model,
             "versions": [plan.version],
             "platform": PLATFORMS.get(plan.environment.framework, "trims_python"),
             "inputs": [{"name": t.name, "datatype": t.dtype, "shape": list(t.shape)} for t in inputs],
             "outputs": [{"name": t.name, "datatype": t.dtype, "shape": list(t.shape)} for t in outputs],
         }
+
+    async def why_not_ready(self, model: str, version: str = "") -> str:
+        """Return why a model is not to be asked now; empty if it is ready. A model that was not tried yet is.
+
+        Raises as `plan` does.
+        """
+        plan = await self.plan(model, version)
+        return "the endpoint is ending" if self._draining else self.fleet.failures.reason(plan)
 
     async def configuration(self, model: str, version: str = "") -> dict[str, Any]:
         """As Triton's model configuration: load generators ask for it before they begin."""
@@ -263,7 +289,7 @@ class Service:
         return told
 
     async def index(self, *, ready: bool = False) -> list[dict[str, str]]:
-        """The model repository: READY are models that are resident or that a predictor runs."""
+        """The model repository: READY are models that are resident, unless they could not be loaded last."""
         found = []
         models = await self.models()
         states = await asyncio.to_thread(lambda: list(map(self._state, models)))  # they look at environments
@@ -273,7 +299,7 @@ class Service:
         return found
 
     def _state(self, model: Model) -> tuple[str, str]:
-        if trouble := self._trouble(model):
+        if trouble := self._trouble(model) or self._failure(model):
             return "UNAVAILABLE", trouble
         places = [replica.place for replica in model.replicas if replica.state == "sealed"]
         return ("READY", "") if places else ("UNAVAILABLE", "not loaded; the first request loads it")
@@ -286,11 +312,29 @@ class Service:
             return str(error)
         return ""
 
+    def _failure(self, model: Model) -> str:
+        """Why a model that something can run could not be loaded last; empty if nothing is known. For a worker, too."""
+        try:
+            return self.fleet.failures.reason(self._plans.make(model))
+        except TrimsError:
+            return ""
+
     async def load(self, model: str) -> None:
-        """Have a model's weights in memory and forget what was known of it. Raises as `Loads.load`."""
+        """Have a model's weights in memory, and a predictor that has loaded it: so it is known whether it runs.
+
+        What was known of it is forgotten, except for a failure, which ends only with a predictor that has loaded it.
+        Raises as `Loads.load` and `Fleet.load`.
+        """
         require_operator("load models")
-        await self._plans.renew(model)
-        await self._loads.load(model)
+        plan = await self._plans.renew(model)
+        try:
+            await self._loads.load(model)
+        except TrimsError as error:
+            self.fleet.failures.learn(plan, error)
+            raise
+        finally:
+            self.overview.expire()
+        await self.fleet.load(plan)
 
     def forget(self, model: str) -> None:
         """Let the predictors and hot spares of a model end: it was removed."""

@@ -482,3 +482,27 @@ TestEveryOrderOfEvents = Fleet.TestCase
 TestEveryOrderOfEvents.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
+
+
+def test_a_predictor_that_is_busy_when_its_line_is_retired_ends_though_a_request_waits_by_then() -> None:
+    schedule = Schedule(4)
+    predictor, _ = running(schedule)
+    assert schedule.retire("a") == []
+    job, steps = submitted(schedule)
+    assert steps == []
+    stop, start = schedule.done(predictor)
+    assert stop == Stop(predictor)
+    assert isinstance(start, Start)
+    assert schedule.ready(start.predictor) == [Run(start.predictor, (job,))]
+
+
+def test_a_predictor_is_starting_until_it_has_loaded_or_is_told_to_end() -> None:
+    schedule = Schedule(2)
+    _, (start,) = submitted(schedule)
+    (other,) = schedule.expect("b", ONE)
+    assert isinstance(start, Start)
+    assert isinstance(other, Start)
+    assert [schedule.is_starting(each) for each in (start.predictor, other.predictor, 99)] == [True, True, False]
+    schedule.ready(start.predictor)
+    submitted(schedule, "c")  # takes the slot of the one that loads for no request
+    assert [schedule.is_starting(each) for each in (start.predictor, other.predictor)] == [False, False]

@@ -71,8 +71,8 @@ function createModel(first, page) {
     model = now;
     const size = now.image_bytes ? bytes(now.image_bytes) : "not converted yet";
     setText(about, [now.framework || now.format, `version ${now.version}`, size, now.description].filter(Boolean).join(" · "));
-    setText(trouble, now.trouble);
-    show(trouble, now.trouble !== "");
+    setText(trouble, now.trouble || (now.failure && `It could not be loaded: ${now.failure}`));
+    show(trouble, (now.trouble || now.failure) !== "");
     tryIt.disabled = now.trouble !== "";
     keep(replicas, now.replicas, (each) => each.place, (each) => createReplica(each, page, () => model));
     show(nowhere, now.replicas.length === 0 && now.trouble === "");

@@ -76,6 +76,12 @@ def test_an_unknown_model_is_not_ready_and_not_an_error() -> None:
     assert call(StandIn(), work) == [True, False]
 
 
+def test_a_model_that_could_not_be_loaded_is_not_ready() -> None:
+    request = pb.ModelReadyRequest(name="m")
+    service = StandIn(PredictorError("its code raised"))
+    assert not call(service, lambda stub: stub.ModelReady(request)).ready
+
+
 def test_an_error_in_a_stream_is_told_and_the_stream_goes_on() -> None:
     async def work(stub: Any) -> Any:
         requests = [pb.ModelInferRequest(model_name=name, id=name) for name in ("m", "other", "m")]

@@ -22,6 +22,12 @@ class Daemon:
         self.ended: list[str] = []
         self.answers: list[TrimsError] = []
         self.go = asyncio.Event()
+        #: Predictors of the fleet that are idle.
+        self.idle = 0
+
+    async def make_way(self) -> bool:
+        self.idle -= 1
+        return self.idle >= 0
 
     async def load(self, name: str, place: str | None = None, *, deadline_s: float | None = None) -> str:
         self.asked.append((name, place, deadline_s))
@@ -37,7 +43,7 @@ class Daemon:
 def drive(work: Callable[[Daemon, Loads], Awaitable[None]], **given: Any) -> None:
     async def run() -> None:
         daemon = Daemon()
-        loads = Loads(daemon, **given)  # type: ignore[arg-type]
+        loads = Loads(daemon, daemon.make_way, **given)  # type: ignore[arg-type]
         await asyncio.wait_for(work(daemon, loads), 60)
         assert not loads._running
 
@@ -107,6 +113,23 @@ def test_what_lacks_is_waited_for_but_not_for_long(lack: TrimsError) -> None:
         with pytest.raises(type(lack), match=str(lack)):
             await loads.load("m")
         assert [deadline_s for *_, deadline_s in daemon.asked] == [None, 7.0, None, 7.0, None, None, 7.0, None]
+
+    drive(work, patience_s=7.0)
+
+
+def test_for_room_idle_predictors_end_one_after_the_other_and_for_readers_none() -> None:
+    async def work(daemon: Daemon, loads: Loads) -> None:
+        daemon.go.set()
+        daemon.idle, daemon.answers = 3, [CapacityError("no room"), DeadlineError("late")]
+        assert await loads.load("m") == "m at None"
+        assert daemon.idle == 2, "its load has begun after the first one"
+        daemon.answers = [InUseError("it leaves")]
+        await loads.load("m")
+        assert daemon.idle == 2
+        daemon.answers = [CapacityError("no room"), DeadlineError("late")] * 4
+        with pytest.raises(CapacityError):
+            await loads.load("m")
+        assert len(daemon.answers) == 3, "it was asked once more for each that has ended"
 
     drive(work, patience_s=7.0)
 

@@ -62,9 +62,13 @@ def trouble(model: Model) -> str:
     return "nothing runs it" if model.name == "odd" else ""
 
 
+def failure(model: Model) -> str:
+    return "its code raised" if model.name == "broken" else ""
+
+
 def page(daemon: Daemon) -> Any:
     async def run() -> Any:
-        overview = Overview(daemon, trouble)  # type: ignore[arg-type]
+        overview = Overview(daemon, trouble, failure)  # type: ignore[arg-type]
         found = await overview.page(lambda: REPORT)
         await overview.close()
         return json.loads(found)
@@ -92,6 +96,11 @@ def test_models_are_told_in_order_with_their_replicas_and_predictors() -> None:
     assert (m["trouble"], odd["trouble"]) == ("", "nothing runs it")
 
 
+def test_a_model_that_could_not_be_loaded_is_told_with_the_reason_and_can_still_be_tried() -> None:
+    (broken,) = page(Daemon(model("broken")))["models"]
+    assert (broken["failure"], broken["trouble"]) == ("its code raised", "")
+
+
 def test_paths_of_the_machine_are_not_told() -> None:
     assert "secret" not in json.dumps(page(Daemon(model("m", replica()))))
 
@@ -108,7 +117,7 @@ def test_a_daemon_that_is_away_is_told_with_its_reason() -> None:
 def test_many_pages_cost_one_look_and_an_order_has_the_next_one_look_again() -> None:
     async def run() -> None:
         daemon = Daemon(model("m"))
-        overview = Overview(daemon, trouble)  # type: ignore[arg-type]
+        overview = Overview(daemon, trouble, failure)  # type: ignore[arg-type]
         await asyncio.gather(*(overview.page(lambda: REPORT) for _ in range(9)))
         assert daemon.asked == 1
         overview.expire()
@@ -122,7 +131,7 @@ def test_many_pages_cost_one_look_and_an_order_has_the_next_one_look_again() -> 
 def test_a_daemon_that_hangs_is_told_as_away() -> None:
     async def run() -> Any:
         daemon = Daemon()
-        overview = Overview(daemon, trouble)  # type: ignore[arg-type]
+        overview = Overview(daemon, trouble, failure)  # type: ignore[arg-type]
         overview._look._patience_s = 0.001
         daemon.status = asyncio.Event().wait  # type: ignore[assignment,method-assign]
         found = json.loads(await overview.page(lambda: SimpleNamespace(**REPORT).__dict__))

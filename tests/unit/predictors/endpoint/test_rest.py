@@ -50,6 +50,14 @@ class StandIn:
     async def is_ready(self) -> bool:
         return self.ready
 
+    @property
+    def was_ready(self) -> bool:
+        return self.ready
+
+    async def why_not_ready(self, model: str, version: str = "") -> str:
+        await self.plan(model, version)
+        return str(self.error or "")
+
     async def metrics_page(self) -> bytes:
         return b"trims_daemon_up 1.0\n"
 
@@ -124,6 +132,16 @@ def test_health_is_told_in_both_words_that_clients_look_for() -> None:
     service.ready = False
     reply = ask("GET", "/v2/health/ready", service=service)
     assert (reply.status, reply.json()) == (503, {"live": True, "ready": False})
+    assert ask("GET", "/v2/health/live", service=service).json() == {"live": True, "ready": False}
+
+
+def test_a_model_that_could_not_be_loaded_is_not_ready_and_the_reason_is_told() -> None:
+    service = StandIn()
+    assert ask("GET", "/v2/models/m/ready", service=service).json() == {"name": "m", "ready": True}
+    service.error = PredictorError("its code raised")
+    for path in ("/v2/models/m/ready", "/v2/models/m/versions/1.0.0/ready"):
+        reply = ask("GET", path, service=service)
+        assert (reply.status, reply.json()) == (503, {"name": "m", "ready": False, "reason": "its code raised"})
 
 
 GETS = ("/v2", "/v2/health/live", "/v2/health/ready", "/v2/models", "/v2/models/m", "/v2/models/stats", "/state",

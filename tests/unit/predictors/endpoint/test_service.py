@@ -12,10 +12,18 @@ import pytest
 from trims_predictors.endpoint.infer_request import InferRequest
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.shared_memory import Lent
+from trims_predictors.failures import Failures
 from trims_predictors.records import Answer, Plan
 
 from trims.control.answers import Model
-from trims.core.errors import DaemonAwayError, InUseError, ModelNotFoundError, PredictorError
+from trims.core.errors import (
+    ArtifactError,
+    CapacityError,
+    DaemonAwayError,
+    InUseError,
+    ModelNotFoundError,
+    PredictorError,
+)
 from trims.core.serving import TensorType
 from trims.formats.picking import Picker
 
@@ -23,7 +31,17 @@ from trims.formats.picking import Picker
 def model(name: str, *states: str, also: tuple[str, ...] = (), **fields: Any) -> Model:
     manifest = {"name": name, "version": "1.0.0", "artifact": {"path": "/m.safetensors"}, **fields}
     replicas: Any = tuple(
-        SimpleNamespace(place="cpu", state=state, pinned=state == "pinned", names=(name, *also)) for state in states
+        SimpleNamespace(
+            place="cpu",
+            state=state,
+            pinned=state == "pinned",
+            names=(name, *also),
+            nbytes=1,
+            leases=0,
+            waiters=0,
+            keep_left_s=None,
+        )
+        for state in states
     )
     return Model(
         name=name, version="1.0.0", description="", framework="", format="", key="", replicas=replicas,
@@ -32,6 +50,7 @@ def model(name: str, *states: str, also: tuple[str, ...] = (), **fields: Any) ->
 
 
 NONE_SHARED = Lent({}, 0)
+REPORT: Any = {"models": {}, "spares": {}, "templates": {}, "hot": {}}
 
 
 class Daemon:
@@ -41,6 +60,7 @@ class Daemon:
         self.known = {each.name: each for each in models}
         self.health: str | None = "serving"
         self.busy = False
+        self.error: Exception | None = None
         self.did: list[tuple[str, ...]] = []
 
     async def models(self) -> list[Model]:
@@ -54,9 +74,13 @@ class Daemon:
     async def status(self) -> Any:
         if self.health is None:
             raise DaemonAwayError("no daemon")
-        return SimpleNamespace(health=SimpleNamespace(status=self.health, state_dir="/state"))
+        stats = SimpleNamespace(uptime_s=1.0, sessions=0, leases=0, devices=(), tiers=())
+        return SimpleNamespace(health=SimpleNamespace(status=self.health, state_dir="/state"), stats=stats)
 
-    async def load(self, name: str, *place: str | None) -> None:
+    async def load(self, name: str, *place: str | None, deadline_s: float | None = None) -> None:
+        del deadline_s
+        if self.error is not None:
+            raise self.error
         self.did.append(("load", name, *filter(None, place)))
 
     async def evict(self, name: str, *place: str, drain: bool) -> None:
@@ -78,6 +102,16 @@ class Fleet:
         self.expected: list[str] = []
         self.error: Exception | None = None
         self.hidden: list[str] = []
+        self.failures = Failures()
+        self.loaded: list[str] = []
+
+    async def load(self, plan: Plan) -> None:
+        if self.error is not None:
+            raise self.error
+        self.loaded.append(plan.line)
+
+    async def make_way(self) -> bool:
+        return False
 
     def hide(self, path: str) -> None:
         self.hidden.append(path)
@@ -193,6 +227,63 @@ def test_the_index_says_why_a_model_is_not_ready(service: Service) -> None:
     assert [each["name"] for each in asyncio.run(service.index(ready=True))] == ["m"]
 
 
+def test_a_model_that_could_not_be_loaded_is_ready_nowhere_until_it_is_loaded_or_changed(
+    service: Service, daemon: Daemon, fleet: Fleet
+) -> None:
+    async def told() -> list[str]:
+        (page,) = [each for each in json.loads(await service.overview.page(lambda: REPORT))["models"]
+                   if each["name"] == "m"]  # fmt: skip
+        index = {each["name"]: (each["state"], each["reason"]) for each in await service.index()}
+        state, reason = index["m"]
+        assert state == ("UNAVAILABLE" if reason else "READY")
+        assert [each["name"] for each in await service.index(ready=True)] == ([] if reason else ["m"])
+        properties = (await service.describe("m")).get("properties")
+        assert properties == ({"ready": "false", "reason": reason} if reason else None)
+        return [reason, page["failure"], await service.why_not_ready("m"), await service.why_not_ready("m", "1.0.0")]
+
+    async def run() -> None:
+        assert await told() == [""] * 4, "a model that was not tried is ready"
+        for error, kept in ((CapacityError("no room"), ""), (ArtifactError("it is cut"), "it is cut")):
+            daemon.error = error
+            with pytest.raises(type(error)):
+                await service.load("m")
+            assert await told() == [kept] * 4
+        daemon.error = None
+        await service.bring("m", None)
+        assert await told() == ["it is cut"] * 4, "weights alone do not show that it runs"
+        daemon.known["m"] = model("m", "sealed", framework={"name": "torch"}, description="changed")
+        service._plans.forget("m")
+        service.overview.expire()
+        assert await told() == [""] * 4
+        await service.close()
+
+    asyncio.run(run())
+
+
+def test_while_the_endpoint_ends_neither_it_nor_any_model_is_ready(service: Service) -> None:
+    async def run() -> None:
+        assert (await service.is_ready(), service.was_ready, await service.why_not_ready("m")) == (True, True, "")
+        service.drain()
+        assert (await service.is_ready(), service.was_ready) == (False, False)
+        assert await service.why_not_ready("m") == "the endpoint is ending"
+
+    asyncio.run(run())
+
+
+def test_a_failure_of_a_model_that_is_removed_is_forgotten(service: Service, daemon: Daemon, fleet: Fleet) -> None:
+    async def run() -> None:
+        plan = await service.plan("m")
+        fleet.failures.learn(plan, PredictorError("its code raised"))
+        removed = daemon.known.pop("m")
+        service.forget("m")
+        with pytest.raises(ModelNotFoundError):
+            await service.why_not_ready("m")
+        daemon.known["m"] = removed
+        assert await service.why_not_ready("m") == ""
+
+    asyncio.run(run())
+
+
 def test_load_and_unload_are_the_daemon_s_and_unload_ends_predictors_first(
     service: Service, daemon: Daemon, fleet: Fleet
 ) -> None:
@@ -200,6 +291,7 @@ def test_load_and_unload_are_the_daemon_s_and_unload_ends_predictors_first(
         await service.load("m")
         await service.unload("m")
         assert daemon.did == [("load", "m"), ("evict", "m")]
+        assert fleet.loaded == fleet.retired
         assert len(fleet.retired) == 1
         for work in (service.load, service.unload):
             with pytest.raises(ModelNotFoundError):
