@@ -419,7 +419,7 @@ class Keeps(Echo):
 
 
 class Switched(Picky):
-    """Echoes what is not negative, once the file `switch` does not say `die`, `raise` or `wait`, which it does while it loads."""
+    """Does while it loads what the file `switch` says: `die`, `raise`, or `wait` until it says another thing."""
 
     def load(self, weights: Weights, context: Context) -> None:
         switch = Path(context.options["switch"])

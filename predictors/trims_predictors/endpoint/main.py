@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -72,6 +73,7 @@ async def _serve(settings: EndpointSettings) -> None:
             service = Service(daemon, fleet, picker, tracing, shared_memory)
             workers = JsonWorkers(settings.most_body_bytes)
             ending = _Ending(fleet, settings.drain_s)
+            ending.add_sign(service.drain)
             if settings.tenants and settings.fleet.isolation.level == PROCESS:
                 _log.warning("predictors run at the level process, which is no border between tenants: see --isolation")
             looks = asyncio.ensure_future(_look_for_hot_models(settings, daemon, service))
@@ -79,9 +81,9 @@ async def _serve(settings: EndpointSettings) -> None:
                 for framework in settings.preload:
                     python = picker.pick(f"--preload {framework}", framework)
                     fleet.prepare(Environment(framework, "" if python is None else str(python)))
-                grpc = await _start_grpc(settings, service, workers, Health(service.is_ready), ending)
-                with _announced(settings, sock, grpc):
-                    await _answer(settings, service, workers, sock, ending.begin)
+                grpc = await _start_grpc(settings, service, workers, ending)
+                with _announced(settings, sock, grpc, ending):
+                    await _answer(settings, service, workers, sock, ending)
             finally:
                 looks.cancel()
                 await ending.wait()
@@ -97,7 +99,11 @@ async def _look_for_hot_models(settings: EndpointSettings, daemon: AsyncAdmin, s
 
 
 class _Ending:
-    """The end of all parts, which begins at once: none takes requests any more, and those that run may finish.
+    """The end of all parts. None takes requests from its beginning on, and those that run may finish.
+
+    1. All say that they are not ready, so that no more requests are sent here. Servers go on answering that.
+    2. The fleet lets what runs finish.
+    3. Servers close their ports, and send the answers that are left.
 
     Args:
         fleet: When the time is over it fails what still runs, so that each client is told.
@@ -107,26 +113,51 @@ class _Ending:
     def __init__(self, fleet: Fleet, drain_s: float) -> None:
         self._fleet = fleet
         self._drain_s = drain_s
-        self._grpc: Callable[[], Awaitable[None]] | None = None
+        self._signs: list[Callable[[], None]] = []
+        self._servers: list[Callable[[float], Awaitable[None]]] = []
+        self._until_s = 0.0
         self._tasks: list[asyncio.Future[None]] = []
 
-    def add_grpc(self, stop: Callable[[], Awaitable[None]]) -> None:
-        """The gRPC server ends with the others."""
-        self._grpc = stop
+    def add_sign(self, sign: Callable[[], None]) -> None:
+        """Have it called once, when the end begins."""
+        self._signs.append(sign)
+
+    def add_server(self, stop: Callable[[float], Awaitable[None]]) -> None:
+        """Have a server end with the others; `stop` is given the seconds that its last answers may take."""
+        self._servers.append(stop)
 
     def begin(self) -> None:
-        """Begin; called again, what still runs is failed now."""
-        if self._tasks:
-            self._tasks.append(asyncio.ensure_future(self._fleet.close(0.0)))
-            return
-        parts = [self._fleet.close(self._drain_s), *([] if self._grpc is None else [self._grpc()])]
-        self._tasks = [asyncio.ensure_future(part) for part in parts]
+        """Begin. Idempotent."""
+        if not self._tasks:
+            for sign in self._signs:
+                sign()
+            self._until_s = asyncio.get_running_loop().time() + self._drain_s + _LAST_WORDS_S
+            self._tasks.append(asyncio.ensure_future(self._drain()))
+
+    async def _drain(self) -> None:
+        try:
+            await self._fleet.close(self._drain_s)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Close the ports now, which another endpoint may be waiting for. Begins, if that has not been done."""
+        self.begin()
+        left_s = max(_LAST_WORDS_S, self._until_s - asyncio.get_running_loop().time())
+        while self._servers:
+            self._tasks.append(asyncio.ensure_future(self._servers.pop()(left_s)))
+
+    def hurry(self) -> None:
+        """Fail now what still runs. Begins, if that has not been done."""
+        self.begin()
+        self._until_s = 0.0
+        self._tasks.append(asyncio.ensure_future(self._fleet.close(0.0)))
 
     async def wait(self) -> None:
         """Until all have ended. Begins, if that has not been done."""
-        if not self._tasks:
-            self.begin()
-        await asyncio.gather(*self._tasks)
+        self.release()
+        for task in self._tasks:  # which may grow meanwhile
+            await task
 
 
 @contextlib.contextmanager
@@ -145,13 +176,12 @@ def _listening(settings: EndpointSettings) -> Iterator[socket.socket]:
         yield sock
 
 
-async def _start_grpc(
-    settings: EndpointSettings, service: Service, workers: JsonWorkers, health: Health, ending: _Ending
-) -> str:
+async def _start_grpc(settings: EndpointSettings, service: Service, workers: JsonWorkers, ending: _Ending) -> str:
     """gRPC beside HTTP, if it is wanted: its address, or nothing."""
     if settings.grpc_port is None:
         return ""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    health = Health(service.is_ready)
     try:
         server, port = await start_server(
             service,
@@ -170,13 +200,9 @@ async def _start_grpc(
             f"cannot listen on {host}:{settings.grpc_port} for gRPC; choose another --grpc-port or none, or end what "
             "listens there"
         ) from error
+    ending.add_server(server.stop)
+    ending.add_sign(health.drain)
     await health.start()
-
-    async def stop() -> None:
-        health.drain()
-        await server.stop(settings.drain_s + _LAST_WORDS_S)
-
-    ending.add_grpc(stop)
     _log.info("serves it over gRPC at %s:%d", host, port)
     return f"{host}:{port}"
 
@@ -186,14 +212,21 @@ class _Server(uvicorn.Server):
 
     Args:
         config: Its own.
-        ending: Called at each signal.
+        ending: Of all parts, this one included.
         lifeline: Descriptor whose end is a signal, too.
     """
 
-    def __init__(self, config: uvicorn.Config, ending: Callable[[], None], lifeline: int | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, ending: _Ending, lifeline: int | None = None) -> None:
         super().__init__(config)
         self._ending = ending
         self._lifeline = lifeline
+        self._asked = False
+        ending.add_server(self.leave)
+
+    async def leave(self, grace_s: float) -> None:
+        """Close the port, and send the answers that are left within these seconds."""
+        self.config.timeout_graceful_shutdown = round(grace_s)
+        self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -208,13 +241,15 @@ class _Server(uvicorn.Server):
         if not os.read(lifeline, 1):
             _log.info("ends with the daemon that has started it")
             asyncio.get_running_loop().remove_reader(lifeline)
-            if not self.should_exit:  # else it was asked to end, and its daemon has ended meanwhile: no second request
-                self._stop()
+            self._ending.release()  # the next daemon starts another endpoint, which needs the ports
 
     def _stop(self) -> None:
-        self.force_exit = self.should_exit  # asked twice
-        self.should_exit = True
-        self._ending()
+        if self._asked:
+            self.should_exit = self.force_exit = True
+            self._ending.hurry()
+        else:
+            self._asked = True
+            self._ending.begin()
 
 
 async def _answer(
@@ -222,7 +257,7 @@ async def _answer(
     service: Service,
     workers: JsonWorkers,
     sock: socket.socket,
-    ending: Callable[[], None],
+    ending: _Ending,
 ) -> None:
     app = build_app(
         service,
@@ -242,7 +277,6 @@ async def _answer(
         ssl_certfile=settings.certificate,
         ssl_keyfile=settings.private_key,
         timeout_keep_alive=_KEEP_CONNECTIONS_S,
-        timeout_graceful_shutdown=round(settings.drain_s + _LAST_WORDS_S),
     )
     await _Server(config, ending, sys.stdin.fileno() if settings.supervised else None).serve([sock])
 
@@ -264,8 +298,8 @@ def _connections(settings: EndpointSettings) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _announced(settings: EndpointSettings, sock: socket.socket, grpc: str) -> Iterator[None]:
-    """Say where it answers, in the log and in the daemon's folder: the socket listens already."""
+def _announced(settings: EndpointSettings, sock: socket.socket, grpc: str, ending: _Ending) -> Iterator[None]:
+    """Say where it answers, in the log and in the daemon's folder, until it ends: the socket listens already."""
     scheme = "https" if settings.certificate else "http"
     host, port = sock.getsockname()[:2]
     url, folder = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", settings.fleet.runtime_dir
@@ -275,6 +309,7 @@ def _announced(settings: EndpointSettings, sock: socket.socket, grpc: str) -> It
         _log.warning(
             "`trims run` and `trims status` will not find it: %s cannot be written: %s", folder, error.strerror
         )
+    ending.add_sign(partial(withdraw_address, folder, os.getpid()))
     _log.info("serves the Open Inference Protocol at %s/v2", url)  # last: `trims run` finds it from now on
     try:
         yield

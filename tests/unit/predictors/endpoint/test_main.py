@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from typing import TYPE_CHECKING
 
 import pytest
 import uvicorn
@@ -13,6 +14,9 @@ from trims_predictors.endpoint.settings import EndpointSettings
 from trims_predictors.records import Settings
 
 from trims.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 FLEET = Settings("/run")
 
@@ -30,83 +34,120 @@ def test_settings_are_checked_before_anything_starts() -> None:
         serve(EndpointSettings(FLEET, host="0.0.0.0"))
 
 
-def test_signals_ask_for_a_graceful_end_first_and_for_a_quick_one_then() -> None:
-    async def app(scope: object, receive: object, send: object) -> None:
-        raise NotImplementedError
+class Closing:
+    """A fleet whose requests finish when the test says so, or as soon as they are hurried."""
 
-    async def run() -> None:
-        told: list[str] = []
-        server = _Server(uvicorn.Config(app), lambda: told.append("ending"))
-        with server.capture_signals():
-            for expected in ((True, False), (True, True)):
-                os.kill(os.getpid(), signal.SIGTERM)
-                await asyncio.sleep(0.05)
-                assert (server.should_exit, server.force_exit) == expected
-                assert told, "the others are told at the first signal"
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().remove_signal_handler(number)
+    def __init__(self, told: list[object]) -> None:
+        self._told = told
+        self.idle = asyncio.Event()
 
+    async def close(self, grace_s: float) -> None:
+        self._told.append(grace_s)
+        if grace_s:
+            await self.idle.wait()
+        else:
+            self.idle.set()
+
+
+class Parts:
+    """An end of a fleet and of two servers, and what they were told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self.fleet = Closing(self.told)
+        self.ending = _Ending(self.fleet, 7.0)  # type: ignore[arg-type]
+        self.ending.add_sign(lambda: self.told.append("not ready"))
+        self.ending.add_server(self._stop)
+
+    async def _stop(self, grace_s: float) -> None:
+        self.told.append(("grpc", round(grace_s)))
+
+
+async def _app(scope: object, receive: object, send: object) -> None:
+    raise NotImplementedError
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
-    asyncio.run(run())
+    yield
     signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("asked_before", [False, True])
-def test_the_end_of_the_daemon_asks_for_a_graceful_end_and_hurries_none(asked_before: bool) -> None:
-    async def app(scope: object, receive: object, send: object) -> None:
-        raise NotImplementedError
+async def _turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
 
+
+@pytest.mark.usefixtures("handlers")
+def test_servers_answer_until_what_runs_has_finished_and_leave_at_once_after_two_signals() -> None:
     async def run() -> None:
-        told: list[str] = []
+        parts = Parts()
+        server = _Server(uvicorn.Config(_app), parts.ending)
+        with server.capture_signals():
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not parts.told:
+                await asyncio.sleep(0)
+            await _turns()
+            assert (server.should_exit, server.force_exit, parts.told) == (False, False, ["not ready", 7.0])
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not server.should_exit:
+                await asyncio.sleep(0)
+            assert server.force_exit
+        await parts.ending.wait()
+        assert parts.told == ["not ready", 7.0, 0.0, ("grpc", 5)]
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
+
+    asyncio.run(run())
+
+
+def test_a_server_leaves_once_what_runs_has_finished_with_time_for_its_answers() -> None:
+    async def run() -> None:
+        parts = Parts()
+        server = _Server(uvicorn.Config(_app), parts.ending)
+        parts.ending.begin()
+        await _turns()
+        assert not server.should_exit
+        parts.fleet.idle.set()
+        await parts.ending.wait()
+        assert (server.should_exit, server.force_exit, server.config.timeout_graceful_shutdown) == (True, False, 12)
+        assert parts.told == ["not ready", 7.0, ("grpc", 12)]
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_the_end_of_the_daemon_frees_the_ports_and_hurries_no_request(asked_before: bool) -> None:
+    async def run() -> None:
+        parts = Parts()
         lifeline, held = os.pipe()
-        server = _Server(uvicorn.Config(app), lambda: told.append("ending"), lifeline)
+        server = _Server(uvicorn.Config(_app), parts.ending, lifeline)
         with server.capture_signals():
             if asked_before:
                 server._stop()
+                await _turns()
             os.close(held)
-            await asyncio.sleep(0.05)
-            assert (server.should_exit, server.force_exit, told) == (True, False, ["ending"])
+            while not server.should_exit:
+                await asyncio.sleep(0)
+            await _turns()
+            assert (server.force_exit, parts.told) == (False, ["not ready", *parts.told[1:]])
+            assert set(parts.told) == {"not ready", 7.0, ("grpc", 12)}
+        parts.fleet.idle.set()
+        await parts.ending.wait()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)
         os.close(lifeline)
-
-    before = signal.getsignal(signal.SIGINT)
-    asyncio.run(run())
-    signal.signal(signal.SIGINT, before)
-
-
-def test_all_parts_begin_to_end_at_once_and_a_second_signal_hurries_them() -> None:
-    told: list[object] = []
-
-    class Closing:
-        async def close(self, grace_s: float) -> None:
-            told.append(grace_s)
-
-    async def stop() -> None:
-        told.append("grpc")
-
-    async def run() -> None:
-        ending = _Ending(Closing(), 7.0)
-        ending.add_grpc(stop)
-        ending.begin()
-        await asyncio.sleep(0)
-        assert told == [7.0, "grpc"], "gRPC takes no calls while HTTP drains"
-        ending.begin()
-        await ending.wait()
-        assert told == [7.0, "grpc", 0.0]
 
     asyncio.run(run())
 
 
 def test_parts_end_without_a_signal_too() -> None:
-    told: list[float] = []
-
-    class Closing:
-        async def close(self, grace_s: float) -> None:
-            told.append(grace_s)
-
     async def run() -> None:
-        await _Ending(Closing(), 7.0).wait()
+        parts = Parts()
+        parts.fleet.idle.set()
+        await parts.ending.wait()
+        assert set(parts.told) == {"not ready", 7.0, ("grpc", 12)}
 
     asyncio.run(run())
-    assert told == [7.0]
