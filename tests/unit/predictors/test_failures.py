@@ -27,7 +27,7 @@ def test_errors_of_the_model_are_kept_and_those_of_others_are_not(cls: type[Trim
     assert kept.reason(plan()) == ("" if cls.code in OF_OTHERS else "why")
 
 
-def test_a_failure_counts_for_all_tenants_and_places_of_one_version_until_it_is_loaded() -> None:
+def test_a_failure_counts_for_all_tenants_and_places_of_one_version() -> None:
     kept, error = Failures(), TrimsError("why")
     kept.learn(plan().for_tenant("t").at("cpu"), error)
     assert (kept.reason(plan()), kept.reason(plan(digest="2"))) == ("why", "")
@@ -36,7 +36,7 @@ def test_a_failure_counts_for_all_tenants_and_places_of_one_version_until_it_is_
     assert (kept.reason(plan()), kept.reason(plan(digest="2"))) == ("", "why")
 
 
-def test_a_place_that_one_request_names_and_that_is_not_there_is_no_failure_of_the_model() -> None:
+def test_a_place_that_a_request_names_and_that_lacks_is_no_failure_of_the_model() -> None:
     kept, error = Failures(), error_classes()["not_supported"]("no such device")
     kept.learn(plan().at("gpu:0"), error)
     assert kept.reason(plan()) == ""

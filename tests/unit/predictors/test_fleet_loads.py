@@ -246,7 +246,7 @@ def test_a_second_predictor_that_fails_is_no_failure_while_the_first_one_runs(
     drive(daemon, work)
 
 
-def test_another_manifest_is_tried_anew(daemon: Daemon, switch: Switch, checkpoint: Callable[..., Path]) -> None:
+def test_a_changed_manifest_has_no_failure_yet(daemon: Daemon, switch: Switch, checkpoint: Callable[..., Path]) -> None:
     async def work(driver: Driver) -> None:
         switch.say("die")
         with pytest.raises(PredictorError):

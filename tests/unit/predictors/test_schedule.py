@@ -484,7 +484,7 @@ TestEveryOrderOfEvents.settings = settings(
 )
 
 
-def test_a_predictor_that_is_busy_when_its_line_is_retired_ends_though_a_request_waits_by_then() -> None:
+def test_a_busy_predictor_of_a_retired_line_ends_though_a_request_waits() -> None:
     schedule = Schedule(4)
     predictor, _ = running(schedule)
     assert schedule.retire("a") == []

@@ -80,7 +80,7 @@ async def _turns() -> None:
 
 
 @pytest.mark.usefixtures("handlers")
-def test_servers_answer_until_what_runs_has_finished_and_leave_at_once_after_two_signals() -> None:
+def test_servers_answer_until_all_runs_have_ended_or_a_second_signal_comes() -> None:
     async def run() -> None:
         parts = Parts()
         server = _Server(uvicorn.Config(_app), parts.ending)

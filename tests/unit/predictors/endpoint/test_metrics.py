@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -20,7 +21,7 @@ from trims_predictors.records import Answer
 from trims.control import Stats, Tier
 from trims.core.errors import BusyError
 
-REPORT = {
+REPORT: Any = {
     "models": {"m": {"queued": 3, "starting": 1, "idle": 0, "busy": 2}},
     "spares": {"torch": 1},
     "hot": {"m": 2},
@@ -71,8 +72,8 @@ def test_answers_are_counted_with_their_stages(metrics: Metrics) -> None:
     assert found("trims_request_seconds_count", "m", "http") == 2
     assert found("trims_stage_seconds_count", "m", "queue") == 2
     assert found("trims_stage_seconds_sum", "m", "load") == 0.5
-    assert found("trims_stage_seconds_bucket", "m", "load", "0.25") == 0
-    assert found("trims_stage_seconds_bucket", "m", "load", "60.0") == 1
+    assert found("trims_stage_seconds_bucket", "m", "load", "0.1") == 0
+    assert found("trims_stage_seconds_bucket", "m", "load", "10.0") == 1
     stages = {sample.labels["stage"] for sample in found.samples if sample.name == "trims_stage_seconds_count"}
     assert stages <= set(STAGES), "a predictor makes no labels"
 
@@ -132,6 +133,25 @@ def test_the_fleet_and_the_daemon_are_on_the_same_page(metrics: Metrics) -> None
     assert found("trims_templates_ended_total", "torch") == 1
     assert found("trims_template_bytes", "torch") == 4096
     assert found("trims_daemon_resident_bytes", "cpu") == 40
+
+
+@pytest.mark.parametrize(("starts", "most_bytes"), [((False,), 5000), ((True, False), 8000)])
+def test_each_model_costs_a_few_thousand_bytes_of_the_page(starts: tuple[bool, ...], most_bytes: int) -> None:
+    """Measure what ten more models add; all stages but those of steps, which few models have."""
+
+    def page(count: int) -> int:
+        metrics, models = Metrics(), [f"model-{number:03}" for number in range(count)]
+        report = {**REPORT, "hot": {}, "models": dict.fromkeys(models, REPORT["models"]["m"])}
+        steps = ("process", "connect", "open", "import", "load"), ("queue", "input", "predict", "output", "run")
+        for model in models:
+            metrics.register(model)
+            for cold in starts:
+                stages = {f"{stage}_s": 0.01 for stage in (steps[0] if cold else ()) + steps[1]}
+                with metrics.request(model, "http") as counting:
+                    counting.answer = dataclasses.replace(answer(cold=cold), stages=stages)
+        return len(metrics.page(report, []))
+
+    assert (page(20) - page(10)) / 10 < most_bytes
 
 
 def test_no_series_tells_when_another_one_began(metrics: Metrics) -> None:

@@ -96,7 +96,7 @@ def test_models_are_told_in_order_with_their_replicas_and_predictors() -> None:
     assert (m["trouble"], odd["trouble"]) == ("", "nothing runs it")
 
 
-def test_a_model_that_could_not_be_loaded_is_told_with_the_reason_and_can_still_be_tried() -> None:
+def test_a_model_that_could_not_be_loaded_shows_why_and_can_be_tried() -> None:
     (broken,) = page(Daemon(model("broken")))["models"]
     assert (broken["failure"], broken["trouble"]) == ("its code raised", "")
 

@@ -227,7 +227,7 @@ def test_the_index_says_why_a_model_is_not_ready(service: Service) -> None:
     assert [each["name"] for each in asyncio.run(service.index(ready=True))] == ["m"]
 
 
-def test_a_model_that_could_not_be_loaded_is_ready_nowhere_until_it_is_loaded_or_changed(
+def test_a_model_that_could_not_be_loaded_is_ready_nowhere_until_it_changes(
     service: Service, daemon: Daemon, fleet: Fleet
 ) -> None:
     async def told() -> list[str]:
