@@ -43,9 +43,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 #: After an answer the same client often asks again.
 _AFTERWARDS_S = 0.2
-#: Orders to load run together with each other, and with no request.
-_LOADS = object()
-#: Before every level that a request can have.
+#: Level of orders to load: before every level that a request can have.
 _FIRST = -1
 
 
@@ -139,7 +137,8 @@ class Fleet:
         if self._closing:
             raise DrainingError("the endpoint is ending and loads no models")
         request = Request(plan, (), self._loop.create_future(), time.perf_counter(), None, None, only_load=True)
-        await self._answer(Job(plan.line, group=_LOADS, payload=request, level=_FIRST), None)
+        # No group: every request that may run together with others has one.
+        await self._answer(Job(plan.line, payload=request, level=_FIRST), None)
 
     async def _answer(self, job: Job, queue_deadline_s: float | None) -> Answer:
         plan, answer = job.payload.plan, job.payload.answer
