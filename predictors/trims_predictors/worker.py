@@ -26,11 +26,14 @@ import errno
 import importlib
 import io
 import os
+import select
 import signal
 import socket
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
+
+from trims_client.forks import adapt_in_children
 
 from trims.core.errors import BadMessageError, LostPeerError, PredictorError, TrimsError
 from trims.core.serving import parse_tensors
@@ -107,6 +110,10 @@ class Worker:
         self._untold: int | None = None
         #: Inputs are copied out of the arena, because code of the model has kept some beyond its run.
         self._copies = False
+        self._own = os.getpid()
+        self._arrivals = select.poll()
+        self._arrivals.register(sock, select.POLLIN)
+        adapt_in_children(self)
         #: Arrays over the arena that the last request was given as.
         self._lent: list[weakref.ref[np.ndarray[Any, Any]]] = []
 
@@ -122,7 +129,7 @@ class Worker:
         }
         told_to_end = False
         with contextlib.suppress(LostPeerError):
-            while (received := messages.receive(self._sock)) is not None:
+            while (received := self._receive()) is not None:
                 message, fds = received
                 for fd in fds:
                     self._inbox.take(fd)
@@ -134,18 +141,35 @@ class Worker:
         self._unload()
         return told_to_end
 
+    def after_fork(self) -> None:
+        """In a child of this process, such as one forked by a handler of signals: let go of the supervisor's socket."""
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, self._sock.fileno())
+        os.close(nothing)
+
+    def _receive(self) -> tuple[Message, list[int]] | None:
+        """The next message. A child that was forked meanwhile ends here, and takes none of its parent's messages."""
+        with parent_only(self._own):
+            self._arrivals.poll()  # so that a child which code below Python forks is noticed before it takes a message
+        with parent_only(self._own):
+            return messages.receive(self._sock)
+
     def _carry_out(self, operation: Callable[[Message], tuple[Message, int | None]], message: Message) -> None:
         fd: int | None = None
         forks = fork_count()
         try:
-            with parent_only():
+            with parent_only(self._own):
                 answer, fd = operation(message)
         except TrimsError as error:
             answer = _failed(error)
         except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the supervisor is told
             sys.stderr.write(traceback_of(error))
             answer = _failed(_blamed(message, error, confined=self._confined))
-        common = {"request": message["request"], **self._kept_inputs(forked=fork_count() != forks)}
+        with parent_only(self._own):
+            self._answer(message, answer, fd, forked=fork_count() != forks)
+
+    def _answer(self, message: Message, answer: Message, fd: int | None, *, forked: bool) -> None:
+        common = {"request": message["request"], **self._kept_inputs(forked=forked)}
         try:
             messages.send(self._sock, {**answer, **common}, [] if fd is None else [fd])
         except BadMessageError as error:

@@ -20,6 +20,7 @@ from looking import wait_until
 from making_steps import encoded
 from repository import ROOT, SUPPORT
 from trims_client import connect
+from trims_predictors.endpoint import inference_pb2 as pb
 
 from trims.control import admin
 from trims.daemon.control_door import MAX_STREAMS
@@ -224,7 +225,17 @@ def test_a_hostile_message_over_grpc_costs_the_endpoint_neither_time_nor_memory(
                 infer(each, timeout=60)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert _resident_bytes(endpoint) - before < 128 << 20
-    assert endpoint.metrics()['trims_requests_total{code="bad_request",model="m",protocol="grpc"}'] == 2
+    wrong = b"\x0a\x01m" + pb.ModelInferRequest(
+        inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP64", shape=[1])],
+        raw_input_contents=[bytes(64 << 20)],
+    ).SerializeToString()  # fmt: skip
+    with grpc.insecure_channel(f"127.0.0.1:{endpoint.grpc_port}") as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for _ in range(10):
+            with pytest.raises(grpc.RpcError) as caught:
+                infer(wrong, timeout=60)
+    assert _resident_bytes(endpoint) - before < 400 << 20, "a refused message is not kept"
+    assert endpoint.metrics()['trims_requests_total{code="bad_request",model="m",protocol="grpc"}'] == 12
 
 
 def _resident_bytes(endpoint: Endpoint) -> int:

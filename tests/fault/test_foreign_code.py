@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,6 +59,26 @@ def test_a_child_that_a_step_forks_ends_before_the_next_step(
         return [int(arrays(await driver.ask(x=[1.0]))["count"][0]) for _ in range(3)]
 
     assert drive(daemon, work) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["python", "c"])
+def test_a_child_forked_while_nothing_is_asked_takes_no_request(
+    how: str, daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Alarmed", "options": {"how": how}})
+
+    async def work(driver: Driver) -> None:
+        pids, forks, number = set(), 0, 0.0
+        while forks < 3 or number < 50:
+            number += 1.0
+            found = arrays(await driver.ask(x=[number]))
+            assert found["x"].tolist() == [number], "the answer to another request"
+            pids.add(int(found["pid"][0]))
+            forks = int(found["forks"][0])
+            await asyncio.sleep(0.005)  # the alarm also comes while the predictor waits
+        assert len(pids) == 1
+
+    drive(daemon, work, run_deadline_s=30.0)
 
 
 @pytest.mark.parametrize("forks", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -430,3 +431,26 @@ class Switched(Picky):
         if said == "raise":
             raise RuntimeError("not today")
         super().load(weights, context)
+
+
+class Alarmed(Echo):
+    """Forks again and again in a handler of signals, also while nothing is asked."""
+
+    forks = 0
+
+    def load(self, weights: Weights, context: Context) -> None:
+        self.how = context.options["how"]
+        signal.signal(signal.SIGALRM, self._fork)
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+
+    def _fork(self, *_: object) -> None:
+        child = os.fork() if self.how == "python" else ctypes.CDLL(None).fork()
+        if child == 0:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            return
+        self.forks += 1
+        if self.forks == 3:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def predict(self, inputs: Arrays) -> Arrays:
+        return {**super().predict(inputs), "forks": np.array([self.forks])}

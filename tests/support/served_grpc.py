@@ -86,6 +86,7 @@ def call(
     token: str | None = None,
     most_connections: int | None = None,
     most_bytes: int = 10_000,
+    tenants: Any = None,
 ) -> Any:
     async def run() -> Any:
         workers = JsonWorkers(most_bytes)
@@ -97,6 +98,7 @@ def call(
             "127.0.0.1:0",
             most_body_bytes=most_bytes,
             token=token,
+            tenants=tenants,
             workers=workers,
             certificate=None,
             private_key=None,  # type: ignore[arg-type]

@@ -51,14 +51,15 @@ class Child:
         self._plan: ImagePlan | None = None
         self._told_bytes = 0
         self._subject = "the converter"
+        self._own = os.getpid()
 
     def serve(self) -> None:
         """Answer requests until the parent hangs up."""
-        while (request := self._receive()) is not None:
+        while (request := self._next()) is not None:
             message, fds = request
             self._subject = str(message.get("call") or (message.get("files") or [self._subject])[0])
             try:
-                with parent_only():
+                with parent_only(self._own):
                     answer = self._carry_out(message, fds)
             except Exception as error:  # noqa: BLE001 - whatever a framework or an author's code raises is an answer
                 answer = _refusal(error, self._subject)
@@ -66,6 +67,10 @@ class Child:
                 for fd in fds:
                     os.close(fd)
             self._send(answer)
+
+    def _next(self) -> tuple[dict[str, Any], list[int]] | None:
+        with parent_only(self._own):  # a handler of signals may fork while nothing is asked
+            return self._receive()
 
     def _carry_out(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
         do: dict[str, Callable[[dict[str, Any], list[int]], dict[str, Any]]]

@@ -33,14 +33,21 @@ def fork_count() -> int:
 
 
 @contextlib.contextmanager
-def parent_only() -> Iterator[None]:
-    """Let only the process that entered the block leave it.
+def parent_only(own: int | None = None) -> Iterator[None]:
+    """Let only one process leave the block: by default the one that entered it.
 
     A child that code in the block forks, and that returns from there or raises, ends at the end of the block as a
     program ends: `sys.exit` gives its status, an exception its traceback and status 1. Without this it would go on with
     the parent's sockets, take the parent's next request and answer it.
+
+    Args:
+        own: The process that may pass; None for this one. Code may fork outside of all blocks, too, in a handler of
+            signals: with a number such a child ends where it comes to the next block.
     """
-    own = os.getpid()
+    if own is None:
+        own = os.getpid()
+    elif os.getpid() != own:
+        _end(None)
     try:
         yield
     except BaseException as error:

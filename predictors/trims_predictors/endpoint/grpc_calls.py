@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
@@ -18,7 +19,7 @@ from google.protobuf.message import DecodeError
 from trims.core.errors import BusyError, TrimsError
 from trims.wire.status import status_of
 from trims_predictors.endpoint.bodies import TooLargeBodyError
-from trims_predictors.endpoint.callers import Callers, UnknownCallerError
+from trims_predictors.endpoint.callers import Callers, UnknownCallerError, caller
 from trims_predictors.endpoint.extensions import why_no_method
 from trims_predictors.endpoint.grpc_wire import not_protobuf
 from trims_predictors.endpoint.json_text import SMALL_BYTES
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 _OPEN_METHODS = ("/ServerLive", "/ServerReady", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch")
 #: What takes messages of any size as bytes.
 _OF_INFERENCE = ("/ModelInfer", "/ModelStreamInfer")
-#: Calls at once; each holds its message. A stream is one call.
+#: The same, but for the token: what asks for a model is of a caller.
+_OF_HEALTH = (*_OPEN_METHODS, "/ModelReady")
+#: Calls of one caller at once; each holds its message. A stream is one call. Streams count apart, as most only wait.
 MOST_CALLS = 1000
 #: Of an error: it travels in HTTP/2 headers, whose room is small.
 _MOST_LETTERS = 1000
@@ -56,7 +59,8 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
     def __init__(self, callers: Callers, count: Callable[[TrimsError], None]) -> None:
         self._callers = callers
         self._count = count
-        self._running = 0
+        #: Calls that run, by tenant (empty for the operator) and whether they are streams.
+        self._running: Counter[tuple[str, bool]] = Counter()
         self._warned_s = -_WARN_AGAIN_S
 
     async def intercept_service(
@@ -66,15 +70,18 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         handler = await continuation(details)
         if handler is None:
             return _refusing(grpc.StatusCode.UNIMPLEMENTED, why_no_method(details.method))
-        if not details.method.endswith(_OPEN_METHODS):
-            if not self._admits(details):
-                return _refusing(grpc.StatusCode.UNAUTHENTICATED, _NEEDS_TOKEN)
-            if self._running >= MOST_CALLS:
+        if not details.method.endswith(_OPEN_METHODS) and not self._admits(details):
+            return _refusing(grpc.StatusCode.UNAUTHENTICATED, _NEEDS_TOKEN)
+        if not details.method.endswith(_OF_HEALTH):
+            tenant = caller()
+            kind = "" if tenant is None else tenant.name, bool(handler.request_streaming)
+            if self._running[kind] >= MOST_CALLS:
                 return self._one_too_many(details.method)
-            self._running += 1
+            self._running[kind] += 1
             task = asyncio.current_task()
             assert task is not None
-            task.add_done_callback(self._ended)  # each call has a task of its own, which goes on with the handler
+            # Each call has a task of its own, which goes on with the handler.
+            task.add_done_callback(lambda _: self._ended(kind))
         if details.method.endswith(_OF_INFERENCE):
             return _of_bytes(handler)
         return _of_small_messages(handler)
@@ -87,8 +94,10 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
             return False
         return True
 
-    def _ended(self, _: object) -> None:
-        self._running -= 1
+    def _ended(self, kind: tuple[str, bool]) -> None:
+        self._running[kind] -= 1
+        if not self._running[kind]:
+            del self._running[kind]
 
     def _one_too_many(self, method: str) -> Handler:
         """Refuse a call before its message is read."""
@@ -116,9 +125,12 @@ def _with_status(answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any,
         try:
             return await answer(request, context)
         except TrimsError as error:
-            await _abort(context, code_of(error), str(error))
+            refusal = code_of(error), str(error)
         except TooLargeBodyError as error:
-            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            refusal = grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
+        # Not above: gRPC keeps the error of the abort, which would keep the other one, its frames and the message.
+        del request
+        return await _abort(context, *refusal)
 
     return behaviour
 

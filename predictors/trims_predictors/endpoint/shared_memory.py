@@ -278,7 +278,7 @@ def _whose() -> str:
 def _open(key: str, region: str) -> tuple[int, tuple[int, int], int]:
     """Open an object; returns its descriptor, device and inode, and length. Raises CallerError, CapacityError."""
     name = key.removeprefix("/")
-    if not name or len(name) > _MOST_LETTERS or "/" in name or "\0" in name or name in (".", ".."):
+    if not name.isprintable() or "/" in name or name in ("", ".", "..") or len(name) > _MOST_LETTERS:
         why = f"cannot register shared memory region {region!r} - invalid shm key {key!r:.80}"
         raise CallerError(f"{why}; keys are like '/input_data'")
     if name.startswith(_OWN_PREFIX):

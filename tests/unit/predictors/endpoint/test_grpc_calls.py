@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import Any
 
 import grpc
@@ -14,6 +15,7 @@ from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.json_workers import JsonWorkers
 
 from trims.core.errors import BusyError, CallerError
+from trims.tenants import Tenant, Tenants
 
 pytestmark = pytest.mark.usefixtures("grpc_poller")
 REQUEST = pb.ModelInferRequest(model_name="m")
@@ -92,6 +94,40 @@ def test_thousands_of_calls_at_once_are_answered_or_told_to_come_again(monkeypat
     page = service.metrics.page(NO_FLEET, []).decode()
     assert 'code="busy",model="(other)",protocol="grpc"} 3500.0' in page
     assert 'code="ok",model="m",protocol="grpc"} 501.0' in page
+
+
+def test_streams_that_wait_and_other_tenants_take_no_room_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_calls, "MOST_CALLS", 4)
+    tenants = {name: Tenant(name, tokens=frozenset({hashlib.sha256(name.encode()).hexdigest()})) for name in ("a", "b")}
+    as_a, as_b = ([("authorization", f"Bearer {name}")] for name in tenants)
+
+    async def work(stub: Any) -> None:
+        streams = [stub.ModelStreamInfer(metadata=as_a) for _ in range(4)]
+        for each in streams:
+            await each.write(REQUEST)
+            assert (await each.read()).infer_response.model_name == "m"
+        one_more = stub.ModelStreamInfer(metadata=as_a)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await one_more.read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        caught.value.__traceback__ = None
+        assert (await stub.ModelInfer(REQUEST, metadata=as_a)).model_name == "m"
+        other = stub.ModelStreamInfer(metadata=as_b)
+        await other.write(REQUEST)
+        assert (await other.read()).infer_response.model_name == "m"
+        for each in (*streams, other):
+            each.cancel()
+
+    call(StandIn(), work, token="operator", tenants=Tenants(list(tenants.values())))
+
+
+def test_whether_a_model_is_ready_is_answered_however_many_calls_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_calls, "MOST_CALLS", 0)
+
+    async def work(stub: Any) -> None:
+        assert (await stub.ModelReady(pb.ModelReadyRequest(name="m"))).ready
+
+    call(StandIn(), work)
 
 
 def test_a_full_queue_says_when_to_come_again() -> None:
