@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from trims.core.errors import CallerError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 #: Inputs of a request, and outputs that it asks for.
 MOST_TENSORS = 1024
@@ -24,6 +29,19 @@ def check_count(what: str, count: int, most: int) -> None:
     """
     if count > most:
         raise CallerError(f"there are {count} {what}; {most} are the most")
+
+
+def check_fields(message: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Raise CallerError for a field that is none of these: what it asks for would be ignored.
+
+    Args:
+        message: An object of a request.
+        known: Its fields.
+        where: What it is.
+    """
+    for name in message:
+        if name not in known:
+            raise CallerError(f"{where} has the field {name!r:.80}; it takes {', '.join(known) or 'none'}")
 
 
 def check_name_length(name: str, what: str) -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any
 
-from trims.core.errors import NotOfferedError
+from trims.core.errors import CallerError, NotOfferedError
+from trims_predictors.endpoint.bounds import check_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Extension -> paths over HTTP after `/v2/` (`MODEL`: with and without a version), and methods over gRPC.
 _ROUTES = {
@@ -31,6 +36,17 @@ def not_offered(extension: str) -> NotOfferedError:
 def extension_of_path(path: str) -> str | None:
     """The extension that a path belongs to and that is not offered; None for any other path."""
     return next((name for name, pattern in _PATHS.items() if pattern.fullmatch(path)), None)
+
+
+def check_unload(parameters: Mapping[str, Any]) -> None:
+    """Raise CallerError for a parameter of an order to unload that has no meaning: models have no dependents here."""
+    check_fields(parameters, ("unload_dependents",), "the order to unload")
+
+
+def check_repository(name: str) -> None:
+    """Raise CallerError for a repository by its name: there is one, which has none."""
+    if name:
+        raise CallerError(f"there is no repository {name!r:.80}; leave the name out")
 
 
 def why_no_method(method: str) -> str:

@@ -15,7 +15,7 @@ from trims.core.errors import BadMessageError, CallerError, ModelNotFoundError
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint import inference_pb2_grpc
 from trims_predictors.endpoint.callers import Callers, caller
-from trims_predictors.endpoint.extensions import not_offered
+from trims_predictors.endpoint.extensions import check_repository, check_unload, not_offered
 from trims_predictors.endpoint.grpc_calls import Calls, code_of
 from trims_predictors.endpoint.grpc_requests import parse_request, write_answer
 from trims_predictors.endpoint.grpc_streams import AnswerStream
@@ -127,10 +127,12 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
         """All models."""
+        check_repository(request.repository_name)
         return pb.RepositoryIndexResponse(models=await self._service.index(ready=request.ready))
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
         """Have a model's weights in memory, and a predictor that has loaded it."""
+        check_repository(request.repository_name)
         if request.parameters:
             raise CallerError("a model is loaded as its manifest says; register it again with `trims add --replace`")
         await self._service.load(request.model_name)
@@ -165,6 +167,8 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:
         """Free a model's weights and end its predictors."""
+        check_repository(request.repository_name)
+        check_unload(request.parameters)
         await self._service.unload(request.model_name)
         return pb.RepositoryModelUnloadResponse()
 

@@ -73,6 +73,7 @@ class InferRequest:
         parameters: Of the whole request.
         wanted: Outputs that are asked for; None for all.
         shared: Index of an input -> where its data lies.
+        model: The model's name as KServe's client repeats it beside the path; None if the request does not say it.
     """
 
     inputs: list[Tensor]
@@ -80,6 +81,7 @@ class InferRequest:
     parameters: Parameters = field(default_factory=dict)
     wanted: dict[str, Wanted] | None = None
     shared: dict[int, SharedRange] = field(default_factory=dict)
+    model: object = None
 
     @property
     def place(self) -> str | None:

@@ -25,7 +25,16 @@ class Literal(float):
     """`NaN`, `Infinity` or `-Infinity` as it stands in JSON. Other infinities were numbers too large for Python."""
 
 
-_DECODER = json.JSONDecoder(parse_constant=Literal)
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        raise CallerError(f"the request has {twice!r:.80} twice in one object; keep one")
+    return made
+
+
+_DECODER = json.JSONDecoder(parse_constant=Literal, object_pairs_hook=_object)
 
 
 def load_json(text: bytes) -> Any:

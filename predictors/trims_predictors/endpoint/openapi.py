@@ -101,6 +101,7 @@ SCHEMAS: Json = {
     "InferRequest": _object(
         required=("inputs",),
         id=_TEXT,
+        model_name={"type": "string", "description": "the name in the path once more"},
         inputs={**_list(_INPUT), "maxItems": MOST_TENSORS},
         outputs={**_list(_WANTED), "maxItems": MOST_TENSORS},
         parameters=_parameters(

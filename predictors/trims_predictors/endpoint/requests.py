@@ -7,11 +7,12 @@ Everything in a request is checked here; a claim about sizes is held against wha
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
 from trims.core.serving import MOST_DIMENSIONS
-from trims_predictors.endpoint.bounds import MOST_PARAMETERS, MOST_TENSORS, check_count, check_name_length
+from trims_predictors.endpoint.bounds import MOST_PARAMETERS, MOST_TENSORS, check_count, check_fields, check_name_length
 from trims_predictors.endpoint.infer_request import InferRequest, Parameters, make_request, shared_range
 from trims_predictors.endpoint.json_numbers import flat, numbers
 from trims_predictors.endpoint.json_text import SMALL_BYTES, load_json
@@ -85,9 +86,13 @@ def parse_shrunk(text: bytes, sizes: Sequence[int | None], data: memoryview, res
 
 
 def _request(message: Mapping[str, Any], inputs: list[Tensor]) -> InferRequest:
+    check_fields(message, ("id", "model_name", "parameters", "inputs", "outputs"), "the request")
+    for each in message["inputs"]:
+        check_fields(each, ("name", "datatype", "shape", "parameters", "data"), "an input")
     of_inputs = [_parameters(each, "an input") for each in message["inputs"]]
     parameters = _parameters(message, "the request")
-    return make_request(inputs, _id(message), parameters, of_inputs, _wanted(message), http=True)
+    request = make_request(inputs, _id(message), parameters, of_inputs, _wanted(message), http=True)
+    return replace(request, model=message.get("model_name"))
 
 
 def parse_answer(body: memoryview, header_length: str | None) -> tuple[dict[str, Any], list[Tensor]]:
@@ -171,6 +176,8 @@ def _wanted(message: Mapping[str, Any]) -> list[tuple[str, Parameters]]:
     listed = _list(message, "outputs", "the request")
     check_count("requested outputs", len(listed), MOST_TENSORS)
     wanted = [_object(each, "a requested output") for each in listed]
+    for each in wanted:
+        check_fields(each, ("name", "parameters"), "a requested output")
     return [(_text(each, "name", "a requested output"), _parameters(each, "an output")) for each in wanted]
 
 

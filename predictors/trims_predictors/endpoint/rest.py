@@ -20,8 +20,9 @@ from starlette.requests import ClientDisconnect
 import trims
 from trims.core.errors import BusyError, CallerError, TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError, coding_for, pack, packs, read_body, read_object
+from trims_predictors.endpoint.bounds import check_fields
 from trims_predictors.endpoint.callers import Callers, UnknownCallerError, caller, may_ask_for
-from trims_predictors.endpoint.extensions import extension_of_path, not_offered
+from trims_predictors.endpoint.extensions import check_unload, extension_of_path, not_offered
 from trims_predictors.endpoint.hang_ups import unless_gone
 from trims_predictors.endpoint.json_text import SMALL_BYTES
 from trims_predictors.endpoint.json_workers import JsonWorkers
@@ -113,7 +114,8 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         host, origin = request.headers.get("host", "").lower(), request.headers.get("origin")
-        known = host.rpartition(":")[0] in _LOOPBACK_HOSTS or host in _LOOPBACK_HOSTS
+        name, _, port = host.rpartition(":")
+        known = (name in _LOOPBACK_HOSTS and port.isdecimal()) or host in _LOOPBACK_HOSTS
         if self._loopback and not known and ("host" in request.headers or _is_of_a_browser(request)):
             return _error(403, f"the endpoint listens on this machine only, and not as {host!r:.80}")
         if origin is not None and (not host or origin.partition("://")[2].lower() != host):
@@ -274,6 +276,8 @@ async def _infer(
         await workers.check(whose, asked.inputs)
     else:
         asked = await workers.parse(whose, body, header_length)
+    if asked.model not in (None, model):
+        raise CallerError(f"the request is for {model!r:.80} by its path and for {asked.model!r:.80} by its model_name")
     with service.shared_memory.lend(asked) as shared:
         if await shared.fill(asked):
             await workers.check(whose, asked.inputs)
@@ -311,8 +315,9 @@ async def _response(parts: list[bytes | memoryview], json_length: int | None, ac
 
 
 def _add_repository_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
-    async def parameters(request: Request) -> dict[str, Any]:
+    async def parameters(request: Request, *known: str) -> dict[str, Any]:
         message = await read_object(request, most_body_bytes)
+        check_fields(message, known, "the request")
         for name, kind, text in (("ready", bool, "true or false"), ("parameters", dict, "an object")):
             if not isinstance(message.get(name, kind()), kind | None):
                 raise CallerError(f"{name!r} must be {text}, not {message[name]!r:.80}")
@@ -320,11 +325,11 @@ def _add_repository_routes(router: APIRouter, service: Service, most_body_bytes:
 
     @router.post("/v2/repository/index")
     async def index(request: Request) -> list[dict[str, str]]:
-        return await service.index(ready=bool((await parameters(request)).get("ready")))
+        return await service.index(ready=bool((await parameters(request, "ready")).get("ready")))
 
     @router.post("/v2/repository/models/{model}/load")
     async def load(request: Request, model: str) -> Response:
-        given = (await parameters(request)).get("parameters")
+        given = (await parameters(request, "parameters")).get("parameters")
         if given:
             raise CallerError("a model is loaded as its manifest says; register it again with `trims add --replace`")
 
@@ -336,7 +341,7 @@ def _add_repository_routes(router: APIRouter, service: Service, most_body_bytes:
 
     @router.post("/v2/repository/models/{model}/unload")
     async def unload(request: Request, model: str) -> dict[str, Any]:
-        await parameters(request)
+        check_unload((await parameters(request, "parameters")).get("parameters") or {})
         await service.unload(model)
         return {}
 
@@ -348,7 +353,7 @@ def _add_shared_memory_routes(router: APIRouter, service: Service, most_body_byt
     """
 
     async def nothing(request: Request) -> None:
-        _check_fields(await read_object(request, most_body_bytes), ())
+        check_fields(await read_object(request, most_body_bytes), (), "the request")
 
     @router.get("/v2/cudasharedmemory/status")
     async def cuda_status() -> list[dict[str, Any]]:
@@ -369,7 +374,7 @@ def _add_shared_memory_routes(router: APIRouter, service: Service, most_body_byt
     @router.post("/v2/systemsharedmemory/region/{name}/register")
     async def register(request: Request, name: str) -> dict[str, Any]:
         message = await read_object(request, most_body_bytes)
-        _check_fields(message, ("key", "offset", "byte_size"))
+        check_fields(message, ("key", "offset", "byte_size"), "the request")
         key, offset, nbytes = (message.get(field, 0) for field in ("key", "offset", "byte_size"))
         if not isinstance(key, str):
             raise CallerError(f"'key' must be the name of a shared memory object, not {key!r:.80}")
@@ -385,12 +390,6 @@ def _add_shared_memory_routes(router: APIRouter, service: Service, most_body_byt
         await nothing(request)
         service.shared_memory.unregister(name)
         return {}
-
-
-def _check_fields(message: dict[str, Any], known: tuple[str, ...]) -> None:
-    for name in message:
-        if name not in known:
-            raise CallerError(f"the request has the field {name!r:.80}; it takes {', '.join(known) or 'none'}")
 
 
 def _error(status: int, message: str) -> JSONResponse:

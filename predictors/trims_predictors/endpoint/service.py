@@ -299,6 +299,8 @@ class Service:
         return found
 
     def _state(self, model: Model) -> tuple[str, str]:
+        if self._draining:
+            return "UNAVAILABLE", "the endpoint is ending"
         if trouble := self._trouble(model) or self._failure(model):
             return "UNAVAILABLE", trouble
         places = [replica.place for replica in model.replicas if replica.state == "sealed"]

@@ -321,6 +321,28 @@ def test_infinity_and_nan_are_numbers_of_a_request() -> None:
     assert np.array_equal(to_array(tensor), values, equal_nan=True)
 
 
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"inputs": [], "priority": 1}, "the request has the field 'priority'; it takes id, "),
+        ({"inputs": [{**X, "data": [0] * 4, "shared_memory_region": "r"}]}, "an input has the field 'shared_mem"),
+        (
+            {"inputs": [], "outputs": [{"name": "y", "classification": 1}]},
+            "output has the field 'classification",
+        ),
+    ],
+)
+def test_a_field_that_is_not_of_the_protocol_is_refused(message: dict[str, Any], why: str) -> None:
+    with pytest.raises(CallerError, match=why):
+        parse(message)
+
+
+def test_a_field_that_is_there_twice_is_refused() -> None:
+    body = b'{"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": [1], "data": [2]}]}'
+    with pytest.raises(CallerError, match="the request has 'data' twice in one object"):
+        parse_request(memoryview(body), None)
+
+
 def inputs(count: int) -> list[dict[str, Any]]:
     return [{"name": f"x{number}", "datatype": "FP32", "shape": [0], "data": []} for number in range(count)]
 

@@ -506,3 +506,26 @@ def test_regions_of_shared_memory_are_registered_and_forgotten_over_http() -> No
     finally:
         service.shared_memory.close()
         path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v2/repository/index", {"foo": 1}),
+        ("/v2/repository/models/m/load", {"foo": 1}),
+        ("/v2/repository/models/m/unload", {"parameters": {"foo": True}}),
+    ],
+)
+def test_a_field_of_an_order_that_is_not_known_is_refused(path: str, body: dict[str, Any]) -> None:
+    reply = ask("POST", path, body)
+    assert (reply.status, "has the field 'foo'" in reply.json()["error"]) == (400, True)
+
+
+def test_what_unloading_means_to_other_servers_is_accepted() -> None:
+    path = "/v2/repository/models/m/unload"
+    assert ask("POST", path, {"parameters": {"unload_dependents": False}}).json() == {}
+
+
+@pytest.mark.parametrize(("name", "status"), [("m", 200), ("other", 400), (7, 400)])
+def test_a_name_beside_the_path_is_the_same_model(name: object, status: int) -> None:
+    assert ask("POST", "/v2/models/m/infer", {**REQUEST, "model_name": name}).status == status
