@@ -195,8 +195,8 @@ def folder() -> Iterator[Path]:
         try:
             shutil.rmtree(made)
             return
-        except OSError as error:  # a detached keeper that ends writes its last file while the folder goes
-            if error.errno != errno.ENOTEMPTY or time.monotonic() > until:
+        except OSError as error:  # a detached keeper that ends writes its last file, or removes its socket, meanwhile
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or time.monotonic() > until:
                 raise
 
 
