@@ -64,6 +64,7 @@ class Served:
     def __init__(self, folder: Path) -> None:
         self.runtime, self.state = folder / "run", folder / "state"
         self._process: subprocess.Popen[bytes] | None = None
+        self._boot = ""
 
     def start(self) -> None:
         command = ["bwrap", "--unshare-user", "--unshare-pid", "--die-with-parent", "--dev-bind", "/", "/"]
@@ -76,10 +77,11 @@ class Served:
     def _answers(self) -> bool:
         try:
             with admin(self.runtime) as control:
-                control.status()
+                boot = control.status().health.boot
         except Exception:
             return False
-        return True
+        before, self._boot = self._boot, boot
+        return boot != before  # one that was killed with its bubblewrap may answer for a moment yet
 
     def holders(self) -> set[int]:
         with admin(self.runtime) as control:

@@ -126,7 +126,8 @@ def test_bytes_that_are_no_protobuf_end_a_stream_after_the_answers_before_them(
 
     assert refusal(service, work)[0] is grpc.StatusCode.INVALID_ARGUMENT
     assert found == ["a", "b"]
-    assert not caplog.records
+    # gRPC's poller reports to the loops of earlier tests, which are closed.
+    assert not [each for each in caplog.records if "PollerCompletionQueue" not in each.getMessage()]
 
 
 def test_a_client_that_cancels_its_stream_ends_the_requests_that_run() -> None:
