@@ -191,7 +191,9 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def Describe(self, request: pb.NameRequest, context: grpc.ServicerContext) -> pb.Model:
         """One model, with the stories of its replicas."""
-        return self._model(self._registry.get(request.name), story=True)
+        described = self._model(self._registry.get(request.name), story=True)
+        described.format = described.format or self._store.find_format(request.name)
+        return described
 
     # -- residency -------------------------------------------------------------------------------------------------
 
@@ -332,7 +334,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             license=manifest.license,
             origin=manifest.origin,
             framework=manifest.framework.name if manifest.framework else "",
-            format=image.format or manifest.artifact.format or "",
+            format=image.format or self._read.format_of(manifest),
             key=image.key,
             image_bytes=image.nbytes,
             in_memory=self._read.in_memory(image),
