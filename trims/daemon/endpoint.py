@@ -156,6 +156,7 @@ def endpoint_of(config: Config, missing: Callable[[], str] | None = None) -> End
     command += ["--runtime-dir", str(config.runtime_dir), "--environments-dir", str(config.environments_dir)]
     for hidden in (config.state_dir, config.segment_dir):
         command += ["--hide", str(hidden)]
+    command += ["--learned", str(config.state_dir / "learned.json")]
     if config.environments:
         command += ["--environments", ",".join(f"{name}={path}" for name, path in config.environments.items())]
     if config.tenants is not None:
