@@ -150,9 +150,8 @@ def test_the_first_template_of_the_next_endpoint_begins_with_what_was_learned(mo
 
 
 def test_what_was_learned_and_keeps_a_template_from_forking_now_is_forgotten(modules: Path) -> None:
-    (modules / "starts.py").write_text(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
-    )
+    thread = "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
+    (modules / "starts.py").write_text(f"import threading, time\n{thread}")
     write_learned(modules / "learned.json", {NUMPY: ["harmless", "starts"]})
 
     async def work(nursery: Nursery) -> None:
