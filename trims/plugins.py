@@ -24,6 +24,18 @@ log = logging.getLogger(__name__)
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
 _Given = TypeVar("_Given")
 _Part = TypeVar("_Part")
+_OURS = "trims"
+#: All groups of entry points that trims reads.
+GROUPS = (
+    "trims.formats",
+    "trims.policies",
+    "trims.registries",
+    "trims.tiers",
+    "trims.predictors",
+    "trims.reseed",
+    "trims.commands",
+    "trims.cuda",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +73,46 @@ class Opened(Generic[_Part]):
 
     part: _Part
     where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A plug-in of another package, of any group.
+
+    Attributes:
+        group: Of its entry point.
+        name: Of its entry point.
+        value: Its module and function or class.
+        package: Name and version of the package that brings it.
+        problem: Why it cannot be imported; empty if it can.
+    """
+
+    group: str
+    name: str
+    value: str
+    package: str
+    problem: str
+
+
+def installed() -> list[Installed]:
+    """Return all plug-ins of other packages, sorted by group and name. Each is imported, and not called."""
+    every = importlib.metadata.entry_points()
+    entries = [entry for group in GROUPS for entry in every.select(group=group) if _package(entry) != _OURS]
+    return [_installed(entry) for entry in sorted(entries, key=lambda each: (each.group, each.name, each.value))]
+
+
+def _package(entry: importlib.metadata.EntryPoint) -> str:
+    return "" if entry.dist is None else entry.dist.name
+
+
+def _installed(entry: importlib.metadata.EntryPoint) -> Installed:
+    package = "an unknown package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
+    problem = ""
+    try:
+        entry.load()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may fail in any way
+        problem = f"{type(error).__name__}: {error}"
+    return Installed(entry.group, entry.name, entry.value, package, problem)
 
 
 @dataclass(frozen=True, slots=True)

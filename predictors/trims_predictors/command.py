@@ -54,6 +54,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     text = "system: clients may register POSIX shared memory objects of this user (default: no)"
     endpoint.add_argument("--shared-memory", choices=("no", "system"), default="no", help=text)
     endpoint.add_argument("--max-body", default="256MiB", help="largest request (default: 256MiB)")
+    text = "file that keeps what templates have learned to import (default: none, but with `trims serve` one)"
+    endpoint.add_argument("--learned", type=Path, help=text)
     text = "frameworks to have predictors ready for at once, with commas between, such as torch,onnxruntime"
     endpoint.add_argument("--preload", default="", help=text)
     add_environments(endpoint)
@@ -116,6 +118,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         hot_spares=_at_least(options.hot_spares, "--hot-spares", 0),
         end_abandoned=options.abandoned_runs == "end",
         most_predictor_bytes=predictor_bytes,
+        learned=options.learned,
         load_deadline_s=_work_deadline(options.load_deadline_s, "--load-deadline-s"),
         queue_deadline_s=_deadline(options.queue_deadline_s, "--queue-deadline-s"),
         run_deadline_s=_work_deadline(options.run_deadline_s, "--run-deadline-s"),

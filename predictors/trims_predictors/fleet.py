@@ -64,6 +64,7 @@ class Fleet:
             threads=processors(),
             busy=self._is_busy,
             limits=TemplateLimits(settings.template_keep_alive_s, settings.most_template_bytes),
+            learned=settings.learned,
         )
         #: Predictors that have loaded a model ahead of need.
         self.hot = HotSpares(self._nursery, settings, self._count)

@@ -1,7 +1,8 @@
 """Lessons: what a predictor had to import for its model, the next template imports before it is forked.
 
 A template that learns is a new one. It takes the place of the last once it may be forked (see `gate`), so modules that
-are slow, hang or spoil a template cost no request its time. They are not asked for again.
+are slow, hang or spoil a template cost no request its time. They are not asked for again. What was learned is kept in a
+file, and the first template of the next endpoint begins with it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from trims.core.errors import LostPeerError
+from trims_predictors.learned import read_learned, write_learned
 from trims_predictors.preloads import Preloads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from trims_predictors.background import Background
     from trims_predictors.launching import Environment
@@ -47,16 +50,21 @@ class Lessons:
     Args:
         school: Starts templates.
         background: Of the school's work.
+        file: Keeps what was learned for the next endpoint; None keeps it nowhere.
 
     Attributes:
         learned: What a template imports beside its framework, by environment.
         preloads: Modules that cannot be imported in a template, and the models that ask for them.
     """
 
-    def __init__(self, school: School, background: Background) -> None:
+    def __init__(self, school: School, background: Background, file: Path | None = None) -> None:
         self._school = school
         self._background = background
-        self.learned: dict[Environment, list[str]] = {}
+        self._file = file
+        self.learned: dict[Environment, list[str]] = {} if file is None else read_learned(file)
+        self._keeping = asyncio.Lock()
+        #: Environments whose modules an earlier endpoint learned, until a template with them was forked.
+        self._unproven = set(self.learned)
         self.preloads = Preloads()
         #: Modules of the last lesson in which a template was lost.
         self._unfinished: dict[Environment, set[str]] = {}
@@ -66,6 +74,33 @@ class Lessons:
     def modules_of(self, environment: Environment) -> list[str]:
         """All that a template of the environment imports."""
         return [*environment.modules(), *self.learned.get(environment, [])]
+
+    def prove(self, environment: Environment) -> None:
+        """Note that a template with all that was learned can be forked."""
+        self._unproven.discard(environment)
+
+    def doubt(self, environment: Environment) -> bool:
+        """Forget what an earlier endpoint learned, if no template with it could be forked yet; True if it was so.
+
+        A package may have been replaced since, and starts a thread now when it is imported.
+        """
+        if environment not in self._unproven:
+            return False
+        self._unproven.discard(environment)
+        modules = self.learned.pop(environment, [])
+        _log.warning(
+            "a template for %s cannot be forked with what was learned before, which is forgotten: %s",
+            environment.framework, ", ".join(modules[:20]),
+        )  # fmt: skip
+        self._background.start(self._keep())
+        return True
+
+    async def _keep(self) -> None:
+        """Write the file, once at a time: the last to write has all that was learned."""
+        if self._file is not None:
+            async with self._keeping:
+                known = {environment: list(modules) for environment, modules in self.learned.items()}
+                await asyncio.to_thread(write_learned, self._file, known)
 
     def running(self) -> set[Environment]:
         """Environments for which a template learns just now."""
@@ -102,6 +137,7 @@ class Lessons:
         learned = [*self.learned.get(environment, []), *modules]
         self.learned[environment] = [each for each in learned if each not in template.failed]
         self.preloads.ban(environment, template.failed)
+        self._background.start(self._keep())
         await self._school.exchange(environment, template)
 
     async def _taught(self, environment: Environment, modules: list[str]) -> Template | None:

@@ -34,6 +34,7 @@ from trims_predictors.upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from trims_predictors.footprints import Footprint
     from trims_predictors.launching import Environment, Launcher
@@ -67,10 +68,18 @@ class Nursery:
         threads: What a spare warms up with.
         busy: Whether requests are being answered. Spares and lessons, which compute for a while, wait until none is.
         limits: What templates may cost.
+        learned: File that keeps what templates have learned to import; None for none.
     """
 
     def __init__(
-        self, launcher: Launcher, *, spares: int, threads: int, busy: Callable[[], bool], limits: Limits | None = None
+        self,
+        launcher: Launcher,
+        *,
+        spares: int,
+        threads: int,
+        busy: Callable[[], bool],
+        limits: Limits | None = None,
+        learned: Path | None = None,
     ) -> None:
         self._launcher = launcher
         self._busy = busy
@@ -78,7 +87,7 @@ class Nursery:
         self._threads = threads
         self._stock = Stock()
         self._background = Background("the nursery", self._explained)
-        self._lessons = Lessons(self, self._background)
+        self._lessons = Lessons(self, self._background, learned)
         self._tending: set[Environment] = set()
         self._unforkable = Unforkable()
         #: All processes that were taken or are spares, until each has ended.
@@ -217,10 +226,11 @@ class Nursery:
             with told_in_words("no predictor can be forked"):
                 process = await template.fork()
         except (PredictorError, LostPeerError, BadMessageError):
-            if template.spoilt is not None:
+            if not self._lessons.doubt(environment) and template.spoilt is not None:
                 self._unforkable.note(environment)
             self._discard(environment, template)
             raise
+        self._lessons.prove(environment)
         return self._watch(process, environment)
 
     def _check_open(self) -> None:

@@ -12,6 +12,7 @@ from trims_predictors.tensors import describe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from trims.core.serving import TensorType
     from trims.core.steps import Step
@@ -42,6 +43,7 @@ class Settings:
         end_abandoned: Whether a run is ended that no client waits for any more, and that would take longer than a new
             predictor.
         most_predictor_bytes: Memory of its own that a predictor may take for its model; None for no limit.
+        learned: File that keeps what templates have learned to import, for the next endpoint; None for none.
     """
 
     runtime_dir: str
@@ -60,6 +62,7 @@ class Settings:
     end_abandoned: bool = True
     hot_spares: int = 2
     of_tenants: Mapping[str, int] = field(default_factory=dict)
+    learned: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from trims.daemon.main import shm_prefix
 from trims.registry.sqlite import SqliteRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 COMMAND = [sys.executable, "-m", "trims.cli.main"]
@@ -38,13 +38,13 @@ class Serving:
         }
         self.running: list[subprocess.Popen[str]] = []
 
-    def start(self, *flags: object) -> subprocess.Popen[str]:
+    def start(self, *flags: object, before: Sequence[str] = ()) -> subprocess.Popen[str]:
         """Returns when it answers."""
-        process = subprocess.Popen([*COMMAND, "serve", *map(str, flags)], env=self.environment, stderr=subprocess.PIPE,
-                                   text=True)  # fmt: skip
+        command = [*before, *COMMAND, "serve", *map(str, flags)]
+        process = subprocess.Popen(command, env=self.environment, stderr=subprocess.PIPE, text=True)
         self.running.append(process)
         until = time.monotonic() + 120
-        while self.run("status").returncode:
+        while f"process {process.pid}," not in self.run("status").stdout:
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -71,7 +71,7 @@ def serving(folder: Path) -> Iterator[Serving]:
         os.unlink(f"/dev/shm/{name}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_ends_it_cleanly_and_memory_stays_for_the_next(
     number: signal.Signals, serving: Serving, checkpoint: Callable[..., Path]
 ) -> None:
@@ -92,9 +92,26 @@ def test_shutdown_leaves_memory_and_purge_does_not(serving: Serving, checkpoint:
         process = serving.start()
         assert serving.run("add", checkpoint("m")).returncode == 0
         assert serving.run("load", "m").returncode == 0
-        assert "the daemon is ending" in serving.run("shutdown", *flags).stderr
-        assert process.wait(60) == 0
+        assert "the daemon has ended" in serving.run("shutdown", *flags).stderr
+        assert process.poll() == 0
         assert len(serving.segments()) == left
+
+
+def test_a_closed_terminal_does_not_end_a_daemon_that_was_started_by_nohup(serving: Serving) -> None:
+    process = serving.start(before=["nohup"])
+    process.send_signal(signal.SIGHUP)
+    assert serving.run("shutdown").returncode == 0
+    assert "the daemon has ended" not in process.communicate(timeout=60)[1]
+
+
+def test_a_daemon_waits_for_one_that_is_ending(serving: Serving) -> None:
+    first = serving.start()
+    serving.environment["TRIMS_LOG_LEVEL"] = "debug"
+    for _ in range(3):
+        assert serving.run("shutdown", "--no-wait").returncode == 0
+        second = serving.start()
+        assert first.wait(60) == 0
+        first = second
 
 
 def test_flags_beat_variables_and_variables_beat_the_file(serving: Serving) -> None:

@@ -20,11 +20,15 @@ OTHER = Environment("numpy", sys.executable)
 
 
 def nurse(
-    folder: Path, work: Callable[[Nursery], Awaitable[Any]], spares: int = 0, limits: Limits | None = None
+    folder: Path,
+    work: Callable[[Nursery], Awaitable[Any]],
+    spares: int = 0,
+    limits: Limits | None = None,
+    learned: Path | None = None,
 ) -> Any:
     async def run() -> Any:
         launcher = Launcher(str(folder))
-        nursery = Nursery(launcher, spares=spares, threads=1, busy=lambda: False, limits=limits)
+        nursery = Nursery(launcher, spares=spares, threads=1, busy=lambda: False, limits=limits, learned=learned)
         try:
             return await asyncio.wait_for(work(nursery), 120)
         finally:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.cli.completion import FILES, completed
 from trims.cli.output import as_json, note, say, say_devices, say_json, table
 from trims.control import admin
+from trims.core.errors import TrimsError
 from trims.core.place import FILE
 from trims.core.units import format_bytes, format_seconds
+from trims.process.ends import ProcessEnd
 from trims.tenants import hash_of
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
+
+    from trims.control import Admin
+    from trims.control.answers import Health
 
 _FLAGS = {
     "state-dir": "catalog, disk images, built artifacts (default: ~/.local/state/trims)",
@@ -54,7 +60,11 @@ _FLAGS = {
     "log-level": "debug, info, warning or error (default: info)",
 }
 
-_SHUTDOWN = "end the daemon; models stay in memory for the next one, unless their memory is memfd"
+#: Seconds between two questions to a daemon that is ending.
+_ASK_AGAIN_S = 0.2
+#: Seconds between the end of its doors and that of its process, at most.
+_LAST_S = 10.0
+_SHUTDOWN = "end the daemon and wait for its end; models stay in memory for the next one, unless their memory is memfd"
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -74,6 +84,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _add(commands, "drain", "take no new opens; leases run on", _drain)
     shutdown = _add(commands, "shutdown", _SHUTDOWN, _shutdown)
     shutdown.add_argument("--purge", action="store_true", help="also free the memory")
+    shutdown.add_argument("--no-wait", action="store_true", help="return at once, while requests that run finish")
 
 
 def _add(
@@ -186,5 +197,28 @@ def _drain(options: argparse.Namespace) -> None:
 
 def _shutdown(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon:
-        daemon.shutdown(purge=options.purge)
-    note("the daemon is ending")
+        before = daemon.status().health
+        with ProcessEnd(before.pid) as process:
+            daemon.shutdown(purge=options.purge)
+            if options.no_wait:
+                note("the daemon is ending")
+                return
+            _await_end(daemon, before, process)
+    note("the daemon has ended")
+
+
+def _await_end(daemon: Admin, before: Health, process: ProcessEnd) -> None:
+    """Wait until a daemon that was asked to end has, and print what it waits for."""
+    shown = ""
+    while True:
+        try:
+            health = daemon.status().health
+        except TrimsError:  # its doors are closed
+            process.wait(_LAST_S)
+            return
+        if health.boot != before.boot:
+            return
+        if health.waits_for != shown:
+            shown = health.waits_for
+            note(f"the daemon is ending: it waits for {shown}")
+        time.sleep(_ASK_AGAIN_S)  # the process may be another one's here: it may have a name space of its own

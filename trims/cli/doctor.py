@@ -107,11 +107,27 @@ def _orphans(runtime_dir: str | None) -> Iterator[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
-    """Registry and tiers that the settings take from other packages. None is opened: a daemon may be using it."""
+    """Plug-ins that are installed, and the registry and tiers that the settings take from other packages.
+
+    None is opened: a daemon may be using it.
+    """
     from trims.daemon.config import build_config
+    from trims.formats.plugins import broken
+    from trims.plugins import installed
     from trims.registry import opening as registries
     from trims.tiers import opening as tiers
 
+    plugins = installed()
+    for each in plugins:
+        what = f"{each.group} plug-in {each.name}: {each.value} of {each.package}"
+        if each.problem:
+            yield Finding("bad", f"{what} cannot be imported: {each.problem}", "mend or uninstall its package")
+        else:
+            yield Finding("ok", what)
+    named = {each.name for each in plugins if each.problem}
+    for name, problem in broken().items():
+        if name not in named:
+            yield Finding("bad", problem, "mend or uninstall its package")
     config = build_config({})
     if config.registry.name != "sqlite":
         yield Finding("ok", f"registry {config.registry}: {registries.find_plugin(config.registry)}")

@@ -10,7 +10,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 import trims
-from trims.core.errors import ConfigError, TrimsError
+from trims.core.errors import TrimsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -87,17 +87,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _register_plugins(commands: Commands) -> None:
+    """Add the commands of other packages. One that fails is left out with a word: all others must work."""
     for entry in importlib.metadata.entry_points(group="trims.commands"):
+        before = list(commands.choices)
         try:
-            register = entry.load()
-        except Exception as error:
-            raise ConfigError(
-                f"the command plugin {entry.name!r} ({entry.value}) cannot be imported: "
-                f"{type(error).__name__}: {error}; repair or uninstall its package"
-            ) from error
-        if not callable(register):
-            raise ConfigError(f"the command plugin {entry.name!r} ({entry.value}) is not a function")
-        register(commands)
+            entry.load()(commands)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a plug-in may fail in any way
+            for name in set(commands.choices).difference(before):
+                del commands.choices[name]
+            why = f"{type(error).__name__}: {error}; repair or uninstall its package"
+            sys.stderr.write(f"trims: the command plugin {entry.name!r} ({entry.value}) is left out: {why}\n")
 
 
 if __name__ == "__main__":

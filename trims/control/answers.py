@@ -162,9 +162,10 @@ class Health:
     """Which daemon answers.
 
     Attributes:
-        status: `serving` or `draining`.
+        status: `serving`, `draining` or `ending`.
         boot: Another one in each life of the daemon.
         protocol: Version of the attach door's protocol.
+        waits_for: What must be done before the daemon ends; empty unless it is ending.
     """
 
     status: str
@@ -173,6 +174,7 @@ class Health:
     boot: str
     protocol: int
     state_dir: str
+    waits_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)

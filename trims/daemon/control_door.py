@@ -102,6 +102,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         version: Of the package.
         state_dir: Told by Health.
         on_shutdown: Called with `purge` when a request asks the daemon to end.
+        waits_for: Says what must be done before the daemon ends; empty text while it was not asked to end.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         version: str,
         state_dir: Path,
         on_shutdown: Callable[[bool], None],
+        waits_for: Callable[[], str] = str,
     ) -> None:
         self._store = store
         self._read = store.read
@@ -130,6 +132,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         self._endpoint = endpoint
         self._about = {"boot": boot, "version": version, "state_dir": str(state_dir)}
         self._on_shutdown = on_shutdown
+        self._waits_for = waits_for
         self._started_at_s = time.monotonic()
         self._stopping = False
         self._streams = threading.BoundedSemaphore(MAX_STREAMS)
@@ -191,7 +194,9 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def Describe(self, request: pb.NameRequest, context: grpc.ServicerContext) -> pb.Model:
         """One model, with the stories of its replicas."""
-        return self._model(self._registry.get(request.name), story=True)
+        described = self._model(self._registry.get(request.name), story=True)
+        described.format = described.format or self._store.find_format(request.name)
+        return described
 
     # -- residency -------------------------------------------------------------------------------------------------
 
@@ -304,8 +309,11 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     @_guarded
     def Health(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.HealthReply:
         """The daemon's version and process, and whether it takes opens."""
-        status = "draining" if self._read.draining else "serving"
-        return pb.HealthReply(status=status, pid=os.getpid(), protocol=PROTOCOL_VERSION, **self._about)
+        waits_for = self._waits_for()
+        status = "ending" if waits_for else "draining" if self._read.draining else "serving"
+        return pb.HealthReply(
+            status=status, pid=os.getpid(), protocol=PROTOCOL_VERSION, waits_for=waits_for, **self._about
+        )
 
     @_guarded
     def Shutdown(self, request: pb.ShutdownRequest, context: grpc.ServicerContext) -> pb.Empty:
@@ -332,7 +340,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             license=manifest.license,
             origin=manifest.origin,
             framework=manifest.framework.name if manifest.framework else "",
-            format=image.format or manifest.artifact.format or "",
+            format=image.format or self._read.format_of(manifest),
             key=image.key,
             image_bytes=image.nbytes,
             in_memory=self._read.in_memory(image),

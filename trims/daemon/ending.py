@@ -11,6 +11,11 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Ending:
@@ -20,6 +25,8 @@ class Ending:
         self._waiting, self._asking = socket.socketpair()
         self._asking.setblocking(False)
         self._has_signals = False
+        self._asked = False
+        self._haste: threading.Thread | None = None
 
     def on_signals(self, *numbers: signal.Signals) -> None:
         """Have these signals ask. For the main thread, once in a process."""
@@ -35,12 +42,31 @@ class Ending:
 
     def wait(self) -> None:
         """Wait until it is asked."""
-        self._waiting.recv(1, socket.MSG_PEEK)
+        if not self._asked:
+            self._waiting.recv(1)
+            self._asked = True
+
+    def on_haste(self, hasten: Callable[[], None]) -> None:
+        """Have a thread call this once SIGINT or SIGTERM comes once more, until `close`. Once, after `wait`.
+
+        A terminal that is closed sends SIGHUP more than once, so that counts as no haste.
+        """
+
+        def listen() -> None:
+            while numbers := self._waiting.recv(64):
+                if any(number in (signal.SIGINT, signal.SIGTERM) for number in numbers):
+                    hasten()
+                    return
+
+        self._haste = threading.Thread(target=listen, name="trims-haste", daemon=True)
+        self._haste.start()
 
     def close(self) -> None:
         """Give its descriptors back; by the main thread if there were signals, which then do nothing. Idempotent."""
         if self._has_signals:
             self._has_signals = False
             signal.set_wakeup_fd(-1)
-        self._waiting.close()
         self._asking.close()
+        if self._haste is not None:
+            self._haste.join()
+        self._waiting.close()

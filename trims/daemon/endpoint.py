@@ -83,6 +83,10 @@ class EndpointKeeper:
             self._signal(signal.SIGKILL)
             self._thread.join()
 
+    def hasten(self) -> None:
+        """Have it fail the requests that run, while `stop` waits for them. From any thread."""
+        self._signal(signal.SIGTERM)
+
     def where(self) -> str:
         """Where it answers; empty if it does not."""
         process, found = self._process, read_address(self._runtime_dir)
@@ -156,6 +160,7 @@ def endpoint_of(config: Config, missing: Callable[[], str] | None = None) -> End
     command += ["--runtime-dir", str(config.runtime_dir), "--environments-dir", str(config.environments_dir)]
     for hidden in (config.state_dir, config.segment_dir):
         command += ["--hide", str(hidden)]
+    command += ["--learned", str(config.state_dir / "learned.json")]
     if config.environments:
         command += ["--environments", ",".join(f"{name}={path}" for name, path in config.environments.items())]
     if config.tenants is not None:

@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,9 @@ _SWITCH_INTERVAL_S = 0.0005
 #: How long a daemon that was killed may hold its folders yet: a child that it was just starting has its descriptors
 #: until it runs its own program.
 _BURIAL_S = 5.0
+#: How long a daemon waits for another one that is ending: requests that run may finish, and memory is given back.
+_OTHERS_END_S = 120.0
+_IS_ENDING = "ending"
 
 
 class FolderLock:
@@ -72,18 +76,29 @@ class FolderLock:
         if status.st_uid != os.geteuid():
             raise ConfigError(f"{what} {folder} belongs to user {status.st_uid}, not to you; choose another")
         self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        until_s = time.monotonic() + _BURIAL_S
+        until_s, ends = time.monotonic() + _BURIAL_S, False
         while not self._taken():
-            holder = os.pread(self._fd, 32, 0).decode(errors="replace").strip() or "unknown"
-            if _lives(holder) or time.monotonic() > until_s:
+            holder, _, note = os.pread(self._fd, 32, 0).decode(errors="replace").strip().partition(" ")
+            holder = holder or "unknown"
+            if note == _IS_ENDING and not ends:
+                log.info("waiting for the daemon with process id %s, which is ending", holder)
+                ends, until_s = True, time.monotonic() + _OTHERS_END_S
+            if (_lives(holder) and not ends) or time.monotonic() > until_s:
                 os.close(self._fd)
                 raise ConfigError(
                     f"{what} {folder} is in use by the daemon with process id {holder}; end it with `trims shutdown`, "
                     f"or choose another folder"
                 )
             time.sleep(0.01)
+        self._write(str(os.getpid()))
+
+    def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # on a full disk the lock holds without saying who has it
-            os.ftruncate(self._fd, os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0))
+            os.ftruncate(self._fd, os.pwrite(self._fd, f"{text}\n".encode(), 0))
+
+    def announce_end(self) -> None:
+        """Have a daemon that wants the folder wait for its release, instead of being refused."""
+        self._write(f"{os.getpid()} {_IS_ENDING}")
 
     def _taken(self) -> bool:
         try:
@@ -119,6 +134,9 @@ class Daemon:
         self.ended = False
         #: What killed the attach door; the process then ends with an error.
         self.died: BaseException | None = None
+        #: What has to be done before the daemon can end, once it was asked to end; empty before.
+        self.waits_for = ""
+        self._announcing = threading.Lock()
 
     def start(self) -> None:
         """Lock the folders, adopt what is there, open the doors. Raises ConfigError; nothing is left half open."""
@@ -220,12 +238,26 @@ class Daemon:
             version=trims.__version__,
             state_dir=config.state_dir,
             on_shutdown=self.ask_to_end,
+            waits_for=lambda: self.waits_for,
         )
 
     def ask_to_end(self, purge: bool = False) -> None:
         """Make `wait` return. Safe from any thread."""
         self._purge = self._purge or purge
+        self._announce_end()
         self.ending.ask()
+
+    def _announce_end(self) -> None:
+        """Say at the doors and in the locked folders that the daemon is ending. Idempotent."""
+        with self._announcing:
+            if not self.waits_for:
+                self.waits_for = "requests that run at the endpoint" if self.endpoint.where() else "its doors to close"
+                for lock in self._locks:
+                    lock.announce_end()
+
+    def _hasten(self) -> None:
+        log.warning("asked once more: requests that run are failed now")
+        self.endpoint.hasten()
 
     def _door_died(self, error: BaseException) -> None:
         self.died = error
@@ -238,7 +270,11 @@ class Daemon:
     def stop(self) -> None:
         """Close the doors, end the store, let go of the folders."""
         self.ended = True
+        self._announce_end()
+        self.ending.on_haste(self._hasten)
+        log.info("ending, once %s are done; Ctrl-C or SIGTERM once more fails them", self.waits_for)
         self.endpoint.stop()  # before the doors: requests that run may still need them
+        self.waits_for = "its memory to be left in order"
         self.attach.stop()
         for gpu in self.gpus:
             gpu.unwatch()
@@ -337,6 +373,12 @@ def load_policy(name: str) -> Policy:
     return policy
 
 
+def ending_signals() -> list[signal.Signals]:
+    """Return the signals that end a program in order: also that of a closed terminal, unless `nohup` has it ignored."""
+    hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, signal.SIGINT, *hang_up]
+
+
 def serve(config: Config) -> None:
     """Run a daemon in this process until a signal or Shutdown ends it."""
     logging.basicConfig(
@@ -350,7 +392,7 @@ def serve(config: Config) -> None:
     daemon = Daemon(config)
     daemon.start()
     # Not before: a plug-in that hangs while it opens can be interrupted.
-    daemon.ending.on_signals(signal.SIGTERM, signal.SIGINT)
+    daemon.ending.on_signals(*ending_signals())
     load_all()
     gc.collect()
     gc.freeze()  # what is there now stays: no collection, and so no open that falls into one, walks it again

@@ -5,9 +5,12 @@ Plugins are imported only when needed: one by name for `converter`, all of them 
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import logging
 import os
+import time
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -25,6 +28,14 @@ GROUP = "trims.formats"
 FIRST_BYTES = 4096
 
 
+#: What the entry points of trims itself begin with.
+_OURS = "trims.formats."
+#: Seconds between two looks for plug-ins that were installed since the first: each reads every package's record.
+_LOOK_AGAIN_S = 1.0
+_looked_at_s = 0.0
+#: Plug-ins whose fault is in the log.
+_reported: set[str] = set()
+
 #: First bytes of formats that are refused by name, and what to do instead.
 _FOREIGN = {
     b"GGUF": "a GGUF file, whose quantised blocks are no tensors that a framework here reads: take the model's "
@@ -36,16 +47,16 @@ _FOREIGN = {
 
 
 def detect(main: Path) -> Converter:
-    """The converter of this file, by its first bytes and name.
+    """The converter of this file, by its first bytes and name. A plug-in that cannot be used is left out.
 
     Raises ArtifactError if the file is empty, no converter claims it, or more than one does.
     """
     with open_source(main) as fd:
         SourceFile.of(main, fd)
         first_bytes = os.pread(fd, FIRST_BYTES, 0)
-    claiming = [found for found in map(converter, _entry_points()) if found.claims(main, first_bytes)]
-    if not claiming:  # then its name counts, so that its own format says what is wrong with it
-        claiming = [each for each in map(converter, _entry_points()) if main.suffix in getattr(each, "suffixes", ())]
+    claiming = _claiming(main, first_bytes)
+    if not claiming and _look_again():
+        claiming = _claiming(main, first_bytes)
     if len(claiming) == 1:
         return claiming[0]
     if not first_bytes:
@@ -54,50 +65,137 @@ def detect(main: Path) -> Converter:
         if first_bytes.startswith(magic):
             raise NotSupportedError(f"{main} is {refusal}")
     named = " and ".join(found.format for found in claiming) or "no converter"
+    unusable = "" if claiming else "".join(f"; {error}" for error in broken().values())
     raise ArtifactError(
-        f"{main} is claimed by {named}; write `format:` in the manifest (known: {', '.join(formats())})"
+        f"{main} is claimed by {named}; write `format:` in the manifest (known: {', '.join(formats())}){unusable}"
     )
 
 
+def _claiming(main: Path, first_bytes: bytes) -> list[Converter]:
+    """Return the converters that claim a file; if there is none, those of its suffix, which say what is wrong."""
+    usable = [found for found in map(_usable, _entry_points()) if found is not None]
+    claiming = [found for found in usable if _claims(found, main, first_bytes)]
+    return claiming or [found for found in usable if main.suffix in getattr(found, "suffixes", ())]
+
+
+def _claims(found: Converter, main: Path, first_bytes: bytes) -> bool:
+    try:
+        return found.claims(main, first_bytes)
+    except Exception as error:  # noqa: BLE001 - code of a plug-in: its fault must keep no other format from use
+        _report(
+            found.format, f"the {GROUP} plugin {found.format!r} failed over {main}: {type(error).__name__}: {error}"
+        )
+        return False
+
+
 def converter(format: str) -> Converter:  # noqa: A002 - the manifest's word
-    """The converter of this name. Raises NotSupportedError naming those there are."""
-    entry = _entry_points().get(format)
-    if entry is None:
-        raise NotSupportedError(f"there is no format {format!r}; known are {', '.join(formats())}")
-    return _load(entry)
+    """The converter of this name. Raises NotSupportedError naming those there are, ConfigError for a broken plug-in."""
+    entries = _entry_points()
+    if format not in entries and _look_again():
+        entries = _entry_points()
+    if format not in entries:
+        raise NotSupportedError(
+            f"there is no format {format!r}; known are {', '.join(formats())} (a plug-in that was installed after the "
+            "daemon had started may need its restart)"
+        )
+    return _load(entries[format])
 
 
 def load_all() -> None:
     """Import every converter now, so that the first artifact does not wait for it. One that is broken is logged."""
     for name in formats():
-        try:
-            converter(name)
-        except TrimsError as error:
-            log.warning("the format %s cannot be used: %s", name, error)
+        _usable(name)
 
 
 def formats() -> tuple[str, ...]:
-    """Names of all formats."""
+    """Names of all formats, also of plug-ins that cannot be used."""
     return tuple(sorted(_entry_points()))
 
 
-@cache
-def _entry_points() -> Mapping[str, importlib.metadata.EntryPoint]:
-    found: dict[str, importlib.metadata.EntryPoint] = {}
-    for entry in importlib.metadata.entry_points(group=GROUP):
-        other = found.setdefault(entry.name, entry)
-        if other.value != entry.value:
-            raise ConfigError(f"two plugins call themselves {entry.name!r}: {other.value} and {entry.value}")
+def broken() -> dict[str, str]:
+    """Return why a plug-in cannot be used, for each that cannot, by its name."""
+    found: dict[str, str] = {}
+    for name, entry in _entry_points().items():
+        try:
+            _load(entry)
+        except TrimsError as error:
+            found[name] = str(error)
     return found
 
 
+def _usable(name: str) -> Converter | None:
+    """Return the converter of a name; None for a plug-in that cannot be used, which is logged once."""
+    try:
+        return _load(_entry_points()[name])
+    except TrimsError as error:
+        _report(name, f"the format {name} cannot be used: {error}")
+        return None
+
+
+def _report(name: str, what: str) -> None:
+    if name not in _reported:
+        _reported.add(name)
+        log.warning("%s", what)
+
+
+def _look_again() -> bool:
+    """Forget which plug-ins are installed, at most once a second: one may have been installed since. True if done."""
+    global _looked_at_s  # noqa: PLW0603 - one process has one set of installed packages
+    now_s = time.monotonic()
+    if now_s - _looked_at_s < _LOOK_AGAIN_S:
+        return False
+    _looked_at_s = now_s
+    importlib.invalidate_caches()
+    _entry_points.cache_clear()
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Conflict:
+    """Entry points of one name; which of them serves must not be chance."""
+
+    name: str
+    values: tuple[str, ...]
+
+
 @cache
-def _load(entry: importlib.metadata.EntryPoint) -> Converter:
+def _entry_points() -> Mapping[str, importlib.metadata.EntryPoint | _Conflict]:
+    """Return the plug-ins by name. A name of ours stays ours."""
+    found: dict[str, dict[str, importlib.metadata.EntryPoint]] = {}
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        found.setdefault(entry.name, {})[entry.value] = entry
+    return {name: _of_one_name(name, entries) for name, entries in found.items()}
+
+
+def _of_one_name(
+    name: str, entries: Mapping[str, importlib.metadata.EntryPoint]
+) -> importlib.metadata.EntryPoint | _Conflict:
+    ours = [entry for value, entry in entries.items() if value.startswith(_OURS)]
+    if ours and len(entries) > 1:
+        others = ", ".join(value for value in entries if not value.startswith(_OURS))
+        _report(others, f"the {GROUP} plugin {name!r} ({others}) has the name of a format of trims and is left out")
+    return next(iter(ours or entries.values())) if ours or len(entries) == 1 else _Conflict(name, tuple(entries))
+
+
+@cache
+def _loaded(entry: importlib.metadata.EntryPoint) -> Converter | str:
+    """Return a plug-in's converter, or why there is none: its import is tried once."""
     where = f"the {GROUP} plugin {entry.name!r} ({entry.value})"
     try:
         found = entry.load()()
-    except Exception as error:  # a plugin may fail in any way; it must not look like our failure
-        raise ConfigError(f"{where} cannot be loaded: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it may fail in any way, and must not look like our failure
+        return f"{where} cannot be loaded: {type(error).__name__}: {error}; mend or uninstall it, restart the daemon"
     if not isinstance(found, Converter) or found.format != entry.name:
-        raise ConfigError(f"{where} is not a Converter whose format is {entry.name!r}")
+        return f"{where} is not a Converter whose format is {entry.name!r}"
+    return found
+
+
+def _load(entry: importlib.metadata.EntryPoint | _Conflict) -> Converter:
+    if isinstance(entry, _Conflict):
+        raise ConfigError(
+            f"two plugins call themselves {entry.name!r}: {' and '.join(entry.values)}; uninstall one of their packages"
+        )
+    found = _loaded(entry)
+    if isinstance(found, str):
+        raise ConfigError(found)
     return found

@@ -41,7 +41,7 @@ _MOST_PATHS = 20_000
 _MOST_ROWS = 100_000
 #: Rows that are written before the tables are cut to that.
 _CUT_EVERY = 10_000
-_TABLES = ("digests", "images", "names", "pins", "workspaces", "seals")
+_TABLES = ("digests", "images", "names", "pins", "workspaces", "seals", "formats")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS digests (
     path TEXT PRIMARY KEY, identity TEXT NOT NULL, blake3 TEXT NOT NULL, sha256 TEXT
@@ -56,6 +56,7 @@ CREATE TABLE IF NOT EXISTS pins (
     name TEXT NOT NULL, place TEXT NOT NULL, pinned INTEGER NOT NULL DEFAULT 1, PRIMARY KEY (name, place)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS seals (label TEXT PRIMARY KEY, identity TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS formats (name TEXT PRIMARY KEY, format TEXT NOT NULL, manifest TEXT NOT NULL) STRICT;
 """
 _FROM_2_TO_3 = {
     "pins": "ALTER TABLE pins ADD COLUMN pinned INTEGER NOT NULL DEFAULT 1",
@@ -121,6 +122,10 @@ class Catalog:
         self._pins = {(name, place): bool(on) for name, place, on in self._db.execute("SELECT * FROM pins")}
         for name, key, manifest in self._db.execute("SELECT name, key, manifest FROM names ORDER BY rowid"):
             self._name(name, key, manifest)
+        #: Formats found by looking into artifacts: name -> format and manifest. A frozen file of before has none.
+        self._formats: dict[str, tuple[str, str]] = {}
+        if _has(self._db, "formats"):
+            self._formats = {name: (found, text) for name, found, text in self._db.execute("SELECT * FROM formats")}
         self._until_cut = 0
         self._writer = pools("catalog", 1)
         self._forget_paths()
@@ -204,6 +209,17 @@ class Catalog:
                 self._paths[name] = None
                 self._paths.move_to_end(name)
 
+    def format_under(self, name: str, manifest: str) -> str:
+        """Return the format that the artifact of a name was found to have under this manifest; empty if unknown."""
+        found, under = self._formats.get(name, ("", ""))
+        return found if under == manifest else ""
+
+    def remember_format(self, name: str, found: str, manifest: str) -> None:
+        """Keep the format that a registered name's artifact was found to have under this manifest."""
+        if not name.startswith(FILE_PREFIX) and self._formats.get(name) != (found, manifest):
+            self._formats[name] = (found, manifest)
+            self._remember("INSERT OR REPLACE INTO formats VALUES (?, ?, ?)", (name, found, manifest))
+
     def names_of(self, key: str) -> list[str]:
         """All names that stand for this image."""
         return sorted(self._names.get(key, ()))
@@ -216,7 +232,9 @@ class Catalog:
         """The name is not registered any more. Raises TrimsError if that cannot be written."""
         with self._lock:
             self._flush("DELETE FROM names WHERE name = ?", (name,))
+            self._flush("DELETE FROM formats WHERE name = ?", (name,))
             self._flush("DELETE FROM pins WHERE name = ?", (name,))
+        self._formats.pop(name, None)
         with self._naming:
             self._unname(name)
             self._pins = {where: on for where, on in self._pins.items() if where[0] != name}

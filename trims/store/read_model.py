@@ -18,6 +18,7 @@ from trims.core.replica import ReplicaId, State
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from trims.core.manifest import Manifest
     from trims.core.place import Place
     from trims.core.replica import Replica
     from trims.core.residency import Residency
@@ -128,7 +129,7 @@ class NameView:
 
     Attributes:
         key: Of the image; empty if the name was never looked into.
-        format: Of the artifact; empty if it was not looked at in this life of the daemon.
+        format: Of the artifact; empty if it was not looked at in this life of the daemon; see `ReadModel.format_of`.
         nbytes: Length of the image; 0 if it was never made.
         in_place: Key under which the artifact's own files are served; None if they are not.
     """
@@ -264,6 +265,10 @@ class ReadModel:
         record = self._catalog.image(key) if key else None
         nbytes = record.nbytes if record else 0
         return NameView(key, known.artifact.format, nbytes, known.in_place) if known else NameView(key, "", nbytes)
+
+    def format_of(self, manifest: Manifest) -> str:
+        """Return the format of a model's artifact as far as it is known without looking into it, else empty text."""
+        return self._resolver.format_known(manifest)
 
     def in_memory(self, image: NameView) -> str:
         """Whether an image is in shared memory, and why it is or is not, in a sentence."""

@@ -228,9 +228,30 @@ class Resolver:
             self._known[name] = resolved
             while len(self._known) > _REMEMBERED:
                 self._known.pop(next(iter(self._known)))
+            manifest = _text_of(resolved.manifest)
+            self._catalog.remember_format(name, resolved.artifact.format, manifest)
             if resolved.hashed:
-                self._catalog.remember_key(name, resolved.key, _text_of(resolved.manifest))
+                self._catalog.remember_key(name, resolved.key, manifest)
             return True
+
+    def format_known(self, manifest: Manifest) -> str:
+        """Return the format of a model's artifact, as stated or found in this life or an earlier one; empty if unknown.
+
+        Memory only: never blocks.
+        """
+        return manifest.artifact.format or self._catalog.format_under(manifest.name, _text_of(manifest))
+
+    def find_format(self, name: str) -> str:
+        """Look at the first bytes of a model's file for its format; empty if it has no file yet. Slow, as a look.
+
+        Raises what `resolve` raises.
+        """
+        manifest = self.manifest(name)
+        if manifest.artifact.builder is not None:
+            return ""
+        found = manifest.artifact.format or detect(self._main_file(manifest)).format
+        self._catalog.remember_format(name, found, _text_of(manifest))
+        return found
 
     def where_now(self, name: str) -> str | None:
         """The same as `where`, if that is known without reading anything. Memory only: never blocks."""

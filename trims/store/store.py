@@ -12,6 +12,7 @@ import math
 import re
 import secrets
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -80,6 +81,8 @@ _LEASES_OF_A_LIFE = 1 << 32
 _LIVES = 1 << 20
 #: Descriptors kept in reserve: an image that is being freed still has one while the next is made.
 _SPARE_IMAGES = 8
+#: Seconds for which a description of a model waits for a look at its file.
+_LOOK_S = 1.0
 #: What may be the beginning of an image key.
 _KEY_BEGINS = re.compile(r"[0-9a-f]{8,64}")
 
@@ -155,7 +158,7 @@ class Store:
         )
         self._ticker = Ticker(self.next_due_s, self.tick)
         self.watchers = Watchers(self.counters)
-        readers = PoolsByMount(pools, "read", READERS)
+        self._readers = readers = PoolsByMount(pools, "read", READERS)
         self.runner = Runner(
             self.tiers,
             convert or converter_of(limits),
@@ -399,6 +402,26 @@ class Store:
     def report_broken(self, key: str, place: Place, generation: int, reason: str) -> None:
         """A replica's bytes turned out wrong."""
         self._feed(ReplicaBroken(at_s=self._clock(), key=key, place=place, generation=generation, reason=reason))
+
+    def find_format(self, name: str, timeout_s: float = _LOOK_S) -> str:
+        """Return the format of a model's artifact, found by its first bytes; empty if that fails or takes longer.
+
+        Safe where a file system may hang: a worker of its mount point looks, and this waits no longer than it is told.
+        """
+        found: list[str] = []
+        over = threading.Event()
+
+        def look() -> None:
+            try:
+                found.append(self.resolver.find_format(name))
+            except (TrimsError, OSError) as error:
+                log.debug("%s: its format is not known yet: %s", name, error)
+            finally:
+                over.set()
+
+        if self._readers.of(self.resolver.where(name)).submit(look):
+            over.wait(timeout_s)
+        return found[0] if found else ""
 
     # -- questions -------------------------------------------------------------------------------------------------
 

@@ -313,20 +313,22 @@ class CheckReply(_message.Message):
     def __init__(self, findings: _Optional[_Iterable[str]] = ..., replicas: _Optional[int] = ..., verified_bytes: _Optional[int] = ...) -> None: ...
 
 class HealthReply(_message.Message):
-    __slots__ = ("status", "version", "pid", "boot", "protocol", "state_dir")
+    __slots__ = ("status", "version", "pid", "boot", "protocol", "state_dir", "waits_for")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     STATE_DIR_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
     status: str
     version: str
     pid: int
     boot: str
     protocol: int
     state_dir: str
-    def __init__(self, status: _Optional[str] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., boot: _Optional[str] = ..., protocol: _Optional[int] = ..., state_dir: _Optional[str] = ...) -> None: ...
+    waits_for: str
+    def __init__(self, status: _Optional[str] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., boot: _Optional[str] = ..., protocol: _Optional[int] = ..., state_dir: _Optional[str] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class ShutdownRequest(_message.Message):
     __slots__ = ("purge",)

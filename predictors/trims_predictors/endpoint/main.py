@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-import socket
 import sys
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,6 +24,7 @@ from trims_predictors.endpoint.grpc_service import start_server
 from trims_predictors.endpoint.health import Health
 from trims_predictors.endpoint.hot_models import HotModels
 from trims_predictors.endpoint.json_workers import JsonWorkers
+from trims_predictors.endpoint.listening import accept_no_more, listening
 from trims_predictors.endpoint.rest import build_app
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.settings import is_loopback
@@ -36,6 +36,7 @@ from trims_predictors.isolation import PROCESS
 from trims_predictors.launching import Environment
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Awaitable, Callable, Generator, Iterator
 
     from trims.control import AsyncAdmin
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 _KEEP_CONNECTIONS_S = 75
 #: Between the end of the fleet, which fails what runs, and that of connections: the clients are told.
 _LAST_WORDS_S = 5.0
+#: Between the last connection that is accepted and the end of those that are idle.
+_LINGER_S = 0.3
 #: Read of a body that is too large, beyond what a body may have: clients that have sent it all read the answer.
 _MORE_DRAINED_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
@@ -64,7 +67,7 @@ def serve(settings: EndpointSettings) -> None:
 
 async def _serve(settings: EndpointSettings) -> None:
     tracing = make_tracing(os.environ)
-    with _listening(settings) as sock:
+    with listening(settings.host, settings.port) as sock:
         async with aadmin(settings.fleet.runtime_dir) as daemon:
             fleet = Fleet(settings.fleet)
             shelf = None if settings.environments_dir is None else Shelf(settings.environments_dir)
@@ -160,22 +163,6 @@ class _Ending:
             await task
 
 
-@contextlib.contextmanager
-def _listening(settings: EndpointSettings) -> Iterator[socket.socket]:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((settings.host, settings.port))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; choose another --port, or end "
-                "what listens there"
-            ) from error
-        sock.listen(2048)
-        yield sock
-
-
 async def _start_grpc(settings: EndpointSettings, service: Service, workers: JsonWorkers, ending: _Ending) -> str:
     """gRPC beside HTTP, if it is wanted: its address, or nothing."""
     if settings.grpc_port is None:
@@ -213,18 +200,28 @@ class _Server(uvicorn.Server):
     Args:
         config: Its own.
         ending: Of all parts, this one included.
+        sock: Its port.
         lifeline: Descriptor whose end is a signal, too.
     """
 
-    def __init__(self, config: uvicorn.Config, ending: _Ending, lifeline: int | None = None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, ending: _Ending, sock: socket.socket, lifeline: int | None = None
+    ) -> None:
         super().__init__(config)
         self._ending = ending
+        self._sock = sock
         self._lifeline = lifeline
-        self._asked = False
+        self._asked = 0
         ending.add_server(self.leave)
 
     async def leave(self, grace_s: float) -> None:
-        """Close the port, and send the answers that are left within these seconds."""
+        """Close the port, and send the answers that are left within these seconds.
+
+        Clients that have connected are answered first: a port that is closed resets them, and they cannot know whether
+        their requests were carried out.
+        """
+        accept_no_more(self._sock)
+        await asyncio.sleep(_LINGER_S)
         self.config.timeout_graceful_shutdown = round(grace_s)
         self.should_exit = True
 
@@ -233,6 +230,8 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` has it ignored
+            loop.add_signal_handler(signal.SIGHUP, self._ending.begin)
         if self._lifeline is not None:
             loop.add_reader(self._lifeline, self._look_at_lifeline, self._lifeline)
         yield
@@ -244,11 +243,14 @@ class _Server(uvicorn.Server):
             self._ending.release()  # the next daemon starts another endpoint, which needs the ports
 
     def _stop(self) -> None:
-        if self._asked:
+        self._asked += 1
+        if self._asked > 2:
             self.should_exit = self.force_exit = True
+        elif self._asked == 2:
+            _log.warning("asked once more to end: requests that run are failed now")
             self._ending.hurry()
         else:
-            self._asked = True
+            _log.info("ends once the requests that run are answered; Ctrl-C or SIGTERM once more fails them")
             self._ending.begin()
 
 
@@ -278,7 +280,7 @@ async def _answer(
         ssl_keyfile=settings.private_key,
         timeout_keep_alive=_KEEP_CONNECTIONS_S,
     )
-    await _Server(config, ending, sys.stdin.fileno() if settings.supervised else None).serve([sock])
+    await _Server(config, ending, sock, sys.stdin.fileno() if settings.supervised else None).serve([sock])
 
 
 def _protocol(settings: EndpointSettings) -> type[ImpatientProtocol]:

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import trims
-from trims.core.errors import BusyError, CallerError, TrimsError
+from trims.core.errors import BusyError, CallerError, DrainingError, TrimsError
 from trims_predictors.endpoint.bodies import TooLargeBodyError, coding_for, pack, packs, read_body, read_object
 from trims_predictors.endpoint.bounds import check_fields
 from trims_predictors.endpoint.callers import Callers, UnknownCallerError, caller, may_ask_for
@@ -401,6 +401,8 @@ async def _trims_error(_: Request, error: Exception) -> Response:
     answer = _error(status_of(error), str(error))
     if isinstance(error, BusyError) or answer.status_code == 503:
         answer.headers["Retry-After"] = str(RETRY_AFTER_S)
+    if isinstance(error, DrainingError):
+        answer.headers["Connection"] = "close"  # the next request must not meet the end of the connection
     return answer
 
 

@@ -14,6 +14,8 @@ from own_parts import declare
 from trims.cli import doctor
 from trims.core.errors import ConfigError
 from trims.core.units import format_bytes
+from trims.formats import plugins
+from trims.testing.converters import write_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,3 +162,19 @@ def test_made_environments_are_told_and_broken_ones_are_bad(folder: Path, monkey
     assert f"trims env create --lock {changed.lock_file}" in found[2].advice
     assert found[3].advice == "trims env rm --force spoilt"
     assert not [each for each in doctor._frameworks() if "mxnet" in each.what]
+
+
+def test_plugins_are_listed_with_their_packages_and_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    plugins._entry_points.cache_clear()
+    write_plugin(tmp_path, "plugin_of_doctor_a", "class Converter: pass", odd="Converter")
+    write_plugin(tmp_path, "plugin_of_doctor_b", "1/0", failing="Converter")
+    try:
+        found = {each.what: each.verdict for each in doctor._plugins()}
+    finally:
+        plugins._entry_points.cache_clear()
+    assert found["trims.formats plug-in odd: plugin_of_doctor_a:Converter of plugin_of_doctor_a 1.0"] == "ok"
+    (failing,) = (what for what in found if "failing" in what)
+    assert (found[failing], "ZeroDivisionError" in failing, "plugin_of_doctor_b 1.0" in failing) == ("bad", True, True)
+    (no_converter,) = (what for what in found if "'odd'" in what)
+    assert (found[no_converter], "is not a Converter" in no_converter) == ("bad", True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trims.cli import main as command
-from trims.core.errors import ConfigError, ModelNotFoundError
+from trims.core.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
     import argparse
@@ -90,7 +90,11 @@ def test_a_command_of_a_plugin_is_listed_and_takes_the_runtime_folder(
     assert seen == ["/before", "/after"]
 
 
-def test_a_plugin_that_is_no_function_is_named(plugin: list[object]) -> None:
-    plugin.append("nonsense")
-    with pytest.raises(ConfigError, match=r"the command plugin 'made-0' \(0\) is not a function"):
-        command.build_parser()
+@pytest.mark.parametrize("broken", ["nonsense", raises(ImportError("gone"))])
+def test_a_broken_command_plugin_is_named_and_leaves_every_other_command_in_use(
+    plugin: list[object], capsys: pytest.CaptureFixture[str], broken: object
+) -> None:
+    plugin.append(broken)
+    plugin.append(runs(lambda options: 0))
+    assert command.main(["made"]) == 0
+    assert "the command plugin 'made-0' (0) is left out" in capsys.readouterr().err

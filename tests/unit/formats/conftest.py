@@ -23,6 +23,7 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder.mkdir()
     monkeypatch.syspath_prepend(folder)
     registered._entry_points.cache_clear()
+    registered._reported.clear()
     yield folder
     for name in [name for name in sys.modules if name.startswith("plugin_of_test")]:
         del sys.modules[name]

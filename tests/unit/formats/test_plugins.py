@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from format_plugins import PLUGIN
 
-from trims.core.errors import ArtifactError, ConfigError, NotSupportedError
+from trims.core.errors import ArtifactError, ConfigError, NotSupportedError, TrimsError
 from trims.formats import plugins as registered
 from trims.formats.base import Artifact
 from trims.formats.conversion import converter, detect, start_conversion
-from trims.formats.plugins import formats, load_all
+from trims.formats.plugins import broken, formats, load_all
 from trims.testing.converters import LIMITS, write_plugin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_an_unknown_format_is_answered_with_those_there_are() -> None:
@@ -135,3 +140,56 @@ def test_a_file_that_no_converter_claims_goes_to_the_one_of_its_suffix(plugins: 
     write_plugin(plugins, "plugin_of_test_g", source, named="Converter")
     (tmp_path / "m.named").write_bytes(b"anything")
     assert detect(tmp_path / "m.named").format == "named"
+
+
+def safetensors_file(folder: Path) -> Path:
+    (folder / "weights").write_bytes((2).to_bytes(8, "little") + b"{}")
+    return folder / "weights"
+
+
+@pytest.mark.parametrize("source", ["1/0", "raise SystemExit(3)", PLUGIN.format(name="broken", claims="1/0")])
+def test_a_plugin_that_fails_keeps_no_other_format_from_being_detected(
+    plugins: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, source: str
+) -> None:
+    module = f"plugin_of_test_h{zlib.crc32(source.encode())}"
+    write_plugin(plugins, module, source, broken="Converter")
+    registered._reported.clear()
+    for _ in range(3):
+        assert detect(safetensors_file(tmp_path)).format == "safetensors"
+    assert caplog.text.count("trims.formats plugin 'broken'") == 1
+
+
+def test_two_plugins_of_one_name_keep_no_other_format_from_being_detected(plugins: Path, tmp_path: Path) -> None:
+    for module in ("plugin_of_test_i", "plugin_of_test_j"):
+        write_plugin(plugins, module, PLUGIN.format(name="twin", claims="True"), twin="Converter")
+    assert detect(safetensors_file(tmp_path)).format == "safetensors"
+    assert "twin" in broken()
+
+
+def test_a_plugin_with_the_name_of_a_format_of_trims_is_left_out(plugins: Path, tmp_path: Path) -> None:
+    write_plugin(plugins, "plugin_of_test_k", PLUGIN.format(name="safetensors", claims="True"), safetensors="Converter")
+    assert type(detect(safetensors_file(tmp_path))).__module__ == "trims.formats.safetensors"
+    assert converter("safetensors").version != 3
+    assert broken() == {}
+
+
+def test_a_file_that_no_converter_claims_is_refused_naming_the_plugin_that_fails(plugins: Path, tmp_path: Path) -> None:
+    write_plugin(plugins, "plugin_of_test_l", "1/0", broken="Converter")
+    (tmp_path / "m.data").write_bytes(b"anything")
+    with pytest.raises(ArtifactError, match=r"no converter.*plugin 'broken' .*ZeroDivisionError.*restart the daemon"):
+        detect(tmp_path / "m.data")
+
+
+@pytest.mark.parametrize("ask", [lambda main: detect(main).format, lambda main: converter("late").format])
+def test_a_plugin_that_is_installed_later_is_found_when_it_is_missed(
+    plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Path], str]
+) -> None:
+    (tmp_path / "m.late").write_bytes(b"late")
+    monkeypatch.setattr(registered, "_looked_at_s", -math.inf)
+    with pytest.raises(TrimsError):
+        ask(tmp_path / "m.late")
+    write_plugin(
+        plugins, "plugin_of_test_m", PLUGIN.format(name="late", claims='main.suffix == ".late"'), late="Converter"
+    )
+    monkeypatch.setattr(registered, "_looked_at_s", -math.inf)
+    assert ask(tmp_path / "m.late") == "late"

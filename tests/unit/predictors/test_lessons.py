@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from nursing import NUMPY, nurse, until
 from trims_predictors import templates
+from trims_predictors.learned import read_learned, write_learned
 
 from trims.testing.descriptors import few_descriptors
 
@@ -131,3 +132,35 @@ def test_a_lesson_without_descriptors_is_a_warning_and_no_bug(modules: Path, cap
     nurse(modules, work)
     assert "a template cannot be started: no template for numpy can be started: no descriptor left" in caplog.text
     assert "a bug in trims" not in caplog.text
+
+
+def test_the_first_template_of_the_next_endpoint_begins_with_what_was_learned(modules: Path) -> None:
+    async def learn(nursery: Nursery) -> None:
+        await (await nursery.take(NUMPY)).end()
+        nursery.teach(NUMPY, ["harmless"])
+        await until(lambda: (modules / "learned.json").exists())
+
+    async def begin(nursery: Nursery) -> None:
+        predictor = await nursery.take(NUMPY)
+        assert (predictor.how, "harmless" in nursery._stock.templates[NUMPY].modules) == ("forked", True)
+        await predictor.end()
+
+    nurse(modules, learn, learned=modules / "learned.json")
+    nurse(modules, begin, learned=modules / "learned.json")
+
+
+def test_what_was_learned_and_keeps_a_template_from_forking_now_is_forgotten(modules: Path) -> None:
+    thread = "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
+    (modules / "starts.py").write_text(f"import threading, time\n{thread}")
+    write_learned(modules / "learned.json", {NUMPY: ["harmless", "starts"]})
+
+    async def work(nursery: Nursery) -> None:
+        hows = []
+        for _ in range(2):
+            predictor = await nursery.take(NUMPY)
+            hows.append(predictor.how)
+            await predictor.end()
+        assert hows == ["spawned", "forked"]
+        await until(lambda: read_learned(modules / "learned.json") == {})
+
+    nurse(modules, work, learned=modules / "learned.json")

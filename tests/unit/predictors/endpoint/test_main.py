@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 import uvicorn
-from trims_predictors.endpoint.main import _Ending, _listening, _Server, serve
+from trims_predictors.endpoint.main import _Ending, _Server, serve
 from trims_predictors.endpoint.settings import EndpointSettings
 from trims_predictors.records import Settings
 
@@ -19,14 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FLEET = Settings("/run")
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_free_port_is_found_and_a_taken_one_is_named(host: str) -> None:
-    with _listening(EndpointSettings(FLEET, host=host, port=0)) as sock:
-        port = sock.getsockname()[1]
-        with pytest.raises(ConfigError, match=f":{port}: Address already in use; choose another --port"):
-            _listening(EndpointSettings(FLEET, host=host, port=port)).__enter__()
 
 
 def test_settings_are_checked_before_anything_starts() -> None:
@@ -54,6 +47,7 @@ class Parts:
 
     def __init__(self) -> None:
         self.told: list[object] = []
+        self.sock = socket.create_server(("127.0.0.1", 0))
         self.fleet = Closing(self.told)
         self.ending = _Ending(self.fleet, 7.0)  # type: ignore[arg-type]
         self.ending.add_sign(lambda: self.told.append("not ready"))
@@ -83,7 +77,7 @@ async def _turns() -> None:
 def test_servers_answer_until_all_runs_have_ended_or_a_second_signal_comes() -> None:
     async def run() -> None:
         parts = Parts()
-        server = _Server(uvicorn.Config(_app), parts.ending)
+        server = _Server(uvicorn.Config(_app), parts.ending, parts.sock)
         with server.capture_signals():
             os.kill(os.getpid(), signal.SIGTERM)
             while not parts.told:
@@ -93,10 +87,14 @@ def test_servers_answer_until_all_runs_have_ended_or_a_second_signal_comes() -> 
             os.kill(os.getpid(), signal.SIGTERM)
             while not server.should_exit:
                 await asyncio.sleep(0)
-            assert server.force_exit
+            assert not server.force_exit
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not server.force_exit:
+                await asyncio.sleep(0)
         await parts.ending.wait()
+        parts.sock.close()
         assert parts.told == ["not ready", 7.0, 0.0, ("grpc", 5)]
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().remove_signal_handler(number)
 
     asyncio.run(run())
@@ -105,7 +103,7 @@ def test_servers_answer_until_all_runs_have_ended_or_a_second_signal_comes() -> 
 def test_a_server_leaves_once_what_runs_has_finished_with_time_for_its_answers() -> None:
     async def run() -> None:
         parts = Parts()
-        server = _Server(uvicorn.Config(_app), parts.ending)
+        server = _Server(uvicorn.Config(_app), parts.ending, parts.sock)
         parts.ending.begin()
         await _turns()
         assert not server.should_exit
@@ -113,6 +111,7 @@ def test_a_server_leaves_once_what_runs_has_finished_with_time_for_its_answers()
         await parts.ending.wait()
         assert (server.should_exit, server.force_exit, server.config.timeout_graceful_shutdown) == (True, False, 12)
         assert parts.told == ["not ready", 7.0, ("grpc", 12)]
+        parts.sock.close()
 
     asyncio.run(run())
 
@@ -123,7 +122,7 @@ def test_the_end_of_the_daemon_frees_the_ports_and_hurries_no_request(asked_befo
     async def run() -> None:
         parts = Parts()
         lifeline, held = os.pipe()
-        server = _Server(uvicorn.Config(_app), parts.ending, lifeline)
+        server = _Server(uvicorn.Config(_app), parts.ending, parts.sock, lifeline)
         with server.capture_signals():
             if asked_before:
                 server._stop()
@@ -136,9 +135,10 @@ def test_the_end_of_the_daemon_frees_the_ports_and_hurries_no_request(asked_befo
             assert set(parts.told) == {"not ready", 7.0, ("grpc", 12)}
         parts.fleet.idle.set()
         await parts.ending.wait()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().remove_signal_handler(number)
         os.close(lifeline)
+        parts.sock.close()
 
     asyncio.run(run())
 
@@ -149,5 +149,6 @@ def test_parts_end_without_a_signal_too() -> None:
         parts.fleet.idle.set()
         await parts.ending.wait()
         assert set(parts.told) == {"not ready", 7.0, ("grpc", 12)}
+        parts.sock.close()
 
     asyncio.run(run())
