@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConfigError, NotSupportedError
 from trims_predictors.builtin.function import FunctionPredictor
 from trims_predictors.builtin.handler import HandlerPredictor
 from trims_predictors.predictor import Predictor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: Entry points of this group are classes of predictors.
 GROUP = "trims.predictors"
@@ -55,7 +59,8 @@ def imported(call: str, folder: str, what: str) -> Any:
     if folder and folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        module = importlib.import_module(module_name)
+        with _no_bytecode(unless=not folder):
+            module = importlib.import_module(module_name)
     except ImportError as error:
         raise NotSupportedError(
             f"{what} {call} cannot be imported: {error}; install its package in the predictor's environment"
@@ -68,6 +73,21 @@ def imported(call: str, folder: str, what: str) -> Any:
             f"{what} {call} cannot be imported: the module {module_name} ({where}) has no {name!r}; correct the name "
             "in the manifest, or define it there"
         ) from error
+
+
+@contextlib.contextmanager
+def _no_bytecode(*, unless: bool = False) -> Iterator[None]:
+    """Leave no compiled files beside a manifest.
+
+    Python takes one for its source's if both agree on the size and the whole second, so code that was edited twice in a
+    second would be served as it was before.
+    """
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = before or not unless
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def from_file(call: str) -> Any:
@@ -88,7 +108,8 @@ def from_file(call: str) -> Any:
     if spec is None or spec.loader is None:
         raise NotSupportedError(f"{path} is no Python file")
     module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with _no_bytecode():
+        spec.loader.exec_module(module)
     try:
         return getattr(module, name)
     except AttributeError:

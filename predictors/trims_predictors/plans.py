@@ -1,7 +1,7 @@
 """From what the daemon knows of a model to how it is run: one plan for each model, looked up again every second.
 
-A model whose manifest or artifact has changed gets another line, so its next request meets a predictor that has the
-new bytes; the old line's predictors end when they are idle.
+A model whose manifest, artifact or code beside the manifest has changed gets another line, so its next request meets a
+predictor that has the new bytes; the old line's predictors end when they are idle.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError
 from trims.core.manifest import parse_manifest
 from trims_predictors.builtin import PREDICTORS
+from trims_predictors.code_files import code_identity
 from trims_predictors.launching import Environment
 from trims_predictors.processors import processors
 from trims_predictors.records import Plan
@@ -129,7 +130,7 @@ class Plans:
             self._retire(known.plan.line)
 
     def make(self, model: Model) -> Plan:
-        """The plan for a model as the daemon describes it. Looks at environments; call it from a worker.
+        """The plan for a model as the daemon describes it. Looks at environments and code; call it from a worker.
 
         Raises NotSupportedError if nothing says what runs it, or no environment satisfies its manifest.
         """
@@ -137,7 +138,7 @@ class Plans:
         settings = manifest.predictor
         framework = framework_of(manifest, model.format)
         environment = self._environment(manifest, framework)
-        told = model.manifest_json + environment.python
+        told = model.manifest_json + environment.python + code_identity(manifest)
         return Plan(
             line=f"{model.name}@{hashlib.sha256(told.encode()).hexdigest()[:12]}",
             model=model.name,

@@ -91,6 +91,10 @@ class HttpEndpoint:
         message, outputs = parse_answer(memoryview(answer), header_length)
         return Ran(str(message["model_name"]), str(message["model_version"]), message["parameters"], outputs)
 
+    def repository(self, model: str, verb: str) -> None:
+        """Have a model loaded or unloaded (`verb`) there. Raises as `run`."""
+        self._ask(f"/v2/repository/models/{urllib.parse.quote(model, safe='')}/{verb}", b"{}")
+
     def _types(self, path: str) -> list[TensorType]:
         """The model's inputs."""
         text = self._ask(path)[0]

@@ -1,0 +1,65 @@
+"""The code beside a manifest: which files a model's predictor and steps are imported from, and whether they changed.
+
+A predictor is replaced when its code was edited, as when its manifest was. Only files in the manifest's folder count:
+installed packages are trusted to stay as they are until the endpoint starts again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from typing import TYPE_CHECKING
+
+from trims.core.steps import CALL_STEP
+from trims.formats.beside import files_beside
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trims.core.manifest import Manifest
+
+#: Files of one model that are looked at, at most once a second.
+_MOST_FILES = 512
+
+
+def code_identity(manifest: Manifest) -> str:
+    """Return another text once code beside the manifest was edited; empty if the manifest names none that lies there.
+
+    Modules that the named one may import from the same folder count as well: all of the folder, and of the packages
+    that the name leads through. Looks at files; call it from a worker.
+    """
+    named: dict[str, None] = {}
+    for module in _modules(manifest):
+        named.update(dict.fromkeys(map(str, files_beside(manifest.origin, module).values())))
+    if not named:
+        return ""
+    beside = itertools.chain.from_iterable(
+        _python_files(folder) for folder in dict.fromkeys(map(os.path.dirname, named))
+    )
+    facts = hashlib.sha256()
+    for path in itertools.chain(named, itertools.islice(beside, _MOST_FILES)):
+        facts.update(_facts(path).encode("utf-8", "surrogateescape"))
+    return facts.hexdigest()
+
+
+def _modules(manifest: Manifest) -> Iterator[str]:
+    steps = (*manifest.preprocess, *manifest.postprocess)
+    calls = [manifest.predictor.call, manifest.predictor.function]
+    calls += [str(step.fields["call"]) for step in steps if step.kind == CALL_STEP]
+    yield from (call.partition(":")[0] for call in calls if call)
+
+
+def _python_files(folder: str) -> list[str]:
+    try:
+        return sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".py"))
+    except OSError:  # it is being replaced: its files count once they are there
+        return []
+
+
+def _facts(path: str) -> str:
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        return f"{path} {error.errno}\n"
+    return f"{path} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n"
