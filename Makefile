@@ -1,10 +1,10 @@
-# `make demo` and `make test` do all their own set-up: they need Python 3.10 to 3.12 and nothing else.
+# `make demo` and `make test` do all their own set-up: they need Python 3.10 or newer and nothing else.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
 supported = $(shell for p in $(1); do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys, venv; sys.exit(not $(2))' 2>/dev/null && echo $$p && break; done)
-PYTHON ?= $(call supported,python3.12 python3.11 python3.10 python3,(3, 10) <= sys.version_info[:2] <= (3, 12))
+PYTHON ?= $(call supported,python3.12 python3.11 python3.13 python3.10 python3,(3, 10) <= sys.version_info[:2])
 # MXNet 1.9.1 needs numpy 1.23, which needs Python 3.11 or older.
 MXNET_PYTHON ?= $(call supported,python3.11 python3.10 python3,(3, 10) <= sys.version_info[:2] <= (3, 11))
 
@@ -43,6 +43,10 @@ lowest: ## tests of store, doors and command with the oldest versions of what th
 	VIRTUAL_ENV=$(LOWEST_VENV) $(LOWEST_VENV)/bin/uv pip install --quiet \
 	  pytest pytest-timeout hypothesis jsonschema 'safetensors>=0.5' pip
 	$(LOWEST_VENV)/bin/python -m pytest -p no:cacheprovider $(LOWEST_TESTS)
+
+.PHONY: pythons
+pythons: env ## tests of store, doors, client, command and frameworks on each Python that is installed; before a release
+	$(BIN)/python tools/pythons.py $(PYTHONS)
 
 .PHONY: lint
 lint: env ## style, types and import contracts
@@ -96,7 +100,7 @@ proto: ## generate the code of both protocols again, with an old generator: its 
 env: $(READY) ## the main environment
 
 $(READY): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "trims needs Python 3.10, 3.11 or 3.12 with venv; none was found" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "trims needs Python 3.10 or newer with venv; none was found" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo,gpu,endpoint,otel,steps]' --group dev
@@ -122,7 +126,7 @@ $(MXNET_READY): pyproject.toml
 clients-env: $(CLIENTS_READY) ## clients of others that the endpoint is tested with
 
 $(CLIENTS_READY): Makefile tools/fetch_perf_analyzer.py
-	@test -n "$(PYTHON)" || { echo "trims needs Python 3.10, 3.11 or 3.12 with venv; none was found" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "trims needs Python 3.10 or newer with venv; none was found" >&2; exit 1; }
 	$(PYTHON) -m venv --clear $(CLIENTS_VENV)
 	$(CLIENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
 	  'tritonclient[http,grpc]==2.73.0' 'kserve==0.21.0' 'schemathesis==4.32.5'

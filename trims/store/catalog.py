@@ -197,8 +197,9 @@ class Catalog:
         found = self._keys.get(name)
         return found[0] if found is not None and found[1] == manifest else None
 
-    def remember_key(self, name: str, key: str, manifest: str) -> None:
-        """Keep what a name stands for under this manifest."""
+    def remember_key(self, name: str, key: str, manifest: str) -> str | None:
+        """Keep what a name stands for under this manifest. Return the key that no name stands for any more, if any."""
+        before = self.key_of(name)
         if self._keys.get(name) != (key, manifest):
             with self._naming:
                 self._name(name, key, manifest)
@@ -208,6 +209,7 @@ class Catalog:
             with self._naming:
                 self._paths[name] = None
                 self._paths.move_to_end(name)
+        return before if before is not None and not self._names.get(before) else None
 
     def format_under(self, name: str, manifest: str) -> str:
         """Return the format that the artifact of a name was found to have under this manifest; empty if unknown."""

@@ -39,6 +39,7 @@ class Fills:
         tiers: By place.
         counters: What is counted for operators.
         have: Brings an image to a place: key, place, keep-alive, callback for the outcome.
+        retire: Frees an image that no name stands for: its key, and what to call it in the log.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Fills:
         *,
         counters: Counter[str],
         have: Callable[[str, Place, float | None, Callable[[Outcome], None]], None],
+        retire: Callable[[str, str], None],
     ) -> None:
         self._residency = residency
         self._shell = shell
@@ -59,6 +61,20 @@ class Fills:
         self._tiers = tiers
         self._counters = counters
         self._have = have
+        self._retire = retire
+        #: Images that no name stands for since the key had their names: to be freed once it has an image.
+        self._superseded: dict[str, set[str]] = {}
+
+    def supersede(self, before: str, now: str) -> None:
+        """Free an image once the one that took its name can be read: an edited builder or artifact made another."""
+        self._superseded.setdefault(now, set()).add(before)
+        if any(found.state is State.SEALED for found in self._shell.places_of(now)):
+            self._free_superseded(now)
+
+    def _free_superseded(self, key: str) -> None:
+        for before in self._superseded.pop(key, ()):
+            if before != key:
+                self._retire(before, f"the image {before[:16]}, which another one has superseded,")
 
     def remember(self, event: Filled) -> None:
         """Keep what the next daemon would find out again by reading: how the image was made, and that it is sealed.
@@ -87,6 +103,7 @@ class Fills:
         if event.place is CPU:
             self._tell_readers(event)
         self._keep(event)
+        self._free_superseded(event.key)
 
     def _keep(self, event: Filled) -> None:
         """Keep the image on disk if it was expensive to make."""

@@ -157,6 +157,8 @@ class Resolver:
         self._known: dict[str, Resolved] = {}
         self._epochs: dict[str, int] = {}
         self._lock = threading.Lock()
+        #: Called from a worker with the key that no name stands for any more, and the key that took its place.
+        self.on_superseded: Callable[[str, str], None] = lambda before, now: None  # noqa: ARG005 - set by the store
 
     @property
     def compares(self) -> bool:
@@ -230,9 +232,10 @@ class Resolver:
                 self._known.pop(next(iter(self._known)))
             manifest = _text_of(resolved.manifest)
             self._catalog.remember_format(name, resolved.artifact.format, manifest)
-            if resolved.hashed:
-                self._catalog.remember_key(name, resolved.key, manifest)
-            return True
+            superseded = self._catalog.remember_key(name, resolved.key, manifest) if resolved.hashed else None
+        if superseded is not None:
+            self.on_superseded(superseded, resolved.key)
+        return True
 
     def format_known(self, manifest: Manifest) -> str:
         """Return the format of a model's artifact, as stated or found in this life or an earlier one; empty if unknown.

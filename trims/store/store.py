@@ -225,7 +225,9 @@ class Store:
             self.tiers,
             counters=self.counters,
             have=opens.have,
+            retire=self._retire_image,
         )
+        resolver.on_superseded = self._fills.supersede
         self._shell.again, self._shell.filled = opens.again, self._fills.follow
         self.device_leases = DeviceLeases(
             devices,
@@ -391,7 +393,12 @@ class Store:
         key = self.catalog.key_of(name)
         self.resolver.forget(name)
         self.pins.forget(name)
-        if key is None or self.catalog.names_of(key):
+        if key is not None:
+            self._retire_image(key, name)
+
+    def _retire_image(self, key: str, name: str) -> None:
+        """Free an image that no name stands for, each replica after its last lease."""
+        if self.catalog.names_of(key):
             return
         for replica in self._shell.places_of(key):
             try:

@@ -148,16 +148,25 @@ def _importable(name: str, attributes: Mapping[str, Any]) -> Iterator[None]:
         ) from error
 
 
+class _Unpickler(pickle.Unpickler):
+    """Reads a skeleton, whose tensors are numbers in a list."""
+
+    def __init__(self, file: io.BytesIO, tensors: Sequence[torch.Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, number: int) -> torch.Tensor:
+        return self._tensors[number]
+
+
 def _unpickled(weights: Weights, program: Program, *, writable: bool) -> torch.nn.Module:
     _check_versions(weights.name, program.attributes["versions"])
-    unpickler = pickle.Unpickler(io.BytesIO(program.body))  # noqa: S301 - the caller trusts it
     with _no_collection():
         if weights.device is not None:
             tensors = _device().tensors(weights, program.attributes, writable=writable)
         else:
             tensors = _tensors(weights, program.attributes, writable)
-        unpickler.persistent_load = tensors.__getitem__  # type: ignore[method-assign]
-        loaded = unpickler.load()
+        loaded = _Unpickler(io.BytesIO(program.body), tensors).load()
     assert isinstance(loaded, torch.nn.Module)
     return loaded
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from looking import WAIT_S, Asker, error_of, leases, states, wait_until
 from trims.core.errors import CapacityError, DrainingError, InUseError, ModelNotFoundError
 from trims.core.place import CPU, DISK
 from trims.core.replica import State
+from trims.store import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,6 +60,42 @@ def test_a_pin_keeps_an_image_from_eviction_and_does_not_load_it(daemon: Daemon,
         daemon.store.evict("m")
     daemon.store.pin("m", CPU, pinned=False)
     assert daemon.store.evict("m") == [CPU]
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_an_image_whose_artifact_was_edited_goes_once_the_new_one_is_there(
+    daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, pinned: bool
+) -> None:
+    monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
+    daemon.registry.put({"name": "m", "artifact": {"path": str(checkpoint("m"))}}, "")
+    if pinned:
+        daemon.store.pin("m", CPU, pinned=True)
+    first = asker.open("m")
+    daemon.store.load("m", DISK).result(WAIT_S)
+    checkpoint("m", nbytes=9000)
+    second = asker.open("m")
+    assert first.key != second.key
+    old = lambda: sorted((str(each.place), each.state.value) for each in daemon.store._shell.places_of(first.key))  # noqa: E731
+    wait_until(lambda: old() == [("cpu", "draining")], "the idle one on disk is freed, the leased one waits")
+    daemon.store.close(asker.session, first.lease)
+    wait_until(lambda: old() == [], "it stays")
+    assert states(daemon)["cpu"] == "sealed"
+    assert daemon.store.read.names_of(second.key) == ["m"]
+
+
+def test_an_image_that_another_name_stands_for_stays_when_one_is_edited(
+    daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
+    path = checkpoint("m")
+    shutil.copy(path, folder / "copy.npz")
+    daemon.registry.put({"name": "m", "artifact": {"path": str(path)}}, "")
+    daemon.registry.put({"name": "other", "artifact": {"path": str(folder / "copy.npz")}}, "")
+    before = asker.open("m").key
+    assert asker.open("other").key == before
+    checkpoint("m", nbytes=9000)
+    asker.open("m")
+    assert [each.state.value for each in daemon.store._shell.places_of(before)] == ["sealed"]
 
 
 def test_an_image_goes_with_the_last_of_its_names(daemon: Daemon, model: Callable[..., str]) -> None:
