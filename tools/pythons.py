@@ -71,7 +71,7 @@ def _tested(version: str, interpreter: Path) -> str:
         _run(python, "-m", "pip", "install", "--quiet", "--upgrade", "pip")
         _run(python, "-m", "pip", "install", "--quiet", *constrained, "-e", EXTRAS, *TOOLS)
         if _has_small_torch(python):
-            _run(python, "-m", "pip", "install", "--quiet", *constrained, "torch", *_index())
+            _run(python, "-m", "pip", "install", "--quiet", *constrained, "torch", "transformers", *_index())
         else:
             print(f"{version}: PyTorch is left out: there is no build without CUDA; name an index by TORCH_INDEX")
         _run(python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "2", "--dist", "loadfile", *TESTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,8 @@ class Background:
         return len(self._tasks)
 
     def start(self, work: Awaitable[Any]) -> None:
-        """Have it done."""
-        task = asyncio.ensure_future(work)
+        """Have it done. Its log lines are not about the request that it is begun for, which may end before it."""
+        task = contextvars.Context().run(asyncio.ensure_future, work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trims.logs import FORMS, LEVELS
+
 if TYPE_CHECKING:
     from trims_predictors.endpoint.settings import EndpointSettings
 
@@ -58,6 +60,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     endpoint.add_argument("--learned", type=Path, help=text)
     text = "frameworks to have predictors ready for at once, with commas between, such as torch,onnxruntime"
     endpoint.add_argument("--preload", default="", help=text)
+    text = "the least that is logged (default: info)"
+    endpoint.add_argument("--log-level", choices=LEVELS, default="info", help=text)
+    text = "text, or json for one object a line (default: text)"
+    endpoint.add_argument("--log-format", choices=FORMS, default="text", help=text)
+    endpoint.add_argument("--access-log", action="store_true", help="log a line for each request")
     add_environments(endpoint)
     endpoint.add_argument("--supervised", action="store_true", help=argparse.SUPPRESS)  # by the daemon that starts it
     endpoint.set_defaults(run=_run)
@@ -138,6 +145,9 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         environments_dir=environments_dir_of(options),
         preload=tuple(each for each in options.preload.split(",") if each),
         supervised=options.supervised,
+        log_level=options.log_level,
+        log_format=options.log_format,
+        access_log=options.access_log,
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims.core.errors import DeadlineError, PredictorError, TrimsError
+from trims.logs import facts
 from trims_predictors.batches import join, split
 from trims_predictors.records import Answer
 from trims_predictors.tensors import check_outputs
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     BeginRun = Callable[[], Mapping[str, str]]
 
 
+_log = logging.getLogger(__name__)
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """What one client wants.
@@ -39,6 +44,7 @@ class Request:
         keep_alive_s: Seconds that its predictor stays afterwards; None: what the model says.
         begin_run: Called when a predictor begins to answer it.
         only_load: It wants a predictor that has loaded the model, and no run.
+        id: What the log calls it.
     """
 
     plan: Plan
@@ -48,6 +54,7 @@ class Request:
     keep_alive_s: float | None
     begin_run: BeginRun | None
     only_load: bool = False
+    id: str = field(default_factory=lambda: str(facts().get("request", "")))
 
 
 @dataclass(eq=False, slots=True)
@@ -141,6 +148,7 @@ class Runs:
     async def _run_together(self, running: Running, jobs: Sequence[Job]) -> None:
         began, plan = time.perf_counter(), running.plan
         requests: list[Request] = [job.payload for job in jobs]
+        running.process.answers(requests[0].id)
         stated = plan.run_deadline_s
         threads = plan.threads_of(len(self._computing))
         contexts = [request.begin_run() for request in requests if request.begin_run is not None]
@@ -155,6 +163,9 @@ class Runs:
         outputs = split(answer["outputs"], [job.rows for job in jobs])
         run_s = time.perf_counter() - began
         self._ran(plan, answer, run_s)
+        for request in requests if _log.isEnabledFor(logging.DEBUG) else ():
+            known = {"model": plan.model, "request": request.id}
+            _log.debug("run by process %d in %.1f ms", running.process.pid, run_s * 1000, extra={"facts": known})
         if running.process.pages is not None and "pages" in answer:
             running.process.pages.learn(plan.line, answer["pages"])
         rows = [job.rows for job in jobs]

@@ -16,8 +16,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from trims.logs import printed_line
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 #: What a process may print at once, and in each second after that.
 BURST_BYTES = 64 << 10
@@ -42,6 +44,10 @@ class Output:
         write: Takes lines, with their newlines.
         clock: Monotonic seconds.
         closed: Called once, when nothing more will come.
+        line: Makes a line, without its newline, of whose it is, what it is about, and what was printed.
+
+    Attributes:
+        facts: What the process works on: the names of its `model` and its `request`, as far as they are known.
     """
 
     def __init__(
@@ -50,8 +56,11 @@ class Output:
         write: Callable[[str], object],
         clock: Callable[[], float],
         closed: Callable[[Output], object],
+        line: Callable[[str, Mapping[str, str], str], str],
     ) -> None:
         self.whose = whose
+        self.facts: dict[str, str] = {}
+        self._line = line
         self._named = bool(whose)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._write = write
@@ -110,7 +119,7 @@ class Output:
         now_s = self._clock()
         self._may_bytes = min(BURST_BYTES, self._may_bytes + (now_s - self._at_s) * BYTES_PER_S)
         self._at_s = now_s
-        if self._may_bytes <= len(self._prefix):  # no line at all: they are counted, and not looked at one by one
+        if self._may_bytes <= len(self._made("")):  # no line at all: they are counted, and not looked at one by one
             self._begun = data.rpartition(b"\n")[2][:LINE_BYTES]
             self._left_out += data.count(b"\n")
             return
@@ -125,25 +134,23 @@ class Output:
                 self._tell(line[begin : begin + LINE_BYTES])
         self._write("".join(self._told))
 
-    @property
-    def _prefix(self) -> str:
-        return f"[{self.whose}] "
+    def _made(self, text: str) -> str:
+        return f"{self._line(self.whose, self.facts, text)}\n"
 
     def _tell(self, line: bytes) -> None:
-        costs = len(self._prefix) + len(line) + 1
-        if costs > self._may_bytes:
+        text = line.decode(errors="replace").rstrip("\r").replace("\t", "    ")
+        made = self._made(text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text))
+        if len(made) > self._may_bytes:
             self._left_out += 1
             return
-        self._may_bytes -= costs
+        self._may_bytes -= len(made)
         self._tell_left_out()
-        text = line.decode(errors="replace").rstrip("\r").replace("\t", "    ")
-        printable = text if text.isprintable() else "".join(each if each.isprintable() else "?" for each in text)
-        self._told.append(f"{self._prefix}{printable}\n")
+        self._told.append(made)
 
     def _tell_left_out(self) -> None:
         if self._left_out:
             rate = f"more than {BYTES_PER_S >> 10} KiB a second"
-            self._told.append(f"{self._prefix}{self._left_out} lines are left out: it prints {rate}\n")
+            self._told.append(self._made(f"{self._left_out} lines are left out: it prints {rate}"))
             self._left_out = 0
 
     def close(self) -> None:
@@ -191,7 +198,8 @@ class Writer:
                 self._lost += text.count("\n")
                 return
             if self._lost:
-                text = f"{self._lost} lines of predictors are left out: this log is not read fast enough\n{text}"
+                why = f"{self._lost} lines are left out: this log is not read fast enough"
+                text = f"{printed_line('predictors', {}, why)}\n{text}"
                 self._lost = 0
             self._waiting.append(text)
             self._waiting_bytes += len(text)
@@ -232,6 +240,7 @@ class Outputs:
         write: Takes lines; None for this process's standard error.
         clock: Monotonic seconds.
         plain: Pass on all lines as they are: for a user who runs one program at a terminal.
+        line: See `Output`.
     """
 
     def __init__(
@@ -240,8 +249,10 @@ class Outputs:
         clock: Callable[[], float] = time.monotonic,
         *,
         plain: bool = False,
+        line: Callable[[str, Mapping[str, str], str], str] = printed_line,
     ) -> None:
         self._plain = plain
+        self._line = line
         self._write = write or (_to_standard_error if plain else Writer(2))
         self._clock = clock
         self._open: set[Output] = set()
@@ -251,7 +262,7 @@ class Outputs:
 
     def open(self, whose: str) -> Output:
         """A pipe for one process. Raises OSError without descriptors."""
-        made = Output("" if self._plain else whose, self._write, self._clock, self._open.discard)
+        made = Output("" if self._plain else whose, self._write, self._clock, self._open.discard, self._line)
         self._open.add(made)
         return made
 

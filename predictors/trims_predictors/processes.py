@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims.wire.lifeline import Lifeline
     from trims_predictors.launching import Environment, Launcher
+    from trims_predictors.outputs import Output
     from trims_predictors.written_pages import WrittenPages
 
 #: Between "unload" and SIGKILL.
@@ -56,6 +57,7 @@ class PredictorProcess:
         tell_status: How the process ended, for people; asked once it has.
         lifeline: Of its group; closed at its end. None if nothing ties it to this process.
         pages: What forks of its template write; None if it is no fork.
+        output: What it prints.
 
     Attributes:
         ended: Done when the process is gone; its result says how.
@@ -72,8 +74,10 @@ class PredictorProcess:
         *,
         lifeline: Lifeline | None = None,
         pages: WrittenPages | None = None,
+        output: Output | None = None,
     ) -> None:
         self.pid = pid
+        self._output = output
         self.pages = pages
         self.how = how
         self._pidfd = pidfd
@@ -92,6 +96,11 @@ class PredictorProcess:
         self._burial: asyncio.Future[None] | None = None
         self._peer = Peer(sock, self._heard, self._lost)
         self._loop.add_reader(pidfd, self._died)
+
+    def answers(self, request: str) -> None:
+        """Have what the process prints from now on name a request; empty for one without an id."""
+        if self._output is not None:
+            self._output.facts["request"] = request
 
     async def ask(
         self, message: Message, *, deadline_s: float | None, tensors: Sequence[Tensor] | None = None
@@ -113,6 +122,8 @@ class PredictorProcess:
             TrimsError: What it answered instead.
         """
         assert self._answer is None, "one thing at a time"
+        if self._output is not None and message["op"] == "load":
+            self._output.facts["model"] = str(message["model"])
         self._answer, self._request = self._loop.create_future(), secrets.token_hex(8)
         try:
             await self._tell({**message, "request": self._request}, tensors)
@@ -289,7 +300,9 @@ def spawn(launcher: Launcher, environment: Environment) -> PredictorProcess:
     async def status() -> str:
         return tell_status(started.process.wait())
 
-    return PredictorProcess(ours, started.process.pid, pidfd, "spawned", status, lifeline=started.lifeline)
+    return PredictorProcess(
+        ours, started.process.pid, pidfd, "spawned", status, lifeline=started.lifeline, output=started.output
+    )
 
 
 #: Operation of an answer -> the fields that it must have, and of which type.

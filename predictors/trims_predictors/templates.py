@@ -162,7 +162,7 @@ class Template:
         output.whose = f"predictor {here}"
         self._statuses[pid] = asyncio.get_running_loop().create_future()
         return PredictorProcess(
-            ours, here, fds[0], "forked", lambda: self._status(pid), lifeline=lifeline, pages=self._pages
+            ours, here, fds[0], "forked", lambda: self._status(pid), lifeline=lifeline, pages=self._pages, output=output
         )
 
     async def _ask(self, message: Message, fds: Sequence[int], deadline_s: float) -> tuple[Message, list[int]]:

@@ -58,6 +58,7 @@ _FLAGS = {
     "endpoint": "no: do not start the inference endpoint; yes: or fail (default: auto, if its packages are installed)",
     "endpoint-flags": "flags for it in one word, such as '--port 9000 --preload torch'; see trims endpoint --help",
     "log-level": "debug, info, warning or error (default: info)",
+    "log-format": "text, or json for one object a line (default: text)",
 }
 
 #: Seconds between two questions to a daemon that is ending.

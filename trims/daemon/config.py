@@ -21,6 +21,7 @@ from trims.core.units import parse_bytes
 from trims.documents import load_yaml
 from trims.environments.interpreters import parse_interpreters
 from trims.environments.shelf import default_folder
+from trims.logs import FORMS, LEVELS
 from trims.memory.available import allowed_bytes
 from trims.memory.shm import SHM_FOLDER
 from trims.plugins import Choice
@@ -40,7 +41,8 @@ _CHOICES = {
     "cpu_memory": CPU_MEMORIES,
     "gpu_driver": ("auto", "vmm", "ipc"),
     "endpoint": ENDPOINTS,
-    "log_level": ("debug", "info", "warning", "error"),
+    "log_level": LEVELS,
+    "log_format": FORMS,
 }
 
 
@@ -91,7 +93,8 @@ class Config:
             `yes`: or the daemon does not start.
         endpoint_flags: Flags for it, as `trims endpoint` takes them.
         verify: Check every invariant after every event. Slow; for tests.
-        log_level: debug, info, warning or error.
+        log_level: debug, info, warning or error; of the endpoint and of keepers, too.
+        log_format: `text`, or `json` for one object a line.
     """
 
     runtime_dir: Path
@@ -129,6 +132,7 @@ class Config:
     endpoint_flags: tuple[str, ...] = ()
     verify: bool = False
     log_level: str = "info"
+    log_format: str = "text"
 
     def validate(self) -> None:
         """Check ranges. Raises ConfigError naming the setting."""
@@ -289,6 +293,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "endpoint_flags": _words,
     "verify": _flag,
     "log_level": lambda value: str(value).lower(),
+    "log_format": lambda value: str(value).lower(),
 }
 assert set(_PARSERS) == {item.name for item in fields(Config)}, "every field has a parser"
 

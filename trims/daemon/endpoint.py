@@ -2,7 +2,7 @@
 
 The daemon knows it only as a command, `trims endpoint`, and imports nothing of it. The endpoint's standard input is a
 pipe that only the daemon holds, so it ends with the daemon, however that ends. Its log lines go where the daemon's go,
-and begin with `trims endpoint:`.
+in the same form.
 """
 
 from __future__ import annotations
@@ -161,6 +161,7 @@ def endpoint_of(config: Config, missing: Callable[[], str] | None = None) -> End
     for hidden in (config.state_dir, config.segment_dir):
         command += ["--hide", str(hidden)]
     command += ["--learned", str(config.state_dir / "learned.json")]
+    command += ["--log-level", config.log_level, "--log-format", config.log_format]
     if config.environments:
         command += ["--environments", ",".join(f"{name}={path}" for name, path in config.environments.items())]
     if config.tenants is not None:

@@ -32,6 +32,7 @@ from trims.formats.base import Limits
 from trims.formats.picking import Picker
 from trims.formats.plugins import load_all
 from trims.formats.scratch import sweep_scratch
+from trims.logs import configure, hand_down
 from trims.memory.heap import return_large_buffers
 from trims.memory.memfd import SealedMemfd
 from trims.memory.shm import PosixShm, check_folder
@@ -381,11 +382,8 @@ def ending_signals() -> list[signal.Signals]:
 
 def serve(config: Config) -> None:
     """Run a daemon in this process until a signal or Shutdown ends it."""
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    configure(config.log_level, config.log_format)
+    hand_down(config.log_level, config.log_format)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     raise_limit()
     return_large_buffers()

@@ -46,6 +46,8 @@ MAX_FILES_WITH_GRANT = 8
 #: Prefetches that may run at once, of all clients without a tenant; each tenant may have MAX_PENDING.
 MAX_PREFETCHES = 4096
 
+log = logging.getLogger(__name__)
+
 
 class Send(Protocol):
     """How messages leave."""
@@ -144,6 +146,8 @@ class Requests:
         def answer(outcome: Outcome) -> None:
             if tenant is not None and isinstance(outcome, ModelNotFoundError) and isinstance(request, Open):
                 outcome = ModelNotFoundError(f"no model {name!r} is registered")  # without a hint at others' models
+            if log.isEnabledFor(logging.DEBUG):
+                _tell(connection, request, outcome)
             self._answered(connection, request.id, outcome)
 
         whose = None if tenant is None else tenant.name
@@ -251,6 +255,14 @@ def name_of(connection: Connection, request: Open) -> str:
             )
         tenant.check(model)
     return file_name(connection.peer, path) if path is not None else model or ""
+
+
+def _tell(connection: Connection, request: Open | Resume, outcome: Outcome) -> None:
+    """Log what came of a request."""
+    asked = f"open {request.model or request.path}" if isinstance(request, Open) else f"resume {request.key[:16]}"
+    facts = {"facts": {"model": request.model or request.path}} if isinstance(request, Open) else None
+    granted = f"lease {outcome.lease} at {outcome.place}" if isinstance(outcome, Granted) else outcome
+    log.debug("session %d, %s: %s: %s", connection.number, who(connection), asked, granted, extra=facts)
 
 
 def _is_path(model: str) -> bool:

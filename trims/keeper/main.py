@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from trims.core.errors import DaemonAwayError, TrimsError
 from trims.keeper.client import KeeperConnection
 from trims.keeper.keeper import Keeper
 from trims.keeper.server import KeeperServer
+from trims.logs import configure_child
 from trims.memory.cuda.connect import connect
 
 _LOOK_AGAIN_S = 0.02
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         if child:
             return _await(child, options.socket)
         _detach(options.detach)
-    logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure_child()
     try:
         keeper = Keeper(connect(options.cuda), options.device, options.driver, idle_s=options.idle_s)
         server = KeeperServer(keeper, options.socket)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
     from trims.core.events import Changed
 
+log = logging.getLogger(__name__)
 _LENGTH = 1024
 
 
@@ -43,6 +45,9 @@ class Watchers:
 
     def tell(self, change: Changed) -> None:
         """Pass a change on to every watcher. Never blocks: a full watcher loses it."""
+        log.debug(
+            "%s at %s: %s -> %s: %s", change.key[:16], change.place, change.old.value, change.new.value, change.why
+        )
         with self._lock:
             queues = list(self._queues)
         for watcher in queues:

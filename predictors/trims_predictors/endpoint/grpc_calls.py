@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from trims.core.errors import BusyError, TrimsError
 from trims.wire.status import status_of
+from trims_predictors.endpoint.access import begin_call, call_ends
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.callers import Callers, UnknownCallerError, caller
 from trims_predictors.endpoint.extensions import why_no_method
@@ -54,9 +55,11 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
     Args:
         callers: Who may call.
         count: Counts an inference request that is refused before it is read.
+        lines: Whether each call is a line of the log.
     """
 
-    def __init__(self, callers: Callers, count: Callable[[TrimsError], None]) -> None:
+    def __init__(self, callers: Callers, count: Callable[[TrimsError], None], *, lines: bool = False) -> None:
+        self._lines = lines
         self._callers = callers
         self._count = count
         #: Calls that run, by tenant (empty for the operator) and whether they are streams.
@@ -67,6 +70,7 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
         """See grpc.aio.ServerInterceptor."""
+        begin_call(dict(details.invocation_metadata or ()), details.method, lines=self._lines)
         handler = await continuation(details)
         if handler is None:
             return _refusing(grpc.StatusCode.UNIMPLEMENTED, why_no_method(details.method))
@@ -173,6 +177,7 @@ def _refusing(code: grpc.StatusCode, why: str) -> Handler:
 
 async def _abort(context: Any, code: grpc.StatusCode, why: str) -> NoReturn:
     """End a call with a status, and with the time to try again where that helps."""
+    call_ends(code.name)
     await context.abort(code, why[:_MOST_LETTERS], _RETRY if code is grpc.StatusCode.UNAVAILABLE else ())
     raise AssertionError("a call that was aborted goes on")
 

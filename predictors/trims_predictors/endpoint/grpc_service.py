@@ -12,6 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from trims.core.errors import BadMessageError, CallerError, ModelNotFoundError
+from trims.logs import about
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint import inference_pb2_grpc
 from trims_predictors.endpoint.callers import Callers, caller
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Calls that have come and were neither taken nor refused yet: far more than come before the event loop's next turn.
 _MOST_PENDING = 100_000
+#: Letters of a model's name in the log.
+_MOST_NAME = 500
 #: Bytes of a call's metadata, as HTTP/2 counts them.
 _MOST_METADATA_BYTES = 16 << 10
 
@@ -85,6 +88,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         service, request = self._service, received.message
         model = request.model_name
         with (
+            about(model=model[:_MOST_NAME]),
             service.metrics.request(model, "grpc") as counting,
             grpc_span(service.tracing, context, method, model=model, server=self.server, code_of=code_of) as span,
         ):
@@ -185,6 +189,7 @@ async def start_server(
     tenants: Tenants | None = None,
     workers: JsonWorkers | None = None,
     most_connections: int | None = None,
+    access_log: bool = False,
 ) -> tuple[grpc.aio.Server, int]:
     """Listen on an address; returns the server and its port. Raises RuntimeError if the address is taken.
 
@@ -198,7 +203,7 @@ async def start_server(
     options += [(f"grpc.{each}max_metadata_size", _MOST_METADATA_BYTES) for each in ("", "absolute_")]
     # Calls that the event loop has not taken yet: gRPC cancels some of them at random beyond these bounds.
     options += [(f"grpc.server.max_pending_requests{each}", _MOST_PENDING) for each in ("", "_hard_limit")]
-    calls = Calls(Callers(token, tenants), lambda error: service.metrics.refused("grpc", error))
+    calls = Calls(Callers(token, tenants), lambda error: service.metrics.refused("grpc", error), lines=access_log)
     server = grpc.aio.server(interceptors=[calls], options=options)
     servicer = InferenceServicer(service, workers or JsonWorkers(most_body_bytes))
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call] # generated

@@ -18,7 +18,9 @@ from trims.control import aadmin
 from trims.core.errors import ConfigError
 from trims.environments.shelf import Shelf
 from trims.formats.picking import Picker
+from trims.logs import configure
 from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
+from trims_predictors.endpoint.access import RequestLog
 from trims_predictors.endpoint.connections import ImpatientProtocol, most_connections, shares
 from trims_predictors.endpoint.grpc_service import start_server
 from trims_predictors.endpoint.health import Health
@@ -57,7 +59,7 @@ def serve(settings: EndpointSettings) -> None:
     """Serve until SIGTERM or SIGINT, then let running requests finish. Raises ConfigError, or OSError for the port."""
     settings.validate()
     keep_memory()
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="trims endpoint: %(levelname)s %(message)s")
+    configure(settings.log_level, settings.log_format)
     isolation = settings.fleet.isolation
     _log.info("predictors are isolated at the level %s", isolation.level)
     if isolation.why_not_more:
@@ -181,6 +183,7 @@ async def _start_grpc(settings: EndpointSettings, service: Service, workers: Jso
             certificate=settings.certificate,
             private_key=settings.private_key,
             workers=workers,
+            access_log=settings.access_log,
         )
     except RuntimeError as error:
         raise ConfigError(
@@ -270,7 +273,7 @@ async def _answer(
         workers=workers,
     )
     config = uvicorn.Config(
-        app,
+        RequestLog(app, lines=settings.access_log),
         http=_protocol(settings),
         ws="none",
         log_level="warning",

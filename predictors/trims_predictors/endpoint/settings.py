@@ -36,6 +36,9 @@ class EndpointSettings:
         preload: Frameworks whose templates start at once.
         supervised: Whether it ends when its standard input is closed: by the daemon that has started it.
         drain_s: Seconds that requests have to finish when the endpoint ends.
+        log_level: The least that is logged; one of `trims.logs.LEVELS`.
+        log_format: One of `trims.logs.FORMS`.
+        access_log: Whether each request is a line of the log.
     """
 
     fleet: Settings
@@ -53,6 +56,9 @@ class EndpointSettings:
     preload: tuple[str, ...] = ()
     supervised: bool = False
     drain_s: float = 30.0
+    log_level: str = "info"
+    log_format: str = "text"
+    access_log: bool = False
 
     def validate(self) -> None:
         """Raise ConfigError if it would listen openly, or misses a half of what belongs together."""

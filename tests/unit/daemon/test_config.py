@@ -109,6 +109,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         "converters": "3", "workers": "5", "socket_mode": "660", "verify": "yes",
         "tenants": "/t.yaml", "max_sessions": "77", "always_hash": "yes", "trust": "verified",
         "endpoint": "Yes", "endpoint_flags": "--port 9000", "log_level": "DEBUG",
+        "log_format": "JSON",
     }  # fmt: skip
     assert set(given) == {field.name for field in fields(Config)}
     config = build({f"TRIMS_{name.upper()}": text for name, text in given.items()})
@@ -117,7 +118,7 @@ def test_every_setting_can_come_from_the_environment() -> None:
         Choice("several", "/a,/b"), "lfu", "fifo", 1.5, "shm", Path("/dev/shm"), False,
         "GPU-1,GPU-2", "ipc", 0.5, 2 << 30, "gdsf", "fake:/f",
         {"mxnet": Path(sys.executable), "other": Path(sys.executable)}, Path("/e"), 1 << 20, 7.0, 3, 5, 1 << 20, 0o660,
-        Path("/t.yaml"), 77, True, "verified", "yes", ("--port", "9000"), True, "debug",
+        Path("/t.yaml"), 77, True, "verified", "yes", ("--port", "9000"), True, "debug", "json",
     )  # fmt: skip
 
 

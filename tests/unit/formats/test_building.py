@@ -35,8 +35,7 @@ def test_the_module_is_not_filled_with_random_numbers_that_would_be_overwritten(
 
 @pytest.mark.parametrize("name", ["BertModel", "GPT2LMHeadModel", "LlamaForCausalLM"])
 def test_no_module_of_transformers_draws_a_random_number(name: str) -> None:
-    import transformers
-
+    transformers = pytest.importorskip("transformers")
     small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     model = getattr(transformers, name)
     before = torch.get_rng_state()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from trims_predictors import outputs
 from trims_predictors.outputs import BURST_BYTES, BYTES_PER_S, LINE_BYTES, Outputs, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
     import pytest
 
@@ -34,7 +35,11 @@ class Log:
     def __init__(self) -> None:
         self.text = ""
         self.now_s = 0.0
-        self.outputs = Outputs(self._write, lambda: self.now_s)
+        self.outputs = Outputs(self._write, lambda: self.now_s, line=self._line)
+
+    @staticmethod
+    def _line(whose: str, facts: Mapping[str, str], text: str) -> str:
+        return f"[{' '.join([whose, *facts.values()])}] {text}"
 
     def _write(self, text: str) -> None:
         self.text += text
@@ -139,7 +144,21 @@ async def test_without_another_place_lines_go_to_standard_error(capfd: pytest.Ca
     made = Outputs()
     os.write(made.open("p").fileno(), b"hello\n")
     made.close()
-    assert capfd.readouterr().err == "[p] hello\n"
+    assert re.fullmatch(r"[\dT:.-]+Z INFO p: hello\n", capfd.readouterr().err)
+
+
+@in_a_loop
+async def test_lines_name_what_the_process_works_on() -> None:
+    log = Log()
+    output = log.outputs.open("p")
+    output.facts["model"] = "bert"
+    os.write(output.fileno(), b"one\n")
+    await log.until(lambda: "one" in log.text)
+    output.facts["request"] = "7f"
+    os.write(output.fileno(), b"two\n")
+    output.given()
+    await log.until(lambda: not len(log.outputs))
+    assert log.text == "[p bert] one\n[p bert 7f] two\n"
 
 
 @in_a_loop
@@ -171,8 +190,8 @@ def test_a_log_that_is_not_read_holds_up_no_loop_and_loses_what_is_too_much() ->
     reader.join()
     os.close(ours)
     lines = b"".join(read).splitlines()
-    left_out = b" lines of predictors are left out: this log is not read fast enough"
-    told = [int(line.removesuffix(left_out)) for line in lines if line.endswith(left_out)]
+    left_out = b" lines are left out: this log is not read fast enough"
+    told = [int(line.removesuffix(left_out).split()[-1]) for line in lines if line.endswith(left_out)]
     assert told
     assert sum(told) + len(lines) - len(told) - 1 == 40 * 8192
     assert lines[-1] == b"after"
