@@ -14,25 +14,31 @@ from trims.cli.output import (
     replica_row,
     say,
     say_devices,
+    say_done,
     say_json,
     say_json_line,
     table,
     until,
 )
 from trims.control import admin
+from trims.core.errors import CallerError
 from trims.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
+    from trims.control import Model
+
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     add = _add(commands, "add", "register a manifest, or any checkpoint by its path", _register_model, json=True)
     text = "a manifest (.yaml), an artifact, or the folder of a Hugging Face model"
-    completed(add.add_argument("source", type=Path, help=text), FILES)
-    add.add_argument("--name", help="name for an artifact (default: from its file, or folder)")
+    completed(
+        add.add_argument("source", type=Path, nargs="+", help=f"{text}; several are added one after the other"), FILES
+    )
+    add.add_argument("--name", help="name for one artifact (default: from its file, or folder)")
     add.add_argument("--replace", action="store_true", help="replace another manifest of the same name")
     add.add_argument("--lazy", action="store_true", help="do not convert now; the first load will")
     commands.add_parser("register", parents=[add], add_help=False, help="the same as add").set_defaults(
@@ -49,9 +55,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     evict.add_argument(
         "--all-tiers", action="store_true", help="the disk image too, so that the artifact is converted again"
     )
-    _model(_add(commands, "pin", "never evict a model; loads it", _pin), place=True)
-    _model(_add(commands, "unpin", "take a pin back", _unpin), place=True)
-    _model(_add(commands, "rm", "forget a model and free its images", _remove))
+    _model(_add(commands, "pin", "never evict a model; loads it", _pin, json=True), place=True)
+    _model(_add(commands, "unpin", "take a pin back", _unpin, json=True), place=True)
+    _model(_add(commands, "rm", "forget a model and free its images", _remove, json=True))
     _add(commands, "watch", "print changes of state until interrupted", _watch, json=True)
 
 
@@ -81,18 +87,24 @@ def _model(
 
 
 def _register_model(options: argparse.Namespace) -> None:
-    with admin(options.runtime_dir) as daemon, loading(options.name or str(options.source), options.json) as shown:
-        model = daemon.add(
-            options.source, name=options.name, replace=options.replace, lazy=options.lazy, on_progress=shown
-        )
+    if options.name is not None and len(options.source) > 1:
+        raise CallerError(f"--name is for one artifact, and {len(options.source)} are given")
+    models = [_register_one(options, source) for source in options.source]
+    if options.json:
+        shown = [as_json(model) for model in models]
+        say_json(shown if len(shown) > 1 else shown[0])
+
+
+def _register_one(options: argparse.Namespace, source: Path) -> Model:
+    with admin(options.runtime_dir) as daemon, loading(options.name or str(source), options.json) as shown:
+        model = daemon.add(source, name=options.name, replace=options.replace, lazy=options.lazy, on_progress=shown)
     if not options.lazy and any((each.place, each.state) == ("disk", "sealed") for each in model.replicas):
         note(f"{model.name}: image of {format_bytes(model.image_bytes)} on disk")
     elif not options.lazy:
         note(f"{model.name}: not converted yet, because its last image is still read; the next load does it")
-    if options.json:
-        say_json(as_json(model))
-    else:
+    if not options.json:
         say(f"registered {model.name}")
+    return model
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -184,23 +196,25 @@ def _evict(options: argparse.Namespace) -> None:
 
 def _pin(options: argparse.Namespace) -> None:
     place = options.place or "cpu"
-    with admin(options.runtime_dir) as daemon, loading(options.name, quiet=False) as shown:
+    with admin(options.runtime_dir) as daemon, loading(options.name, options.json) as shown:
         daemon.pin(options.name, place)
         daemon.load(options.name, place, on_progress=shown)
-    say(f"{options.name} is pinned at {place}")
+    say_done(options, f"{options.name} is pinned at {place}", model=options.name, place=place, pinned=True)
 
 
 def _unpin(options: argparse.Namespace) -> None:
     place = options.place or "cpu"
     with admin(options.runtime_dir) as daemon:
         daemon.unpin(options.name, place)
-    say(f"{options.name} is not pinned at {place} any more")
+    say_done(
+        options, f"{options.name} is not pinned at {place} any more", model=options.name, place=place, pinned=False
+    )
 
 
 def _remove(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon:
         daemon.remove(options.name)
-    say(f"{options.name} is forgotten")
+    say_done(options, f"{options.name} is forgotten", model=options.name, removed=True)
 
 
 def _watch(options: argparse.Namespace) -> None:

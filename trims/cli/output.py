@@ -23,6 +23,7 @@ from rich.text import Text
 from trims.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from trims.control import Device, Loading, Replica
@@ -55,6 +56,14 @@ def say_json_line(value: Any) -> None:
     """One of many JSON documents, on a line of its own and at once."""
     sys.stdout.write(json.dumps(value, sort_keys=True) + "\n")
     sys.stdout.flush()
+
+
+def say_done(options: argparse.Namespace, text: str, **facts: Any) -> None:
+    """Say what a command has done: in a sentence, or with --json as its facts."""
+    if options.json:
+        say_json(facts)
+    else:
+        say(text)
 
 
 def as_json(answer: Any) -> dict[str, Any]:

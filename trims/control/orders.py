@@ -90,7 +90,7 @@ def _manifest_of(source: Path, name: str | None) -> tuple[dict[str, Any], str]:
     if source.suffix not in (".yaml", ".yml"):
         return manifest_for(source, name), ""
     if name is not None:
-        raise CallerError(f"a name is for artifacts; {source} is a manifest and names its model itself")
+        raise CallerError(f"--name is for artifacts; {source} is a manifest, and its field `name` names the model")
     return read_manifest(source)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -43,10 +44,12 @@ class Fields:
             raise ManifestError(f"{where}: must be a mapping with text keys, not {type(raw).__name__}")
         self.where = where
         self._left: dict[str, Any] = dict(raw)
+        self._known: list[str] = []
 
-    def take(self, key: str) -> Any:
-        """The value as it is, unchecked; None if it is not there."""
-        return self._left.pop(key, None)
+    def take(self, key: str, default: Any = None) -> Any:
+        """The value as it is, unchecked; the default if it is not there."""
+        self._known.append(key)
+        return self._left.pop(key, default)
 
     def text(
         self,
@@ -58,7 +61,7 @@ class Fields:
         required: bool = False,
     ) -> str:
         """Text, as `pattern` says; `hint` says the same to people."""
-        value = self._left.pop(key, None)
+        value = self.take(key)
         if value is None:
             if required or default is None:
                 raise ManifestError(f"{self.where}: the field {key!r} is missing")
@@ -78,14 +81,14 @@ class Fields:
 
     def flag(self, key: str, *, default: bool = False) -> bool:
         """True or false."""
-        value = self._left.pop(key, default)
+        value = self.take(key, default)
         if not isinstance(value, bool):
             raise ManifestError(f"{self.where}: {key!r} must be true or false, not {value!r}")
         return value
 
     def seconds(self, key: str) -> float | None:
         """A number of seconds from 0 up; None if it is not there."""
-        value = self._left.pop(key, None)
+        value = self.take(key)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
@@ -94,7 +97,7 @@ class Fields:
 
     def size(self, key: str) -> int | None:
         """Bytes, also as text such as `512MiB`; None if it is not there."""
-        value = self._left.pop(key, None)
+        value = self.take(key)
         if value is None:
             return None
         try:
@@ -104,7 +107,7 @@ class Fields:
 
     def count(self, key: str, default: int, *, least: int = 0, most: int = 1 << 20) -> int:
         """A whole number from `least` to `most`."""
-        value = self._left.pop(key, None)
+        value = self.take(key)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -113,12 +116,12 @@ class Fields:
 
     def number(self, key: str, default: float) -> float:
         """A finite number; also text such as `1/255`."""
-        value = self._left.pop(key, None)
+        value = self.take(key)
         return default if value is None else self._number(key, value)
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """A list of finite numbers, or one of them alone; empty if it is not there."""
-        value = self._left.pop(key, None)
+        value = self.take(key)
         if value is None:
             return ()
         given = value if isinstance(value, list | tuple) else [value]
@@ -136,7 +139,7 @@ class Fields:
 
     def texts(self, key: str, default: tuple[str, ...] = (), *, pattern: re.Pattern[str], hint: str) -> tuple[str, ...]:
         """A list of texts, each as the pattern says."""
-        value = self._left.pop(key, None)
+        value = self.take(key)
         if value is None:
             return default
         if not isinstance(value, list | tuple):
@@ -148,7 +151,7 @@ class Fields:
 
     def mapping(self, key: str) -> dict[str, Any]:
         """A mapping with text keys; empty if it is not there."""
-        value = self._left.pop(key, None)
+        value = self.take(key)
         if value is None:
             return {}
         if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
@@ -156,6 +159,11 @@ class Fields:
         return dict(value)
 
     def done(self) -> None:
-        """Raise ManifestError if a field is left that no method has taken."""
+        """Raise ManifestError if a field is left that no method has taken, with the nearest that is known."""
         if self._left:
-            raise ManifestError(f"{self.where}: unknown field {sorted(self._left)[0]!r}; see manifests/schema.json")
+            unknown = sorted(self._left)[0]
+            near = difflib.get_close_matches(unknown, self._known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ManifestError(
+                f"{self.where}: unknown field {unknown!r:.80}; {hint}known are {', '.join(sorted(set(self._known)))}"
+            )

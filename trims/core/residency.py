@@ -156,9 +156,9 @@ class Residency:
         """All replicas of an image, fastest place first."""
         return self.table.places_of(key)
 
-    def in_memory(self, key: str, in_place: str | None = None) -> tuple[Verdict, float]:
-        """Whether an image is, or should be, in shared memory, and how much in demand it is (see `choice.verdict`)."""
-        return choice.verdict(self._ledger, key, in_place), self._ledger.demand.of(key)
+    def in_memory(self, key: str, in_place: str | None = None) -> Verdict:
+        """Return whether an image is, or should be, in shared memory (see `choice.verdict`)."""
+        return choice.verdict(self._ledger, key, in_place)
 
     def never_fits(self, nbytes: int, place: Place | None, waiter: Waiter) -> TrimsError | None:
         """Return why an image of at least `nbytes` can never serve the waiter at a place (see `fitting`)."""

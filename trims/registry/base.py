@@ -125,7 +125,10 @@ def unknown_model(name: str, known: Iterable[str]) -> ModelNotFoundError:
 
 def taken_name(name: str) -> ModelExistsError:
     """The error for a name that has another manifest."""
-    return ModelExistsError(f"{name!r} is registered with another manifest; remove it first, or replace it")
+    return ModelExistsError(
+        f"{name!r} is registered with another manifest; replace it (`trims add --replace`), remove it first "
+        f"(`trims rm {name}`), or register this one under another name (`--name` for an artifact)"
+    )
 
 
 def parse_yaml(text: str) -> dict[str, Any]:

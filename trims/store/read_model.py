@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trims.core.choice import EARNED, Verdict
+from trims.core.choice import Verdict
 from trims.core.errors import InvariantError
 from trims.core.place import CPU
 from trims.core.replica import ReplicaId, State
@@ -273,7 +273,7 @@ class ReadModel:
     def in_memory(self, image: NameView) -> str:
         """Whether an image is in shared memory, and why it is or is not, in a sentence."""
         with self._lock:
-            found, demand = self._residency.in_memory(image.key, image.in_place)
+            found = self._residency.in_memory(image.key, image.in_place)
             failure = self._residency.failure_of(image.key)
         if found in (Verdict.THERE, Verdict.COMING):
             return f"yes: {found.value}"
@@ -283,8 +283,12 @@ class ReadModel:
             left_s = max(0.0, failure.not_before_s - self._clock())
             when = f"an open after {left_s:.0f} s" if left_s else "its next open"
             return f"no: {found.value}: {failure.error} (tried again by {when})"
-        often = f" (demand {demand:.1f}, copied from {EARNED} on)" if found is Verdict.RARELY_OPENED else ""
-        return f"no: {found.value}{often}"
+        if found is Verdict.RARELY_OPENED:
+            return (
+                "no: one open reads it from its file; a second one soon after has it copied to memory, and "
+                "`trims load --place cpu` does so now"
+            )
+        return f"no: {found.value}"
 
     def names_of(self, key: str) -> list[str]:
         """All names that stand for an image."""

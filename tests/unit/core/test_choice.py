@@ -710,14 +710,14 @@ def test_a_failure_holds_back_no_request_for_the_place_itself() -> None:
 
 
 def judged(bench: Anywhere, key: str = "m", in_place: str | None = None) -> Verdict:
-    return bench.residency.in_memory(key, in_place)[0]
+    return bench.residency.in_memory(key, in_place)
 
 
 def test_a_verdict_says_what_keeps_an_image_out_of_memory() -> None:
     bench = Anywhere(cpu_bytes=100)
     assert judged(bench) is Verdict.NOT_READ
     bench.resident("m", 60, DISK)
-    assert bench.residency.in_memory("m") == (Verdict.RARELY_OPENED, 0.0)
+    assert bench.residency.in_memory("m") is Verdict.RARELY_OPENED
     bench.residency.demand.opened("m")
     bench.residency.demand.opened("m")
     assert judged(bench) is Verdict.EARNED

@@ -119,7 +119,10 @@ def test_it_says_why_an_image_is_in_memory_or_not(
     name = f"file:{path}"
     assert read.in_memory(read.image_of(name)) == "no: it is read from no file now"
     daemon.store.load(name, DISK).result(WAIT_S)
-    assert read.in_memory(read.image_of(name)) == ("no: it is not opened often enough (demand 0.0, copied from 1.5 on)")
+    assert read.in_memory(read.image_of(name)) == (
+        "no: one open reads it from its file; a second one soon after has it copied to memory, and "
+        "`trims load --place cpu` does so now"
+    )
     asker.open(path)
     assert read.in_memory(read.image_of(name)) == "yes: it is there"
 
