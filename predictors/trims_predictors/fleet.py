@@ -102,6 +102,7 @@ class Fleet:
         priority: int = 0,
         began_s: float | None = None,
         begin_run: BeginRun | None = None,
+        wanted: Sequence[str] = (),
     ) -> Answer:
         """Answer one request.
 
@@ -113,6 +114,7 @@ class Fleet:
             priority: Its level among those of the model, 1 for the first; 0: the model's default.
             began_s: When the request came, on the clock of `time.perf_counter`; None: now.
             begin_run: Called when a predictor begins to answer it; gives the run's trace context for the predictor.
+            wanted: Names of the outputs that it asks for; empty for all. The answer may have others as well.
 
         Raises:
             CallerError: The inputs do not fit the model, or the predictor refuses them.
@@ -125,7 +127,7 @@ class Fleet:
             raise DrainingError("the endpoint is ending and takes no new requests")
         check_against(tensors, self.signatures.of(plan)[0], plan.model)
         began_s = time.perf_counter() if began_s is None else began_s
-        request = Request(plan, tensors, self._loop.create_future(), began_s, keep_alive_s, begin_run)
+        request = Request(plan, tensors, self._loop.create_future(), began_s, keep_alive_s, begin_run, wanted)
         job = self._job(request, plan.level_of(priority))
         return await self._answer(job, queue_deadline_s)
 

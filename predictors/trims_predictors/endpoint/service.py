@@ -209,6 +209,7 @@ class Service:
                 priority=asked.priority,
                 began_s=began,
                 begin_run=None if span is None else span.begin_run,
+                wanted=tuple(asked.wanted or ()),
             )
         except (TrimsError, asyncio.CancelledError):
             for counted in statistics:
