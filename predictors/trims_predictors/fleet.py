@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from trims_predictors.fleet_runs import BeginRun
     from trims_predictors.processes import PredictorProcess
     from trims_predictors.records import Answer, Plan, Settings
+    from trims_predictors.signatures import Keep
     from trims_predictors.tensors import Tensor
 
 _log = logging.getLogger(__name__)
@@ -73,10 +74,12 @@ class Fleet:
         #: Jobs that run, and which predictor runs them.
         self._runs: dict[Job, int] = {}
         self._computing = Computing()
-        self._runner = Runs(settings, self._computing, self.hot.ran, self._fail)
+        self._runner = Runs(settings, self._computing, self.hot.ran, self._fail, self._saw)
         self._plans: dict[str, Plan] = {}
         #: Inputs and outputs of models.
         self.signatures = Signatures()
+        #: Keeps what the first run of a model had beyond the life of this fleet.
+        self.keep: Keep | None = None
         #: Why models could not be loaded.
         self.failures = Failures()
         self._background = Background("the fleet")
@@ -403,6 +406,11 @@ class Fleet:
 
     def _keep_alive_of(self, plan: Plan) -> float | None:
         return self._settings.keep_alive_s if plan.keep_alive_s is None else plan.keep_alive_s
+
+    def _saw(self, plan: Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        found = self.signatures.see(plan, inputs, outputs)
+        if found is not None and plan.is_plain and self.keep is not None:
+            self._background.start(self.keep(plan.model, *found))
 
     def _fail(self, job: Job, error: TrimsError) -> None:
         if self._killing and isinstance(error, PredictorError):  # not its fault, nor the request's

@@ -104,6 +104,7 @@ class Runs:
         computing: Which predictors compute now, and share the processors.
         ran: Told of each run: the plan, the predictor's answer and how long it took, in seconds.
         fail: Tells a job's client of an error.
+        saw: Called for each run of which all outputs are wanted, with the plan, the inputs and the outputs.
     """
 
     def __init__(
@@ -112,11 +113,13 @@ class Runs:
         computing: Computing,
         ran: Callable[[Plan, Message, float], None],
         fail: Callable[[Job, TrimsError], None],
+        saw: Callable[[Plan, Sequence[Tensor], Sequence[Tensor]], None] = lambda plan, inputs, outputs: None,  # noqa: ARG005 - the default
     ) -> None:
         self._settings = settings
         self._computing = computing
         self._ran = ran
         self._fail = fail
+        self._saw = saw
 
     async def run(self, running: Running, jobs: Sequence[Job]) -> None:
         """Answer all jobs, with an error where it must be. If they fail together, each is tried alone."""
@@ -160,6 +163,8 @@ class Runs:
         outputs = split(answer["outputs"], [job.rows for job in jobs])
         run_s = time.perf_counter() - began
         self._ran(plan, answer, run_s)
+        if not wanted:
+            self._saw(plan, requests[0].tensors, answer["outputs"])
         if running.process.pages is not None and "pages" in answer:
             running.process.pages.learn(plan.line, answer["pages"])
         rows = [job.rows for job in jobs]

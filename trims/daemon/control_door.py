@@ -29,6 +29,7 @@ from trims.core.errors import (
 )
 from trims.core.place import CPU, Place
 from trims.core.replica import State
+from trims.core.serving import Signature
 from trims.daemon import views
 from trims.daemon.check import check_store
 from trims.daemon.sockets import SocketName
@@ -193,6 +194,15 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         """One model, with the stories of its replicas."""
         return self._model(self._registry.get(request.name), story=True)
 
+    @_guarded
+    def Learn(self, request: pb.LearnRequest, context: grpc.ServicerContext) -> pb.Empty:
+        """Keep what a run of a model had. A run of an image that the name stands for no more is left out."""
+        keys = self._read.keys_of(self._registry.get(request.name).name)
+        if request.key in keys:
+            found = Signature(views.types_of(request.inputs), views.types_of(request.outputs))
+            self._store.resolver.signatures.learn(keys, found)
+        return pb.Empty()
+
     # -- residency -------------------------------------------------------------------------------------------------
 
     @_guarded
@@ -338,6 +348,9 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             in_memory=self._read.in_memory(image),
             manifest_json=json.dumps(self._registry.raw(manifest.name), sort_keys=True),
             replicas=[views.replica(view, connections) for view in replicas],
+            inputs=views.tensors(image.signature.inputs),
+            outputs=views.tensors(image.signature.outputs),
+            tensors_seen=image.signature.seen,
         )
 
 

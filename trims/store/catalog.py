@@ -41,7 +41,7 @@ _MOST_PATHS = 20_000
 _MOST_ROWS = 100_000
 #: Rows that are written before the tables are cut to that.
 _CUT_EVERY = 10_000
-_TABLES = ("digests", "images", "names", "pins", "workspaces", "seals")
+_TABLES = ("digests", "images", "names", "pins", "workspaces", "seals", "signatures")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS digests (
     path TEXT PRIMARY KEY, identity TEXT NOT NULL, blake3 TEXT NOT NULL, sha256 TEXT
@@ -56,6 +56,7 @@ CREATE TABLE IF NOT EXISTS pins (
     name TEXT NOT NULL, place TEXT NOT NULL, pinned INTEGER NOT NULL DEFAULT 1, PRIMARY KEY (name, place)
 ) STRICT;
 CREATE TABLE IF NOT EXISTS seals (label TEXT PRIMARY KEY, identity TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS signatures (key TEXT PRIMARY KEY, signature TEXT NOT NULL) STRICT;
 """
 _FROM_2_TO_3 = {
     "pins": "ALTER TABLE pins ADD COLUMN pinned INTEGER NOT NULL DEFAULT 1",
@@ -109,6 +110,8 @@ class Catalog:
         self._naming = threading.Lock()
         self._db = _opened(path)
         self._reader = connect(path, "")
+        #: False for a catalog of an earlier version on a full disk, to which no table can be added.
+        self._keeps_signatures = _has(self._db, "signatures")
         #: Not written yet: statement and values, in order.
         self._unwritten: deque[tuple[str, tuple[object, ...]]] = deque()
         #: Rows of it that questions must find, by table and key.
@@ -171,6 +174,21 @@ class Catalog:
         known = {label for (label,) in self._rows("SELECT label FROM seals")}
         for label in known.difference(labels):
             self.remember_seal(label, None)
+
+    def signature_of(self, key: str) -> str | None:
+        """What was kept of the inputs and outputs of an image's model."""
+        fresh: str | None = self._fresh.get(("signatures", key))
+        if not self._keeps_signatures:
+            return None
+        row = self._row("SELECT signature FROM signatures WHERE key = ?", key) if fresh is None else (fresh,)
+        return str(row[0]) if row else None
+
+    def remember_signature(self, key: str, signature: str) -> None:
+        """Keep the inputs and outputs of an image's model."""
+        if not self._keeps_signatures:
+            return
+        self._fresh["signatures", key] = signature
+        self._remember("INSERT OR REPLACE INTO signatures VALUES (?, ?)", (key, signature))
 
     def workspaces(self) -> dict[str, int]:
         """Bytes that readers of each image need on a device beside it, by image key."""
@@ -331,7 +349,8 @@ class Catalog:
             return []
         self._until_cut = _CUT_EVERY
         cut = "DELETE FROM {0} WHERE rowid <= (SELECT max(rowid) FROM {0}) - ?"
-        return [(cut.format(table), (_MOST_ROWS,)) for table in ("digests", "images")]
+        tables = ("digests", "images", *(["signatures"] if self._keeps_signatures else []))
+        return [(cut.format(table), (_MOST_ROWS,)) for table in tables]
 
     def close(self) -> None:
         """Write what is unwritten and close the file. Idempotent."""

@@ -14,6 +14,7 @@ from trims.core.choice import EARNED, Verdict
 from trims.core.errors import InvariantError
 from trims.core.place import CPU
 from trims.core.replica import ReplicaId, State
+from trims.core.serving import NO_SIGNATURE, Signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -131,12 +132,14 @@ class NameView:
         format: Of the artifact; empty if it was not looked at in this life of the daemon.
         nbytes: Length of the image; 0 if it was never made.
         in_place: Key under which the artifact's own files are served; None if they are not.
+        signature: Inputs and outputs of the model.
     """
 
     key: str = ""
     format: str = ""
     nbytes: int = 0
     in_place: str | None = None
+    signature: Signature = NO_SIGNATURE
 
 
 class ReadModel:
@@ -263,7 +266,15 @@ class ReadModel:
         key = known.key if known else self._catalog.key_of(name) or ""
         record = self._catalog.image(key) if key else None
         nbytes = record.nbytes if record else 0
-        return NameView(key, known.artifact.format, nbytes, known.in_place) if known else NameView(key, "", nbytes)
+        signature = self._resolver.signatures.of(key)
+        if known is None:
+            return NameView(key, "", nbytes, signature=signature)
+        return NameView(key, known.artifact.format, nbytes, known.in_place, signature)
+
+    def keys_of(self, name: str) -> list[str]:
+        """Keys of the image that a name stood for when it was last looked into, and of its artifact's files."""
+        image = self.image_of(name)
+        return [key for key in (image.key, image.in_place) if key]
 
     def in_memory(self, image: NameView) -> str:
         """Whether an image is in shared memory, and why it is or is not, in a sentence."""

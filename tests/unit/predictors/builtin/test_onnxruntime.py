@@ -90,7 +90,7 @@ def a_classifier(monkeypatch: pytest.MonkeyPatch, folder: Path, *, zip_map: bool
 X = np.array([[2, 1], [0, 1]], "f4")
 
 
-def test_a_classifier_of_scikit_learn_gives_labels_and_its_maps_are_left_out_with_a_word(
+def test_a_classifier_of_scikit_learn_gives_labels_and_its_maps_are_left_out(
     monkeypatch: pytest.MonkeyPatch, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = a_classifier(monkeypatch, folder)
