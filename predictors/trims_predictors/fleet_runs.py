@@ -104,7 +104,7 @@ class Runs:
         computing: Which predictors compute now, and share the processors.
         ran: Told of each run: the plan, the predictor's answer and how long it took, in seconds.
         fail: Tells a job's client of an error.
-        saw: Called for each run of which all outputs are wanted, with the plan, the inputs and the outputs.
+        saw: Called for each run, with the plan, the inputs of a request, and the outputs if all are wanted.
     """
 
     def __init__(
@@ -163,8 +163,7 @@ class Runs:
         outputs = split(answer["outputs"], [job.rows for job in jobs])
         run_s = time.perf_counter() - began
         self._ran(plan, answer, run_s)
-        if not wanted:
-            self._saw(plan, requests[0].tensors, answer["outputs"])
+        self._saw(plan, requests[0].tensors, [] if wanted else answer["outputs"])
         if running.process.pages is not None and "pages" in answer:
             running.process.pages.learn(plan.line, answer["pages"])
         rows = [job.rows for job in jobs]

@@ -195,7 +195,9 @@ def _from_numbers(name: str, value: str, wanted: TensorType | None) -> Tensor:
     if wanted is None:  # as most models have it
         return from_array(name, array.astype(np.float32) if array.dtype.kind == "f" else array)
     if array.dtype.kind == "f" and "INT" in wanted.dtype:
-        raise CallerError(f"the input {name!r} is {wanted.dtype}; write whole numbers, not {value!r:.80}")
+        raise CallerError(
+            f"the input {name!r} is {wanted.dtype}; write whole numbers, not {value!r:.80}, or --dtype {name}=TYPE"
+        )
     made = cast(name, wanted.dtype, array)
     if array.dtype.kind in "iu" and "INT" not in wanted.dtype:
         _check_unrounded(name, wanted.dtype, array, made)

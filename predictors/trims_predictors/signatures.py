@@ -1,8 +1,8 @@
 """Inputs and outputs of models.
 
-What the manifest states comes first, then what a predictor has said as it loaded the model, then the model's graph.
-Requests are held against these. Of a model of which nothing is known so, such as one of PyTorch, the names and types of
-the first run are kept: they describe the model to people and programs, and refuse nothing.
+What the manifest states comes first, then what a predictor has said as it loaded the model. Requests are held against
+these. Before a predictor has loaded the model, its graph describes it to people and programs; and where no graph does,
+such as with PyTorch, the names and types of the first run do.
 """
 
 from __future__ import annotations
@@ -60,24 +60,41 @@ class Signatures:
     def see(self, plan: Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[str, Signature] | None:
         """Keep what a run had, if nothing else is known.
 
+        Args:
+            plan: Of the model.
+            inputs: Of a request.
+            outputs: All that the model gives; empty if not all were wanted.
+
         Returns:
             The key of the image that ran, and what is known since; None if that is nothing new.
         """
-        known, before = self._of(plan), self.described(plan)
-        if before[0] and before[1]:
+        known, (taken, given) = self._of(plan), self.described(plan)
+        if taken and (given or not outputs):
             return None
-        seen = Signature(_any_length(inputs), _any_length(outputs), seen=True)
+        seen = Signature(
+            known.seen.inputs or _any_length(inputs), known.seen.outputs or _any_length(outputs), seen=True
+        )
         self._loaded[plan.model] = known._replace(seen=seen)
         return known.image, seen
 
     def of(self, plan: Plan) -> tuple[_Types, _Types]:
-        """Inputs and outputs that requests are held against; each empty if it is not known."""
-        said, graph = self._of(plan).said, NO_SIGNATURE if plan.found.seen else plan.found
-        return plan.inputs or said.inputs or graph.inputs, plan.outputs or said.outputs or graph.outputs
+        """Inputs and outputs that requests are held against; each empty if it is not known.
+
+        The graph's are not: they are those of the files when the daemon looked last, and a request for files that were
+        exchanged since must come to the predictor that finds it out.
+        """
+        said = self._of(plan).said
+        return plan.inputs or said.inputs, plan.outputs or said.outputs
+
+    def stated(self, plan: Plan) -> tuple[_Types, _Types]:
+        """The same, or those of the graph; each empty if none states it."""
+        inputs, outputs = self.of(plan)
+        graph = NO_SIGNATURE if plan.found.seen else plan.found
+        return inputs or graph.inputs, outputs or graph.outputs
 
     def described(self, plan: Plan) -> tuple[_Types, _Types]:
         """The same, or what a run had; each empty if the model has not run yet."""
-        inputs, outputs = self.of(plan)
+        inputs, outputs = self.stated(plan)
         seen, kept = self._of(plan).seen, plan.found
         return inputs or seen.inputs or kept.inputs, outputs or seen.outputs or kept.outputs
 

@@ -62,7 +62,8 @@ class Signatures:
             raise CallerError("the inputs or outputs of a run have names, types or shapes that no tensors can have")
         for key in keys:
             known = self.of(key)
-            if key and not (known.inputs or known.outputs):
+            stated = (known.inputs or known.outputs) and not known.seen
+            if key and not stated and not (known.inputs and (known.outputs or not signature.outputs)):
                 self._catalog.remember_signature(key, _written(replace(signature, seen=True)))
 
 

@@ -231,7 +231,7 @@ class Service:
     async def inputs_of(self, model: str, version: str = "") -> tuple[Sequence[TensorType], bool]:
         """The inputs of a model as far as they are known, and whether it takes batches."""
         plan = await self.plan(model, version)
-        return self.fleet.signatures.of(plan)[0], bool(plan.batch)
+        return self.fleet.signatures.stated(plan)[0], bool(plan.batch)
 
     async def describe(self, model: str, version: str = "") -> dict[str, Any]:
         """Metadata of a model: inputs and outputs as the manifest, a predictor, its graph or its first run has them.

@@ -75,6 +75,11 @@ def test_a_run_is_kept_where_the_graph_says_nothing(catalog: Catalog) -> None:
     signatures.learn(["graph"], Signature((Y,), (X,)))
     signatures.learn(["module", "files of module"], Signature((Y,), (X,)))
     signatures.learn(["module"], GRAPH)
+    signatures.learn(["other"], Signature((X,)))
+    signatures.learn(["other"], Signature((Y,)))
+    assert signatures.of("other") == Signature((X,), seen=True)
+    signatures.learn(["other"], GRAPH)
+    assert signatures.of("other") == Signature((X,), (Y,), seen=True)
     assert signatures.of("graph") == GRAPH
     assert signatures.of("module") == signatures.of("files of module") == Signature((Y,), (X,), seen=True)
 
