@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import mxnet_files
 import numpy as np
 import pytest
+from endpoints import Endpoint
 from fleets import Driver, arrays, drive
 from repository import ROOT
 
@@ -132,3 +133,19 @@ def test_what_the_graph_s_type_would_round_is_refused_and_what_it_holds_is_taken
     for kind, name in (("i2", "int16"), ("u4", "uint32")):
         assert isinstance(found[kind], CallerError), kind
         assert f"the input 'x' is {name}; MXNet has arrays of float32" in str(found[kind])
+
+
+def test_whole_numbers_of_json_come_back_in_json_as_they_are(daemon: Daemon, folder: Path) -> None:
+    path = mxnet_files.save(folder, {"arg:c": mxnet_files.array("I64", (1, 1))}, graph("broadcast_add", "x", "c"))
+    with admin(daemon.config.runtime_dir) as control:
+        control.add({"name": "m", "artifact": {"path": str(path)}, "framework": {"name": "mxnet"}}, lazy=True)
+    endpoint = Endpoint(daemon.config.runtime_dir, "--environments", f"mxnet={MXNET_PYTHON}")
+    try:
+        given = [16777217, 2**53 + 1]
+        body = {"inputs": [{"name": "x", "datatype": "INT64", "shape": [2, 1], "data": given}]}
+        status, answer = endpoint.ask("POST", "/v2/models/m/infer", body)
+        assert (status, answer["outputs"][0]["data"]) == (200, [each + C for each in given])
+        known = endpoint.ask("GET", "/v2/models/m")[1]
+        assert known["inputs"] == [{"name": "x", "datatype": "INT64", "shape": [-1, -1]}]
+    finally:
+        endpoint.end()
