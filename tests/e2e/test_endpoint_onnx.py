@@ -8,6 +8,7 @@ import grpc
 import onnx_models
 import pytest
 from endpoints import Endpoint
+from looking import wait_until
 from trims_predictors.endpoint import inference_pb2 as pb
 from trims_predictors.endpoint.inference_pb2_grpc import GRPCInferenceServiceStub
 
@@ -46,6 +47,8 @@ def test_the_label_is_served_and_a_map_that_is_asked_for_is_not_implemented(endp
         assert (status, "'output_probability' of the type seq" in answer["error"]) == (501, True)
     status, answer = infer("other")
     assert (status, "no output 'other'; it has label" in answer["error"]) == (400, True)
+    word = "c: left out of answers: "
+    wait_until(lambda: any(word in line for line in endpoint.said), "the log says what is left out")
     _, metadata = endpoint.ask("GET", "/v2/models/c")
     assert metadata["outputs"] == [{"name": "label", "datatype": "INT64", "shape": [-1]}]
 

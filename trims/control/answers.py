@@ -103,7 +103,7 @@ class Model:
         origin: Folder that the relative paths of its manifest begin at; empty if they are absolute.
         in_memory: `yes: ...` or `no: ...`: whether its image is in shared memory, and why it is or is not.
         problem: Why its manifest cannot be read, in a list of all models; all but the name is empty then.
-        inputs: As its graph states them, else as its first run had them; empty until they are known.
+        inputs: As its graph states them, else as its first run had them; empty until they are known, and in lists.
         outputs: The same of its outputs.
         tensors_seen: Inputs and outputs are those of a run: others may be right as well.
     """

@@ -14,7 +14,6 @@ from trims.core.choice import EARNED, Verdict
 from trims.core.errors import InvariantError
 from trims.core.place import CPU
 from trims.core.replica import ReplicaId, State
-from trims.core.serving import NO_SIGNATURE, Signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.replica import Replica
     from trims.core.residency import Residency
+    from trims.core.serving import Signature
     from trims.store.catalog import Catalog
     from trims.store.resolve import Resolver
     from trims.store.runner import Runner
@@ -132,14 +132,12 @@ class NameView:
         format: Of the artifact; empty if it was not looked at in this life of the daemon.
         nbytes: Length of the image; 0 if it was never made.
         in_place: Key under which the artifact's own files are served; None if they are not.
-        signature: Inputs and outputs of the model.
     """
 
     key: str = ""
     format: str = ""
     nbytes: int = 0
     in_place: str | None = None
-    signature: Signature = NO_SIGNATURE
 
 
 class ReadModel:
@@ -266,10 +264,11 @@ class ReadModel:
         key = known.key if known else self._catalog.key_of(name) or ""
         record = self._catalog.image(key) if key else None
         nbytes = record.nbytes if record else 0
-        signature = self._resolver.signatures.of(key)
-        if known is None:
-            return NameView(key, "", nbytes, signature=signature)
-        return NameView(key, known.artifact.format, nbytes, known.in_place, signature)
+        return NameView(key, known.artifact.format, nbytes, known.in_place) if known else NameView(key, "", nbytes)
+
+    def signature_of(self, image: NameView) -> Signature:
+        """Inputs and outputs of the model of an image; empty if they are not known."""
+        return self._resolver.signatures.of(image.key)
 
     def keys_of(self, name: str) -> list[str]:
         """Keys of the image that a name stood for when it was last looked into, and of its artifact's files."""
