@@ -58,7 +58,7 @@ class Signatures:
         self._loaded[plan.model] = _Loaded(plan.model_line, image, said, seen)
 
     def see(self, plan: Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[str, Signature] | None:
-        """Keep what a run had, if nothing else is known.
+        """Keep what a run had, if nothing else is known. Runs of tenants are left out: others would see their names.
 
         Args:
             plan: Of the model.
@@ -69,7 +69,7 @@ class Signatures:
             The key of the image that ran, and what is known since; None if that is nothing new.
         """
         known, (taken, given) = self._of(plan), self.described(plan)
-        if taken and (given or not outputs):
+        if plan.environment.tenant or (taken and (given or not outputs)):
             return None
         seen = Signature(
             known.seen.inputs or _any_length(inputs), known.seen.outputs or _any_length(outputs), seen=True

@@ -55,6 +55,7 @@ def test_the_graph_counts_until_a_predictor_has_loaded(signatures: Signatures) -
 def test_a_first_run_describes_a_model_and_refuses_nothing() -> None:
     signatures = Signatures()
     signatures.learn(PLAN, {"inputs": [], "outputs": [], "image": ["k", "cpu"]})
+    assert signatures.see(PLAN.for_tenant("blue"), [GIVEN], [MADE]) is None, "others would see what it named"
     assert signatures.see(PLAN, [GIVEN], [MADE]) == ("k", Signature(*SEEN, seen=True))
     assert signatures.see(PLAN, [GIVEN], [MADE]) is None
     assert (signatures.of(PLAN), signatures.described(PLAN)) == (((), ()), SEEN)
