@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, TrimsError
-from trims.core.serving import Signature, TensorType
+from trims.core.serving import NO_SIGNATURE, Signature, TensorType
 from trims.formats.base import tells_signature
+from trims.formats.conversion import is_large
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from trims.formats.base import Artifact, Converter
     from trims.store.catalog import Catalog
@@ -48,8 +49,10 @@ class Signatures:
         before = None if in_place in (None, key) else self._catalog.signature_of(str(in_place))
         if before is not None:
             self._catalog.remember_signature(key, before)
-        elif tells_signature(chosen):
-            self._catalog.remember_signature(key, _written(_stated(chosen.signature, artifact)))
+            return
+        read = chosen.signature if tells_signature(chosen) else None
+        if read is not None:
+            self._catalog.remember_signature(key, _written(_stated(chosen, read, artifact)))
 
     def learn(self, keys: Iterable[str], signature: Signature) -> None:
         """Keep what a run had, for images of which nothing else is known. Raises CallerError for what no run can have.
@@ -67,9 +70,12 @@ class Signatures:
                 self._catalog.remember_signature(key, _written(replace(signature, seen=True)))
 
 
-def _stated(read: Any, artifact: Artifact) -> Signature:
+def _stated(chosen: Converter, read: Callable[[Artifact], Signature], artifact: Artifact) -> Signature:
     try:
-        found: Signature = read(artifact)
+        if is_large(chosen, artifact):  # parsing it would hold the interpreter lock, for which opens wait
+            log.info("%s: its inputs and outputs are not known until it is loaded: it is large", artifact.files[0])
+            return NO_SIGNATURE
+        found = read(artifact)
     except TrimsError as error:
         log.info("%s: its inputs and outputs are not known until it is loaded: %s", artifact.files[0], error)
         return Signature()

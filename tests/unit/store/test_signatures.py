@@ -9,6 +9,7 @@ import pytest
 from trims.core.errors import ArtifactError, CallerError
 from trims.core.serving import NO_SIGNATURE, Signature, TensorType
 from trims.formats.base import Artifact
+from trims.image.look import PARSE_HERE_BYTES
 from trims.store.catalog import Catalog
 from trims.store.signatures import Signatures
 
@@ -66,6 +67,15 @@ def test_a_graph_that_says_nothing_of_use_is_not_read_again(catalog: Catalog, sa
     for _ in range(2):
         assert look(Signatures(catalog), chosen, "k") == NO_SIGNATURE
     assert chosen.looks == 1
+
+
+def test_what_is_too_large_to_be_parsed_beside_opens_is_left_to_its_load(catalog: Catalog) -> None:
+    class Large(Tells):
+        def described_bytes(self, artifact: Artifact) -> int:
+            return PARSE_HERE_BYTES + 1
+
+    chosen = Large()
+    assert (look(Signatures(catalog), chosen, "k"), chosen.looks) == (NO_SIGNATURE, 0)
 
 
 def test_a_run_is_kept_where_the_graph_says_nothing(catalog: Catalog) -> None:
