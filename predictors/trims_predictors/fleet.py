@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from trims_predictors.fleet_runs import BeginRun
     from trims_predictors.processes import PredictorProcess
     from trims_predictors.records import Answer, Plan, Settings
+    from trims_predictors.signatures import Keep
     from trims_predictors.tensors import Tensor
 
 _log = logging.getLogger(__name__)
@@ -74,10 +75,12 @@ class Fleet:
         #: Jobs that run, and which predictor runs them.
         self._runs: dict[Job, int] = {}
         self._computing = Computing()
-        self._runner = Runs(settings, self._computing, self.hot.ran, self._fail)
+        self._runner = Runs(settings, self._computing, self.hot.ran, self._fail, self._saw)
         self._plans: dict[str, Plan] = {}
         #: Inputs and outputs of models.
         self.signatures = Signatures()
+        #: Keeps what the first run of a model had beyond the life of this fleet.
+        self.keep: Keep | None = None
         #: Why models could not be loaded.
         self.failures = Failures()
         self._background = Background("the fleet")
@@ -103,6 +106,7 @@ class Fleet:
         priority: int = 0,
         began_s: float | None = None,
         begin_run: BeginRun | None = None,
+        wanted: Sequence[str] = (),
     ) -> Answer:
         """Answer one request.
 
@@ -114,6 +118,7 @@ class Fleet:
             priority: Its level among those of the model, 1 for the first; 0: the model's default.
             began_s: When the request came, on the clock of `time.perf_counter`; None: now.
             begin_run: Called when a predictor begins to answer it; gives the run's trace context for the predictor.
+            wanted: Names of the outputs that it asks for; empty for all. The answer may have others as well.
 
         Raises:
             CallerError: The inputs do not fit the model, or the predictor refuses them.
@@ -126,7 +131,7 @@ class Fleet:
             raise DrainingError("the endpoint is ending and takes no new requests")
         check_against(tensors, self.signatures.of(plan)[0], plan.model)
         began_s = time.perf_counter() if began_s is None else began_s
-        request = Request(plan, tensors, self._loop.create_future(), began_s, keep_alive_s, begin_run)
+        request = Request(plan, tensors, self._loop.create_future(), began_s, keep_alive_s, begin_run, wanted)
         job = self._job(request, plan.level_of(priority))
         return await self._answer(job, queue_deadline_s)
 
@@ -402,6 +407,11 @@ class Fleet:
 
     def _keep_alive_of(self, plan: Plan) -> float | None:
         return self._settings.keep_alive_s if plan.keep_alive_s is None else plan.keep_alive_s
+
+    def _saw(self, plan: Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        found = self.signatures.see(plan, inputs, outputs)
+        if found is not None and plan.is_plain and self.keep is not None:
+            self._background.start(self.keep(plan.model, *found))
 
     def _fail(self, job: Job, error: TrimsError) -> None:
         if self._killing and isinstance(error, PredictorError):  # not its fault, nor the request's

@@ -43,6 +43,7 @@ class Request:
         began_s: When it came, on the clock of `time.perf_counter`.
         keep_alive_s: Seconds that its predictor stays afterwards; None: what the model says.
         begin_run: Called when a predictor begins to answer it.
+        wanted: Names of the outputs that it asks for; empty for all.
         only_load: It wants a predictor that has loaded the model, and no run.
         id: What the log calls it.
     """
@@ -53,6 +54,7 @@ class Request:
     began_s: float
     keep_alive_s: float | None
     begin_run: BeginRun | None
+    wanted: Sequence[str] = ()
     only_load: bool = False
     id: str = field(default_factory=lambda: str(facts().get("request", "")))
 
@@ -109,6 +111,7 @@ class Runs:
         computing: Which predictors compute now, and share the processors.
         ran: Told of each run: the plan, the predictor's answer and how long it took, in seconds.
         fail: Tells a job's client of an error.
+        saw: Called for each run, with the plan, the inputs of a request, and the outputs if all are wanted.
     """
 
     def __init__(
@@ -117,11 +120,13 @@ class Runs:
         computing: Computing,
         ran: Callable[[Plan, Message, float], None],
         fail: Callable[[Job, TrimsError], None],
+        saw: Callable[[Plan, Sequence[Tensor], Sequence[Tensor]], None] = lambda plan, inputs, outputs: None,  # noqa: ARG005 - the default
     ) -> None:
         self._settings = settings
         self._computing = computing
         self._ran = ran
         self._fail = fail
+        self._saw = saw
 
     async def run(self, running: Running, jobs: Sequence[Job]) -> None:
         """Answer all jobs, with an error where it must be. If they fail together, each is tried alone."""
@@ -149,20 +154,24 @@ class Runs:
         began, plan = time.perf_counter(), running.plan
         requests: list[Request] = [job.payload for job in jobs]
         running.process.answers(requests[0].id)
-        stated = plan.run_deadline_s
+        deadline_s = plan.run_deadline_s
         threads = plan.threads_of(len(self._computing))
         contexts = [request.begin_run() for request in requests if request.begin_run is not None]
+        wanted = _wanted_by(requests)
+        message = {"op": "predict", "threads": threads, **({"wanted": wanted} if wanted else {})}
         field = "`deadline_s` in the `predictor` of its manifest"
-        with told_of(plan, f"state a longer {field}" if stated else f"raise --run-deadline-s, or state {field}"):
+        with told_of(plan, f"state a longer {field}" if deadline_s else f"raise --run-deadline-s, or state {field}"):
             answer = await running.process.ask(
-                {"op": "predict", "threads": threads, **({"context": dict(contexts[0])} if contexts else {})},
-                deadline_s=self._settings.run_deadline_s if stated is None else stated,
+                {**message, **({"context": dict(contexts[0])} if contexts else {})},
+                deadline_s=self._settings.run_deadline_s if deadline_s is None else deadline_s,
                 tensors=join([request.tensors for request in requests]),
             )
-        check_outputs(answer["outputs"], plan.outputs, plan.model)
+        stated = [each for each in plan.outputs if not wanted or each.name in wanted]
+        check_outputs(answer["outputs"], stated, plan.model)
         outputs = split(answer["outputs"], [job.rows for job in jobs])
         run_s = time.perf_counter() - began
         self._ran(plan, answer, run_s)
+        self._saw(plan, requests[0].tensors, [] if wanted else answer["outputs"])
         for request in requests if _log.isEnabledFor(logging.DEBUG) else ():
             known = {"model": plan.model, "request": request.id}
             _log.debug("run by process %d in %.1f ms", running.process.pid, run_s * 1000, extra={"facts": known})
@@ -172,6 +181,13 @@ class Runs:
         for request, mine, own in zip(requests, outputs, rows, strict=True):
             stages = {"queue_s": began - request.began_s, **answer["stages"], "run_s": run_s}
             _answer(running, request, mine, stages, batch=len(jobs), rows=own, run_rows=sum(rows))
+
+
+def _wanted_by(requests: Sequence[Request]) -> list[str]:
+    """Names of the outputs that a run of these requests is for; empty for all."""
+    if not all(request.wanted for request in requests):
+        return []
+    return list(dict.fromkeys(name for request in requests for name in request.wanted))
 
 
 def _answer(

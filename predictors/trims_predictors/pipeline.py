@@ -75,19 +75,23 @@ class Pipeline:
         """The same of an answer."""
         return _described(self._predictor, "outputs", self._context.outputs, bool(self._postprocess))
 
-    def run(self, inputs: Arrays, stages: Stages) -> Arrays:
-        """Answer a request. Raises CallerError for what is wrong with it, PredictorError for the rest."""
+    def run(self, inputs: Arrays, stages: Stages, wanted: Sequence[str] = ()) -> Arrays:
+        """Answer a request. Raises CallerError for what is wrong with it, PredictorError for the rest.
+
+        Args:
+            inputs: Its arrays by name.
+            stages: Takes the seconds of each part.
+            wanted: Outputs that are asked for; empty for all. The answer has at least those of them that there are.
+        """
         if self._preprocess:
             with stages.timed("preprocess_s"):
                 inputs = self._preprocess.run(inputs)
         with stages.timed("predict_s"):
             given = _given(self._predictor, inputs)
-            with parent_only():
-                outputs = self._predictor.predict(inputs)
-            outputs = _checked(outputs)
+            outputs = _checked(self._predicted(inputs, wanted))
             self.given = given
         if not self._postprocess:
-            return outputs
+            return _only(outputs, wanted)
         with stages.timed("postprocess_s"):
             outputs = self._postprocess.run(outputs, inputs)
         for name in self._answers - outputs.keys():
@@ -95,7 +99,15 @@ class Pipeline:
                 f"the answer lacks the output {name!r}, which the manifest states; after `postprocess` there are "
                 f"{', '.join(outputs) or 'none'}"
             )
-        return {name: each for name, each in outputs.items() if not self._answers or name in self._answers}
+        told = {name: each for name, each in outputs.items() if not self._answers or name in self._answers}
+        return _only(told, wanted)
+
+    def _predicted(self, inputs: Arrays, wanted: Sequence[str]) -> Arrays:
+        """What the predictor returns; steps after it may read any output."""
+        only = None if self._postprocess or not wanted else getattr(self._predictor, "predict_only", None)
+        with parent_only():
+            found: Arrays = self._predictor.predict(inputs) if only is None else only(inputs, wanted)
+        return found
 
     def rehearse(self, given: Sequence[TensorType]) -> Arrays:
         """What the predictor does with zeros of these shapes; nothing if it cannot rehearse."""
@@ -130,6 +142,11 @@ def pipeline_of(message: Message, context: Context) -> Pipeline:
     preprocess = Chain(steps_of(message["preprocess"]), "preprocess", context, origin)
     postprocess = Chain(steps_of(message["postprocess"]), "postprocess", context, origin)
     return Pipeline(make(message["call"], message["how"], origin), preprocess, postprocess, context)
+
+
+def _only(outputs: Arrays, wanted: Sequence[str]) -> Arrays:
+    """Those that are wanted; all if one is not there, because the error for that names what there is."""
+    return {name: outputs[name] for name in wanted} if wanted and outputs.keys() >= set(wanted) else outputs
 
 
 def _given(predictor: Predictor, inputs: Arrays) -> tuple[TensorType, ...]:

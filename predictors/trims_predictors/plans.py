@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError
+from trims.control import TensorInfo
+from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError, TrimsError
 from trims.core.manifest import parse_manifest
+from trims.core.serving import NO_SIGNATURE, Signature
 from trims_predictors.builtin import PREDICTORS
 from trims_predictors.code_files import code_identity
 from trims_predictors.launching import Environment
 from trims_predictors.processors import processors
 from trims_predictors.records import Plan
+from trims_predictors.tensors import types_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,9 +30,13 @@ if TYPE_CHECKING:
     from trims.control import AsyncAdmin, Model
     from trims.core.manifest import Manifest
     from trims.formats.picking import Picker
+    from trims_predictors.signatures import Keep
 
 #: Seconds for which a plan is used before the daemon is asked again.
 _FRESH_S = 1.0
+#: Seconds for the daemon to keep what a first run had.
+_KEEP_S = 10.0
+_log = logging.getLogger(__name__)
 _FRAMEWORK_OF_FORMAT = {"onnx": "onnxruntime", "mxnet": "mxnet"}
 
 
@@ -164,6 +172,8 @@ class Plans:
             keep_alive_s=settings.keep_alive_s,
             run_deadline_s=settings.deadline_s,
             hot=settings.hot,
+            found=_found(model, manifest),
+            is_plain=_is_ours(manifest) and not (manifest.preprocess or manifest.postprocess),
         )
 
     def _environment(self, manifest: Manifest, framework: str) -> Environment:
@@ -172,6 +182,37 @@ class Plans:
         version = manifest.framework.version if manifest.framework is not None else ""
         python = self._picker.again(manifest.name, framework, version)
         return Environment(framework, "" if python is None else str(python))
+
+
+def keeping(daemon: AsyncAdmin) -> Keep:
+    """Return what has a daemon keep the inputs and outputs of a model's first run; see `Fleet.keep`."""
+
+    async def keep(model: str, key: str, seen: Signature) -> None:
+        try:
+            inputs, outputs = (
+                [TensorInfo(each.name, each.dtype, each.shape) for each in tensors]
+                for tensors in (seen.inputs, seen.outputs)
+            )
+            await asyncio.wait_for(daemon.learn(model, key, inputs, outputs), _KEEP_S)
+        except (TrimsError, asyncio.TimeoutError) as error:
+            _log.info("%s: what its first run had is not kept: %s", model, str(error) or "the daemon did not answer")
+
+    return keep
+
+
+def _is_ours(manifest: Manifest) -> bool:
+    """Whether the predictor is the one that trims has for the framework."""
+    settings = manifest.predictor
+    return not (settings.call or settings.name or settings.function)
+
+
+def _found(model: Model, manifest: Manifest) -> Signature:
+    """What the daemon knows of a model's inputs and outputs, as far as requests and answers have these."""
+    if not _is_ours(manifest):
+        return NO_SIGNATURE
+    inputs = () if manifest.preprocess else types_of(asdict(each) for each in model.inputs)
+    outputs = () if manifest.postprocess else types_of(asdict(each) for each in model.outputs)
+    return Signature(inputs, outputs, model.tensors_seen)
 
 
 def _differ(before: str, now: str) -> bool:

@@ -48,7 +48,9 @@ class Predictor(Protocol):
     takes and gives, for manifests that do not say it. A third one, `rehearse`, takes arrays like those of the last
     request, all zeros, and does what makes a first run slower than the next ones, without effects outside of the
     process: hot spares call it before a request comes. If it returns outputs as `predict` does, memory for an answer of
-    their size is made ready, too.
+    their size is made ready, too. A fourth one, `predict_only`, takes the inputs of `predict` and the names of the
+    outputs that requests ask for, of which there is at least one, and returns at least those: it is called instead of
+    `predict` for such requests, unless steps come after the predictor.
     """
 
     def load(self, weights: Weights, context: Context) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
+from trims.core.serving import NO_SIGNATURE
 from trims_predictors.isolation import OWN_PROCESS, Isolation
 from trims_predictors.processors import share
 from trims_predictors.tensors import describe
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from trims.core.serving import TensorType
+    from trims.core.serving import Signature, TensorType
     from trims.core.steps import Step
     from trims.wire.frames import Message
     from trims_predictors.launching import Environment
@@ -95,6 +96,9 @@ class Plan:
         keep_alive_s: As in the settings; None: what they say.
         run_deadline_s: The same.
         hot: Predictors that have loaded it ahead of need; None for by demand.
+        found: Inputs and outputs that the daemon knows of the model: those of its graph, or of a run. Only for a
+            predictor of ours, and only those that no steps change; else it is empty.
+        is_plain: The predictor is one of ours, and no steps are around it: what it takes depends on the image alone.
     """
 
     line: str
@@ -122,6 +126,8 @@ class Plan:
     keep_alive_s: float | None = None
     run_deadline_s: float | None = None
     hot: int | None = None
+    found: Signature = NO_SIGNATURE
+    is_plain: bool = False
 
     def for_tenant(self, tenant: str) -> Plan:
         """The same model for a tenant, which has predictors, templates and a door to the daemon of its own."""

@@ -24,6 +24,10 @@ _INPUT = (
     "a .json file or text with a request of the Open Inference Protocol; a .npy file, or a .npz file with named "
     "inputs; any other file, as bytes; numbers such as [1, 2]; text. With several inputs, name=INPUT for each"
 )
+_DTYPE = (
+    "type of an input that is given as numbers or text, such as FP32 or x=INT64 (default: what the model takes; before "
+    "the first run of a model that does not say it, INT64 for whole numbers and FP32 for others)"
+)
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,6 +36,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run = commands.add_parser("run", help=text, description=text)
     run.add_argument("model", help="a registered model")
     run.add_argument("input", nargs="+", help=_INPUT)
+    run.add_argument("--dtype", action="append", default=[], metavar="[NAME=]TYPE", help=_DTYPE)
     run.add_argument("--json", action="store_true", help="print the whole answer as JSON")
     run.add_argument("--endpoint", help="URL of an endpoint, or none for a process of its own (default: the daemon's)")
     run.add_argument("--token-file", type=Path, help="file with the token that the endpoint needs")
@@ -43,9 +48,16 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 def _run(options: argparse.Namespace) -> None:
     from trims.cli.output import say_json
-    from trims_predictors.run_inputs import read_inputs
+    from trims.core.errors import CallerError, PredictorError
+    from trims_predictors.run_inputs import RunInputs
 
-    found = _ask(options, lambda types: read_inputs(options.input, types, options.model))
+    inputs = RunInputs(options.model, options.dtype)
+    try:
+        found = _ask(options, lambda types: inputs.read(options.input, types))
+    except (CallerError, PredictorError) as error:
+        if not inputs.guessed:
+            raise
+        raise type(error)(f"{error}; {inputs.told_guesses()}") from error
     if options.json:
         say_json(_as_json(found))
     else:

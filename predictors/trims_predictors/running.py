@@ -169,14 +169,15 @@ def run_alone(runtime_dir: str, picker: Picker, model: str, make: MakeInputs, de
 async def _run_alone(runtime_dir: str, picker: Picker, model: str, make: MakeInputs, deadline_s: float | None) -> Ran:
     from trims.control import aadmin
     from trims_predictors.fleet import Fleet
-    from trims_predictors.plans import Plans
+    from trims_predictors.plans import Plans, keeping
     from trims_predictors.records import Settings
 
     async with aadmin(runtime_dir) as daemon:
         fleet = Fleet(Settings(runtime_dir, predictors=1, spares=0, plain_output=True))
+        fleet.keep = keeping(daemon)
         try:
             plan = await Plans(daemon, picker, fleet.retire).of(model)
-            tensors = make(fleet.signatures.of(plan)[0])
+            tensors = make(fleet.signatures.described(plan)[0])
             answer = await fleet.infer(plan, tensors, queue_deadline_s=deadline_s)
             return Ran(plan.model, plan.version, told(answer), answer.outputs)
         finally:

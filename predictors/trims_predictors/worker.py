@@ -302,7 +302,7 @@ class Worker:
         with stages.timed("input_s"):
             inputs = {tensor.name: self._input(tensor) for tensor in self._inbox.read(message["inputs"])}
         with handed_on(message.get("context")):
-            outputs = self._pipeline.run(inputs, stages)
+            outputs = self._pipeline.run(inputs, stages, message.get("wanted", ()))
         with stages.timed("output_s"):
             described, fd = self._outbox.write(self._pipeline.tensors(outputs))
         if fd is None:

@@ -231,6 +231,23 @@ def check_inputs_that_do_not_fit_are_refused(case: Case) -> None:
         raises(CallerError, "'prob_label' is neither an input", lambda: shared.block(weights, ["data"]))
 
 
+def check_an_input_has_the_graphs_type_if_that_holds_its_values(case: Case) -> None:
+    from trims_client.frameworks import mxnet as shared
+
+    from trims.core.errors import CallerError
+
+    def bound(dtype: str, name: str = "data") -> np.dtype:
+        with case.open() as weights:
+            return np.dtype(shared.executor(weights, {"data": INPUT}, dtypes={name: dtype}).arg_dict["data"].dtype)
+
+    assert {bound(dtype) for dtype in ("float32", "float16", "uint8", "int8")} == {np.dtype("float32")}
+    for dtype in ("float64", "int64", "int32"):
+        what = f"'data' is {dtype} and the graph takes float32"
+        raises(CallerError, what, lambda given=dtype: bound(given))
+    raises(CallerError, "'data' is uint16; MXNet has arrays of", lambda: bound("uint16"))
+    raises(CallerError, "img is no input", lambda: bound("float32", "img"))
+
+
 def check_weights_that_are_no_mxnet_model_are_refused(case: Case) -> None:
     from trims_client.frameworks import mxnet as shared
     from trims_client.weights import Weights

@@ -106,3 +106,30 @@ def own_answer(main: Path, *, level: str = "ORT_ENABLE_ALL", prepack: bool = Fal
     session = onnxruntime.InferenceSession(main, options, providers=["CPUExecutionProvider"])
     (answer,) = session.run(None, feeds(main))
     return np.asarray(answer)
+
+
+def classifier(path: Path, *, zip_map: bool = True) -> Path:
+    """Two classes of two numbers, as skl2onnx exports scikit-learn: `ZipMap` makes maps of probabilities."""
+    linear = helper.make_node(
+        "LinearClassifier",
+        ["X"],
+        ["label", "scores"],
+        domain="ai.onnx.ml",
+        classlabels_ints=[3, 7],
+        coefficients=[1.0, 0.0, 0.0, 1.0],
+        intercepts=[0.0, 0.0],
+        post_transform="SOFTMAX",
+    )
+    mapped = helper.make_node(
+        "ZipMap", ["scores"], ["output_probability"], domain="ai.onnx.ml", classlabels_int64s=[3, 7]
+    )
+    kind = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    probability = helper.make_value_info("output_probability", helper.make_sequence_type_proto(kind))
+    outputs = [value("label", TensorProto.INT64, ["n"]), probability]
+    nodes = [linear, mapped]
+    if not zip_map:
+        nodes, outputs = [linear], [outputs[0], value("scores", TensorProto.FLOAT, ["n", 2])]
+    graph = helper.make_graph(nodes, "g", [value("X", TensorProto.FLOAT, ["n", 2])], outputs)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    return path

@@ -26,9 +26,9 @@ from trims.core.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from trims.control import Model
+    from trims.control import Model, TensorInfo
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -157,6 +157,8 @@ def _show(options: argparse.Namespace) -> None:
         ("image key", model.key),
         ("image", format_bytes(model.image_bytes) if model.image_bytes else "not converted yet"),
         ("in memory", model.in_memory),
+        ("inputs", _tensors(model.inputs, model)),
+        ("outputs", _tensors(model.outputs, model)),
     ):
         if text:
             say(f"{label:<10} {text}")
@@ -168,6 +170,12 @@ def _show(options: argparse.Namespace) -> None:
         say(f"  {replica.location}")
         for line in replica.story:
             say(f"  {line}")
+
+
+def _tensors(listed: Sequence[TensorInfo], model: Model) -> str:
+    """Inputs or outputs, as the graph states them or a run had them."""
+    told = ", ".join(f"{each.name} ({each.dtype} {list(each.shape)})" for each in listed)
+    return f"{told}, as the first run had them" if told and model.tensors_seen else told
 
 
 def _load(options: argparse.Namespace) -> None:

@@ -13,6 +13,7 @@ from trims.control.answers import (
     Residents,
     Stats,
     Status,
+    TensorInfo,
     Tier,
 )
 from trims.control.client import Admin, AsyncAdmin, aadmin, admin
@@ -32,6 +33,7 @@ __all__ = [
     "Residents",
     "Stats",
     "Status",
+    "TensorInfo",
     "Tier",
     "aadmin",
     "admin",

@@ -77,6 +77,20 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """An input or output of a model.
+
+    Attributes:
+        dtype: A name of the Open Inference Protocol.
+        shape: Lengths of its dimensions; -1 for any.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A registered model.
 
@@ -89,6 +103,9 @@ class Model:
         origin: Folder that the relative paths of its manifest begin at; empty if they are absolute.
         in_memory: `yes: ...` or `no: ...`: whether its image is in shared memory, and why it is or is not.
         problem: Why its manifest cannot be read, in a list of all models; all but the name is empty then.
+        inputs: As its graph states them, else as its first run had them; empty until they are known, and in lists.
+        outputs: The same of its outputs.
+        tensors_seen: Inputs and outputs are those of a run: others may be right as well.
     """
 
     name: str
@@ -104,6 +121,9 @@ class Model:
     origin: str
     in_memory: str
     problem: str = ""
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
+    tensors_seen: bool = False
 
     @property
     def manifest(self) -> dict[str, Any]:

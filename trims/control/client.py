@@ -19,6 +19,7 @@ from trims.control.answers import (
     Residents,
     Stats,
     Status,
+    TensorInfo,
     read,
 )
 from trims.core.errors import InUseError, TrimsError
@@ -28,7 +29,7 @@ from trims.wire.status import error_from
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -132,6 +133,20 @@ class Admin(_Door):
         """Everything about one model. Raises ModelNotFoundError."""
         with self._errors():
             return read(Model, self._stub.Describe(orders.message(pb.NameRequest, name=name)))
+
+    def learn(self, name: str, key: str, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> None:
+        """Have the daemon keep what a run of a model had, if its image's graph does not state inputs and outputs.
+
+        Args:
+            name: A registered model.
+            key: Of the image that ran. Nothing is kept if the name stands for another one by now.
+            inputs: Of the run.
+            outputs: The same.
+
+        Raises ModelNotFoundError, CallerError.
+        """
+        with self._errors():
+            self._stub.Learn(orders.learn(name, key, inputs, outputs))
 
     # -- residency -------------------------------------------------------------------------------------------------
 
@@ -305,6 +320,11 @@ class AsyncAdmin(_Door):
         """See `Admin.show`."""
         with self._errors():
             return read(Model, await self._stub.Describe(orders.message(pb.NameRequest, name=name)))
+
+    async def learn(self, name: str, key: str, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> None:
+        """See `Admin.learn`."""
+        with self._errors():
+            await self._stub.Learn(orders.learn(name, key, inputs, outputs))
 
     async def load(
         self,

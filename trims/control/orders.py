@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from trims.control.answers import Model
+    from trims.control.answers import Model, TensorInfo
 
     #: A manifest, as a file or as a mapping; an artifact; a folder.
     Source = str | os.PathLike[str] | Mapping[str, Any]
@@ -92,6 +92,14 @@ def _manifest_of(source: Path, name: str | None) -> tuple[dict[str, Any], str]:
     if name is not None:
         raise CallerError(f"--name is for artifacts; {source} is a manifest, and its field `name` names the model")
     return read_manifest(source)
+
+
+def learn(name: str, key: str, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> pb.LearnRequest:
+    """Keep what a run of a model had."""
+    made = message(pb.LearnRequest, name=name, key=key)
+    for listed, tensors in ((made.inputs, inputs), (made.outputs, outputs)):
+        listed.extend(pb.TensorInfo(name=each.name, dtype=each.dtype, shape=each.shape) for each in tensors)
+    return made
 
 
 def load(name: str, place: str | None, deadline_s: float | None) -> pb.LoadRequest:

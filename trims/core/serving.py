@@ -57,6 +57,43 @@ class TensorType:
         )
 
 
+#: Inputs of a graph, and its outputs, that a signature may have.
+MOST_TENSORS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """Inputs and outputs of a model.
+
+    Attributes:
+        inputs: Empty if they are not known.
+        outputs: Empty in the same way.
+        seen: They are those of a run, with any length for each dimension: others may be right as well.
+    """
+
+    inputs: tuple[TensorType, ...] = ()
+    outputs: tuple[TensorType, ...] = ()
+    seen: bool = False
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether names, types, shapes and their numbers are such as requests may have."""
+        return all(
+            len(tensors) <= MOST_TENSORS
+            and len({each.name for each in tensors}) == len(tensors)
+            and all(_may_be_requested(each) for each in tensors)
+            for tensors in (self.inputs, self.outputs)
+        )
+
+
+NO_SIGNATURE = Signature()
+
+
+def _may_be_requested(tensor: TensorType) -> bool:
+    lengths = len(tensor.shape) <= MOST_DIMENSIONS and all(ANY <= length < 1 << 62 for length in tensor.shape)
+    return lengths and tensor.dtype in ITEM_BYTES and TENSOR.match(tensor.name) is not None
+
+
 #: Levels of priority of one model.
 MOST_LEVELS = 64
 

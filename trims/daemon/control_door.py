@@ -29,6 +29,7 @@ from trims.core.errors import (
 )
 from trims.core.place import CPU, Place
 from trims.core.replica import State
+from trims.core.serving import NO_SIGNATURE, Signature
 from trims.daemon import views
 from trims.daemon.check import check_store
 from trims.daemon.sockets import SocketName
@@ -198,6 +199,15 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         described.format = described.format or self._store.find_format(request.name)
         return described
 
+    @_guarded
+    def Learn(self, request: pb.LearnRequest, context: grpc.ServicerContext) -> pb.Empty:
+        """Keep what a run of a model had. A run of an image that the name stands for no more is left out."""
+        keys = self._read.keys_of(self._registry.get(request.name).name)
+        if request.key in keys:
+            found = Signature(views.types_of(request.inputs), views.types_of(request.outputs))
+            self._store.resolver.signatures.learn(keys, found)
+        return pb.Empty()
+
     # -- residency -------------------------------------------------------------------------------------------------
 
     @_guarded
@@ -333,6 +343,8 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
     def _model(self, manifest: Manifest, *, story: bool = False) -> pb.Model:
         image, connections = self._read.image_of(manifest.name), self._attach.connections()
         replicas = self._read.replicas_of(image, story=story)
+        # A list of thousands of models would read a row for each, once a second for the web page.
+        signature = self._read.signature_of(image) if story else NO_SIGNATURE
         return pb.Model(
             name=manifest.name,
             version=manifest.version,
@@ -346,6 +358,9 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
             in_memory=self._read.in_memory(image),
             manifest_json=json.dumps(self._registry.raw(manifest.name), sort_keys=True),
             replicas=[views.replica(view, connections) for view in replicas],
+            inputs=views.tensors(signature.inputs),
+            outputs=views.tensors(signature.outputs),
+            tensors_seen=signature.seen,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trims.core.serving import TensorType
 from trims.wire import trims_pb2 as pb
 
 if TYPE_CHECKING:
@@ -118,6 +119,16 @@ def tenants(accounts: Iterable[AccountView], known: Tenants, sessions: Mapping[s
             )
         )
     return found
+
+
+def tensors(types: Iterable[TensorType]) -> list[pb.TensorInfo]:
+    """Inputs or outputs of a model."""
+    return [pb.TensorInfo(name=each.name, dtype=each.dtype, shape=each.shape) for each in types]
+
+
+def types_of(infos: Iterable[pb.TensorInfo]) -> tuple[TensorType, ...]:
+    """What `tensors` wrote."""
+    return tuple(TensorType(each.name, each.dtype, tuple(each.shape)) for each in infos)
 
 
 def load_progress(view: LoadView) -> pb.LoadProgress:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
+    from trims.core.serving import Signature
     from trims.image.plan import Contents, ImagePlan
 
 
@@ -155,6 +156,24 @@ class TellsSize(Protocol):
         No more than the artifact's files have: a smaller artifact is not asked about.
         """
         ...
+
+
+@runtime_checkable
+class TellsSignature(Protocol):
+    """A converter whose artifacts say what requests bring and what answers have."""
+
+    def signature(self, artifact: Artifact) -> Signature:
+        """Inputs and outputs as the graph states them, without any that no request can bring or no answer can have.
+
+        Called where others wait: it reads little, imports no framework and runs nothing that the author wrote. It is
+        empty if one of the inputs is not stated. Raises ArtifactError or NotInPlaceError for what cannot be read.
+        """
+        ...
+
+
+def tells_signature(chosen: object) -> TypeGuard[TellsSignature]:
+    """Return whether a converter is a `TellsSignature`."""
+    return issubclass(type(chosen), TellsSignature)
 
 
 def tells_size(chosen: object) -> TypeGuard[TellsSize]:

@@ -15,6 +15,7 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trims.core.errors import ArtifactError
+from trims.core.serving import ANY, Signature, TensorType
 from trims.core.units import format_bytes
 from trims.formats.base import check_options
 from trims.formats.mxnet_params import is_params, params_described_bytes, read_params
@@ -33,6 +34,10 @@ PROGRAM_KIND = "mxnet-symbol"
 _SYMBOL_SUFFIX = "-symbol.json"
 _PARAMS = re.compile(r"(?P<prefix>.+)-(?P<epoch>[0-9]{4,})\.params\Z", re.DOTALL)
 _MAX_SYMBOL_BYTES = 64 << 20
+#: A shape as an attribute has it, of at least one length: that of no length says that the shape is not known.
+_SHAPE = re.compile(r"[(\[]\s*(-?\d{1,18}(?:\s*,\s*-?\d{1,18})*)\s*,?\s*[)\]]\Z")
+#: mshadow's type flag, as an attribute has it -> the protocol's data type.
+_FLAGS = {"0": "FP32", "1": "FP64", "2": "FP16", "3": "UINT8", "4": "INT32", "5": "INT8", "6": "INT64", "7": "BOOL"}
 
 
 class MxnetConverter:
@@ -74,6 +79,15 @@ class MxnetConverter:
     def plan(self, artifact: Artifact) -> ImagePlan:
         """Check both files and lay the image out."""
         return self.contents(artifact).plan()
+
+    def signature(self, artifact: Artifact) -> Signature:
+        """Inputs whose variables in the symbol state shape and type, if that are all. Outputs are not stated."""
+        symbol, params = sorted(artifact.files[:2], key=_is_symbol, reverse=True)
+        known = {array.name.partition(":")[2] for array in read_params(SourceFile.look(params))}
+        file = SourceFile.look(symbol)
+        nodes = _nodes(_body(file), file.path)
+        stated = [_stated(node) for node in nodes if node["op"] == "null" and node["name"] not in known]
+        return Signature(tuple(each for each in stated if each is not None)) if None not in stated else Signature()
 
     def contents(self, artifact: Artifact) -> Contents:
         """What both files say."""
@@ -132,12 +146,16 @@ def _sources(file: SourceFile) -> tuple[list[SourceTensor], list[str]]:
     return list(sources.values()), auxiliary
 
 
-def _program(file: SourceFile, sources: list[SourceTensor], auxiliary: list[str]) -> Program:
+def _body(file: SourceFile) -> bytes:
     if file.nbytes > _MAX_SYMBOL_BYTES:
         raise ArtifactError(
             f"{file.path}: {format_bytes(file.nbytes)} are no symbol; {format_bytes(_MAX_SYMBOL_BYTES)} are the limit"
         )
-    body = file.read(file.nbytes)
+    return file.read(file.nbytes)
+
+
+def _program(file: SourceFile, sources: list[SourceTensor], auxiliary: list[str]) -> Program:
+    body = _body(file)
     known = {source.name for source in sources}
     inputs = [name for name in _variables(body, file.path) if name not in known]
     return Program(PROGRAM_KIND, {"auxiliary": auxiliary, "inputs": inputs}, body)
@@ -145,11 +163,30 @@ def _program(file: SourceFile, sources: list[SourceTensor], auxiliary: list[str]
 
 def _variables(body: bytes, path: Path) -> list[str]:
     """Names of the graph's variables: inputs and parameters."""
+    return [node["name"] for node in _nodes(body, path) if node["op"] == "null"]
+
+
+def _nodes(body: bytes, path: Path) -> list[Any]:
     try:
-        nodes = json.loads(body)["nodes"]
+        nodes: list[Any] = json.loads(body)["nodes"]
         names = [node["name"] for node in nodes if node["op"] == "null"]
     except (ValueError, RecursionError, TypeError, KeyError) as error:
         raise ArtifactError(f"{path} is not a symbol: {type(error).__name__}: {error}") from error
     if not nodes or not all(isinstance(name, str) for name in names):
         raise ArtifactError(f"{path} is not a symbol: it has no nodes, or nodes without a name")
-    return names
+    return nodes
+
+
+def _stated(variable: Any) -> TensorType | None:
+    """What `mx.sym.var` was given as shape and type; None if one is missing."""
+    # Symbols of before MXNet 0.12 have `attr`.
+    attributes = variable.get("attrs") or variable.get("attr")
+    if not isinstance(attributes, dict):
+        return None
+    shape, flag = _SHAPE.match(str(attributes.get("__shape__", ""))), str(attributes.get("__dtype__", ""))
+    dtype = _FLAGS.get(flag)
+    if shape is None or dtype is None:
+        return None
+    lengths = [int(each) for each in shape[1].split(",") if each.strip()]
+    # MXNet writes 0, or -1 with shapes of numpy's, for a length that is not known.
+    return TensorType(variable["name"], dtype, tuple(each if each > 0 else ANY for each in lengths))

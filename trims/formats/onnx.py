@@ -38,6 +38,7 @@ from trims.formats.base import check_options
 from trims.formats.onnx_graph import DTYPES, FED_LOCATION, INLINE_BELOW_BYTES, read_graph
 from trims.formats.onnx_packed import PackedWeights
 from trims.formats.onnx_scan import external_locations, look_at_external
+from trims.formats.onnx_signature import read_signature
 from trims.image.host import cpu_features
 from trims.image.plan import Contents, ImagePlan, SourceTensor, plan_image
 from trims.image.program import ONNX_ORIGINAL, Program
@@ -45,6 +46,7 @@ from trims.image.program import ONNX_ORIGINAL, Program
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from trims.core.serving import Signature
     from trims.formats.base import Artifact
 
 #: On a GPU, integers are mostly read on the host (shapes, positions), where they cannot be fed from the device. In
@@ -102,6 +104,10 @@ class OnnxConverter:
         if packed.nbytes:
             return packed.plan(model, program, [*sources, packed.source(weights.data)], metadata)
         return plan_image(sources, program=program, metadata=metadata)
+
+    def signature(self, artifact: Artifact) -> Signature:
+        """What the graph takes and gives."""
+        return read_signature(artifact.files[0])
 
     def may_be_in_place(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
         """Always: a session can optimize the graph that was not converted yet."""

@@ -41,7 +41,7 @@ _MOST_PATHS = 20_000
 _MOST_ROWS = 100_000
 #: Rows that are written before the tables are cut to that.
 _CUT_EVERY = 10_000
-_TABLES = ("digests", "images", "names", "pins", "workspaces", "seals", "formats")
+_TABLES = ("digests", "images", "names", "pins", "workspaces", "seals", "formats", "signatures")
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS digests (
     path TEXT PRIMARY KEY, identity TEXT NOT NULL, blake3 TEXT NOT NULL, sha256 TEXT
@@ -57,6 +57,7 @@ CREATE TABLE IF NOT EXISTS pins (
 ) STRICT;
 CREATE TABLE IF NOT EXISTS seals (label TEXT PRIMARY KEY, identity TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS formats (name TEXT PRIMARY KEY, format TEXT NOT NULL, manifest TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS signatures (key TEXT PRIMARY KEY, signature TEXT NOT NULL) STRICT;
 """
 _FROM_2_TO_3 = {
     "pins": "ALTER TABLE pins ADD COLUMN pinned INTEGER NOT NULL DEFAULT 1",
@@ -110,6 +111,8 @@ class Catalog:
         self._naming = threading.Lock()
         self._db = _opened(path)
         self._reader = connect(path, "")
+        #: False for a catalog of an earlier version on a full disk, to which no table can be added.
+        self._keeps_signatures = _has(self._db, "signatures")
         #: Not written yet: statement and values, in order.
         self._unwritten: deque[tuple[str, tuple[object, ...]]] = deque()
         #: Rows of it that questions must find, by table and key.
@@ -124,7 +127,8 @@ class Catalog:
             self._name(name, key, manifest)
         #: Formats found by looking into artifacts: name -> format and manifest. A frozen file of before has none.
         self._formats: dict[str, tuple[str, str]] = {}
-        if _has(self._db, "formats"):
+        self._keeps_formats = _has(self._db, "formats")
+        if self._keeps_formats:
             self._formats = {name: (found, text) for name, found, text in self._db.execute("SELECT * FROM formats")}
         self._until_cut = 0
         self._writer = pools("catalog", 1)
@@ -177,6 +181,21 @@ class Catalog:
         for label in known.difference(labels):
             self.remember_seal(label, None)
 
+    def signature_of(self, key: str) -> str | None:
+        """What was kept of the inputs and outputs of an image's model."""
+        fresh: str | None = self._fresh.get(("signatures", key))
+        if not self._keeps_signatures:
+            return None
+        row = self._row("SELECT signature FROM signatures WHERE key = ?", key) if fresh is None else (fresh,)
+        return str(row[0]) if row else None
+
+    def remember_signature(self, key: str, signature: str) -> None:
+        """Keep the inputs and outputs of an image's model."""
+        if not self._keeps_signatures:
+            return
+        self._fresh["signatures", key] = signature
+        self._remember("INSERT OR REPLACE INTO signatures VALUES (?, ?)", (key, signature))
+
     def workspaces(self) -> dict[str, int]:
         """Bytes that readers of each image need on a device beside it, by image key."""
         return dict(self._rows("SELECT key, nbytes FROM workspaces"))
@@ -220,7 +239,8 @@ class Catalog:
         """Keep the format that a registered name's artifact was found to have under this manifest."""
         if not name.startswith(FILE_PREFIX) and self._formats.get(name) != (found, manifest):
             self._formats[name] = (found, manifest)
-            self._remember("INSERT OR REPLACE INTO formats VALUES (?, ?, ?)", (name, found, manifest))
+            if self._keeps_formats:
+                self._remember("INSERT OR REPLACE INTO formats VALUES (?, ?, ?)", (name, found, manifest))
 
     def names_of(self, key: str) -> list[str]:
         """All names that stand for this image."""
@@ -234,7 +254,8 @@ class Catalog:
         """The name is not registered any more. Raises TrimsError if that cannot be written."""
         with self._lock:
             self._flush("DELETE FROM names WHERE name = ?", (name,))
-            self._flush("DELETE FROM formats WHERE name = ?", (name,))
+            if self._keeps_formats:
+                self._flush("DELETE FROM formats WHERE name = ?", (name,))
             self._flush("DELETE FROM pins WHERE name = ?", (name,))
         self._formats.pop(name, None)
         with self._naming:
@@ -351,7 +372,8 @@ class Catalog:
             return []
         self._until_cut = _CUT_EVERY
         cut = "DELETE FROM {0} WHERE rowid <= (SELECT max(rowid) FROM {0}) - ?"
-        return [(cut.format(table), (_MOST_ROWS,)) for table in ("digests", "images")]
+        tables = ("digests", "images", *(["signatures"] if self._keeps_signatures else []))
+        return [(cut.format(table), (_MOST_ROWS,)) for table in tables]
 
     def close(self) -> None:
         """Write what is unwritten and close the file. Idempotent."""

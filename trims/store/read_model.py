@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.replica import Replica
     from trims.core.residency import Residency
+    from trims.core.serving import Signature
     from trims.store.catalog import Catalog
     from trims.store.resolve import Resolver
     from trims.store.runner import Runner
@@ -269,6 +270,15 @@ class ReadModel:
     def format_of(self, manifest: Manifest) -> str:
         """Return the format of a model's artifact as far as it is known without looking into it, else empty text."""
         return self._resolver.format_known(manifest)
+
+    def signature_of(self, image: NameView) -> Signature:
+        """Inputs and outputs of the model of an image; empty if they are not known."""
+        return self._resolver.signatures.of(image.key)
+
+    def keys_of(self, name: str) -> list[str]:
+        """Keys of the image that a name stood for when it was last looked into, and of its artifact's files."""
+        image = self.image_of(name)
+        return [key for key in (image.key, image.in_place) if key]
 
     def in_memory(self, image: NameView) -> str:
         """Whether an image is in shared memory, and why it is or is not, in a sentence."""

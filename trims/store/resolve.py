@@ -44,6 +44,7 @@ from trims.store import hashing
 from trims.store.catalog import FILE_PREFIX, identities_of, identity_of
 from trims.store.hashing import DigestNeededError, Digests, LongReadError, Progress, Reading
 from trims.store.mounts import mount_of, mount_of_now
+from trims.store.signatures import Signatures
 from trims.store.work import stepped_back
 
 if TYPE_CHECKING:
@@ -157,6 +158,8 @@ class Resolver:
         self._known: dict[str, Resolved] = {}
         self._epochs: dict[str, int] = {}
         self._lock = threading.Lock()
+        #: Inputs and outputs of models.
+        self.signatures = Signatures(catalog)
         #: Called from a worker with the key that no name stands for any more, and the key that took its place.
         self.on_superseded: Callable[[str, str], None] = lambda before, now: None  # noqa: ARG005 - set by the store
 
@@ -334,9 +337,11 @@ class Resolver:
         check = partial(self._check_size, manifest, artifact, reading)
         known = None if reading.digest else self._known_digests(files, identities)
         digests = self._digests(files, manifest, reading, check) if reading.digest else known
+        key = _key(files, [each.blake3 for each in digests], made_by) if digests is not None else str(in_place)
+        self.signatures.look(chosen, artifact, key, in_place)
         return Resolved(
             name=name,
-            key=_key(files, [each.blake3 for each in digests], made_by) if digests is not None else str(in_place),
+            key=key,
             in_place=in_place,
             why_not=why_not,
             hashed=digests is not None,

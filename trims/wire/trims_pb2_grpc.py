@@ -54,6 +54,11 @@ class ControlStub(object):
                 request_serializer=trims_dot_wire_dot_trims__pb2.NameRequest.SerializeToString,
                 response_deserializer=trims_dot_wire_dot_trims__pb2.Model.FromString,
                 )
+        self.Learn = channel.unary_unary(
+                '/trims.v1.Control/Learn',
+                request_serializer=trims_dot_wire_dot_trims__pb2.LearnRequest.SerializeToString,
+                response_deserializer=trims_dot_wire_dot_trims__pb2.Empty.FromString,
+                )
         self.Resident = channel.unary_unary(
                 '/trims.v1.Control/Resident',
                 request_serializer=trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
@@ -147,6 +152,13 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Learn(self, request, context):
+        """Keep the inputs and outputs that a run of a model had, for an image whose graph does not state them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Resident(self, request, context):
         """Everything resident, also what has no name any more.
         """
@@ -236,6 +248,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=trims_dot_wire_dot_trims__pb2.NameRequest.FromString,
                     response_serializer=trims_dot_wire_dot_trims__pb2.Model.SerializeToString,
+            ),
+            'Learn': grpc.unary_unary_rpc_method_handler(
+                    servicer.Learn,
+                    request_deserializer=trims_dot_wire_dot_trims__pb2.LearnRequest.FromString,
+                    response_serializer=trims_dot_wire_dot_trims__pb2.Empty.SerializeToString,
             ),
             'Resident': grpc.unary_unary_rpc_method_handler(
                     servicer.Resident,
@@ -415,6 +432,23 @@ class Control(object):
         return grpc.experimental.unary_unary(request, target, '/trims.v1.Control/Describe',
             trims_dot_wire_dot_trims__pb2.NameRequest.SerializeToString,
             trims_dot_wire_dot_trims__pb2.Model.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Learn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/trims.v1.Control/Learn',
+            trims_dot_wire_dot_trims__pb2.LearnRequest.SerializeToString,
+            trims_dot_wire_dot_trims__pb2.Empty.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 _PROGRAM_KIND = "mxnet-symbol"
 #: dtypes that MXNet's operators support.
 _DTYPES = ("F32", "F64", "F16", "U8", "I8", "I32", "I64", "BOOL")
+#: What numpy calls them.
+_NUMPY = ("float32", "float64", "float16", "uint8", "int8", "int32", "int64", "bool")
 #: Quantized models need int8: MXNet's engine supports it, but the table of `from_numpy` lacks it.
 DLDataType.TYPE_MAP.setdefault("int8", (0, 8, 1))
 
@@ -73,7 +75,12 @@ def symbol(weights: Weights) -> Any:
     return mx.sym.load_json(_checked_program(weights).body.decode())
 
 
-def executor(weights: Weights, shapes: Mapping[str, Sequence[int]], ctx: Any = None) -> Any:
+def executor(
+    weights: Weights,
+    shapes: Mapping[str, Sequence[int]],
+    ctx: Any = None,
+    dtypes: Mapping[str, Any] | None = None,
+) -> Any:
     """The graph bound for inference; run it with `executor.forward(is_train=False, data=...)`.
 
     Args:
@@ -81,17 +88,25 @@ def executor(weights: Weights, shapes: Mapping[str, Sequence[int]], ctx: Any = N
         shapes: Of the inputs, e.g. `{"data": (1, 3, 224, 224)}`. Inputs whose shape follows from these
             (labels) need not be named.
         ctx: An `mx.cpu()`; the default.
+        dtypes: numpy's types of the arrays that `forward` will be given, e.g. `{"data": "int64"}`. The executor's own
+            array of an input has the type that the graph takes, which holds every value of the one given here. An
+            input that is not named has the type that follows from the parameters, else float32: MXNet would round
+            other arrays to it without a word.
 
     Raises:
         NotSupportedError: Another device than the CPU, or not an MXNet model.
-        CallerError: A shape is for a name that is no input, or the shape of an input is missing.
+        CallerError: A shape or type is for a name that is no input, the shape of an input is missing, or values of an
+            input would be rounded.
     """
     _check_on_host(weights)
     device = _checked_device(ctx)
     graph = symbol(weights)
     inputs = _checked_program(weights).attributes["inputs"]
     arguments, states = params(weights)
-    arguments.update(_inputs(graph, inputs, shapes, device))
+    if strange := sorted({*shapes, *(dtypes or ())} - set(inputs)):
+        raise CallerError(f"{', '.join(strange)} is no input; this model has {', '.join(inputs)}")
+    made = _inputs(graph, inputs, arguments, shapes, {name: np.dtype(each) for name, each in (dtypes or {}).items()})
+    arguments.update({name: mx.nd.zeros(shape, ctx=device, dtype=dtype) for name, (shape, dtype) in made.items()})
     return graph.bind(device, arguments, grad_req="null", aux_states=states)
 
 
@@ -163,18 +178,80 @@ def _checked_device(ctx: Any) -> Any:
     return device
 
 
-def _inputs(graph: Any, inputs: Sequence[str], shapes: Mapping[str, Sequence[int]], device: Any) -> dict[str, Any]:
-    """Zeroed memory for every input."""
-    if strange := sorted(set(shapes) - set(inputs)):
-        raise CallerError(f"{', '.join(strange)} is no input; this model has {', '.join(inputs)}")
+def _inputs(
+    graph: Any,
+    inputs: Sequence[str],
+    arguments: Mapping[str, Any],
+    shapes: Mapping[str, Sequence[int]],
+    dtypes: Mapping[str, np.dtype[Any]],
+) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape and type of every input."""
+    names = graph.list_arguments()
+    own = {name: arguments[name] for name in names if name in arguments}
+    # MXNet takes () for a shape that is not known.
+    known = {name: value.shape for name, value in own.items() if value.shape}
+    known.update({name: tuple(shape) for name, shape in shapes.items()})
     try:
-        found, _, _ = graph.infer_shape(**{name: tuple(shape) for name, shape in shapes.items()})
+        found, _, _ = graph.infer_shape(**known)
     except mx.base.MXNetError as error:
         raise CallerError(f"the graph does not take these shapes: {error}") from error
     if found is None:
         raise CallerError(f"the shapes of {', '.join(sorted(set(inputs) - set(shapes)))} do not follow; give them too")
-    known = dict(zip(graph.list_arguments(), found, strict=True))
-    return {name: mx.nd.zeros(known[name], ctx=device) for name in inputs}
+    types = _types(graph, names, {name: value.dtype for name, value in own.items()}, dtypes)
+    return {name: (shape, types[name]) for name, shape in zip(names, found, strict=True) if name in inputs}
+
+
+def _types(
+    graph: Any, names: Sequence[str], own: Mapping[str, Any], given: Mapping[str, np.dtype[Any]]
+) -> dict[str, np.dtype[Any]]:
+    """The type of each argument: as given if the graph takes that, else one that holds every value.
+
+    Args:
+        graph: The symbol.
+        names: Of its arguments.
+        own: Types of the parameters.
+        given: Types of inputs.
+
+    Raises CallerError for an input whose values would be rounded.
+    """
+    for name, dtype in given.items():
+        if dtype.name not in _NUMPY:
+            raise CallerError(f"the input {name!r} is {dtype.name}; MXNet has arrays of {', '.join(_NUMPY)} only")
+    try:
+        return _inferred(graph, names, {**own, **given})
+    except mx.base.MXNetError as error:
+        listed = ", ".join(f"{name} {dtype.name}" for name, dtype in given.items())
+        refused = CallerError(f"the graph does not take inputs of these types: {listed}: {error}")
+    try:
+        found = _inferred(graph, names, own)
+    except mx.base.MXNetError as error:
+        raise refused from error
+    for name, dtype in given.items():
+        if not _holds(found[name], dtype):
+            raise CallerError(
+                f"the input {name!r} is {dtype.name} and the graph takes {found[name].name}, to which MXNet would "
+                f"round it; give {found[name].name}"
+            ) from refused
+    return found
+
+
+def _inferred(graph: Any, names: Sequence[str], known: Mapping[str, Any]) -> dict[str, np.dtype[Any]]:
+    """The type of each argument; float32 for those that do not follow from the known ones. Raises MXNetError."""
+    for more in ({}, {name: np.float32 for name in names if name not in known}):
+        try:
+            found, _, _ = graph.infer_type(**known, **more)
+        except mx.base.MXNetError:
+            if more or len(known) == len(names):
+                raise
+            continue
+        if found is not None:
+            return {name: np.dtype(each) for name, each in zip(names, found, strict=True)}
+    raise mx.base.MXNetError("its types do not follow")
+
+
+def _holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
+    """Whether every value of a type is one of the other: numpy calls int64 safe in float64, which has 53 bits."""
+    return np.can_cast(narrow, wide, "safe") and not (narrow.name == "int64" and wide.kind == "f")
 
 
 def _bytes(weights: Weights, spec: TensorSpec, data: memoryview) -> memoryview:

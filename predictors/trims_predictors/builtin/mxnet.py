@@ -10,20 +10,23 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 import mxnet
+import numpy as np
 from trims_client.frameworks import mxnet as over_weights
 
 from trims.core.errors import CallerError
+from trims_predictors.tensors import numpy_dtype
 
 if TYPE_CHECKING:
     from trims_client.weights import Weights
 
     from trims_predictors.predictor import Arrays, Context
 
-_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+#: Name, shape and numpy's type of each input.
+_Shapes = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 class MxnetPredictor:
-    """A graph, bound once for each combination of input shapes (the last one is kept)."""
+    """A graph, bound once for each combination of input shapes and types (the last one is kept)."""
 
     _weights: Weights
     _executor: Any
@@ -35,13 +38,17 @@ class MxnetPredictor:
         set_threads(context.threads)
         self._weights = weights
         self._names = tuple(each.name for each in context.outputs)
-        shapes = tuple((each.name, tuple(1 if n < 0 else n for n in each.shape)) for each in context.inputs)
-        if shapes:
-            self._bind(shapes)
+        stated = [(each, tuple(1 if n < 0 else n for n in each.shape)) for each in context.inputs]
+        if stated and all(each.dtype != "BYTES" for each, _ in stated):
+            self._bind(tuple((each.name, shape, np.dtype(numpy_dtype(each.dtype)).name) for each, shape in stated))
 
     def _bind(self, shapes: _Shapes) -> None:
         if shapes != self._bound:
-            self._executor = over_weights.executor(self._weights, dict(shapes))
+            self._executor = over_weights.executor(
+                self._weights,
+                {name: shape for name, shape, _ in shapes},
+                dtypes={name: dtype for name, _, dtype in shapes},
+            )
             self._bound = shapes
 
     def predict(self, inputs: Arrays) -> Arrays:
@@ -49,8 +56,11 @@ class MxnetPredictor:
         for name, array in inputs.items():
             if array.dtype == object:
                 raise CallerError(f"the input {name!r} is text (BYTES), which MXNet has no arrays for")
-        self._bind(tuple((name, array.shape) for name, array in inputs.items()))
-        found = self._executor.forward(is_train=False, **{name: mxnet.nd.array(a) for name, a in inputs.items()})
+        self._bind(tuple((name, array.shape, array.dtype.name) for name, array in inputs.items()))
+        for name, array in inputs.items():
+            # Not by `mxnet.nd.array`, which makes float32 of every array.
+            self._executor.arg_dict[name][:] = array
+        found = self._executor.forward(is_train=False)
         names = self._names if len(self._names) == len(found) else self._executor.output_dict
         return {name: each.asnumpy() for name, each in zip(names, found, strict=True)}
 

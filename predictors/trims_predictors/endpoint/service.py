@@ -18,7 +18,7 @@ from trims_predictors.endpoint.outputs import Output, arrange
 from trims_predictors.endpoint.overview import Overview
 from trims_predictors.endpoint.shared_memory import SharedMemory
 from trims_predictors.endpoint.statistics import ModelStatistics
-from trims_predictors.plans import Plans
+from trims_predictors.plans import Plans, keeping
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +76,7 @@ class Service:
         self._loads = Loads(daemon, fleet.make_way)
         self.fleet = fleet
         self._plans = Plans(daemon, picker, fleet.retire)
+        fleet.keep = keeping(daemon)
         #: By tenant and model; those without a tenant are of all requests.
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._figures = DaemonFigures(daemon)
@@ -209,6 +210,7 @@ class Service:
                 priority=asked.priority,
                 began_s=began,
                 begin_run=None if span is None else span.begin_run,
+                wanted=tuple(asked.wanted or ()),
             )
         except (TrimsError, asyncio.CancelledError):
             for counted in statistics:
@@ -229,15 +231,15 @@ class Service:
     async def inputs_of(self, model: str, version: str = "") -> tuple[Sequence[TensorType], bool]:
         """The inputs of a model as far as they are known, and whether it takes batches."""
         plan = await self.plan(model, version)
-        return self.fleet.signatures.of(plan)[0], bool(plan.batch)
+        return self.fleet.signatures.stated(plan)[0], bool(plan.batch)
 
     async def describe(self, model: str, version: str = "") -> dict[str, Any]:
-        """Metadata of a model: its inputs and outputs as the manifest or a predictor has told them.
+        """Metadata of a model: inputs and outputs as the manifest, a predictor, its graph or its first run has them.
 
         If it could not be loaded last, its `properties` say why.
         """
         plan = await self.plan(model, version)
-        inputs, outputs = self.fleet.signatures.of(plan)
+        inputs, outputs = self.fleet.signatures.described(plan)
         reason = self.fleet.failures.reason(plan)
         return {
             **({"properties": {"ready": "false", "reason": reason}} if reason else {}),
@@ -259,7 +261,7 @@ class Service:
     async def configuration(self, model: str, version: str = "") -> dict[str, Any]:
         """As Triton's model configuration: load generators ask for it before they begin."""
         plan = await self.plan(model, version)
-        inputs, outputs = self.fleet.signatures.of(plan)
+        inputs, outputs = self.fleet.signatures.described(plan)
         skipped = 1 if plan.batch else 0
         levels = {"priority_levels": plan.priority_levels, "default_priority_level": plan.default_priority}
         return {

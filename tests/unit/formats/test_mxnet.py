@@ -9,6 +9,7 @@ import pytest
 from mxnet_files import CONVERTER, SYMBOL, array, image, params, save
 
 from trims.core.errors import ArtifactError
+from trims.core.serving import Signature, TensorType
 from trims.formats.base import Artifact, Converter
 from trims.formats.mxnet_params import is_params
 
@@ -122,3 +123,21 @@ def test_a_name_that_the_graph_cannot_know_is_refused(tmp_path: Path, data: byte
     main = save(tmp_path, data)
     with pytest.raises(ArtifactError, match=complaint):
         image(main)
+
+
+def signature(folder: Path, *stated: dict[str, str]) -> Signature:
+    """Of a model whose inputs have these attributes."""
+    inputs = [{"op": "null", "name": f"x{index}", "attrs": each} for index, each in enumerate(stated)]
+    symbol = {"nodes": [*inputs, {"op": "null", "name": "w"}, {"op": "abs", "name": "y"}]}
+    main = save(folder, {"arg:w": array("F32", (2,))}, symbol)
+    return CONVERTER.signature(Artifact("mxnet", CONVERTER.files(main, {})))
+
+
+def test_inputs_are_known_if_each_variable_states_shape_and_type(tmp_path: Path) -> None:
+    whole, half = {"__shape__": "(0, 3)", "__dtype__": "6"}, {"__shape__": "[4]", "__dtype__": "2"}
+    assert signature(tmp_path, whole, half).inputs == (
+        TensorType("x0", "INT64", (-1, 3)),
+        TensorType("x1", "FP16", (4,)),
+    )
+    for other in ({}, {"__shape__": "(1,)"}, {"__shape__": "()", "__dtype__": "0"}, {**whole, "__dtype__": "12"}):
+        assert signature(tmp_path, whole, other) == Signature()

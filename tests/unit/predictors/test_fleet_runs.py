@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from trims.core.errors import CallerError, DeadlineError, PredictorError
 from trims.core.serving import TensorType
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from trims.core.errors import TrimsError
 
@@ -61,11 +62,17 @@ class Bench:
             lambda job, error: self.failed.append((job, error)),
         )
 
-    def job(self, *numbers: float, began_s: float = 2.0, context: Mapping[str, str] | None = None) -> Job:
+    def job(
+        self,
+        *numbers: float,
+        began_s: float = 2.0,
+        context: Mapping[str, str] | None = None,
+        wanted: Sequence[str] = (),
+    ) -> Job:
         tensors = [from_array("x", np.array(numbers))]
         begin = None if context is None else lambda: context
         answer = asyncio.get_running_loop().create_future()
-        request = Request(self.running.plan, tensors, answer, began_s, None, begin)
+        request = Request(self.running.plan, tensors, answer, began_s, None, begin, wanted)
         return Job(self.running.plan.line, len(numbers), payload=request)
 
     async def run(self, *jobs: Job) -> list[list[float] | None]:
@@ -171,5 +178,17 @@ def test_an_idle_time_that_is_over_is_watched_no_more() -> None:
             bench.running.forget_idle()
         await asyncio.sleep(0.01)
         assert ended == []
+
+    asyncio.run(work())
+
+
+def test_a_run_is_for_the_outputs_that_any_of_its_requests_wants() -> None:
+    async def work() -> None:
+        bench = Bench(replace(PLAN, outputs=(TensorType("y", "FP64", (-1,)), TensorType("z", "FP64", (-1,)))))
+        assert await bench.run(bench.job(1.0, wanted=["y"])) == [[2.0]], "z is stated, and not wanted"
+        bench.running.plan = PLAN
+        await bench.run(bench.job(1, wanted=["y"]), bench.job(2, wanted=["y", "z"]))
+        await bench.run(bench.job(1, wanted=["y"]), bench.job(2))
+        assert [run.get("wanted") for run in bench.process.runs] == [["y"], ["y", "z"], None]
 
     asyncio.run(work())

@@ -177,3 +177,27 @@ def test_a_part_that_fails_has_no_time() -> None:
     with pytest.raises(ZeroDivisionError), stages.timed("predict_s"):
         _ = 1 / 0
     assert stages.seconds == {}
+
+
+class Chooses(Doubles):
+    """One that can make some of its outputs only."""
+
+    def predict(self, inputs: Any) -> Any:
+        return {"y": 2 * inputs["x"], "z": 3 * inputs["x"]}
+
+    def predict_only(self, inputs: Any, outputs: Sequence[str]) -> Any:
+        return {name: each + 100 for name, each in self.predict(inputs).items() if name in outputs}
+
+
+def test_a_predictor_that_can_choose_makes_the_wanted_outputs_only() -> None:
+    x = {"x": np.ones(1)}
+    made = pipeline(Chooses())
+    assert made.run(x, Stages(), ["z"]) == {"z": 103.0}
+    assert made.run(x, Stages()) == {"y": 2.0, "z": 3.0}
+    assert pipeline(Chooses(), after=["return data"]).run(x, Stages(), ["z"]) == {"z": 3.0}, "a step reads any"
+
+
+def test_outputs_that_no_request_wants_are_not_sent() -> None:
+    x = {"x": np.ones(1)}
+    assert pipeline().run(x, Stages(), ["y"]).keys() == {"y"}
+    assert pipeline().run(x, Stages(), ["other"]).keys() == {"y"}

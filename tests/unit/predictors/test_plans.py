@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import json
 from pathlib import Path
@@ -14,7 +15,7 @@ from trims_predictors import plans
 from trims_predictors.launching import Environment
 from trims_predictors.plans import Plans
 
-from trims.control.answers import Model
+from trims.control.answers import Model, TensorInfo
 from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError
 from trims.environments.shelf import Shelf
 from trims.formats.picking import Picker
@@ -270,3 +271,27 @@ def test_two_versions_of_one_framework_are_planned_side_by_side(retired: list[st
         assert found == [str(each.python) for each in made]
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("fields", "inputs", "outputs", "plain"),
+    [
+        ({}, ["x"], ["y"], True),
+        ({"predictor": {"call": "m:Class"}}, [], [], False),
+        ({"predictor": {"function": "m:run"}}, [], [], False),
+        ({"preprocess": [{"top_k": {"input": "x"}}]}, [], ["y"], False),
+        ({"postprocess": [{"top_k": {"input": "y"}}]}, ["x"], [], False),
+    ],
+)
+def test_tensors_of_a_graph_are_those_of_requests_where_no_code_is_between(
+    retired: list[str], fields: dict[str, Any], inputs: list[str], outputs: list[str], plain: bool
+) -> None:
+    known = dataclasses.replace(
+        model(format_name="onnx", framework={"name": "numpy"} if "predictor" in fields else None, **fields),
+        inputs=(TensorInfo("x", "FP32", (-1,)),),
+        outputs=(TensorInfo("y", "FP32", (-1,)),),
+    )
+    plan = made(Daemon(known), retired).make(known)
+    assert [each.name for each in plan.found.inputs] == inputs
+    assert [each.name for each in plan.found.outputs] == outputs
+    assert plan.is_plain is plain

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from trims_predictors.run_inputs import read_inputs
+from trims_predictors.run_inputs import RunInputs
 from trims_predictors.tensors import to_array
 
 from trims.core.errors import CallerError
@@ -23,7 +23,7 @@ TEXT = TensorType("text", "BYTES", (-1, 1))
 
 def read(*given: str, types: tuple[TensorType, ...] = (X,)) -> dict[str, tuple[str, object]]:
     """Name -> data type and values."""
-    return {each.name: (each.dtype, to_array(each).tolist()) for each in read_inputs(given, types, "m")}
+    return {each.name: (each.dtype, to_array(each).tolist()) for each in RunInputs("m").read(given, types)}
 
 
 def test_a_request_of_the_protocol_is_taken_from_a_file_or_as_text(tmp_path: Path) -> None:
@@ -74,7 +74,11 @@ def test_text_and_other_files_are_one_element_of_bytes(tmp_path: Path) -> None:
         (("[1, 300]",), (TensorType("x", "UINT8", (-1,)),), "values that UINT8 cannot hold"),
         (("[1.5]",), (TensorType("x", "UINT8", (-1,)),), "write whole numbers, not"),
         (("1",), (X, IDS), r"has the inputs x \(FP64 \[-1\]\), ids .*; write name=value for each"),
-        (("1",), (), "does not say its `inputs`.*write name=value"),
+        (("1",), (), "inputs of 'm' are not known before its first run.*write name=value"),
+        (("[16777217]",), (TensorType("x", "FP32", (-1,)),), "is FP32, which does not hold 16777217 but 16777216"),
+        (("[9007199254740993]",), (X,), "is FP64, which does not hold 9007199254740993"),
+        (("[2]",), (TensorType("x", "BOOL", (-1,)),), "is BOOL, which does not hold 2"),
+        (("x=[18446744073709551615, -1]",), (), "whole numbers that no type holds together"),
         (("x=1", "2"), (X, IDS), "'2' is one of 2 inputs and has no name"),
         (("text=a",), (TensorType("text", "BYTES", (3,)),), "has 3 elements; write them in JSON"),
         (("a\0.npy",), (X,), "there is no file"),
@@ -95,3 +99,43 @@ def test_a_file_of_numpys_that_is_broken_or_holds_objects_is_refused(tmp_path: P
     for name in ("broken.npy", "objects.npy"):
         with pytest.raises(CallerError, match=f"{name}' cannot be read as numpy's"):
             read(str(tmp_path / name))
+
+
+def typed(*given: str, dtypes: tuple[str, ...], types: tuple[TensorType, ...] = ()) -> dict[str, str]:
+    """Name -> data type."""
+    return {each.name: each.dtype for each in RunInputs("m", dtypes).read(given, types)}
+
+
+def test_the_user_s_type_goes_before_that_of_the_model_and_one_of_all_inputs_last() -> None:
+    assert typed("a=[1, 2]", "b=[3]", "t=9", dtypes=("FP32", "b=INT8", "t=BYTES")) == {
+        "a": "FP32",
+        "b": "INT8",
+        "t": "BYTES",
+    }
+    assert typed("x=1,2,3", dtypes=("FP16",), types=(X,)) == {"x": "FP16"}
+
+
+def test_numbers_may_stand_without_brackets() -> None:
+    assert read("x=1,2,3") == {"x": ("FP64", [1.0, 2.0, 3.0])}
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "given", "message"),
+    [
+        (("x=FLOAT",), "x=1", "'FLOAT' is no type; write one of BOOL, UINT8"),
+        (("x=FP32", "x=FP64"), "x=1", "the type of x is stated twice"),
+        (("y=FP32",), "x=1", "--dtype y=FP32 is for no input that is given as numbers or text"),
+        (("FP32",), '{"inputs": []}', "--dtype FP32 is for no input"),
+    ],
+)
+def test_a_type_that_says_nothing_is_refused_by_its_name(dtypes: tuple[str, ...], given: str, message: str) -> None:
+    with pytest.raises(CallerError, match=message):
+        typed(given, dtypes=dtypes)
+
+
+def test_guessed_types_are_told_with_the_flag_that_states_them() -> None:
+    inputs = RunInputs("m", ["b=FP64"])
+    inputs.read(["a=[1]", "b=[1]", "x=[1]"], [X])
+    assert inputs.guessed == {"a": "INT64"}
+    assert "a as INT64" in inputs.told_guesses()
+    assert "--dtype a=TYPE" in inputs.told_guesses()

@@ -207,3 +207,26 @@ def test_seals_of_segments_that_are_gone_are_forgotten(catalog: Catalog) -> None
     catalog.forget_seals_except({"b"})
     assert [catalog.seal_of(label) for label in ("a", "b", "c")] == [None, "1:2", None]
     assert rows(catalog, "seals") == ["b"]
+
+
+def test_a_catalog_gets_a_table_that_it_lacks_or_on_a_full_disk_does_without(
+    catalog: Catalog, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog.remember_pin("m", "cpu")
+    catalog.close()
+    path = folder / "state" / "catalog.db"
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("DROP TABLE signatures")
+    with monkeypatch.context() as patched:
+        patched.setattr("trims.store.catalog.is_frozen", lambda db: True)
+        full = Catalog(path)
+        full.remember_signature("k", "text")
+        full.remember_digests("/a", "1:2:3", "b3", None)
+        assert (full.signature_of("k"), full.digests("/a", "1:2:3")) == (None, ("b3", None))
+        full.close()
+    again = Catalog(path)
+    again.remember_signature("k", "text")
+    again.close()
+    last = Catalog(path)
+    assert (last.signature_of("k"), last.digests("/a", "1:2:3"), last.pins()) == ("text", ("b3", None), [("m", "cpu")])
+    last.close()

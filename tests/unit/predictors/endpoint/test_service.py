@@ -125,7 +125,7 @@ class Fleet:
 
     @property
     def signatures(self) -> Any:
-        return SimpleNamespace(of=self._signature)
+        return SimpleNamespace(stated=self._signature, described=self._signature)
 
     def _signature(self, plan: Plan) -> Any:
         return plan.inputs or (TensorType("told", "BYTES", (-1, 2)),), plan.outputs
