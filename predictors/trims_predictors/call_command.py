@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--event", default="{}", help="the handler's second argument, as JSON, or - for standard input (default: {})"
     )
     event.add_argument("--event-file", help="the file that holds it, or - for standard input")
-    call.add_argument("--repeat", type=int, default=0, metavar="N", help="warm invocations after the cold one")
+    call.add_argument("--repeat", type=int, default=0, metavar="N", help="warm invocations after the first cold one")
+    text = (
+        "cold invocations after the first one, each in a new process; the template has learned what that one imported"
+    )
+    call.add_argument("--cold-repeat", type=int, default=0, metavar="N", help=text)
     call.add_argument("--compare", action="store_true", help="run the handler in a fresh Python process, too")
     text = "seconds that the handler may take to get ready, and to answer one event (default: 60)"
     call.add_argument("--timeout", type=float, default=60.0, metavar="S", help=text)
@@ -59,8 +64,9 @@ def _run(options: argparse.Namespace) -> None:
 
     if not 0 < options.timeout < math.inf:
         raise ConfigError(f"--timeout is {options.timeout:g}; it must be more than 0 seconds")
-    if options.repeat < 0:
-        raise ConfigError(f"--repeat is {options.repeat}; it must be 0 or more")
+    for flag, times in (("--repeat", options.repeat), ("--cold-repeat", options.cold_repeat)):
+        if times < 0:
+            raise ConfigError(f"{flag} is {times}; it must be 0 or more")
     call = Call(
         runtime_dir=options.runtime_dir or default_runtime_dir(),
         handler=handler_in(options.handler),
@@ -68,6 +74,7 @@ def _run(options: argparse.Namespace) -> None:
         form=check_form(options.form),
         event=_event(options),
         repeat=options.repeat,
+        cold_repeat=options.cold_repeat,
         compare=options.compare,
         timeout_s=options.timeout,
         preload=tuple(each for each in options.preload.split(",") if each),
@@ -77,6 +84,8 @@ def _run(options: argparse.Namespace) -> None:
     answer = _checked(found.cold.answer)
     for module in found.not_imported:
         note(f"the template could not import {module}; the handler was run without")
+    if found.forgot is not None:
+        note(f"what the template had learned is left out, because it cannot be forked with that: {found.forgot}")
     if found.spoilt is not None:
         note(f"the template cannot be forked, so the cold start is that of a fresh process: {found.spoilt}")
     if options.json:
@@ -132,20 +141,43 @@ def told(found: Invoked) -> Sequence[str]:
         known = [each.stages[name] for each in of if name in each.stages]
         return format_seconds(median(known)) if known else ""
 
-    columns: list[tuple[str, Sequence[Invocation]]] = [("cold", [found.cold])]
-    if found.warm:
-        columns.append(("warm" if len(found.warm) == 1 else f"warm, median of {len(found.warm)}", found.warm))
+    def titled(name: str, of: Sequence[Invocation]) -> tuple[str, Sequence[Invocation]]:
+        return (name if len(of) == 1 else f"{name}, median of {len(of)}"), of
+
+    columns = [("first cold" if found.later else "cold", [found.cold])]
+    columns += [titled(name, of) for name, of in (("later cold", found.later), ("warm", found.warm)) if of]
     if found.fresh is not None:
         columns.append(("fresh process", [found.fresh]))
     names = list(dict.fromkeys(name for _, of in columns for each in of for name in each.stages))
     rows = [[name.removesuffix("_s"), *(cell(name, of) for _, of in columns)] for name in names]
     rows.append(["total", *(format_seconds(median(each.total_s for each in of)) for _, of in columns)])
     resident = "already there" if found.cold.resident else "loaded for it"
+    knew = f", with {_modules(found.knew)} learned before" if found.knew else ""
     return [
         f"cold: {found.cold.start}; weights at {found.cold.place}, {resident}",
-        f"its template took {format_seconds(found.template_s)}, once for all functions",
+        f"its template took {format_seconds(found.template_s)}, once for all functions{knew}",
+        *_learned_lines(found),
         *table_lines(["stage", *(f"{name}>" for name, _ in columns)], rows, None),
     ]
+
+
+def _learned_lines(found: Invoked) -> list[str]:
+    """Say what the first cold invocation paid for that later ones do not."""
+    if found.not_learned is not None:
+        return [f"the template cannot learn what the first process imported: {found.not_learned}"]
+    if found.learned:
+        (package, _), *_ = Counter(name.partition(".")[0] for name in found.learned).most_common(1)
+        which = f"imported {_modules(len(found.learned))}, most of {package}, which the template has learned"
+        when = "the later ones find them there" if found.later else "the next cold start finds them there"
+        return [f"the first process {which}: {when}"]
+    if found.unlearned:
+        which = f"imported {_modules(found.unlearned)} that a template would learn"
+        return [f"the first process {which}; --cold-repeat N measures cold starts with them"]
+    return []
+
+
+def _modules(count: int) -> str:
+    return "1 module" if count == 1 else f"{count} modules"
 
 
 def _checked(text: bytes) -> Any:
@@ -173,6 +205,9 @@ def _as_json(found: Invoked, answer: Any) -> dict[str, Any]:
         "answer": answer,
         "template_s": found.template_s,
         "cold": one(found.cold),
+        "later_cold": [one(each) for each in found.later],
+        "learned": list(found.learned),
+        "learned_before": found.knew,
         "warm": [one(each) for each in found.warm],
         **({} if found.fresh is None else {"fresh": one(found.fresh)}),
     }

@@ -1,28 +1,32 @@
-"""Invocations of a handler on this machine: one cold, some warm, and one in a fresh Python process to compare.
+"""Invocations of a handler on this machine: cold ones, warm ones, and one in a fresh Python process to compare.
 
 A cold invocation begins with no process and ends with the answer. Its process is forked from a template that has
-imported the framework, as the endpoint's predictors are. A fresh process has to import everything itself.
+imported the framework, as the endpoint's predictors are. What the first one had to import beside that, the template
+learns as the endpoint's do (`call_templates`), so the first cold invocation and the later ones are apart. A fresh
+process has to import everything itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.control import aadmin
 from trims.core.errors import DeadlineError, PredictorError
 from trims.core.manifest import parse_manifest
 from trims_predictors.builtin.handler import ANSWER, AS, EVENT
+from trims_predictors.call_templates import CallTemplates
 from trims_predictors.launching import Environment, Launcher
 from trims_predictors.making import HANDLER
 from trims_predictors.plans import framework_of
 from trims_predictors.processes import spawn
 from trims_predictors.processors import processors
 from trims_predictors.records import Plan, load_message
-from trims_predictors.templates import Template
 from trims_predictors.tensors import Tensor, join_bytes, to_array
 
 if TYPE_CHECKING:
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     from trims.formats.picking import Picker
     from trims_predictors.processes import PredictorProcess
 
-#: Between "unload" and the end of a process that was asked to end.
+#: Between the kill of a process and its end.
 _BURIAL_S = 10.0
 
 
@@ -51,6 +55,7 @@ class Call:
         timeout_s: Seconds that the handler may take to get ready, and to answer one event.
         preload: Modules that the template imports beside the framework.
         picker: Says which environment a framework runs in.
+        cold_repeat: Cold invocations after the first one.
     """
 
     runtime_dir: str
@@ -63,6 +68,7 @@ class Call:
     timeout_s: float
     preload: tuple[str, ...]
     picker: Picker
+    cold_repeat: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,14 @@ class Invoked:
         template_s: Seconds to start the template and to import in it: once for all functions of a machine.
         not_imported: Of the modules to preload, those that the template could not import.
         spoilt: Why the template could not be forked, so that the cold invocation has a fresh process; None if it could.
+        cold: The first one.
         fresh: The invocation to compare with, if it was asked for.
+        later: Cold invocations after the first one.
+        learned: Modules that the first process had to import, and the template has learned for the later ones.
+        not_learned: Why the template could not learn them; None if it could, or if there were none.
+        unlearned: How many there are that no template was given, because no later invocation would have had them.
+        knew: How many modules earlier commands, or the endpoint, had learned.
+        forgot: Why these were left out; None if they were not.
     """
 
     template_s: float
@@ -104,6 +117,12 @@ class Invoked:
     cold: Invocation
     warm: tuple[Invocation, ...]
     fresh: Invocation | None
+    later: tuple[Invocation, ...] = ()
+    learned: tuple[str, ...] = ()
+    not_learned: str | None = None
+    unlearned: int = 0
+    knew: int = 0
+    forgot: str | None = None
 
 
 def invoke(call: Call) -> Invoked:
@@ -121,23 +140,41 @@ def invoke(call: Call) -> Invoked:
 async def _invoke(call: Call) -> Invoked:
     async with aadmin(call.runtime_dir) as daemon:
         plan = _plan(call, await daemon.show(call.model))
+        state_dir = Path((await daemon.status()).health.state_dir)
     launcher = Launcher(call.runtime_dir, plain=True)
     try:
-        modules = [*plan.environment.modules(), *call.preload]
-        began = time.perf_counter()
-        template = Template(launcher, plan.environment, modules)
+        templates = CallTemplates(launcher, plan.environment, call.preload, state_dir)
         try:
-            await asyncio.shield(template.ready)
-            template_s = time.perf_counter() - began
-            cold, warm = await _cold_and_warm(call, plan, launcher, template)
-            fresh = await _fresh(call, plan, launcher) if call.compare else None
+            await templates.begin()
+            return await _measured(call, plan, launcher, templates)
         finally:
-            template.end_all()
-            await asyncio.wait([template.gone], timeout=_BURIAL_S)
-        not_imported = tuple(sorted(template.failed.keys() & set(call.preload)))
-        return Invoked(template_s, not_imported, template.spoilt, cold, warm, fresh)
+            await templates.close()
     finally:
         launcher.close()
+
+
+async def _measured(call: Call, plan: Plan, launcher: Launcher, templates: CallTemplates) -> Invoked:
+    first = templates.serving
+    cold, warm, imported = await _cold_and_warm(call, plan, templates)
+    new = [] if first.spoilt else templates.new_of(imported, os.path.dirname(call.handler))
+    learns = bool(new) and (call.cold_repeat > 0 or templates.keeps)
+    not_learned = await templates.learn(new) if learns else None
+    learned = tuple(name for name in new if learns and not not_learned and name not in templates.serving.failed)
+    later = [await _cold(call, plan, templates) for _ in range(call.cold_repeat)]
+    return Invoked(
+        template_s=templates.started_s,
+        not_imported=tuple(sorted(first.failed.keys() & set(call.preload))),
+        spoilt=first.spoilt,
+        cold=cold,
+        warm=warm,
+        fresh=await _fresh(call, plan, launcher) if call.compare else None,
+        later=tuple(later),
+        learned=learned,
+        not_learned=not_learned,
+        unlearned=0 if learns else len(new),
+        knew=len(templates.knew),
+        forgot=templates.forgot,
+    )
 
 
 def _plan(call: Call, model: Model) -> Plan:
@@ -161,20 +198,28 @@ def _plan(call: Call, model: Model) -> Plan:
 
 
 async def _cold_and_warm(
-    call: Call, plan: Plan, launcher: Launcher, template: Template
-) -> tuple[Invocation, tuple[Invocation, ...]]:
+    call: Call, plan: Plan, templates: CallTemplates
+) -> tuple[Invocation, tuple[Invocation, ...], list[str]]:
+    """Return the first invocation, those of the same process after it, and the modules that the process imported."""
     began = time.perf_counter()
-    process = spawn(launcher, plan.environment) if template.spoilt else await template.fork()
+    process = await templates.fork()
     async with _ending(process):
-        cold = await _first(call, plan, process, began)
-        return cold, tuple([await _again(call, process) for _ in range(call.repeat)])
+        cold, imported = await _first(call, plan, process, began)
+        return cold, tuple([await _again(call, process) for _ in range(call.repeat)]), imported
+
+
+async def _cold(call: Call, plan: Plan, templates: CallTemplates) -> Invocation:
+    began = time.perf_counter()
+    process = await templates.fork()
+    async with _ending(process):
+        return (await _first(call, plan, process, began))[0]
 
 
 async def _fresh(call: Call, plan: Plan, launcher: Launcher) -> Invocation:
     began = time.perf_counter()
     process = spawn(launcher, plan.environment)
     async with _ending(process):
-        return await _first(call, plan, process, began)
+        return (await _first(call, plan, process, began))[0]
 
 
 @asynccontextmanager
@@ -189,14 +234,16 @@ async def _ending(process: PredictorProcess) -> AsyncIterator[None]:
         process.abandon()
 
 
-async def _first(call: Call, plan: Plan, process: PredictorProcess, began: float) -> Invocation:
+async def _first(call: Call, plan: Plan, process: PredictorProcess, began: float) -> tuple[Invocation, list[str]]:
+    """Return the first invocation of a process, and the modules that it imported until the model was ready."""
     loaded = await _ask(call, process, load_message(plan), "was not ready")
     ready = time.perf_counter()
     answer, stages = await _event(call, process)
     total_s = time.perf_counter() - began
     starts: Mapping[str, float] = loaded["stages"]
     first = {"process_s": max(0.0, ready - began - sum(starts.values())), **starts, **stages}
-    return Invocation(answer, process.how, total_s, _whole(first, total_s), loaded["warm"], loaded["place"])
+    cold = Invocation(answer, process.how, total_s, _whole(first, total_s), loaded["warm"], loaded["place"])
+    return cold, [str(name) for name in loaded["imported"]]
 
 
 async def _again(call: Call, process: PredictorProcess) -> Invocation:

@@ -19,7 +19,7 @@ from trims_predictors.shortage import in_words
 
 #: What each predictor needs, whatever its framework.
 _ALWAYS = (
-    "numpy", "ml_dtypes", "trims_client.session", "trims_client.watch", "trims_client.weights",
+    "numpy", "ml_dtypes", "trims_client.parking", "trims_client.session", "trims_client.watch", "trims_client.weights",
     "trims_predictors.worker", "trims_predictors.making", "trims_predictors.steps.chain",
 )  # fmt: skip
 #: Libraries start threads at import, or when they ask for a device, unless these say otherwise (`gate` finds those

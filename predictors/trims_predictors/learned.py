@@ -6,6 +6,7 @@ cold start of each framework some time, and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -60,9 +61,11 @@ def write_learned(path: Path, learned: Mapping[Environment, Sequence[str]]) -> N
         {"framework": each.framework, "python": each.python, "tenant": each.tenant, "modules": list(modules)}
         for each, modules in learned.items()
     ]
-    new = path.with_name(f"{path.name}.new")
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")  # of this process: commands may run beside each other
     try:
         new.write_text(json.dumps({"version": _VERSION, "environments": rows}), encoding="utf-8")
         new.replace(path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
         _log.warning("what templates have learned is not kept: %s: %s", path, error.strerror)

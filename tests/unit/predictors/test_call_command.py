@@ -86,6 +86,17 @@ def test_everything_is_json_on_request(call: Callable[..., tuple[str, str]]) -> 
     assert (found["cold"]["start"], found["cold"]["resident"]) == ("forked", False)
     assert [each["start"] for each in (*found["warm"], found["fresh"])] == ["running", "spawned"]
     assert "handler_s" in found["warm"][0]["stages"]
+    assert (found["later_cold"], found["learned"]) == ([], [])
+
+
+def test_later_cold_starts_are_apart_from_the_first_in_the_table_and_in_json(
+    call: Callable[..., tuple[str, str]],
+) -> None:
+    words = ("--event", '{"x": 2}', "--cold-repeat", "2")
+    (heading,) = (line for line in call(*words)[1].splitlines() if line.startswith("stage"))
+    assert heading.split()[1:] == ["first", "cold", "later", "cold,", "median", "of", "2"]
+    found = json.loads(call(*words, "--json")[0])
+    assert [each["start"] for each in (found["cold"], *found["later_cold"])] == ["forked"] * 3
 
 
 def test_the_event_comes_from_a_file_or_from_standard_input(
@@ -109,6 +120,7 @@ def test_the_event_comes_from_a_file_or_from_standard_input(
         (("--timeout", "0"), ConfigError, "--timeout is 0; it must be more than 0 seconds"),
         (("--timeout", "nan"), ConfigError, "--timeout is nan"),
         (("--repeat", "-1"), ConfigError, "--repeat is -1; it must be 0 or more"),
+        (("--cold-repeat", "-1"), ConfigError, "--cold-repeat is -1; it must be 0 or more"),
         (("--as", "tensorflow"), CallerError, "as_ is 'tensorflow'"),
     ],
 )
@@ -158,3 +170,23 @@ def test_only_what_was_measured_has_a_column() -> None:
     assert [line.split() for line in lines[2:]] == [
         ["stage", "cold"], ["process", "50.00", "ms"], ["handler", "200.00", "ms"], ["total", "250.00", "ms"],
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        (
+            {"learned": ("c", "a.b", "a")},
+            "the first process imported 3 modules, most of a, which the template has learned",
+        ),
+        (
+            {"not_learned": "it has 2 threads"},
+            "the template cannot learn what the first process imported: it has 2 thr",
+        ),
+        ({"unlearned": 1}, "the first process imported 1 module that a template would learn; --cold-repeat N"),
+        ({"knew": 3}, "its template took 1.50 s, once for all functions, with 3 modules learned before"),
+    ],
+)
+def test_what_the_first_cold_start_paid_alone_is_told(fields: dict[str, Any], line: str) -> None:
+    cold: Any = Invocation(b"1", "forked", 0.25, {}, True, "cpu")
+    assert any(each.startswith(line) for each in told(Invoked(1.5, (), None, cold, (), None, **fields)))
