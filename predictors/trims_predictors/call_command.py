@@ -144,7 +144,7 @@ def told(found: Invoked) -> Sequence[str]:
     def titled(name: str, of: Sequence[Invocation]) -> tuple[str, Sequence[Invocation]]:
         return (name if len(of) == 1 else f"{name}, median of {len(of)}"), of
 
-    columns = [("first cold" if found.later else "cold", [found.cold])]
+    columns: list[tuple[str, Sequence[Invocation]]] = [("first cold" if found.later else "cold", [found.cold])]
     columns += [titled(name, of) for name, of in (("later cold", found.later), ("warm", found.warm)) if of]
     if found.fresh is not None:
         columns.append(("fresh process", [found.fresh]))

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from trims.environments.shelf import hold
+from trims.memory.shortage import killed_words
 from trims.process.python import run_code
 from trims.wire.address import ATTACH_FOLDER, TENANTS_FOLDER
 from trims.wire.lifeline import Lifeline
@@ -236,7 +237,8 @@ def probe_command() -> list[str]:
 def tell_status(status: int) -> str:
     """How a process ended, for people."""
     if status < 0:
-        return f"it was ended by {signal.Signals(-status).name}"
+        cause = killed_words() if -status == signal.SIGKILL else ""
+        return f"it was ended by {signal.Signals(-status).name}{cause}"
     return f"it exited with status {status}"
 
 

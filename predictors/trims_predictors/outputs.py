@@ -70,6 +70,8 @@ class Output:
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         self._begun = b""
+        #: The end of what it printed since it was given its last work.
+        self._last = b""
         self._left_out = 0
         self._told: list[str] = []
         self._may_bytes, self._at_s = float(BURST_BYTES), clock()
@@ -112,7 +114,18 @@ class Output:
         self._later = None
         self._loop.add_reader(self._read_fd, self._readable)
 
+    def forget_last(self) -> None:
+        """Forget its last words: what it prints from now on is of other work."""
+        self._last = b""
+
+    def last_words(self) -> str:
+        """Return the end of what it has printed since `forget_last`, with what is still in its pipe."""
+        if self._read_fd >= 0:
+            self._read()
+        return self._last.decode(errors="replace")
+
     def _take(self, data: bytes) -> None:
+        self._last = (self._last + data[-LINE_BYTES:])[-LINE_BYTES:]
         if not self._named:
             self._write(self._decoder.decode(data))
             return

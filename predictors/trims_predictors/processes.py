@@ -21,8 +21,10 @@ from trims.core.errors import (
     PredictorError,
     from_code,
 )
+from trims.memory.shortage import tells_of_memory
 from trims_predictors.arena import Receiver, Sender
 from trims_predictors.launching import tell_status
+from trims_predictors.limits import memory_words
 from trims_predictors.messages import close_all, pair
 from trims_predictors.peer import Peer
 from trims_predictors.shortage import told_in_words
@@ -80,6 +82,8 @@ class PredictorProcess:
         self._output = output
         self.pages = pages
         self.how = how
+        #: Memory of its own that it may take; None for no limit.
+        self._memory_bytes: int | None = None
         self._pidfd = pidfd
         self._lifeline = lifeline
         self._tell_status = tell_status
@@ -122,8 +126,7 @@ class PredictorProcess:
             TrimsError: What it answered instead.
         """
         assert self._answer is None, "one thing at a time"
-        if self._output is not None and message["op"] == "load":
-            self._output.facts["model"] = str(message["model"])
+        self._note_work(message)
         self._answer, self._request = self._loop.create_future(), secrets.token_hex(8)
         try:
             await self._tell({**message, "request": self._request}, tensors)
@@ -151,6 +154,15 @@ class PredictorProcess:
             # JSON can spell halves of characters, which no protocol of ours can send on.
             raise from_code(answer["code"], answer["message"].encode("utf-8", "replace").decode())
         return answer
+
+    def _note_work(self, message: Message) -> None:
+        """Remember what the process works on, for what it prints and for how it ends."""
+        if self._output is not None:
+            self._output.forget_last()
+        if message["op"] == "load":
+            self._memory_bytes = message.get("memory_bytes")
+            if self._output is not None:
+                self._output.facts["model"] = str(message["model"])
 
     def _forget_answer(self) -> None:
         answer, self._answer = self._answer, None
@@ -245,8 +257,14 @@ class PredictorProcess:
 
     async def _bury(self) -> None:
         status = await self._tell_status()
-        self.ended.set_result(self._why_killed or status)
+        self.ended.set_result(self._why_killed or f"{status}{self._lack_of_memory()}")
         self._break(LostPeerError(self.ended.result()))
+
+    def _lack_of_memory(self) -> str:
+        """Return which limit of memory it has met, if what it printed last says that it has met one."""
+        if self._output is None or not tells_of_memory(self._output.last_words()):
+            return ""
+        return f" for lack of memory: {memory_words(self._memory_bytes)}"
 
     @property
     def dying(self) -> bool:

@@ -93,7 +93,10 @@ class Schedule:
         line.limits = limits
         line.retired = False
         if len(line.queue) >= limits.queue:
-            raise BusyError(f"{len(line.queue)} requests for {model_of(line.name)!r} wait already; send it again later")
+            raise BusyError(
+                f"{len(line.queue)} requests for {model_of(line.name)!r} wait already, the most that may (--queue); "
+                "send it again later"
+            )
         job.number = next(self._numbers)
         line.queue.add(job)
         return self._serve(line)

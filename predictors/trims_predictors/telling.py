@@ -22,7 +22,8 @@ def traceback_of(error: BaseException) -> str:
 def told(error: BaseException) -> str:
     """The class and message of an error; without the message if making that fails."""
     try:
-        return f"{type(error).__name__}: {_short(str(error))}"
+        words = _short(str(error))
+        return f"{type(error).__name__}: {words}" if words else type(error).__name__
     except Exception:  # noqa: BLE001 - the class of an exception may be a user's, with a method that is broken
         return f"{type(error).__name__}, whose message cannot be made"
 

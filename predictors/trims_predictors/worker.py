@@ -45,7 +45,7 @@ from trims_predictors.guard import adopt
 from trims_predictors.heap import keep_memory, take_ahead
 from trims_predictors.imports import count_of_modules, importable_since
 from trims_predictors.landlock import restrict
-from trims_predictors.limits import limit_memory
+from trims_predictors.limits import limit_memory, words_of_limit
 from trims_predictors.pipeline import Pipeline, Stages, pipeline_of
 from trims_predictors.predictor import Context
 from trims_predictors.telling import told, traceback_of
@@ -70,9 +70,11 @@ _MOST_LETTERS = 4000
 #: What code meets in a namespace that it would not meet with the rights of its user; names that are not found, too.
 _CONFINING = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENETUNREACH, socket.EAI_AGAIN, socket.EAI_NONAME)
 _OF_NAMESPACES = (
-    "; its code runs in a namespace, where it has no network and writes temporary files only: `trims endpoint "
+    "its code runs in a namespace, where it has no network and writes temporary files only: `trims endpoint "
     "--isolation process` gives it the rights of the endpoint's user"
 )
+#: Of a namespace (see `Isolation.scratch_bytes`).
+_SCRATCH = "/dev/shm"  # noqa: S108 - it is the namespace's own
 #: What models of some hundred megabytes take for one run beside their weights: a ResNet-50 22 MB, a GPT-2 25 MB.
 _AHEAD_BYTES = 32 << 20
 
@@ -94,6 +96,8 @@ class Worker:
         self._runtime_dir = runtime_dir
         self._keeps_memory = keeps_memory
         self._confined = confined
+        #: Of its own that it may take; None for no limit.
+        self._memory_bytes: int | None = None
         self._session: Session | None = None
         self._weights: Weights | None = None
         self._pipeline: Pipeline | None = None
@@ -161,12 +165,19 @@ class Worker:
             with parent_only(self._own):
                 answer, fd = operation(message)
         except TrimsError as error:
-            answer = _failed(error)
+            answer = _failed(error, self._limit_met(error))
         except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the supervisor is told
             sys.stderr.write(traceback_of(error))
-            answer = _failed(_blamed(message, error, confined=self._confined))
+            answer = _failed(_blamed(message, error), self._limit_met(error) or self._confinement(error))
         with parent_only(self._own):
             self._answer(message, answer, fd, forked=fork_count() != forks)
+
+    def _limit_met(self, error: BaseException) -> str:
+        return words_of_limit(error, self._memory_bytes, _SCRATCH if self._confined else "")
+
+    def _confinement(self, error: BaseException) -> str:
+        """Return what of a namespace an error may come from; empty if it has nothing to do with that."""
+        return _OF_NAMESPACES if self._confined and isinstance(error, OSError) and error.errno in _CONFINING else ""
 
     def _answer(self, message: Message, answer: Message, fd: int | None, *, forked: bool) -> None:
         common = {"request": message["request"], **self._kept_inputs(forked=forked)}
@@ -223,7 +234,8 @@ class Worker:
         if not message.get("record"):
             self._record = None
         if message.get("memory_bytes") is not None:
-            limit_memory(int(message["memory_bytes"]))
+            self._memory_bytes = int(message["memory_bytes"])
+            limit_memory(self._memory_bytes)
         with stages.timed("connect_s"):
             session = self._connect()
         with stages.timed("open_s"):
@@ -360,15 +372,17 @@ def _image_of(weights: Weights) -> list[str]:
     return list(image_of(weights))
 
 
-def _failed(error: TrimsError) -> Message:
-    text = str(error)[:_MOST_LETTERS].encode(errors="replace").decode()  # halves of surrogate pairs are no text
+def _failed(error: TrimsError, remedy: str = "") -> Message:
+    ending = f"; {remedy}" if remedy else ""
+    text = f"{str(error)[: _MOST_LETTERS - len(ending)]}{ending}".encode(
+        errors="replace"
+    ).decode()  # halves of surrogate pairs are no text
     return {"op": "failed", "code": error.code, "message": text}
 
 
-def _blamed(message: Message, error: BaseException, *, confined: bool) -> PredictorError:
+def _blamed(message: Message, error: BaseException) -> PredictorError:
     what = "could not load the model" if message.get("op") == "load" else f"failed in {message.get('op')}"
-    remedy = _OF_NAMESPACES if confined and isinstance(error, OSError) and error.errno in _CONFINING else ""
-    return PredictorError(f"the predictor {what}: {told(error)}{remedy}")
+    return PredictorError(f"the predictor {what}: {told(error)}")
 
 
 def _context(message: Message) -> Context:

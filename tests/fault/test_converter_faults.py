@@ -140,8 +140,14 @@ DEATHS: dict[str, tuple[type[TrimsError], str]] = {
     "crashes": (ConversionError, "(?s)was killed by SIGSEGV; its last words: Fatal Python error.*string_at"),
     "aborts": (ConversionError, "was killed by SIGABRT"),
     "bus_error": (ConversionError, "was killed by SIGBUS"),
-    "eats": (ConversionError, r"exceeded its memory limit of 1\.0 GiB: .*MemoryError"),
-    "eats_in_c": (ConversionError, r"exceeded its memory limit of 1\.0 GiB: .*bad_alloc"),
+    "eats": (
+        ConversionError,
+        r"exceeded its memory limit of 1\.0 GiB \(raise the setting converter_memory_bytes\): .*MemoryError",
+    ),
+    "eats_in_c": (
+        ConversionError,
+        r"exceeded its memory limit of 1\.0 GiB \(raise the setting converter_memory_bytes\): .*bad_alloc",
+    ),
     "babbles": (ConversionError, "sent a message that is not JSON"),
     "lists": (ConversionError, "sent a message that is not a JSON object"),
     "nests": (ConversionError, "sent a message that is not JSON"),

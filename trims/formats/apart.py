@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: The largest index that is read takes some seconds and a few hundred MiB.
-_LIMITS = Limits(memory_bytes=4 << 30, time_s=120.0)
+_LIMITS = Limits(memory_bytes=4 << 30, time_s=120.0, memory_setting="", time_setting="")
 
 
 def names_apart(converter: type, main: Path, options: Mapping[str, Any]) -> tuple[str, ...]:

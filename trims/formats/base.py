@@ -68,10 +68,14 @@ class Limits:
         memory_bytes: Private memory (RLIMIT_DATA) beside the artifact's own size, so that mapping its files is free;
             the image itself does not count.
         time_s: Wall seconds for planning and writing together, waiting for room left out.
+        memory_setting: The setting that raises the first, for errors; empty if none does.
+        time_setting: The setting that raises the second.
     """
 
     memory_bytes: int = 16 << 30
     time_s: float = 600.0
+    memory_setting: str = "converter_memory_bytes"
+    time_setting: str = "converter_time_s"
 
 
 @runtime_checkable

@@ -25,6 +25,7 @@ from trims.core.errors import ArtifactError, ConversionError, NotSupportedError,
 from trims.formats.base import Artifact
 from trims.formats.process import FRAME
 from trims.image.descriptors import explain_descriptors
+from trims.memory.shortage import lacks_memory
 from trims.process.forks import parent_only
 from trims.wire.lifeline import depend_on, end_group
 
@@ -184,8 +185,8 @@ def _refusal(error: Exception, what: str) -> dict[str, Any]:
     if isinstance(error, ModuleNotFoundError):
         remedy = f"install it there: {sys.executable} -m pip install {error.name}"
         return {"error": NotSupportedError.code, "message": f"{what}: {sys.prefix} has no {error.name!r}; {remedy}"}
-    text = f"{what}: {type(error).__name__}: {error}"[:_MAX_MESSAGE]
-    return {"error": ConversionError.code, "message": text, "memory": isinstance(error, MemoryError)}
+    text = f"{what}: {type(error).__name__}{f': {error}' if str(error) else ''}"[:_MAX_MESSAGE]
+    return {"error": ConversionError.code, "message": text, "memory": lacks_memory(error)}
 
 
 def _limit_memory(memory_bytes: int) -> None:

@@ -36,6 +36,7 @@ from trims.core.units import format_bytes
 from trims.environments.shelf import hold
 from trims.formats.scratch import Scratch
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
+from trims.memory.shortage import killed_words, tells_of_memory
 from trims.process.python import run_code
 from trims.wire.lifeline import Lifeline
 from trims.wire.weight import CHANGE_PAUSE_S, GIVES_WAY, weigh
@@ -64,7 +65,6 @@ spec.loader.exec_module(sys.modules["trims"])
 from trims.formats.child import main
 main()
 """
-_OUT_OF_MEMORY = ("MemoryError", "bad_alloc", "an't allocate memory", "annot allocate memory", "Unable to allocate")
 _REPLIES: dict[str, type[TrimsError]] = {
     cls.code: cls for cls in (ArtifactError, CapacityError, ConversionError, ImageError, NotSupportedError)
 }
@@ -224,7 +224,8 @@ class LimitedChild:
             poll.register(fd, select.POLLIN)
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise ConversionError(f"{self.what}: not done within the time limit of {self._limits.time_s:g} s")
+            limit = f"{self._limits.time_s:g} s{_raised_by(self._limits.time_setting)}"
+            raise ConversionError(f"{self.what}: not done within the time limit of {limit}")
         if self._told != self._gives_way:
             self._tell_kernel()
         changes = self._told or self._gives_way
@@ -268,12 +269,12 @@ class LimitedChild:
 
     def _refusal(self, frame: dict[str, Any]) -> TrimsError:
         message = str(frame.get("message"))[:20_000]
-        if frame.get("memory") or _tells_of_memory(message):
+        if frame.get("memory") or tells_of_memory(message):
             return self._memory_error(message)
         return _REPLIES.get(str(frame["error"]), ConversionError)(message)
 
     def _memory_error(self, detail: str) -> ConversionError:
-        limit = format_bytes(self._limits.memory_bytes)
+        limit = f"{format_bytes(self._limits.memory_bytes)}{_raised_by(self._limits.memory_setting)}"
         return ConversionError(f"{self.what}: the child process exceeded its memory limit of {limit}: {detail}")
 
     def _post_mortem(self) -> ConversionError:
@@ -289,7 +290,7 @@ class LimitedChild:
         words = f"; its last words: {tail}" if tail else ""
         if alive:
             return ConversionError(f"{self.what}: the child process hung up without an answer{words}")
-        if _tells_of_memory(tail):
+        if tells_of_memory(tail):
             return self._memory_error(tail)
         return ConversionError(f"{self.what}: the child process {_death(self._exit_status())}{words}")
 
@@ -372,13 +373,11 @@ def _origin(name: str) -> tuple[str, str] | None:
     return (name, spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
-def _tells_of_memory(text: str) -> bool:
-    return any(sign in text for sign in _OUT_OF_MEMORY)
+def _raised_by(setting: str) -> str:
+    return f" (raise the setting {setting})" if setting else ""
 
 
 def _death(status: int) -> str:
     if status >= 0:
         return f"ended with exit code {status} and without an answer"
-    name = signal.Signals(-status).name
-    why = " (by the kernel for lack of memory, or by another process)" if -status == signal.SIGKILL else ""
-    return f"was killed by {name}{why}"
+    return f"was killed by {signal.Signals(-status).name}{killed_words() if -status == signal.SIGKILL else ''}"

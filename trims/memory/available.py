@@ -38,6 +38,19 @@ def allowed_bytes(root: Path = _ROOT) -> int:
     return min([_meminfo(root, "MemTotal"), *(_read(folder / names.limit) for folder, names in _groups(root))])
 
 
+def group_bytes(root: Path = _ROOT) -> int | None:
+    """The most that the tightest control group of this process allows; None if none allows less than the machine has.
+
+    Args:
+        root: Where `proc` and `sys` lie.
+    """
+    try:
+        allowed = allowed_bytes(root)
+        return allowed if allowed < _meminfo(root, "MemTotal") else None
+    except (OSError, ValueError):  # such as a group that is removed meanwhile
+        return None
+
+
 def available_bytes(root: Path = _ROOT) -> int:
     """What can be taken now without pushing anything out but page cache. Swap does not count.
 

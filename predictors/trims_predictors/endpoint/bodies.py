@@ -97,7 +97,10 @@ def _unpack(body: bytes, encoding: str, most_bytes: int) -> bytes:
 
 
 def _too_large(most_bytes: int) -> TooLargeBodyError:
-    return TooLargeBodyError(f"the body is larger than {format_bytes(most_bytes)}, the most this endpoint takes")
+    raised_by = "" if most_bytes == SMALL_BYTES else " (--max-body)"
+    return TooLargeBodyError(
+        f"the body is larger than {format_bytes(most_bytes)}, the most this endpoint takes{raised_by}"
+    )
 
 
 def coding_for(accepted: str) -> str | None:

@@ -150,7 +150,8 @@ class JsonWorkers:
         nbytes = sum(memoryview(each).nbytes for each in data)
         if line.waiting_bytes and line.waiting_bytes + nbytes > self._most_waiting_bytes:
             raise BusyError(
-                f"{format_bytes(line.waiting_bytes)} of requests and answers in JSON wait already; send binary tensors"
+                f"{format_bytes(line.waiting_bytes)} of requests and answers in JSON wait already, the most for "
+                "this --max-body; send binary tensors"
             )
         line.waiting_bytes += nbytes
         try:

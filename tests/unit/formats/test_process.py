@@ -145,7 +145,10 @@ def test_a_child_that_exceeds_its_memory_is_told_with_the_limit(
     start: Callable[..., LimitedChild], tmp_path: Path
 ) -> None:
     child = start(limits=Limits(memory_bytes=512 << 20, time_s=100.0))
-    with pytest.raises(ConversionError, match=r"m\.bin: the child process exceeded its memory limit of 512\.0 MiB: "):
+    with pytest.raises(
+        ConversionError,
+        match=r"m\.bin: .* its memory limit of 512\.0 MiB \(raise the setting converter_memory_bytes\): ",
+    ):
         child.request(build(tmp_path, "exhausts"))
 
 

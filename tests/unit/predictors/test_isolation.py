@@ -184,7 +184,7 @@ def test_processes_in_a_namespace_are_known_by_their_numbers_here_and_end(prober
         assert all(footprint(pid) is not None for pid in seen)
         assert running.process.pid in template.predictors
         os.kill(running.process.pid, signal.SIGKILL)
-        assert await running.process.ended == "it was ended by SIGKILL"
+        assert (await running.process.ended).startswith("it was ended by SIGKILL (by the kernel for lack of memory, or")
         assert arrays(await driver.ask(code=text("value = 2")))["told"][0] == b"2"
 
     drive(prober, work, isolation=choose(NAMESPACES))

@@ -154,3 +154,6 @@ def test_templates_of_a_framework_import_it_and_our_parts_for_it() -> None:
 def test_how_a_process_ended_is_told_in_words() -> None:
     assert tell_status(3) == "it exited with status 3"
     assert tell_status(-11) == "it was ended by SIGSEGV"
+    assert tell_status(-9).startswith(
+        "it was ended by SIGKILL (by the kernel for lack of memory, or by another process"
+    )

@@ -157,7 +157,7 @@ def test_a_line_that_holds_too_many_bytes_takes_no_more() -> None:
     async def work(workers: JsonWorkers, ours: list[StandIn]) -> None:
         jobs = [asyncio.ensure_future(workers.parse("a", LARGE, None)) for _ in range(4)]
         await _begun()
-        with pytest.raises(BusyError, match="wait already; send binary tensors"):
+        with pytest.raises(BusyError, match="wait already, the most for this --max-body; send binary tensors"):
             await workers.parse("a", LARGE, None)
         for each in ours:
             each.may.set()
