@@ -85,6 +85,7 @@ def _run(options: argparse.Namespace) -> None:
 
 def _serve(options: argparse.Namespace) -> None:
     from trims.core.errors import ConfigError
+    from trims.process.packages import install_words
 
     try:
         import fastapi  # noqa: F401
@@ -92,7 +93,7 @@ def _serve(options: argparse.Namespace) -> None:
         import uvicorn  # noqa: F401
         import uvloop  # noqa: F401
     except ImportError as error:
-        raise ConfigError(f"the endpoint needs {error.name}: pip install 'trims[endpoint]'") from error
+        raise ConfigError(f"the endpoint needs {error.name}: {install_words('trims[endpoint]')}") from error
     from trims_predictors.endpoint.main import serve
 
     serve(_settings(options))

@@ -16,6 +16,7 @@ from trims.core.units import format_bytes
 from trims.memory.available import available_bytes
 from trims.memory.large_pages import why_no_large_pages
 from trims.memory.shm import check_folder, unopened_segments
+from trims.process.packages import install_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _SMALL_SHM_BYTES = 1 << 30
 _FEW_DESCRIPTORS = 1024
 _MXNET = "trims env create mxnet==1.9.1, if you use it; it needs Python 3.10 or 3.11"
+
 _FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "safetensors", "numpy", "ml_dtypes")
 
 
@@ -200,7 +202,7 @@ def _frameworks() -> Iterator[Finding]:
         elif name == "mxnet":
             yield from () if name in _made_frameworks() else (Finding("note", "mxnet has no environment", _MXNET),)
         else:
-            yield Finding("note", f"{name} is not installed here", f"pip install {name}, if you use it")
+            yield Finding("note", f"{name} is not installed here", f"{install_words(name)}, if you use it")
 
 
 def _made_frameworks() -> set[str]:

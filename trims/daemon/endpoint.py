@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from trims.daemon.config import Config
 
+from trims.process.packages import install_words
+
 _log = logging.getLogger(__name__)
 #: Seconds until it is started again: doubled at each early death.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
@@ -182,5 +184,5 @@ def _missing() -> str:
         try:
             importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
-            return f"it needs {requirement.name}, which is not installed: pip install 'trims[endpoint]'"
+            return f"it needs {requirement.name}, which is not installed: {install_words('trims[endpoint]')}"
     return ""

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["NoRandomInitialization", "build_module", "modules_beside"]
 
 
+from trims.process.packages import install_words
+
+
 def build_module(call: Any, arguments: Any, what: str, origin: str = "") -> torch.nn.Module:
     """Call the builder; parameters of the module are not filled.
 
@@ -45,7 +48,7 @@ def build_module(call: Any, arguments: Any, what: str, origin: str = "") -> torc
         except (TrimsError, MemoryError):
             raise
         except ImportError as error:
-            remedy = f"; install it there: {sys.executable} -m pip install {error.name}" if error.name else ""
+            remedy = f"; install it there: {install_words(error.name, sys.executable)}" if error.name else ""
             raise NotSupportedError(f"{what}: {call} lacks a module in {sys.prefix}: {error}{remedy}") from error
         except (Exception, SystemExit) as error:
             if isinstance(error, OSError) and lacks_descriptors(error):

@@ -27,6 +27,7 @@ from trims.formats.process import FRAME
 from trims.image.descriptors import explain_descriptors
 from trims.memory.shortage import lacks_memory
 from trims.process.forks import parent_only
+from trims.process.packages import install_words
 from trims.wire.lifeline import depend_on, end_group
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ def _refusal(error: Exception, what: str) -> dict[str, Any]:
     if isinstance(error, TrimsError):
         return {"error": error.code, "message": str(error)[:_MAX_MESSAGE]}
     if isinstance(error, ModuleNotFoundError):
-        remedy = f"install it there: {sys.executable} -m pip install {error.name}"
+        remedy = f"install it there: {install_words(str(error.name), sys.executable)}"
         return {"error": NotSupportedError.code, "message": f"{what}: {sys.prefix} has no {error.name!r}; {remedy}"}
     text = f"{what}: {type(error).__name__}{f': {error}' if str(error) else ''}"[:_MAX_MESSAGE]
     return {"error": ConversionError.code, "message": text, "memory": lacks_memory(error)}

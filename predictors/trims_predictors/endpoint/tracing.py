@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     Spanned = AbstractContextManager["RequestSpan | None"]
 
+from trims.process.packages import install_words
+
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PROTOCOL = "http/protobuf"
@@ -59,8 +61,8 @@ def make_tracing(environment: Mapping[str, str]) -> Tracing | None:
         from trims_predictors.endpoint.otlp import Tracing
     except ImportError as error:
         raise ConfigError(
-            f"OpenTelemetry's variables ask for traces, and {error.name} is missing: pip install 'trims[otel]', or "
-            "set OTEL_SDK_DISABLED=true"
+            f"OpenTelemetry's variables ask for traces, and {error.name} is missing: "
+            f"{install_words('trims[otel]')}, or set OTEL_SDK_DISABLED=true"
         ) from error
     try:
         return Tracing()

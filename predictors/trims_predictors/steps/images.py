@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from trims_predictors.steps.base import Array, Operation
 
 #: Formats that requests may bring. Pillow knows more; some of those start other programs, or are hardly ever tested.
+from trims.process.packages import install_words
+
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _PLUGINS = ("JpegImagePlugin", "PngImagePlugin", "WebPImagePlugin", "GifImagePlugin", "BmpImagePlugin")
 #: Modes of 8 bits a channel; others lose what they hold when they are converted.
@@ -39,7 +41,8 @@ def pillow() -> Any:
         return importlib.import_module("PIL.Image")
     except ImportError as error:
         raise NotSupportedError(
-            f"decode_image and resize need Pillow in the predictor's environment: {error}; pip install 'trims[steps]'"
+            f"decode_image and resize need Pillow in the predictor's environment: {error}; "
+            f"{install_words('trims[steps]')}"
         ) from error
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trims.core.errors import NotSupportedError
+from trims.process.packages import install_words
 from trims_predictors.steps.base import RefusedError
 from trims_predictors.steps.files import locate
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 #: What the manifest calls the outputs -> what the library calls them.
 _PARTS = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 #: Names that padding has in tokenizers which do not say theirs.
+
 _PADDING = ("[PAD]", "<pad>")
 
 
@@ -56,7 +58,7 @@ def _opened(path: str) -> Any:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise NotSupportedError(
-            f"tokenize needs tokenizers in the predictor's environment: {error}; pip install 'trims[steps]'"
+            f"tokenize needs tokenizers in the predictor's environment: {error}; {install_words('trims[steps]')}"
         ) from error
     try:
         return Tokenizer.from_file(path)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CapacityError, CudaError, DeviceLostError, NoSpaceError, NotSupportedError, TrimsError
 from trims.memory.cuda.api import IPC_HANDLE_BYTES, Device
+from trims.process.packages import install_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ try:
     from cuda.bindings import driver as _driver
 except ImportError as missing:
     raise NotSupportedError(
-        f"the package cuda-bindings is not installed ({missing}); pip install 'trims[gpu]'"
+        f"the package cuda-bindings is not installed ({missing}); {install_words('trims[gpu]')}"
     ) from None
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import NotSupportedError
 from trims.memory.cuda.connect import stand_in
+from trims.process.packages import install_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +82,7 @@ def _nvml() -> Iterator[Any]:
     try:
         import pynvml
     except ImportError:
-        raise NotSupportedError("the package nvidia-ml-py is not installed; pip install 'trims[gpu]'") from None
+        raise NotSupportedError(f"the package nvidia-ml-py is not installed; {install_words('trims[gpu]')}") from None
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
