@@ -27,6 +27,7 @@ from trims.daemon.devices import Devices
 from trims.daemon.ending import Ending
 from trims.daemon.endpoint import endpoint_of
 from trims.daemon.gpus import gpu_tiers
+from trims.daemon.notify import Notifier
 from trims.environments.shelf import Shelf
 from trims.formats.base import Limits
 from trims.formats.picking import Picker
@@ -387,6 +388,7 @@ def serve(config: Config) -> None:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     raise_limit()
     return_large_buffers()
+    manager = Notifier.from_environment()
     daemon = Daemon(config)
     daemon.start()
     # Not before: a plug-in that hangs while it opens can be interrupted.
@@ -395,7 +397,9 @@ def serve(config: Config) -> None:
     gc.collect()
     gc.freeze()  # what is there now stays: no collection, and so no open that falls into one, walks it again
     daemon.endpoint.start()
+    manager.ready(f"serving at {config.runtime_dir}; endpoint: {daemon.endpoint.off() or daemon.endpoint.where()}")
     daemon.wait()
+    manager.stopping("ending once requests that run are done")
     daemon.stop()
     if daemon.died is not None:
         sys.exit(f"trims: the attach door died: {type(daemon.died).__name__}: {daemon.died}")
