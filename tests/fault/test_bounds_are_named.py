@@ -6,7 +6,6 @@ One row for each bound and each way to meet it, in real predictors and converter
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,12 +15,10 @@ from starlette.requests import Request
 from trims_predictors.endpoint.bodies import TooLargeBodyError, read_body
 from trims_predictors.endpoint.json_text import SMALL_BYTES
 from trims_predictors.isolation import NAMESPACES, Isolation
-from trims_predictors.limits import memory_words
 
 from trims.core.errors import BusyError, ConversionError, DeadlineError, PredictorError, TrimsError
 from trims.formats.base import Limits
 from trims.formats.process import LimitedChild
-from trims.memory.shortage import killed_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -232,30 +229,3 @@ def test_time_of_a_converter_that_is_used_up_is_named(tmp_path: Path) -> None:
 def test_limits_that_no_setting_raises_name_none(tmp_path: Path) -> None:
     limits = Limits(memory_bytes=512 << 20, time_s=60.0, memory_setting="", time_setting="")
     assert "memory limit of 512.0 MiB: " in str(build(tmp_path, "python", limits))
-
-
-# -- control groups --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def limited(tmp_path: Path) -> Path:
-    """A root whose control group allows 512 MiB of 8 GiB."""
-    group = tmp_path / "sys/fs/cgroup/box"
-    group.mkdir(parents=True)
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/box\n")
-    (tmp_path / "proc/meminfo").write_text(f"MemTotal: {8 << 20} kB\nMemAvailable: {8 << 20} kB\n")
-    (group / "memory.max").write_text(f"{512 << 20}\n")
-    return tmp_path
-
-
-def test_a_control_group_that_limits_memory_is_named_with_its_value(
-    limited: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert "its control group allows 512.0 MiB for all of its processes: raise it (a container's memory limit" in (
-        killed_words(limited)
-    )
-    (limited / "sys/fs/cgroup/box/memory.max").write_text("max\n")
-    assert killed_words(limited) == " (by the kernel for lack of memory, or by another process)"
-    monkeypatch.setattr("trims_predictors.limits.group_limit", lambda: "")
-    assert re.match("this machine has no memory left for it", memory_words(None))

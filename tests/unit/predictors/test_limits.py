@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import TYPE_CHECKING
+
+from trims_predictors import limits
+from trims_predictors.limits import memory_words
+
+if TYPE_CHECKING:
+    import pytest
 
 PROGRAM = """
 import mmap, resource, sys
@@ -29,3 +36,13 @@ except MemoryError:
 def test_memory_beyond_the_limit_is_refused_and_the_limit_cannot_be_raised() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("refused\nrefused\n", "")
+
+
+def test_the_limit_that_was_met_is_the_predictor_s_its_group_s_or_the_machine_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "group_limit", lambda: "its control group allows 1.0 GiB")
+    assert memory_words(64 << 20) == "it may take 64.0 MiB of memory of its own: raise --predictor-memory"
+    assert memory_words(None) == "its control group allows 1.0 GiB"
+    monkeypatch.setattr(limits, "group_limit", lambda: "")
+    assert memory_words(None).startswith("this machine has no memory left for it: ")
