@@ -12,11 +12,20 @@ import pytest
 from fleets import drive, register
 from in_namespaces import namespaces
 from starlette.requests import Request
+from trims_client import connect
 from trims_predictors.endpoint.bodies import TooLargeBodyError, read_body
 from trims_predictors.endpoint.json_text import SMALL_BYTES
 from trims_predictors.isolation import NAMESPACES, Isolation
 
-from trims.core.errors import BusyError, ConversionError, DeadlineError, PredictorError, TrimsError
+from trims.core.errors import (
+    BusyError,
+    CapacityError,
+    ConversionError,
+    DeadlineError,
+    PredictorError,
+    TooLargeError,
+    TrimsError,
+)
 from trims.formats.base import Limits
 from trims.formats.process import LimitedChild
 
@@ -165,6 +174,23 @@ def test_a_body_that_is_too_large_is_told_what_raises_the_most(most_bytes: int, 
         asyncio.run(read_body(request, most_bytes))
     assert words in str(caught.value)
     assert ("--max-body" in str(caught.value)) == (most_bytes != SMALL_BYTES)
+
+
+def test_the_capacity_of_a_tier_is_named(serve: Callable[..., Daemon], checkpoint: Callable[..., Path]) -> None:
+    daemon = serve(cpu_capacity_bytes="1MiB")
+    paths = [
+        checkpoint("small", nbytes=800_000),
+        checkpoint("other", nbytes=800_000),
+        checkpoint("large", nbytes=4 << 20),
+    ]
+    with connect(daemon.config.runtime_dir) as session:
+        with session.open_file(paths[0], place="cpu"), pytest.raises(CapacityError) as full:
+            session.open_file(paths[1], place="cpu")
+        with pytest.raises(TooLargeError) as whole:
+            session.open_file(paths[2], place="cpu")
+    for caught in (full, whole):
+        assert "1.0 MiB" in str(caught.value)
+        assert "raise the setting cpu_capacity_bytes" in str(caught.value)
 
 
 # -- converters ------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from trims.core.errors import (
     QuotaError,
     TooLargeError,
 )
+from trims.core.place import TierKind
 from trims.core.replica import Replica, Share, State
 from trims.core.units import format_bytes
 
@@ -23,13 +24,26 @@ if TYPE_CHECKING:
     from trims.core.place import Place
 
 
+#: The setting that says how much a tier may hold.
+_SETTINGS = {
+    TierKind.CPU: "cpu_capacity_bytes",
+    TierKind.DISK: "disk_capacity_bytes",
+    TierKind.GPU: "gpu_share",
+}
+
+
+def _setting(place: Place) -> str:
+    setting = _SETTINGS.get(place.tier)
+    return "the tier's capacity" if setting is None else f"the setting {setting}"
+
+
 def too_large(books: PlaceBooks, replica: Replica) -> TooLargeError:
     """The image exceeds the whole tier."""
     beside = books.least_need_of(replica) - books.takes(replica.nbytes)
     work = f", and {format_bytes(beside)} more than the reserve for the session that reads it" if beside else ""
     return TooLargeError(
         f"the image takes {format_bytes(replica.nbytes)} ({replica.nbytes} bytes){work}; the {replica.place} tier has "
-        f"a capacity of {format_bytes(books.stated_bytes)} in all; raise the tier's capacity"
+        f"a capacity of {format_bytes(books.stated_bytes)} in all; raise {_setting(replica.place)}"
     )
 
 
@@ -61,7 +75,8 @@ def no_room(books: PlaceBooks, replica: Replica, leaving: Replica | None = None)
         )
     return CapacityError(
         f"{other}no room at {replica.place}: {format_bytes(books.need_of(replica))} needed; {', '.join(parts)}. "
-        f"Nothing was evicted. Close readers, unpin, raise the capacity, or set a deadline to wait for room"
+        f"Nothing was evicted. Close readers, unpin, raise {_setting(replica.place)}, or set a deadline to wait for "
+        f"room"
     )
 
 

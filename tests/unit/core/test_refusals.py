@@ -22,8 +22,8 @@ def a_replica(state: State = State.QUEUED, nbytes: int = 2048) -> Replica:
 def test_an_image_larger_than_its_tier_is_told_both_sizes_and_what_its_reader_needs() -> None:
     replica = a_replica()
     assert str(refusals.too_large(books_of(1024), replica)) == (
-        "the image takes 2.0 KiB (2048 bytes); the gpu:0 tier has a capacity of 1.0 KiB in all; raise the tier's "
-        "capacity"
+        "the image takes 2.0 KiB (2048 bytes); the gpu:0 tier has a capacity of 1.0 KiB in all; raise the setting "
+        "gpu_share"
     )
     replica.workspace_bytes = 3072
     assert "(2048 bytes), and 2.0 KiB more than the reserve" in str(refusals.too_large(books_of(1024, 1024), replica))
