@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from looking import wait_until
 from safetensors.numpy import load_file
 from trims_client import connect
 
@@ -198,7 +199,7 @@ def test_add_says_what_is_wrong_with_its_source(trims: Command, folder: Path, ma
     assert "does not exist" in trims.refused("add", folder / "absent.npz")
     assert "safetensors" in trims.refused("add", folder / "notes.txt")
     assert "cannot be read" in trims.refused("add", folder / "absent.yaml")
-    assert "a name is for artifacts" in trims.refused("add", manifest("small"), "--name", "x")
+    assert "--name is for artifacts" in trims.refused("add", manifest("small"), "--name", "x")
 
 
 def test_rm_forgets_the_model_and_says_of_an_unknown_one_which_are_near(
@@ -402,16 +403,16 @@ def test_an_image_without_a_name_is_evicted_by_the_beginning_of_its_key(
     trims: Command, daemon: Daemon, checkpoint: Callable[..., Path]
 ) -> None:
     path = checkpoint("m", nbytes=1000)
-    with connect(daemon.config.runtime_dir) as session:
-        session.open_file(path).close()
+    with connect(daemon.config.runtime_dir) as session, session.open_file(path):
         checkpoint("m", nbytes=2000)
         daemon.store.resolver.looked_stale(f"file:{path}")
         session.open_file(path).close()
-    (nameless,) = [each for each in trims.json("ps") if not each["names"]]
-    shown = nameless["key"][:16]
-    assert shown in trims.done("ps")
-    assert "0" * 8 in trims.refused("evict", "0" * 8)
-    assert trims.json("evict", shown) == {"freed": ["cpu"], "draining": []}
+        (nameless,) = [each for each in trims.json("ps") if not each["names"]]
+        shown = nameless["key"][:16]
+        assert shown in trims.done("ps")
+        assert "0" * 8 in trims.refused("evict", "0" * 8)
+        assert trims.json("evict", shown, "--drain") == {"freed": [], "draining": ["cpu"]}
+    wait_until(lambda: len(trims.json("ps")) == 1, "it goes with its last reader")
     assert [each["names"] for each in trims.json("ps")] == [[f"file:{path}"]]
     assert trims.json("evict", str(path)) == {"freed": ["cpu"], "draining": []}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib.metadata
 import os
 import sys
@@ -10,7 +11,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 import trims
-from trims.core.errors import TrimsError
+from trims.core.errors import CallerError, TrimsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -42,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
         [
             _group("models", commands, model_commands.register),
             _group("the daemon", commands, daemon_commands.register),
-            _group("tools", commands, env_commands.register, tools.register, _register_plugins),
+            _group("tools", commands, env_commands.register, tools.register, _register_plugins, _register_help),
         ]
     )
     for command in set(commands.choices.values()):  # a command may be there under two names
@@ -84,6 +85,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _register_help(commands: Commands) -> None:
+    text = "print the help of a command, or the list of all"
+    helps = commands.add_parser("help", help=text, description=text)
+    helps.add_argument("topic", nargs="?", metavar="COMMAND", help="default: all commands")
+    helps.set_defaults(run=_help)
+    text = "print the version of trims"
+    version = commands.add_parser("version", help=text, description=text)
+    version.add_argument("--json", action="store_true", help="print JSON")
+    version.set_defaults(run=_version)
+
+
+def _help(options: argparse.Namespace) -> int:
+    parser: argparse.ArgumentParser = options.parser
+    if options.topic is not None:
+        commands: Commands = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+        found = commands.choices.get(options.topic)
+        if found is None:
+            near = difflib.get_close_matches(options.topic, commands.choices, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "; `trims help` lists all"
+            raise CallerError(f"there is no command {options.topic!r}{hint}")
+        parser = found
+    parser.print_help()
+    return 0
+
+
+def _version(options: argparse.Namespace) -> int:
+    from trims.cli.output import say_done
+
+    python = ".".join(map(str, sys.version_info[:3]))
+    say_done(options, f"trims {trims.__version__}", version=trims.__version__, python=python)
+    return 0
 
 
 def _register_plugins(commands: Commands) -> None:

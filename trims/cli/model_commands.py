@@ -20,9 +20,12 @@ from trims.cli.output import (
     table,
     until,
 )
+from trims.cli.predictors import say_predictors
 from trims.control import admin
 from trims.core.errors import CallerError
 from trims.core.units import format_bytes, format_seconds
+from trims.wire.address import default_runtime_dir
+from trims.wire.endpoint_file import read_address
 
 if TYPE_CHECKING:
     import argparse
@@ -45,7 +48,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         run=_register_model
     )
     _add(commands, "list", "all registered models", _list, json=True)
-    _add(commands, "ps", "what is resident, where, how large, held by which process, until when", _ps, json=True)
+    ps = _add(commands, "ps", "what is resident, where, how large, held by which process, until when", _ps, json=True)
+    text = "file with the operator's token, if the endpoint needs one to say which predictors it has"
+    ps.add_argument("--token-file", type=Path, help=text)
     _model(_add(commands, "show", "everything about one model", _show, json=True))
     load = _model(_add(commands, "load", "have a model loaded before it is needed", _load, json=True), place=True)
     load.add_argument("--deadline-s", type=float, help="seconds to wait for the load and for room")
@@ -140,6 +145,9 @@ def _ps(options: argparse.Namespace) -> None:
         return
     table(REPLICA_COLUMNS, map(replica_row, found.replicas), empty="nothing is resident")
     say_devices(found.devices)
+    address = read_address(options.runtime_dir or default_runtime_dir())
+    if address is not None:
+        say_predictors(address, options.token_file)
 
 
 def _show(options: argparse.Namespace) -> None:

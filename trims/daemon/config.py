@@ -5,6 +5,7 @@ Only `main` reads the environment. `trims serve --help` and `docs/operations.md`
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import shlex
@@ -180,12 +181,38 @@ def build_config(
     given.update({name: value for name, value in flags.items() if value is not None})
     unknown = set(given) - set(_PARSERS)
     if unknown:
-        raise ConfigError(f"unknown setting {sorted(unknown)[0]!r}; known are {', '.join(sorted(_PARSERS))}")
+        name = sorted(unknown)[0]
+        near = difflib.get_close_matches(name, _PARSERS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"unknown setting {name!r}; {hint}known are {', '.join(sorted(_PARSERS))}")
     values = {name: _parse(name, value) for name, value in given.items()}
     _check_capacities(values)
     config = Config(**{**_defaults(env, values), **values})
     config.validate()
     return config
+
+
+#: Variables of trims that are no settings of the daemon.
+_OTHER_VARIABLES = (
+    "TRIMS_REQUIRE",
+    "TRIMS_MXNET_PYTHON",
+    "TRIMS_CLIENTS_PYTHON",
+    "TRIMS_BENCH_LINEARS",
+    "TRIMS_GPU_TESTS_FD",
+)
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return a sentence for each `TRIMS_` variable that no part of trims reads: it may be misspelt."""
+    known = [f"TRIMS_{name.upper()}" for name in _PARSERS]
+    found = os.environ if environment is None else environment
+    sentences = []
+    for name in sorted(found):
+        if name.startswith("TRIMS_") and name not in known and name not in _OTHER_VARIABLES:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"settings are {', '.join(known)}"
+            sentences.append(f"the variable {name} has no meaning to trims; {hint}")
+    return sentences
 
 
 def _read_file(path: Path) -> dict[str, Any]:

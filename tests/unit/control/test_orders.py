@@ -55,7 +55,7 @@ def test_a_manifest_in_a_file_is_sent_with_the_folder_its_paths_begin_at(tmp_pat
     request = orders.register(tmp_path / "m.yaml", None, replace=True)
     assert yaml.safe_load(request.manifest_yaml) == MANIFEST
     assert (request.origin, request.replace) == (str(tmp_path.resolve()), True)
-    with pytest.raises(CallerError, match=r"m\.yaml is a manifest and names its model itself"):
+    with pytest.raises(CallerError, match=r"--name is for artifacts; .*m\.yaml is a manifest"):
         orders.register(tmp_path / "m.yaml", "other", replace=False)
 
 
