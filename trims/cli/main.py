@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trims
@@ -91,7 +92,10 @@ def _register_help(commands: Commands) -> None:
     text = "print the help of a command, or the list of all"
     helps = commands.add_parser("help", help=text, description=text)
     helps.add_argument("topic", nargs="?", metavar="COMMAND", help="default: all commands")
+    helps.add_argument("--all", action="store_true", help="all commands with all options, as Markdown")
     helps.set_defaults(run=_help)
+    text = "print the JSON schema of manifests, for editors"
+    commands.add_parser("schema", help=text, description=text).set_defaults(run=_schema)
     text = "print the version of trims"
     version = commands.add_parser("version", help=text, description=text)
     version.add_argument("--json", action="store_true", help="print JSON")
@@ -100,6 +104,11 @@ def _register_help(commands: Commands) -> None:
 
 def _help(options: argparse.Namespace) -> int:
     parser: argparse.ArgumentParser = options.parser
+    if options.all:
+        from trims.cli.options_table import markdown
+
+        sys.stdout.write(markdown(parser))
+        return 0
     if options.topic is not None:
         commands: Commands = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
         found = commands.choices.get(options.topic)
@@ -109,6 +118,14 @@ def _help(options: argparse.Namespace) -> int:
             raise CallerError(f"there is no command {options.topic!r}{hint}")
         parser = found
     parser.print_help()
+    return 0
+
+
+def _schema(options: argparse.Namespace) -> int:
+    del options
+    folder = Path(trims.__file__).parent
+    packed, beside = folder / "schema.json", folder.parent / "manifests" / "schema.json"  # in a wheel; in a checkout
+    sys.stdout.write((packed if packed.exists() else beside).read_text(encoding="utf-8"))
     return 0
 
 
