@@ -68,6 +68,7 @@ def _group(title: str, commands: Commands, *registers: Callable[[Commands], None
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    _open_standard_files()
     try:
         parser = build_parser()
         options = parser.parse_args(arguments)
@@ -86,6 +87,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _open_standard_files() -> None:
+    """Open what the caller has closed of standard input, output and error, as files that hold nothing.
+
+    Else the next socket or file would get the number, and what is printed would go there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def _register_help(commands: Commands) -> None:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from trims.control.artifacts import manifest_for
-from trims.core.errors import CallerError, ManifestError
+from trims.core.errors import CallerError, DaemonAwayError, ManifestError
 from trims.core.manifest import text_of_version
 from trims.core.manifest_fields import Fields
 from trims.documents import load_yaml
 from trims.registry.base import read_manifest
 from trims.wire import trims_pb2 as pb
-from trims.wire.address import CONTROL_SOCKET, default_runtime_dir
+from trims.wire.address import CONTROL_SOCKET, default_runtime_dir, why_too_long
 
 if TYPE_CHECKING:
     import os
@@ -31,8 +31,14 @@ _Message = TypeVar("_Message", bound="Message")
 
 
 def control_socket(runtime_dir: str | os.PathLike[str] | None) -> Path:
-    """The control door of the daemon in that folder; None for the default of this user."""
-    return Path(runtime_dir or default_runtime_dir()).absolute() / CONTROL_SOCKET
+    """The control door of the daemon in that folder; None for the default of this user.
+
+    Raises DaemonAwayError for a folder in which no socket can lie.
+    """
+    folder = Path(runtime_dir or default_runtime_dir()).absolute()
+    if refusal := why_too_long(folder):
+        raise DaemonAwayError(refusal)
+    return folder / CONTROL_SOCKET
 
 
 def message(kind: type[_Message], **fields: Any) -> _Message:

@@ -27,7 +27,7 @@ from trims.memory.available import allowed_bytes
 from trims.memory.shm import SHM_FOLDER
 from trims.plugins import Choice
 from trims.tiers.transfer import default_threads
-from trims.wire.address import default_runtime_dir
+from trims.wire.address import default_runtime_dir, why_too_long
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -156,8 +156,8 @@ class Config:
             raise ConfigError(f"segment_dir {self.segment_dir} has no meaning with cpu_memory {self.cpu_memory}")
         if not 0 < self.gpu_share <= 1:
             raise ConfigError(f"gpu_share must be above 0 and at most 1, not {self.gpu_share}")
-        if len(str(self.runtime_dir / "control.sock")) > 100:
-            raise ConfigError(f"runtime_dir {self.runtime_dir} is too long for a socket's path; choose a shorter one")
+        if refusal := why_too_long(self.runtime_dir):
+            raise ConfigError(f"runtime_dir: {refusal}")
 
 
 def build_config(
@@ -361,8 +361,8 @@ def _default_cpu_bytes(given: Mapping[str, Any]) -> int:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         held = os.statvfs(segments)
-    except OSError as error:
-        raise ConfigError(f"segment_dir {segments} cannot be used: {error.strerror}") from error
+    except OSError:  # commands that make no memory have no use for it; a daemon refuses it (`check_folder`)
+        return memory // 2
     return min(memory, held.f_blocks * held.f_frsize) // 2
 
 
