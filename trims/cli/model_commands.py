@@ -34,6 +34,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     completed(add.add_argument("source", type=Path, help=text), FILES)
     add.add_argument("--name", help="name for an artifact (default: from its file, or folder)")
     add.add_argument("--replace", action="store_true", help="replace another manifest of the same name")
+    text = "of a torch checkpoint, the key of the state dict (net, or ema.model), where it is not found"
+    add.add_argument("--state-key", metavar="KEY", help=text)
     add.add_argument("--lazy", action="store_true", help="do not convert now; the first load will")
     commands.add_parser("register", parents=[add], add_help=False, help="the same as add").set_defaults(
         run=_register_model
@@ -83,7 +85,12 @@ def _model(
 def _register_model(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon, loading(options.name or str(options.source), options.json) as shown:
         model = daemon.add(
-            options.source, name=options.name, replace=options.replace, lazy=options.lazy, on_progress=shown
+            options.source,
+            name=options.name,
+            replace=options.replace,
+            lazy=options.lazy,
+            state_key=options.state_key,
+            on_progress=shown,
         )
     if not options.lazy and any((each.place, each.state) == ("disk", "sealed") for each in model.replicas):
         note(f"{model.name}: image of {format_bytes(model.image_bytes)} on disk")

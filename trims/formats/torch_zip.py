@@ -11,6 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ArtifactError, NotInPlaceError
+from trims.formats.shards import check_shards, weight_map
 from trims.formats.torch_pickle import StoredTensor, read_pickle
 from trims.formats.torch_state import metadata_of, state_dict
 from trims.formats.zip_members import DIRECTORY_BYTES, Member, stored_members
@@ -19,29 +20,58 @@ from trims.image.plan import Contents, SourceTensor
 from trims.image.source import FileSpan, SourceFile, open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from trims.formats.torch_state import Key
 
 #: Without these torch refuses an archive.
 _NEEDED = ("data.pkl", "version")
 
 
-def read_checkpoint(path: Path) -> Contents:
-    """The tensors of a checkpoint. Raises NotInPlaceError for one that needs a conversion, or is broken."""
+def read_checkpoint(path: Path, key: Sequence[Key] | None = None) -> Contents:
+    """Return the tensors of a checkpoint; `key` is where its state dict lies in it (`torch_state.key_of`).
+
+    Raises NotInPlaceError for one that needs a conversion, or is broken.
+    """
+    return _contents(path, key, PARSE_HERE_BYTES)[0]
+
+
+def read_shards(main: Path, key: Sequence[Key] | None = None) -> Contents:
+    """Return the tensors of all shards of an index. Raises as `read_checkpoint`; all are small together."""
+    left = PARSE_HERE_BYTES - SourceFile.look(main).nbytes
+    if left < 0:
+        raise NotInPlaceError("its index is too large to be parsed here")
+    expected = weight_map(main)
+    sources: list[SourceTensor] = []
+    names: list[tuple[str, list[str]]] = []
+    ignored: dict[str, str] = {}
+    for shard in sorted(set(expected.values())):
+        contents, read = _contents(main.parent / shard, key, left)
+        left -= read
+        sources += contents.sources
+        names.append((shard, [source.name for source in contents.sources]))
+        ignored = {**contents.metadata, **ignored}
+    check_shards(main, expected, names)
+    return Contents(sources, metadata=ignored)
+
+
+def _contents(path: Path, key: Sequence[Key] | None, most_bytes: int) -> tuple[Contents, int]:
+    """Return the tensors of one file, and how many bytes of pickle describe them."""
     file = SourceFile.look(path)
     with open_source(path) as fd:
         members = _members(fd, file.nbytes)
         if missing := [name for name in _NEEDED if name not in members]:
             raise NotInPlaceError(f"it has no member {missing[0]}")
-        loaded = read_pickle(_read(fd, members, "data.pkl"))
+        loaded = read_pickle(_read(fd, members, "data.pkl", most_bytes))
         if "byteorder" in members and _read(fd, members, "byteorder") != b"little":
             raise NotInPlaceError("its numbers are not little endian")
         file.check(fd)
     try:
-        tensors, ignored = state_dict(loaded, path, lambda value: isinstance(value, StoredTensor))
+        tensors, ignored = state_dict(loaded, path, lambda value: isinstance(value, StoredTensor), key)
     except ArtifactError as error:  # which torch, too, has to tell
         raise NotInPlaceError(str(error)) from error
-    return Contents(_sources(tensors, members, file), metadata=metadata_of(ignored))
+    return Contents(_sources(tensors, members, file), metadata=metadata_of(ignored)), members["data.pkl"].nbytes
 
 
 def is_stored(path: Path) -> bool:
@@ -67,9 +97,9 @@ def _members(fd: int, nbytes: int, directory_bytes: int | None = None) -> dict[s
     return found
 
 
-def _read(fd: int, members: Mapping[str, Member], name: str) -> bytes:
+def _read(fd: int, members: Mapping[str, Member], name: str, most_bytes: int = PARSE_HERE_BYTES) -> bytes:
     member = members[name]
-    if member.nbytes > PARSE_HERE_BYTES:
+    if member.nbytes > most_bytes:
         raise NotInPlaceError(f"its member {name} is too large to be parsed here")
     return os.pread(fd, member.nbytes, member.offset)
 
