@@ -113,11 +113,13 @@ def metadata_of(ignored: Sequence[str]) -> dict[str, str]:
 
 def builder_of(artifact: Artifact) -> Program | None:
     """What an artifact in place has in a skeleton's stead: which function builds its module; None if none is named."""
-    options = artifact.options
-    if "module" not in options:
-        return None
+    return builder_program(artifact.options, artifact.origin) if "module" in artifact.options else None
+
+
+def builder_program(options: Mapping[str, Any], origin: str) -> Program:
+    """Return the program that names the function that builds the module, for sessions to call."""
     named = {name: options[name] for name in ("module", "module_args", "ignore") if name in options}
-    return Program(TORCH_BUILDER, {**named, "origin": artifact.origin})
+    return Program(TORCH_BUILDER, {**named, "origin": origin})
 
 
 def _chosen(
