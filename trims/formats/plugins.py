@@ -5,34 +5,39 @@ Plugins are imported only when needed: one by name for `converter`, all of them 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import logging
 import os
 from functools import cache
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ArtifactError, ConfigError, NotSupportedError, TrimsError
+from trims.core.errors import (
+    ArtifactChangedError,
+    ArtifactError,
+    ArtifactNotFoundError,
+    ConfigError,
+    ConversionError,
+    NotSupportedError,
+    TrimsError,
+)
 from trims.formats.base import Converter
+from trims.formats.foreign import (
+    FIRST_BYTES,
+    describe_archive,
+    describe_failed_download,
+    describe_foreign,
+    find_failed_download,
+    first_bytes_of,
+)
 from trims.image.source import SourceFile, open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 log = logging.getLogger(__name__)
 GROUP = "trims.formats"
-#: What `claims` is shown of a file: enough for every magic number and the first name in a zip file.
-FIRST_BYTES = 4096
-
-
-#: First bytes of formats that are refused by name, and what to do instead.
-_FOREIGN = {
-    b"GGUF": "a GGUF file, whose quantised blocks are no tensors that a framework here reads: take the model's "
-    "safetensors, or dequantise it with the tools of llama.cpp",
-    b"\x89HDF\r\n": "an HDF5 file, as Keras writes them: save the weights as safetensors or .npz",
-    b"\x80": "a pickle that torch.save did not write: save its arrays as safetensors or .npz, or its tensors with "
-    "torch.save",
-}
 
 
 def detect(main: Path) -> Converter:
@@ -43,6 +48,8 @@ def detect(main: Path) -> Converter:
     with open_source(main) as fd:
         SourceFile.of(main, fd)
         first_bytes = os.pread(fd, FIRST_BYTES, 0)
+    if (download := describe_failed_download(first_bytes)) is not None:
+        raise ArtifactError(f"{main} is {download}")
     claiming = [found for found in map(converter, _entry_points()) if found.claims(main, first_bytes)]
     if not claiming:  # then its name counts, so that its own format says what is wrong with it
         claiming = [each for each in map(converter, _entry_points()) if main.suffix in getattr(each, "suffixes", ())]
@@ -50,13 +57,46 @@ def detect(main: Path) -> Converter:
         return claiming[0]
     if not first_bytes:
         raise ArtifactError(f"{main} is empty")
-    for magic, refusal in _FOREIGN.items():
-        if first_bytes.startswith(magic):
-            raise NotSupportedError(f"{main} is {refusal}")
+    if (foreign := describe_foreign(first_bytes)) is not None:
+        raise NotSupportedError(f"{main} is {foreign}")
     named = " and ".join(found.format for found in claiming) or "no converter"
     raise ArtifactError(
         f"{main} is claimed by {named}; write `format:` in the manifest (known: {', '.join(formats())})"
     )
+
+
+@contextlib.contextmanager
+def naming_foreign(format: str, files: Sequence[Path]) -> Iterator[None]:  # noqa: A002 - the manifest's word
+    """For a block that reads an artifact: where it fails because a file is not of the format, say what the file is.
+
+    Args:
+        format: Name of the converter that reads.
+        files: Those of the artifact, the main one first.
+
+    Raises ArtifactError in the place of an error that says less.
+    """
+    try:
+        yield
+    except (ArtifactNotFoundError, ArtifactChangedError):
+        raise
+    except (ArtifactError, ConversionError) as error:
+        found = find_failed_download(files)
+        if found is None and (other := _other_format(format, files[0])) is not None:
+            found = files[0], other
+        if found is None:
+            raise
+        raise ArtifactError(f"{found[0]} is {found[1]}") from error
+
+
+def _other_format(format: str, main: Path) -> str | None:  # noqa: A002 - the manifest's word
+    """Return what a file is that is of another format, by its first bytes; None if it may be of this one."""
+    first_bytes = first_bytes_of(main)
+    claiming = [found.format for found in map(converter, _entry_points()) if found.claims(main, first_bytes)]
+    if format in claiming:
+        return None
+    if claiming:
+        return f"of the format {claiming[0]}, not {format}: write `format: {claiming[0]}` in the manifest, or no format"
+    return describe_foreign(first_bytes) or describe_archive(first_bytes)
 
 
 def converter(format: str) -> Converter:  # noqa: A002 - the manifest's word

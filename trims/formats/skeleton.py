@@ -2,8 +2,8 @@
 
 Every parameter, buffer and other tensor of the module is pickled as a number: its place in the image's layout.
 `trims_client.frameworks.torch` unpickles with a table of views. Runs in a converter child, as it calls the module's
-builder. A module that cannot be pickled (parametrizations such as weight_norm's, lambdas, hooks that are closures) has no
-skeleton: the image then names the builder, which sessions call. Not covered: compiled modules, extra state.
+builder. A module that cannot be pickled (parametrizations such as weight_norm's, lambdas, hooks that are closures) has
+no skeleton: the image then names the builder, which sessions call. Not covered: compiled modules, extra state.
 
 The program's attributes:
     versions: of every package the skeleton's classes come from, which must be the same where it is used.

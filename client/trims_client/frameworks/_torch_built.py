@@ -77,8 +77,8 @@ class Views:
                     if owner is not None:
                         self._found.append((each, attribute, value, owner))
 
-    def follow(self) -> None:
-        """Point the views to the module's present parameters, and compute again what weight_norm keeps."""
+    def follow(self) -> torch.nn.Module:
+        """Point the views to the module's present parameters, compute again what weight_norm keeps, return the module."""
         for each, attribute, view, owner in self._found:
             parameter = self._module.get_parameter(owner)
             source = parameter if view.requires_grad else parameter.detach()
@@ -88,6 +88,7 @@ class Views:
             for hook in each._forward_pre_hooks.values():
                 if isinstance(hook, WeightNorm):
                     hook(each, ())
+        return self._module
 
 
 def _complete(known: dict[str, TensorSpec], state: Mapping[str, torch.Tensor]) -> list[str]:

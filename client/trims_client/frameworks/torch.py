@@ -359,9 +359,8 @@ def _built(weights: Weights, named: Mapping[str, Any], *, writable: bool) -> tor
         names = own_names(built.eval(), weights.layout.tensors)
         own = check_fits(built, weights, ignore, names)
         views = Views(built)
-        loaded = _load(built, weights, ignore=ignore, without=own, writable=writable, names=names.__getitem__)
-        views.follow()
-        return loaded
+        _load(built, weights, ignore=ignore, without=own, writable=writable, names=names.__getitem__)
+        return views.follow()
     except NotSupportedError as error:
         if error.__cause__ is None or weights.place != "file":  # nothing is missing: it says itself what to do
             raise

@@ -91,7 +91,7 @@ UNPICKLED: dict[str, tuple[Callable[[], Any], Any]] = {
 
 @pytest.mark.parametrize("writable", [False, True])
 @pytest.mark.parametrize("name", UNPICKLED)
-def test_a_module_that_cannot_be_pickled_is_built_on_views_and_computes_the_same(
+def test_a_module_without_a_skeleton_is_built_on_views_and_computes_the_same(
     name: str, writable: bool, tmp_path: Path
 ) -> None:
     build, given = UNPICKLED[name]
@@ -151,7 +151,7 @@ def test_a_builder_that_is_not_here_is_told_without_a_place_where_it_would_be_bu
 
 
 @pytest.mark.parametrize("build", [torch_modules.weight_normed, torch_modules.with_lambda])
-def test_weights_that_do_not_fit_a_module_without_a_skeleton_are_refused_by_the_converter(
+def test_weights_that_do_not_fit_a_module_without_a_skeleton_are_refused(
     build: Callable[[], Any], tmp_path: Path
 ) -> None:
     wrong = {**build().state_dict(), "more": torch.ones(1)}
