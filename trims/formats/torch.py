@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trims.core.errors import ArtifactError
 from trims.formats.base import check_options
 from trims.formats.shards import check_shards, is_index, names_of, refuse_shard, shard_files, weight_map
+from trims.formats.torch_refused import explain
 from trims.formats.torch_state import builder_of, key_of, metadata_of, select, state_dict
 from trims.formats.torch_tensors import describe
 from trims.formats.torch_zip import is_stored, read_checkpoint, read_shards
@@ -170,14 +171,13 @@ def _load(path: Path, options: Mapping[str, Any]) -> Any:
         # A mapping gives the bytes as they lie there: torch inflates nothing in it, and looks at no member's head.
         return torch.load(path, map_location="cpu", weights_only=not allow_pickle, mmap=is_zip and is_stored(path))
     except pickle.UnpicklingError as error:
-        reason = _TERMINAL_CODES.sub("", str(error)).partition("\n")[0]
-        remedy = (
-            ""
-            if allow_pickle
-            else "; save module.state_dict() instead of a whole module, or, if you trust its author, "
-            "let its code run with allow_pickle: true"
-        )
-        raise ArtifactError(f"{path}: not a checkpoint of tensors only: {reason}{remedy}") from error
+        said = _TERMINAL_CODES.sub("", str(error))
+        if allow_pickle:
+            raise ArtifactError(f"{path}: it cannot be unpickled: {said}"[:2000]) from error
+        raise ArtifactError(
+            f"{path}: not a checkpoint of tensors only: {explain(path, said)}; or let the file's code run in the "
+            "converter (artifact.allow_pickle: true in a manifest)"
+        ) from error
     except MemoryError:
         raise
     except (RuntimeError, EOFError, KeyError, ValueError, AttributeError, IndexError, TypeError, OSError) as error:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from trims.core.errors import ArtifactError
 from trims.image.program import TORCH_BUILDER, Program
 
+Key = str | int
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from trims.formats.base import Artifact
-
-    Key = str | int
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 #: Names of training state, which may hold tensors and is no part of a model.
@@ -106,6 +106,29 @@ def select(loaded: Any, path: Path, key: Sequence[Key]) -> tuple[Any, list[str]]
     return value, ignored
 
 
+def places_of(loaded: Any, is_tensor: Callable[[Any], bool]) -> list[tuple[Key, ...]]:
+    """Return keys of dicts that have tensors, usual names first, then the outermost; a large checkpoint is cut off."""
+    if not isinstance(loaded, (dict, list, tuple)):
+        return []
+    waiting: deque[tuple[tuple[Key, ...], Any]] = deque([((), loaded)])
+    seen: set[int] = set()
+    found: list[tuple[Key, ...]] = []
+    while waiting and len(seen) < _SEARCHED and len(found) < _SHOWN:
+        key, value = waiting.popleft()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if key and _has_tensors(value, is_tensor):
+            found.append(key)
+        pairs = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+        waiting.extend(
+            ((*key, name), each)
+            for name, each in pairs[:_SEARCHED]
+            if isinstance(each, (dict, list, tuple)) and not is_tensor(each) and isinstance(name, (str, int))
+        )
+    return sorted(found, key=lambda key: key[-1] not in _WRAPPERS)
+
+
 def metadata_of(ignored: Sequence[str]) -> dict[str, str]:
     """What an image says of the values that were left out."""
     return {"ignored": ", ".join(ignored)} if ignored else {}
@@ -186,34 +209,13 @@ def _proposal(loaded: Any, is_tensor: Callable[[Any], bool]) -> str:
     if not isinstance(loaded, (dict, list, tuple)) or not loaded:
         return ""
     keys = f"; it holds {_listed(loaded, is_tensor)}" if isinstance(loaded, dict) else ""
-    places = [written(key) for key in _places(loaded, is_tensor)]
+    places = [written(key) for key in places_of(loaded, is_tensor)]
     if not places:
         return keys
     return (
         f"{keys}; state dicts lie under {', '.join(places[:_SHOWN])}: name the one to take "
         f"(trims add --state-key {places[0]}; in a manifest options: {{state_key: {places[0]}}})"
     )
-
-
-def _places(loaded: Any, is_tensor: Callable[[Any], bool]) -> list[tuple[Key, ...]]:
-    """Return keys of dicts that have tensors, the outermost first; what lies deep in a large checkpoint is left out."""
-    waiting: deque[tuple[tuple[Key, ...], Any]] = deque([((), loaded)])
-    seen: set[int] = set()
-    found: list[tuple[Key, ...]] = []
-    while waiting and len(seen) < _SEARCHED and len(found) < _SHOWN:
-        key, value = waiting.popleft()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if key and _has_tensors(value, is_tensor):
-            found.append(key)
-        pairs = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
-        waiting.extend(
-            ((*key, name), each)
-            for name, each in pairs[:_SEARCHED]
-            if isinstance(each, (dict, list, tuple)) and not is_tensor(each) and isinstance(name, (str, int))
-        )
-    return found
 
 
 def _listed(values: Mapping[Any, Any], is_tensor: Callable[[Any], bool]) -> str:

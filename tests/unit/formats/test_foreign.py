@@ -48,11 +48,15 @@ def test_a_failed_download_is_named_where_the_manifest_says_a_format(tmp_path: P
     content, words = DOWNLOADS[what]
     main = tmp_path / f"model.{SUFFIXES[name]}"
     main.write_bytes(content)
-    with pytest.raises(ArtifactError, match=rf"model\.{SUFFIXES[name]} is {words}"):
+
+    def planned() -> None:
         with naming_foreign(name, [main]):
             files = converter(name).files(main, {})
         with start_conversion(Artifact(name, files), limits=LIMITS) as conversion:
             conversion.plan()
+
+    with pytest.raises(ArtifactError, match=rf"model\.{SUFFIXES[name]} is {words}"):
+        planned()
     assert set(formats()) == set(SUFFIXES)
 
 
@@ -71,7 +75,7 @@ def test_a_shard_that_is_a_pointer_is_named_also_in_place(tmp_path: Path) -> Non
         conversion.plan()
 
 
-def test_a_torch_checkpoint_that_is_called_safetensors_is_named_where_that_format_is_asked_for(tmp_path: Path) -> None:
+def test_a_torch_checkpoint_that_is_read_as_safetensors_is_named(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     for zip_format in (True, False):
         main = tmp_path / "m.safetensors"
@@ -108,9 +112,7 @@ def test_a_zip_archive_that_is_called_safetensors_is_named(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("length", [0x80, 0x0280, 0x8B1F])
-def test_a_broken_file_of_the_format_keeps_its_own_error_though_it_begins_like_another(
-    tmp_path: Path, length: int
-) -> None:
+def test_a_broken_file_that_begins_like_another_format_keeps_its_error(tmp_path: Path, length: int) -> None:
     main = tmp_path / "m.safetensors"
     main.write_bytes(length.to_bytes(8, "little") + b"{" + bytes(length))
     with pytest.raises(ArtifactError, match="the header is not JSON"):
