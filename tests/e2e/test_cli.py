@@ -199,6 +199,26 @@ def test_add_takes_the_weights_of_a_checkpoint_by_their_key(trims: Command, fold
         assert {name: view.tolist() for name, view in weights.items()} == {"w": [1.0, 1.0, 1.0]}
 
 
+@pytest.mark.parametrize("named", ["m.safetensors", "m.bin", "m.onnx", "m.npz", "m.safetensors.index.json"])
+def test_add_of_a_failed_download_says_what_it_is(trims: Command, folder: Path, named: str) -> None:
+    for content, words in (
+        (b"version https://git-lfs.github.com/spec/v1\nsize 12\n", "is a pointer of Git LFS to a file of 12 bytes"),
+        (b"<!doctype html><title>Sign in</title>", "is an HTML or XML page"),
+    ):
+        (folder / named).write_bytes(content)
+        assert f"{named} {words}" in trims.refused("add", folder / named)
+
+
+def test_add_of_a_shard_or_a_stated_format_that_is_a_pointer_names_the_file(trims: Command, folder: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\nsize 12\n"
+    (folder / "1.bin").write_bytes(pointer)
+    (folder / "m.bin.index.json").write_text(json.dumps({"weight_map": {"w": "1.bin"}}))
+    assert "1.bin is a pointer of Git LFS" in trims.refused("add", folder / "m.bin.index.json")
+    for stated in ("safetensors", "torch", "onnx", "npz", "npy", "mxnet"):
+        (folder / "m.yaml").write_text(json.dumps({"name": "m", "artifact": {"path": "1.bin", "format": stated}}))
+        assert "1.bin is a pointer of Git LFS" in trims.refused("add", folder / "m.yaml")
+
+
 def test_add_of_one_shard_is_refused_and_of_the_folder_serves_all(trims: Command, folder: Path) -> None:
     torch = pytest.importorskip("torch")
     model = folder / "large"

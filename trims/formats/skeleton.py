@@ -282,8 +282,9 @@ class _Recorder(pickle.Unpickler):
 
 
 def _storage_of(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's memory; 0 for none."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+    """Return the address of a plain tensor's memory; 0 for none."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return tensor.untyped_storage().data_ptr() if plain else 0
 
 
 def _versions(packages: Iterable[str]) -> dict[str, str]:

@@ -78,7 +78,7 @@ class Views:
                         self._found.append((each, attribute, value, owner))
 
     def follow(self) -> torch.nn.Module:
-        """Point the views to the module's present parameters, compute again what weight_norm keeps, return the module."""
+        """Point the views to the parameters of now, and compute again what weight_norm keeps. Returns the module."""
         for each, attribute, view, owner in self._found:
             parameter = self._module.get_parameter(owner)
             source = parameter if view.requires_grad else parameter.detach()

@@ -34,6 +34,26 @@ def test_training_checkpoints_are_unwrapped_and_what_is_left_out_is_noted(tmp_pa
 
 
 @pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize(
+    ("name", "value", "is_refused"),
+    [
+        ("best_acc1", torch.tensor(0.9), False),
+        ("best_acc1", torch.ones(2), True),
+        ("logit_scale", torch.tensor(0.07), True),
+        ("ema", {"w": torch.ones(2)}, True),
+        ("optimizer", {"state": {0: {"step": torch.ones(2)}}}, False),
+    ],
+)
+def test_beside_a_state_dict_a_metric_and_an_optimizer_may_be_left_out(
+    tmp_path: Path, name: str, value: Any, is_refused: bool, in_place: bool
+) -> None:
+    path = saved(tmp_path, {"state_dict": {"w": torch.ones(2)}, name: value})
+    look: Any = CONVERTER.contents if in_place else CONVERTER.plan
+    with pytest.raises((ArtifactError, NotInPlaceError), match=name) if is_refused else nullcontext():
+        look(Artifact("torch", (path,)))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
 def test_a_checkpoint_whose_weights_have_a_name_of_its_own_is_taken_by_its_state_key(
     tmp_path: Path, in_place: bool
 ) -> None:
