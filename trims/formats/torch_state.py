@@ -209,11 +209,11 @@ def _proposal(loaded: Any, is_tensor: Callable[[Any], bool]) -> str:
     if not isinstance(loaded, (dict, list, tuple)) or not loaded:
         return ""
     keys = f"; it holds {_listed(loaded, is_tensor)}" if isinstance(loaded, dict) else ""
-    places = [written(key) for key in places_of(loaded, is_tensor)]
+    places = [text for key in places_of(loaded, is_tensor) if len(text := written(key)) <= _SHOWN_LETTERS]
     if not places:
         return keys
     return (
-        f"{keys}; state dicts lie under {', '.join(places[:_SHOWN])}: name the one to take "
+        f"{keys}; state dicts lie under {', '.join(places)}: name the one to take "
         f"(trims add --state-key {places[0]}; in a manifest options: {{state_key: {places[0]}}})"
     )
 

@@ -15,6 +15,7 @@ from trims.formats.shards import check_shards, weight_map
 from trims.formats.torch_pickle import StoredTensor, read_pickle
 from trims.formats.torch_state import metadata_of, state_dict
 from trims.formats.zip_members import DIRECTORY_BYTES, Member, stored_members
+from trims.image.in_place import MAX_FILES
 from trims.image.look import PARSE_HERE_BYTES
 from trims.image.plan import Contents, SourceTensor
 from trims.image.source import FileSpan, SourceFile, open_source
@@ -34,20 +35,26 @@ def read_checkpoint(path: Path, key: Sequence[Key] | None = None) -> Contents:
 
     Raises NotInPlaceError for one that needs a conversion, or is broken.
     """
-    return _contents(path, key, PARSE_HERE_BYTES)[0]
+    return _contents(path, key, PARSE_HERE_BYTES, None)[0]
 
 
 def read_shards(main: Path, key: Sequence[Key] | None = None) -> Contents:
-    """Return the tensors of all shards of an index. Raises as `read_checkpoint`; all are small together."""
+    """Return the tensors of all shards of an index. What is read of them is as little together as of one checkpoint.
+
+    Raises as `read_checkpoint`.
+    """
     left = PARSE_HERE_BYTES - SourceFile.look(main).nbytes
     if left < 0:
         raise NotInPlaceError("its index is too large to be parsed here")
     expected = weight_map(main)
+    shards = sorted(set(expected.values()))
+    if len(shards) > MAX_FILES:
+        raise NotInPlaceError(f"it has {len(shards)} shards; at most {MAX_FILES} are served in place")
     sources: list[SourceTensor] = []
     names: list[tuple[str, list[str]]] = []
     ignored: dict[str, str] = {}
-    for shard in sorted(set(expected.values())):
-        contents, read = _contents(main.parent / shard, key, left)
+    for shard in shards:
+        contents, read = _contents(main.parent / shard, key, left, DIRECTORY_BYTES // len(shards))
         left -= read
         sources += contents.sources
         names.append((shard, [source.name for source in contents.sources]))
@@ -56,11 +63,20 @@ def read_shards(main: Path, key: Sequence[Key] | None = None) -> Contents:
     return Contents(sources, metadata=ignored)
 
 
-def _contents(path: Path, key: Sequence[Key] | None, most_bytes: int) -> tuple[Contents, int]:
-    """Return the tensors of one file, and how many bytes of pickle describe them."""
+def _contents(
+    path: Path, key: Sequence[Key] | None, most_bytes: int, directory_bytes: int | None
+) -> tuple[Contents, int]:
+    """Return the tensors of one file, and how many bytes of pickle describe them.
+
+    Args:
+        path: The file.
+        key: See `read_checkpoint`.
+        most_bytes: A longer pickle is not read.
+        directory_bytes: The same for the zip directory; None for the bound of one file.
+    """
     file = SourceFile.look(path)
     with open_source(path) as fd:
-        members = _members(fd, file.nbytes)
+        members = _members(fd, file.nbytes, directory_bytes)
         if missing := [name for name in _NEEDED if name not in members]:
             raise NotInPlaceError(f"it has no member {missing[0]}")
         loaded = read_pickle(_read(fd, members, "data.pkl", most_bytes))

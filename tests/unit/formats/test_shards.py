@@ -81,6 +81,33 @@ def test_bin_shards_with_much_to_parse_together_are_left_to_a_conversion(tmp_pat
     assert len(image_of(main).layout) == 1500
 
 
+def test_the_directories_of_many_bin_shards_are_read_as_little_as_that_of_one_file(tmp_path: Path) -> None:
+    large = {f"{number}": torch.ones(1) for number in range(400)}
+    names = dict.fromkeys(large, "0.bin")
+    torch.save(large, tmp_path / "0.bin")
+    main = tmp_path / "m.bin.index.json"
+    main.write_text(json.dumps({"weight_map": names}))
+    assert len(contents_of(main).sources) == 400
+    for number in range(1, 40):
+        torch.save({f"x{number}": torch.ones(1)}, tmp_path / f"{number}.bin")
+        names[f"x{number}"] = f"{number}.bin"
+    main.write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(NotInPlaceError, match="zip directory"):
+        contents_of(main)
+
+
+def test_more_bin_shards_than_are_mapped_at_once_are_converted(tmp_path: Path) -> None:
+    names = {}
+    for number in range(65):
+        torch.save({f"x{number}": torch.ones(1)}, tmp_path / f"{number}.bin")
+        names[f"x{number}"] = f"{number}.bin"
+    main = tmp_path / "m.bin.index.json"
+    main.write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(NotInPlaceError, match="65 shards"):
+        contents_of(main)
+    assert len(image_of(main).layout) == 65
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -120,6 +120,13 @@ def test_a_checkpoint_that_holds_itself_is_searched_once() -> None:
     assert state_dict({"w": b"1", "x": empty}, PATH, is_tensor) == ({"w": b"1"}, ["x"])
 
 
+def test_a_refusal_is_short_though_keys_are_long_and_many() -> None:
+    loaded = {"n" * 100_000 + str(number): {"w": b"1"} for number in range(100)}
+    with pytest.raises(ArtifactError) as caught:
+        state_dict(loaded, PATH, is_tensor)
+    assert len(str(caught.value)) < 5000
+
+
 def test_a_large_value_under_many_names_is_searched_once() -> None:
     asked = 0
 
