@@ -67,18 +67,19 @@ class Views:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        owners = {each.untyped_storage().data_ptr(): name for name, each in module.named_parameters() if each.numel()}
+        plain = [(name, each) for name, each in module.named_parameters() if _is_plain(each)]
+        owners = {each.untyped_storage().data_ptr(): name for name, each in plain}
         owners.pop(0, None)  # of tensors without memory
         self._found: list[tuple[torch.nn.Module, str, torch.Tensor, str]] = []
         for each in module.modules():
             for attribute, value in vars(each).items():
-                if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+                if isinstance(value, torch.Tensor) and _is_plain(value):
                     owner = owners.get(value.untyped_storage().data_ptr())
                     if owner is not None:
                         self._found.append((each, attribute, value, owner))
 
-    def follow(self) -> torch.nn.Module:
-        """Point the views to the parameters of now, and compute again what weight_norm keeps. Returns the module."""
+    def follow(self) -> None:
+        """Point the views to the parameters of now, and compute again what weight_norm keeps."""
         for each, attribute, view, owner in self._found:
             parameter = self._module.get_parameter(owner)
             source = parameter if view.requires_grad else parameter.detach()
@@ -88,7 +89,10 @@ class Views:
             for hook in each._forward_pre_hooks.values():
                 if isinstance(hook, WeightNorm):
                     hook(each, ())
-        return self._module
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
 
 
 def _complete(known: dict[str, TensorSpec], state: Mapping[str, torch.Tensor]) -> list[str]:

@@ -209,7 +209,8 @@ def load_into(
             were saved with a prefix ("module.", "model."), or by an older version of the model's library.
 
     Returns:
-        The same module. Parameters that were tied in the module are tied again. With weights on a device all its
+        The same module. Parameters that were tied in the module are tied again, and attributes that were views of
+        parameters are views of the new ones. With weights on a device all its
         parameters and buffers lie there.
 
     Raises:
@@ -240,7 +241,7 @@ def _load(
     names: Callable[[str], str] | None = None,
 ) -> torch.nn.Module:
     """See `load_into`. Names that match a pattern of `ignore` may be left over; those in `without` are not used."""
-    tied = _tied_names(module)
+    tied, views = _tied_names(module), Views(module)
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
     tensors = state_dict(weights, writable=writable)
     for name in without:
@@ -265,6 +266,7 @@ def _load(
             f"buffers {_listed(unknown_buffers)} are in no state dict and have no values on the meta device; build "
             "the module on the CPU, or name its builder in the manifest (option module)"
         )
+    views.follow()
     return module
 
 
@@ -358,9 +360,7 @@ def _built(weights: Weights, named: Mapping[str, Any], *, writable: bool) -> tor
         built = build_module(named["module"], named.get("module_args", {}), repr(weights.name), named["origin"])
         names = own_names(built.eval(), weights.layout.tensors)
         own = check_fits(built, weights, ignore, names)
-        views = Views(built)
-        _load(built, weights, ignore=ignore, without=own, writable=writable, names=names.__getitem__)
-        return views.follow()
+        return _load(built, weights, ignore=ignore, without=own, writable=writable, names=names.__getitem__)
     except NotSupportedError as error:
         if error.__cause__ is None or weights.place != "file":  # nothing is missing: it says itself what to do
             raise
