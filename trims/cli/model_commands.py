@@ -43,6 +43,8 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add.add_argument("--name", help="name for one artifact (default: from its file, or folder)")
     add.add_argument("--replace", action="store_true", help="replace another manifest of the same name")
+    text = "of a torch checkpoint, the key of the state dict (net, or ema.model), where it is not found"
+    add.add_argument("--state-key", metavar="KEY", help=text)
     add.add_argument("--lazy", action="store_true", help="do not convert now; the first load will")
     commands.add_parser("register", parents=[add], add_help=False, help="the same as add").set_defaults(
         run=_register_model
@@ -92,8 +94,9 @@ def _model(
 
 
 def _register_model(options: argparse.Namespace) -> None:
-    if options.name is not None and len(options.source) > 1:
-        raise CallerError(f"--name is for one artifact, and {len(options.source)} are given")
+    if len(options.source) > 1 and (options.name is not None or options.state_key is not None):
+        flag = "--name" if options.name is not None else "--state-key"
+        raise CallerError(f"{flag} is for one artifact, and {len(options.source)} are given")
     models = [_register_one(options, source) for source in options.source]
     if options.json:
         shown = [as_json(model) for model in models]
@@ -102,7 +105,14 @@ def _register_model(options: argparse.Namespace) -> None:
 
 def _register_one(options: argparse.Namespace, source: Path) -> Model:
     with admin(options.runtime_dir) as daemon, loading(options.name or str(source), options.json) as shown:
-        model = daemon.add(source, name=options.name, replace=options.replace, lazy=options.lazy, on_progress=shown)
+        model = daemon.add(
+            source,
+            name=options.name,
+            replace=options.replace,
+            lazy=options.lazy,
+            state_key=options.state_key,
+            on_progress=shown,
+        )
     if not options.lazy and any((each.place, each.state) == ("disk", "sealed") for each in model.replicas):
         note(f"{model.name}: image of {format_bytes(model.image_bytes)} on disk")
     elif not options.lazy:
