@@ -27,7 +27,8 @@ def run(weights, inputs):
 
 
 @pytest.fixture
-def endpoint(daemon: Daemon) -> Iterator[Endpoint]:
+def endpoint(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     made = Endpoint(daemon.config.runtime_dir, "--isolation", "process")
     yield made
     made.end(signal.SIGKILL)
