@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CapacityError, DaemonAwayError
-from trims.wire.address import ATTACH_SOCKET, TENANTS_FOLDER
+from trims.wire.address import ATTACH_SOCKET, TENANTS_FOLDER, why_too_long
 
 if TYPE_CHECKING:
     from collections import deque
@@ -68,9 +68,13 @@ def connect(sock: socket.socket, path: str) -> None:
         ) from error
     except OSError as error:
         sock.close()
-        why = _unknown_tenant(path) or (
-            f"no daemon answers at {path} ({error.strerror}); start one with `trims serve`, or point "
-            f"TRIMS_RUNTIME_DIR at the folder of one that runs"
+        why = (
+            why_too_long(os.path.dirname(path))
+            or _unknown_tenant(path)
+            or (
+                f"no daemon answers at {path} ({error.strerror}); start one with `trims serve`, or point "
+                f"TRIMS_RUNTIME_DIR at the folder of one that runs"
+            )
         )
         raise DaemonAwayError(why) from error
 

@@ -30,30 +30,33 @@ def _add(
     parser.add_argument("--endpoint", help="URL of an endpoint (default: the daemon's)")
     parser.add_argument("--token-file", type=Path, help="file with the operator's token, if the endpoint needs one")
     parser.add_argument("--certificate", help="file with the endpoint's certificate, for https")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--deadline-s", type=float, default=600.0, help="seconds to wait (default: 600)")
     parser.set_defaults(run=run)
 
 
 def _reload(options: argparse.Namespace) -> None:
-    from trims.cli.output import say
+    from trims.cli.output import say_done
     from trims.control import admin
 
     if _at_endpoint(options, "load"):
-        say(f"{options.model} is loaded: a predictor with its code and files as they are now is ready")
+        text = f"{options.model} is loaded: a predictor with its code and files as they are now is ready"
+        say_done(options, text, model=options.model, predictor=True)
         return
     with admin(options.runtime_dir) as daemon:
         replica = daemon.load(options.model, deadline_s=options.deadline_s)
-    say(f"{options.model} is at {replica.place}")
+    text = f"{options.model} is at {replica.place}"
+    say_done(options, text, model=options.model, predictor=False, place=replica.place)
 
 
 def _unload(options: argparse.Namespace) -> None:
-    from trims.cli.output import say
+    from trims.cli.output import say_done
     from trims.control import admin
 
     if not _at_endpoint(options, "unload"):
         with admin(options.runtime_dir) as daemon:
             daemon.evict(options.model, drain=True)
-    say(f"{options.model} is unloaded; its next request loads it")
+    say_done(options, f"{options.model} is unloaded; its next request loads it", model=options.model, loaded=False)
 
 
 def _at_endpoint(options: argparse.Namespace, verb: str) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from looking import wait_until
 from safetensors.numpy import load_file
 from trims_client import connect
 
@@ -189,6 +190,59 @@ def test_add_of_another_manifest_under_a_taken_name_needs_replace(
         assert weights["step"] == int.from_bytes(b"another", "big") % (1 << 32) % 251
 
 
+@pytest.mark.parametrize("lazy", [[], ["--lazy"]])
+def test_add_takes_the_weights_of_a_checkpoint_by_their_key(trims: Command, folder: Path, lazy: list[str]) -> None:
+    torch = pytest.importorskip("torch")
+    torch.save({"net": {"w": torch.ones(3)}, "acc": torch.ones(1)}, folder / "best.pt")
+    assert "trims add --state-key net" in trims.refused("add", folder / "best.pt")
+    trims.done("add", folder / "best.pt", "--state-key", "net", *lazy)
+    with connect(trims.runtime_dir) as session, session.open("best") as weights:
+        assert {name: view.tolist() for name, view in weights.items()} == {"w": [1.0, 1.0, 1.0]}
+
+
+@pytest.mark.parametrize("named", ["m.safetensors", "m.bin", "m.onnx", "m.npz", "m.safetensors.index.json"])
+def test_add_of_a_failed_download_says_what_it_is(trims: Command, folder: Path, named: str) -> None:
+    for content, words in (
+        (b"version https://git-lfs.github.com/spec/v1\nsize 12\n", "is a pointer of Git LFS to a file of 12 bytes"),
+        (b"<!doctype html><title>Sign in</title>", "is an HTML or XML page"),
+    ):
+        (folder / named).write_bytes(content)
+        assert f"{named} {words}" in trims.refused("add", folder / named)
+
+
+def test_add_of_a_shard_or_a_stated_format_that_is_a_pointer_names_the_file(trims: Command, folder: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\nsize 12\n"
+    (folder / "1.bin").write_bytes(pointer)
+    (folder / "m.bin.index.json").write_text(json.dumps({"weight_map": {"w": "1.bin"}}))
+    assert "1.bin is a pointer of Git LFS" in trims.refused("add", folder / "m.bin.index.json")
+    for stated in ("safetensors", "torch", "onnx", "npz", "npy", "mxnet"):
+        (folder / "m.yaml").write_text(json.dumps({"name": "m", "artifact": {"path": "1.bin", "format": stated}}))
+        assert "1.bin is a pointer of Git LFS" in trims.refused("add", folder / "m.yaml")
+
+
+def test_add_of_one_shard_is_refused_and_of_the_folder_serves_all(trims: Command, folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    model = folder / "large"
+    model.mkdir()
+    names = {name: f"pytorch_model-0000{number}-of-00002.bin" for number, name in ((1, "a"), (2, "b"))}
+    for name, shard in names.items():
+        torch.save({name: torch.ones(2)}, model / shard)
+    (model / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": names}))
+    assert "add the index of all: " in trims.refused("add", model / names["a"], "--name", "half")
+    assert trims.json("add", model)["format"] == "torch"
+    with connect(trims.runtime_dir) as session, session.open("large") as weights:
+        assert {name: view.tolist() for name, view in weights.items()} == {"a": [1.0, 1.0], "b": [1.0, 1.0]}
+
+
+def test_add_of_a_path_that_is_no_utf_8_is_refused_by_name(trims: Command, folder: Path) -> None:
+    odd = Path(os.fsdecode(bytes(folder) + b"/m\xff"))
+    odd.mkdir()
+    (odd / "m.npz").write_bytes(b"x")
+    (odd / "m.yaml").write_text("{name: m, artifact: {path: m.npz}}")
+    for path in (odd, odd / "m.npz", odd / "m.yaml"):
+        assert "is not UTF-8" in trims.refused("add", path)
+
+
 def test_add_says_what_is_wrong_with_its_source(trims: Command, folder: Path, manifest: Callable[..., Path]) -> None:
     (folder / "bad.yaml").write_text("name: [")
     (folder / "odd.yaml").write_text("{name: odd, artifact: {path: m.npz}, colour: red}")
@@ -198,7 +252,7 @@ def test_add_says_what_is_wrong_with_its_source(trims: Command, folder: Path, ma
     assert "does not exist" in trims.refused("add", folder / "absent.npz")
     assert "safetensors" in trims.refused("add", folder / "notes.txt")
     assert "cannot be read" in trims.refused("add", folder / "absent.yaml")
-    assert "a name is for artifacts" in trims.refused("add", manifest("small"), "--name", "x")
+    assert "--name is for artifacts" in trims.refused("add", manifest("small"), "--name", "x")
 
 
 def test_rm_forgets_the_model_and_says_of_an_unknown_one_which_are_near(
@@ -402,16 +456,16 @@ def test_an_image_without_a_name_is_evicted_by_the_beginning_of_its_key(
     trims: Command, daemon: Daemon, checkpoint: Callable[..., Path]
 ) -> None:
     path = checkpoint("m", nbytes=1000)
-    with connect(daemon.config.runtime_dir) as session:
-        session.open_file(path).close()
+    with connect(daemon.config.runtime_dir) as session, session.open_file(path):
         checkpoint("m", nbytes=2000)
         daemon.store.resolver.looked_stale(f"file:{path}")
         session.open_file(path).close()
-    (nameless,) = [each for each in trims.json("ps") if not each["names"]]
-    shown = nameless["key"][:16]
-    assert shown in trims.done("ps")
-    assert "0" * 8 in trims.refused("evict", "0" * 8)
-    assert trims.json("evict", shown) == {"freed": ["cpu"], "draining": []}
+        (nameless,) = [each for each in trims.json("ps") if not each["names"]]
+        shown = nameless["key"][:16]
+        assert shown in trims.done("ps")
+        assert "0" * 8 in trims.refused("evict", "0" * 8)
+        assert trims.json("evict", shown, "--drain") == {"freed": [], "draining": ["cpu"]}
+    wait_until(lambda: len(trims.json("ps")) == 1, "it goes with its last reader")
     assert [each["names"] for each in trims.json("ps")] == [[f"file:{path}"]]
     assert trims.json("evict", str(path)) == {"freed": ["cpu"], "draining": []}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -26,7 +27,8 @@ def run(weights, inputs):
 
 
 @pytest.fixture
-def endpoint(daemon: Daemon) -> Iterator[Endpoint]:
+def endpoint(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     made = Endpoint(daemon.config.runtime_dir, "--isolation", "process")
     yield made
     made.end(signal.SIGKILL)
@@ -57,7 +59,9 @@ def answer(endpoint: Endpoint) -> Any:
 @pytest.mark.parametrize("replaced", [False, True], ids=["edited", "edited and added again"])
 def test_edited_code_answers_the_next_requests(daemon: Daemon, endpoint: Endpoint, model: Path, replaced: bool) -> None:
     assert answer(endpoint) == 1
-    (model / "helper.py").write_text("ANSWER = 2")  # as long as before, and perhaps in the same second
+    before = (model / "helper.py").stat()
+    (model / "helper.py").write_text("ANSWER = 2")  # as long as before, and in the same second
+    os.utime(model / "helper.py", ns=(before.st_atime_ns, before.st_mtime_ns))
     if replaced:
         assert command(daemon, "add", "--replace", str(model / "m.yaml")).returncode == 0
     wait_until(lambda: answer(endpoint) == 2, "the helper of the code that the manifest names was edited")

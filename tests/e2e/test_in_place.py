@@ -283,6 +283,25 @@ def test_the_first_callers_module_is_built_by_its_builder_and_a_later_one_unpick
     wait_until(has_a_skeleton, "no converter has made a skeleton")
 
 
+@pytest.mark.parametrize("place", ["file", "cpu", "disk"])
+def test_a_module_that_cannot_be_pickled_is_served_at_every_place(
+    daemon: Daemon, session: Session, folder: Path, place: str
+) -> None:
+    import torch
+
+    import trims
+    from trims.testing.torch_modules import weight_normed
+
+    own = weight_normed().eval()
+    torch.save(own.state_dict(), folder / "m.pt")
+    options = {"module": "trims.testing.torch_modules:weight_normed"}
+    daemon.registry.put({"name": "m", "artifact": {"path": "m.pt", "options": options}}, str(folder))
+    values = torch.linspace(-1, 1, 6).view(2, 3)
+    with session.open("m", place=place) as weights, torch.inference_mode():
+        assert weights.place == place
+        assert torch.equal(trims.torch.module(weights)(values), own(values))
+
+
 def test_a_builder_that_cannot_be_imported_here_is_told_with_the_way_out(
     session: Session, built: dict[str, Any], folder: Path
 ) -> None:

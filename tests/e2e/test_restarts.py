@@ -56,11 +56,12 @@ def answered(daemon: Daemon, names: list[str]) -> dict[str, tuple[int, Any]]:
     """What the routes answer of each model, and an inference of each graph."""
     endpoint = Endpoint(daemon.config.runtime_dir)
     try:
-        found = {route.format(name): endpoint.ask("GET", route.format(name)) for name in names for route in ROUTES}
+        found: dict[str, tuple[int, Any]] = {}
         for name in names:
             body = {"inputs": [{"name": "x", "shape": [1, 32], "datatype": "FP32", "data": list(range(32))}]}
             status, answer = endpoint.ask("POST", f"/v2/models/{name}/infer", body)
             found[f"infer {name}"] = (status, answer.get("outputs", answer))
+        found |= {route.format(name): endpoint.ask("GET", route.format(name)) for name in names for route in ROUTES}
         found["index"] = endpoint.ask("POST", "/v2/repository/index", {})
         return found
     finally:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from in_namespaces import namespaces
 
 import trims
 from trims.core.errors import CallerError, ConversionError, DaemonAwayError
@@ -38,13 +39,13 @@ class Serving:
         }
         self.running: list[subprocess.Popen[str]] = []
 
-    def start(self, *flags: object, before: Sequence[str] = ()) -> subprocess.Popen[str]:
-        """Returns when it answers."""
+    def start(self, *flags: object, before: Sequence[str] = (), wrapped: bool = False) -> subprocess.Popen[str]:
+        """Returns when it answers. What it is wrapped in may have the process that this starts."""
         command = [*before, *COMMAND, "serve", *map(str, flags)]
         process = subprocess.Popen(command, env=self.environment, stderr=subprocess.PIPE, text=True)
         self.running.append(process)
         until = time.monotonic() + 120
-        while f"process {process.pid}," not in self.run("status").stdout:
+        while ("process " if wrapped else f"process {process.pid},") not in self.run("status").stdout:
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < until
             time.sleep(0.01)
@@ -200,3 +201,45 @@ def test_a_daemon_that_comes_up_meanwhile_is_used(serving: Serving, checkpoint: 
         serving.start()
         with session.open_file(path) as together:
             assert together.shared
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_commands_work_with_closed_standard_files(serving: Serving, closed: str) -> None:
+    serving.start()
+    command = " ".join([*COMMAND, "status", closed])
+    done = subprocess.run(["sh", "-c", command], env=serving.environment, capture_output=True, timeout=120, check=False)
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+    assert (b"serving:" in done.stdout) == (">&-" not in closed.replace("2>&-", ""))
+
+
+def test_a_runtime_folder_of_too_many_bytes_is_refused_everywhere_in_one_sentence(serving: Serving) -> None:
+    folder = serving.folder / ("\u00fc" * 60)
+    serving.environment["TRIMS_RUNTIME_DIR"] = str(folder)
+    for command in ("serve", "status", "list"):
+        done = serving.run(command)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        assert "88 are the most for the sockets in it" in done.stderr
+    with pytest.raises(DaemonAwayError, match="88 are the most"):
+        trims.connect(folder)
+
+
+@namespaces
+def test_a_machine_without_shared_memory_serves_from_sealed_memory(
+    serving: Serving, checkpoint: Callable[..., Path]
+) -> None:
+    nodes = [
+        word for name in ("null", "zero", "urandom", "full") for word in ("--dev-bind", f"/dev/{name}", f"/dev/{name}")
+    ]
+    bare = ["bwrap", "--dev-bind", "/", "/", "--tmpfs", "/dev", *nodes]
+    command = [*bare, *COMMAND, "serve", "--gpus", "none"]
+    refused = subprocess.run(command, env=serving.environment, capture_output=True, text=True, timeout=120, check=False)
+    assert refused.returncode == 1
+    assert "/dev/shm is not there" in refused.stderr
+    assert "--cpu-memory memfd" in refused.stderr
+    process = serving.start("--cpu-memory", "memfd", "--gpus", "none", before=bare, wrapped=True)
+    assert serving.run("add", checkpoint("m")).returncode == 0
+    assert serving.run("load", "m", "--place", "cpu").returncode == 0
+    with trims.connect(serving.folder / "run") as session, session.open("m", place="cpu") as weights:
+        assert weights["weight"].size
+    assert serving.run("shutdown").returncode == 0
+    assert process.wait(60) == 0

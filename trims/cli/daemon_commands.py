@@ -82,9 +82,11 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     check = _add(commands, "check", "hold the books of the running daemon against the facts", _check)
     check.add_argument("--verify", action="store_true", help="read and hash every replica")
     check.add_argument("--json", action="store_true", help="print JSON")
-    _add(commands, "drain", "take no new opens; leases run on", _drain)
+    drain = _add(commands, "drain", "take no new opens; leases run on", _drain)
+    drain.add_argument("--json", action="store_true", help="print JSON")
     shutdown = _add(commands, "shutdown", _SHUTDOWN, _shutdown)
     shutdown.add_argument("--purge", action="store_true", help="also free the memory")
+    shutdown.add_argument("--json", action="store_true", help="print JSON")
     shutdown.add_argument("--no-wait", action="store_true", help="return at once, while requests that run finish")
 
 
@@ -193,7 +195,15 @@ def _check(options: argparse.Namespace) -> int:
 def _drain(options: argparse.Namespace) -> None:
     with admin(options.runtime_dir) as daemon:
         daemon.drain()
-    note("draining: new opens are refused")
+    _tell(options, "draining: new opens are refused", status="draining")
+
+
+def _tell(options: argparse.Namespace, text: str, **facts: object) -> None:
+    """Say what was done: a sentence on standard error, or with --json facts on standard output."""
+    if options.json:
+        say_json(facts)
+    else:
+        note(text)
 
 
 def _shutdown(options: argparse.Namespace) -> None:
@@ -202,10 +212,10 @@ def _shutdown(options: argparse.Namespace) -> None:
         with ProcessEnd(before.pid) as process:
             daemon.shutdown(purge=options.purge)
             if options.no_wait:
-                note("the daemon is ending")
+                _tell(options, "the daemon is ending", status="ending")
                 return
             _await_end(daemon, before, process)
-    note("the daemon has ended")
+    _tell(options, "the daemon has ended", status="ended")
 
 
 def _await_end(daemon: Admin, before: Health, process: ProcessEnd) -> None:

@@ -37,6 +37,7 @@ def examine(runtime_dir: str | None) -> list[Finding]:
         _plugins,
         _descriptors,
         _folders,
+        _variables,
         lambda: _daemon(runtime_dir),
         _frameworks,
         _environments,
@@ -165,6 +166,13 @@ def _folders() -> Iterator[Finding]:
             yield Finding("ok", f"{what}: {folder}{'' if folder.exists() else ' (not made yet)'}")
     yield Finding("ok", f"capacity: {format_bytes(config.cpu_capacity_bytes)} cpu, "
                         f"{format_bytes(config.disk_capacity_bytes)} disk")  # fmt: skip
+
+
+def _variables() -> Iterator[Finding]:
+    from trims.daemon.config import unknown_variables
+
+    for sentence in unknown_variables():
+        yield Finding("note", sentence)
 
 
 def _daemon(runtime_dir: str | None) -> Iterator[Finding]:

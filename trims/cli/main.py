@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib.metadata
 import os
 import sys
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trims
-from trims.core.errors import TrimsError
+from trims.core.errors import CallerError, TrimsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -42,7 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
         [
             _group("models", commands, model_commands.register),
             _group("the daemon", commands, daemon_commands.register),
-            _group("tools", commands, env_commands.register, tools.register, _register_plugins),
+            _group("tools", commands, env_commands.register, tools.register, _register_plugins, _register_help),
         ]
     )
     for command in set(commands.choices.values()):  # a command may be there under two names
@@ -66,6 +68,7 @@ def _group(title: str, commands: Commands, *registers: Callable[[Commands], None
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    _open_standard_files()
     try:
         parser = build_parser()
         options = parser.parse_args(arguments)
@@ -84,6 +87,69 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return status
+
+
+def _open_standard_files() -> None:
+    """Open what the caller has closed of standard input, output and error, as files that hold nothing.
+
+    Else the next socket or file would get the number, and what is printed would go there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
+def _register_help(commands: Commands) -> None:
+    text = "print the help of a command, or the list of all"
+    helps = commands.add_parser("help", help=text, description=text)
+    helps.add_argument("topic", nargs="?", metavar="COMMAND", help="default: all commands")
+    helps.add_argument("--all", action="store_true", help="all commands with all options, as Markdown")
+    helps.set_defaults(run=_help)
+    text = "print the JSON schema of manifests, for editors"
+    commands.add_parser("schema", help=text, description=text).set_defaults(run=_schema)
+    text = "print the version of trims"
+    version = commands.add_parser("version", help=text, description=text)
+    version.add_argument("--json", action="store_true", help="print JSON")
+    version.set_defaults(run=_version)
+
+
+def _help(options: argparse.Namespace) -> int:
+    parser: argparse.ArgumentParser = options.parser
+    if options.all:
+        from trims.cli.options_table import markdown
+
+        sys.stdout.write(markdown(parser))
+        return 0
+    if options.topic is not None:
+        commands: Commands = next(each for each in parser._actions if isinstance(each, argparse._SubParsersAction))
+        found = commands.choices.get(options.topic)
+        if found is None:
+            near = difflib.get_close_matches(options.topic, commands.choices, n=1)
+            hint = f"; did you mean {near[0]}?" if near else "; `trims help` lists all"
+            raise CallerError(f"there is no command {options.topic!r}{hint}")
+        parser = found
+    parser.print_help()
+    return 0
+
+
+def _schema(options: argparse.Namespace) -> int:
+    del options
+    folder = Path(trims.__file__).parent
+    packed, beside = folder / "schema.json", folder.parent / "manifests" / "schema.json"  # in a wheel; in a checkout
+    sys.stdout.write((packed if packed.exists() else beside).read_text(encoding="utf-8"))
+    return 0
+
+
+def _version(options: argparse.Namespace) -> int:
+    from trims.cli.output import say_done
+
+    python = ".".join(map(str, sys.version_info[:3]))
+    say_done(options, f"trims {trims.__version__}", version=trims.__version__, python=python)
+    return 0
 
 
 def _register_plugins(commands: Commands) -> None:

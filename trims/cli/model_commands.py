@@ -20,9 +20,12 @@ from trims.cli.output import (
     table,
     until,
 )
+from trims.cli.predictors import say_predictors
 from trims.control import admin
 from trims.core.errors import CallerError
 from trims.core.units import format_bytes, format_seconds
+from trims.wire.address import default_runtime_dir
+from trims.wire.endpoint_file import read_address
 
 if TYPE_CHECKING:
     import argparse
@@ -40,12 +43,16 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add.add_argument("--name", help="name for one artifact (default: from its file, or folder)")
     add.add_argument("--replace", action="store_true", help="replace another manifest of the same name")
+    text = "of a torch checkpoint, the key of the state dict (net, or ema.model), where it is not found"
+    add.add_argument("--state-key", metavar="KEY", help=text)
     add.add_argument("--lazy", action="store_true", help="do not convert now; the first load will")
     commands.add_parser("register", parents=[add], add_help=False, help="the same as add").set_defaults(
         run=_register_model
     )
     _add(commands, "list", "all registered models", _list, json=True)
-    _add(commands, "ps", "what is resident, where, how large, held by which process, until when", _ps, json=True)
+    ps = _add(commands, "ps", "what is resident, where, how large, held by which process, until when", _ps, json=True)
+    text = "file with the operator's token, if the endpoint needs one to say which predictors it has"
+    ps.add_argument("--token-file", type=Path, help=text)
     _model(_add(commands, "show", "everything about one model", _show, json=True))
     load = _model(_add(commands, "load", "have a model loaded before it is needed", _load, json=True), place=True)
     load.add_argument("--deadline-s", type=float, help="seconds to wait for the load and for room")
@@ -87,8 +94,9 @@ def _model(
 
 
 def _register_model(options: argparse.Namespace) -> None:
-    if options.name is not None and len(options.source) > 1:
-        raise CallerError(f"--name is for one artifact, and {len(options.source)} are given")
+    if len(options.source) > 1 and (options.name is not None or options.state_key is not None):
+        flag = "--name" if options.name is not None else "--state-key"
+        raise CallerError(f"{flag} is for one artifact, and {len(options.source)} are given")
     models = [_register_one(options, source) for source in options.source]
     if options.json:
         shown = [as_json(model) for model in models]
@@ -97,7 +105,14 @@ def _register_model(options: argparse.Namespace) -> None:
 
 def _register_one(options: argparse.Namespace, source: Path) -> Model:
     with admin(options.runtime_dir) as daemon, loading(options.name or str(source), options.json) as shown:
-        model = daemon.add(source, name=options.name, replace=options.replace, lazy=options.lazy, on_progress=shown)
+        model = daemon.add(
+            source,
+            name=options.name,
+            replace=options.replace,
+            lazy=options.lazy,
+            state_key=options.state_key,
+            on_progress=shown,
+        )
     if not options.lazy and any((each.place, each.state) == ("disk", "sealed") for each in model.replicas):
         note(f"{model.name}: image of {format_bytes(model.image_bytes)} on disk")
     elif not options.lazy:
@@ -140,6 +155,9 @@ def _ps(options: argparse.Namespace) -> None:
         return
     table(REPLICA_COLUMNS, map(replica_row, found.replicas), empty="nothing is resident")
     say_devices(found.devices)
+    address = read_address(options.runtime_dir or default_runtime_dir())
+    if address is not None:
+        say_predictors(address, options.token_file)
 
 
 def _show(options: argparse.Namespace) -> None:

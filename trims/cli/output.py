@@ -111,7 +111,7 @@ def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: in
 
 def replica_row(replica: Replica) -> list[str]:
     """The columns of `REPLICA_COLUMNS`."""
-    holders = ", ".join(str(holder.pid) for holder in replica.holders[:_HOLDERS])
+    holders = ", ".join(f"{holder.agent} {holder.pid}".strip() for holder in replica.holders[:_HOLDERS])
     more = f" +{len(replica.holders) - _HOLDERS}" if len(replica.holders) > _HOLDERS else ""
     return [
         shown_name(replica),

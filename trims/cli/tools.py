@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.cli.completion import FILES, HOW, SHELLS, completed, write_script
-from trims.cli.output import say, say_json, terminal_width
+from trims.cli.output import say, say_done, say_json, terminal_width
 from trims.core.errors import CallerError
 from trims.core.units import format_bytes
 
@@ -25,6 +25,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     completed(convert.add_argument("source", help="a registered model, a manifest, or an artifact"), FILES)
     target = convert.add_mutually_exclusive_group(required=True)
     completed(target.add_argument("-o", "--output", type=Path, help="file to write; must not exist"), FILES)
+    convert.add_argument("--json", action="store_true", help="print JSON")
     target.add_argument("--to-fd", type=int, help="descriptor to write to, inherited from the caller")
     convert.set_defaults(run=_convert)
     text = "say what is wrong with this machine's set-up, and what to do about it"
@@ -58,7 +59,8 @@ def _convert(options: argparse.Namespace) -> None:
         raise
     finally:
         os.close(fd)
-    say(f"{options.output}: image of {format_bytes(nbytes)}")
+    text = f"{options.output}: image of {format_bytes(nbytes)}"
+    say_done(options, text, output=str(options.output), nbytes=nbytes)
 
 
 def _doctor(options: argparse.Namespace) -> int:

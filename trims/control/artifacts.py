@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ArtifactNotFoundError, CallerError
+from trims.formats.shards import is_shard
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,30 +18,73 @@ _WEIGHTS = (
     "diffusion_pytorch_model.safetensors",
     "diffusion_pytorch_model.safetensors.index.json",
     "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
     "model.onnx",
 )
-#: File names that say nothing about the model.
+#: Otherwise the only file with such a name, whatever it is called: an index of shards, then a file of weights.
+_INDEX = re.compile(r".+\.(safetensors|bin)\.index(\.[^./]+)?\.json\Z", re.DOTALL)
+_FILE = re.compile(r".+(\.(safetensors|bin|pt|pth|ckpt|onnx|npz|npy)|-symbol\.json)\Z", re.DOTALL)
+#: What trainers leave beside the weights in files of their own.
+_TRAINING = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state.*|random_states.*)\.(bin|pt|pth)\Z")
+_SHOWN_NAMES = 20
 #: Of a name.
 _MOST_LETTERS = 128
+#: File names that say nothing about the model.
 _GENERIC = frozenset({"model", "pytorch_model", "diffusion_pytorch_model", "weights", "checkpoint", "consolidated"})
 
 
-def manifest_for(artifact: Path, name: str | None) -> dict[str, Any]:
-    """A manifest for a bare artifact, or for a folder with one: its absolute path under a name made from it.
+def manifest_for(artifact: Path, name: str | None, state_key: str | None = None) -> dict[str, Any]:
+    """Return a manifest for a bare artifact, or for a folder with one: the absolute path, and a name made from that.
 
-    Raises ArtifactNotFoundError if nothing is there, CallerError if a folder holds no weights of a known name.
+    Args:
+        artifact: The file or folder.
+        name: The model's name; None for one made from the file's or the folder's.
+        state_key: Which of a checkpoint's values is the state dict; None to have it found.
+
+    Raises:
+        ArtifactNotFoundError: Nothing is there.
+        CallerError: The path is no text, or the folder holds no weights, or several files that may be meant.
     """
+    check_text(artifact)
     if not artifact.exists():
         raise ArtifactNotFoundError(f"{artifact} does not exist")
     main = _weights_in(artifact) if artifact.is_dir() else artifact
-    return {"name": name or _name_for(main.absolute()), "artifact": {"path": str(main.absolute())}}
+    check_text(main)
+    options = {} if state_key is None else {"options": {"state_key": state_key}}
+    return {"name": name or _name_for(main.absolute()), "artifact": {"path": str(main.absolute()), **options}}
+
+
+def check_text(path: Path) -> None:
+    """Raise CallerError for a path that is no text in UTF-8, as manifests and messages are."""
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise CallerError(
+            f"the path {str(path)!r} is not UTF-8, which names in manifests and messages are; rename the file or "
+            "folder, or make a link with another name"
+        ) from error
 
 
 def _weights_in(folder: Path) -> Path:
     for name in _WEIGHTS:
         if (folder / name).is_file():
             return folder / name
-    raise CallerError(f"{folder} holds none of {', '.join(_WEIGHTS)}; name the file with the weights itself")
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    indexes = [name for name in names if _INDEX.match(name)]
+    files = [name for name in names if _FILE.match(name) and not _TRAINING.match(name)]
+    found = indexes or [name for name in files if not is_shard(name)] or files
+    if len(found) == 1:
+        return folder / found[0]
+    if not found:
+        raise CallerError(f"{folder} holds none of {', '.join(_WEIGHTS)}; name the file with the weights itself")
+    more = f" and {len(found) - _SHOWN_NAMES} more" if len(found) > _SHOWN_NAMES else ""
+    if not indexes and all(map(is_shard, found)):
+        raise CallerError(f"{folder} holds shards and no index of them (.index.json): {_listed(found)}{more}; fetch it")
+    raise CallerError(f"{folder} holds several files of weights; name one itself: {_listed(found)}{more}")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(ascii(name)[1:-1] if not name.isprintable() else name for name in names[:_SHOWN_NAMES])
 
 
 def _name_for(main: Path) -> str:

@@ -76,6 +76,7 @@ class Admin(_Door):
         name: str | None = None,
         replace: bool = False,
         lazy: bool = False,
+        state_key: str | None = None,
         on_progress: Callable[[Loading], None] | None = None,
     ) -> Model:
         """Register a model and convert it, so that its image lies on disk.
@@ -85,6 +86,7 @@ class Admin(_Door):
             name: For an artifact; by default made from its file or folder.
             replace: Replace another manifest of the same name.
             lazy: Do not convert now; the first load will.
+            state_key: For a torch checkpoint: which of its values is the state dict, with dots between keys.
             on_progress: Called now and then while it is converted.
 
         Raises:
@@ -92,7 +94,7 @@ class Admin(_Door):
             be converted: then a name that is new is forgotten again, and one that was known keeps its manifest. While
             readers still have the image of a name that was removed, the model is registered as with `lazy`.
         """
-        request = orders.register(source, name, replace=replace)
+        request = orders.register(source, name, replace=replace, state_key=state_key)
         before = self._known(orders.name_in(request))
         with self._errors():
             made = self._stub.Register(request)
@@ -279,10 +281,11 @@ class AsyncAdmin(_Door):
         name: str | None = None,
         replace: bool = False,
         lazy: bool = False,
+        state_key: str | None = None,
         on_progress: Callable[[Loading], None] | None = None,
     ) -> Model:
         """See `Admin.add`."""
-        request = orders.register(source, name, replace=replace)
+        request = orders.register(source, name, replace=replace, state_key=state_key)
         before = await self._known(orders.name_in(request))
         with self._errors():
             made = await self._stub.Register(request)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from trims.control.artifacts import manifest_for
-from trims.core.errors import CallerError, ManifestError
+from trims.control.artifacts import check_text, manifest_for
+from trims.core.errors import CallerError, DaemonAwayError, ManifestError
 from trims.core.manifest import text_of_version
 from trims.core.manifest_fields import Fields
 from trims.documents import load_yaml
 from trims.registry.base import read_manifest
 from trims.wire import trims_pb2 as pb
-from trims.wire.address import CONTROL_SOCKET, default_runtime_dir
+from trims.wire.address import CONTROL_SOCKET, default_runtime_dir, why_too_long
 
 if TYPE_CHECKING:
     import os
@@ -31,8 +31,14 @@ _Message = TypeVar("_Message", bound="Message")
 
 
 def control_socket(runtime_dir: str | os.PathLike[str] | None) -> Path:
-    """The control door of the daemon in that folder; None for the default of this user."""
-    return Path(runtime_dir or default_runtime_dir()).absolute() / CONTROL_SOCKET
+    """The control door of the daemon in that folder; None for the default of this user.
+
+    Raises DaemonAwayError for a folder in which no socket can lie.
+    """
+    folder = Path(runtime_dir or default_runtime_dir()).absolute()
+    if refusal := why_too_long(folder):
+        raise DaemonAwayError(refusal)
+    return folder / CONTROL_SOCKET
 
 
 def message(kind: type[_Message], **fields: Any) -> _Message:
@@ -47,15 +53,16 @@ def message(kind: type[_Message], **fields: Any) -> _Message:
     return made
 
 
-def register(source: Source, name: str | None, *, replace: bool) -> pb.RegisterRequest:
+def register(source: Source, name: str | None, *, replace: bool, state_key: str | None = None) -> pb.RegisterRequest:
     """Register a manifest, an artifact, or the folder of a Hugging Face model. Raises CallerError, ManifestError."""
     if isinstance(source, Mapping):
+        _refuse_state_key("the mapping", state_key)
         return _registration(dict(source), "", replace=replace)
     try:
         path = Path(source)
     except TypeError as error:
         raise CallerError(f"{source!r} is no model; give a path, or a manifest as a mapping") from error
-    return _registration(*_manifest_of(path, name), replace=replace)
+    return _registration(*_manifest_of(path, name, state_key), replace=replace)
 
 
 def register_again(model: Model) -> pb.RegisterRequest:
@@ -86,9 +93,16 @@ def _check_versions(raw: dict[str, Any]) -> None:
         Fields(framework, "the manifest: framework").text("version", "")
 
 
-def _manifest_of(source: Path, name: str | None) -> tuple[dict[str, Any], str]:
+def _refuse_state_key(what: str, state_key: str | None) -> None:
+    if state_key is not None:
+        raise CallerError(f"a state key is for artifacts; {what} is a manifest: write it there, under artifact.options")
+
+
+def _manifest_of(source: Path, name: str | None, state_key: str | None) -> tuple[dict[str, Any], str]:
     if source.suffix not in (".yaml", ".yml"):
-        return manifest_for(source, name), ""
+        return manifest_for(source, name, state_key), ""
+    check_text(source)
+    _refuse_state_key(str(source), state_key)
     if name is not None:
         raise CallerError(f"--name is for artifacts; {source} is a manifest, and its field `name` names the model")
     return read_manifest(source)

@@ -5,6 +5,7 @@ Only `main` reads the environment. `trims serve --help` and `docs/operations.md`
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import shlex
@@ -26,7 +27,7 @@ from trims.memory.available import allowed_bytes
 from trims.memory.shm import SHM_FOLDER
 from trims.plugins import Choice
 from trims.tiers.transfer import default_threads
-from trims.wire.address import default_runtime_dir
+from trims.wire.address import default_runtime_dir, why_too_long
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -155,8 +156,8 @@ class Config:
             raise ConfigError(f"segment_dir {self.segment_dir} has no meaning with cpu_memory {self.cpu_memory}")
         if not 0 < self.gpu_share <= 1:
             raise ConfigError(f"gpu_share must be above 0 and at most 1, not {self.gpu_share}")
-        if len(str(self.runtime_dir / "control.sock")) > 100:
-            raise ConfigError(f"runtime_dir {self.runtime_dir} is too long for a socket's path; choose a shorter one")
+        if refusal := why_too_long(self.runtime_dir):
+            raise ConfigError(f"runtime_dir: {refusal}")
 
 
 def build_config(
@@ -180,12 +181,38 @@ def build_config(
     given.update({name: value for name, value in flags.items() if value is not None})
     unknown = set(given) - set(_PARSERS)
     if unknown:
-        raise ConfigError(f"unknown setting {sorted(unknown)[0]!r}; known are {', '.join(sorted(_PARSERS))}")
+        name = sorted(unknown)[0]
+        near = difflib.get_close_matches(name, _PARSERS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"unknown setting {name!r}; {hint}known are {', '.join(sorted(_PARSERS))}")
     values = {name: _parse(name, value) for name, value in given.items()}
     _check_capacities(values)
     config = Config(**{**_defaults(env, values), **values})
     config.validate()
     return config
+
+
+#: Variables of trims that are no settings of the daemon.
+_OTHER_VARIABLES = (
+    "TRIMS_REQUIRE",
+    "TRIMS_MXNET_PYTHON",
+    "TRIMS_CLIENTS_PYTHON",
+    "TRIMS_BENCH_LINEARS",
+    "TRIMS_GPU_TESTS_FD",
+)
+
+
+def unknown_variables(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Return a sentence for each `TRIMS_` variable that no part of trims reads: it may be misspelt."""
+    known = [f"TRIMS_{name.upper()}" for name in _PARSERS]
+    found = os.environ if environment is None else environment
+    sentences = []
+    for name in sorted(found):
+        if name.startswith("TRIMS_") and name not in known and name not in _OTHER_VARIABLES:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"settings are {', '.join(known)}"
+            sentences.append(f"the variable {name} has no meaning to trims; {hint}")
+    return sentences
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -334,8 +361,8 @@ def _default_cpu_bytes(given: Mapping[str, Any]) -> int:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         held = os.statvfs(segments)
-    except OSError as error:
-        raise ConfigError(f"segment_dir {segments} cannot be used: {error.strerror}") from error
+    except OSError:  # commands that make no memory have no use for it; a daemon refuses it (`check_folder`)
+        return memory // 2
     return min(memory, held.f_blocks * held.f_frsize) // 2
 
 

@@ -161,7 +161,8 @@ def endpoint_of(config: Config, missing: Callable[[], str] | None = None) -> End
     command = run_module("trims.cli.main", "endpoint", "--supervised")
     command += ["--runtime-dir", str(config.runtime_dir), "--environments-dir", str(config.environments_dir)]
     for hidden in (config.state_dir, config.segment_dir):
-        command += ["--hide", str(hidden)]
+        if hidden.exists():  # a machine may have no shared memory with names
+            command += ["--hide", str(hidden)]
     command += ["--learned", str(config.state_dir / "learned.json")]
     command += ["--log-level", config.log_level, "--log-format", config.log_format]
     if config.environments:

@@ -22,6 +22,7 @@ from trims.core.place import CPU, DISK, FILE, Place
 from trims.core.policy import LeastRecentlyUsed, Policy
 from trims.daemon.attach_door import AttachDoor
 from trims.daemon.budget import budget, raise_limit
+from trims.daemon.config import unknown_variables
 from trims.daemon.control_door import ControlDoor
 from trims.daemon.devices import Devices
 from trims.daemon.ending import Ending
@@ -384,6 +385,8 @@ def ending_signals() -> list[signal.Signals]:
 def serve(config: Config) -> None:
     """Run a daemon in this process until a signal or Shutdown ends it."""
     configure(config.log_level, config.log_format)
+    for sentence in unknown_variables():
+        log.warning("%s", sentence)
     hand_down(config.log_level, config.log_format)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     raise_limit()

@@ -19,9 +19,9 @@ from trims.formats.child import load_name
 from trims.image.descriptors import explain_descriptors, lacks_descriptors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
-__all__ = ["NoRandomInitialization", "build_module", "modules_beside"]
+__all__ = ["NoRandomInitialization", "build_module", "modules_beside", "own_names"]
 
 
 from trims.process.packages import install_words
@@ -64,6 +64,31 @@ def _call(call: str, arguments: Mapping[str, Any], what: str, origin: str) -> An
     refuse_others(origin, [call.partition(":")[0]], what)
     with NoRandomInitialization():
         return builder(**arguments)
+
+
+def own_names(module: torch.nn.Module, names: Collection[str]) -> dict[str, str]:
+    """Return what a module calls the tensors of a file, by their names in the file.
+
+    Modules rename what older versions of them saved, by hooks that run when a state dict is loaded: `weight_g` of
+    weight_norm becomes `parametrizations.weight.original0`. The hooks get tensors without elements here; where one
+    fails or does more than rename, names stay as they are.
+    """
+    kept = {name: name for name in names}
+    state = module.state_dict(keep_vars=True)
+    if all(name in state for name in names):
+        return kept
+    given: dict[str, Any] = {name: torch.empty(0, device="meta") for name in names}
+    known = {id(tensor): name for name, tensor in given.items()}
+    alive = list(given.values())  # so that no other tensor gets the id of one
+    try:
+        for prefix, each in module.named_modules():
+            for hook in each._load_state_dict_pre_hooks.values():
+                hook(given, f"{prefix}." if prefix else "", {}, True, [], [], [])
+    except Exception:  # noqa: BLE001 - the code of the module's author, which is called with its real tensors later
+        return kept
+    found = {known[id(tensor)]: name for name, tensor in given.items() if id(tensor) in known}
+    del alive
+    return {**kept, **found}
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from trims.carrier.task import SourceFailedError
 from trims.core.errors import ArtifactError, ConversionError, ImageError, InternalError
 from trims.formats.base import is_measurable
 from trims.formats.beside import builder_facts
-from trims.formats.plugins import converter, detect
+from trims.formats.plugins import converter, detect, naming_foreign
 from trims.formats.process import LimitedChild
 from trims.image.carried import as_order, is_carriable
 from trims.image.host import cpu_features
@@ -160,7 +160,9 @@ class _ConversionBySize(Conversion):
     def plan(self) -> int:
         if self._why is not None:
             raise _stopped(self._artifact, self._why)
-        return self._choose(large=is_large(self._converter, self._artifact)).plan()
+        with naming_foreign(self._artifact.format, self._artifact.files):
+            large = is_large(self._converter, self._artifact)
+        return self._choose(large=large).plan()
 
     def _choose(self, *, large: bool) -> Conversion:
         with self._lock:
@@ -235,7 +237,8 @@ class _LocalConversion(Conversion):
         self._check(0.0)
         began = time.monotonic()
         try:
-            self._plan = self._converter.plan(self._artifact)
+            with naming_foreign(self._artifact.format, self._artifact.files):
+                self._plan = self._converter.plan(self._artifact)
         except ImageError as error:
             raise broken(self._artifact, error) from error
         self._left_s -= time.monotonic() - began
@@ -324,7 +327,8 @@ class _ChildConversion(Conversion):
         with self._busy:
             child = self._start()
             try:
-                answer = child.request(message)
+                with naming_foreign(artifact.format, artifact.files):
+                    answer = child.request(message)
             except ImageError as error:
                 raise broken(self._artifact, error) from error
             self._planned_bytes = child.size_of(answer, "planned_bytes")

@@ -10,6 +10,7 @@ from trims.core.layout import DTYPE_BYTES, element_count
 from trims.core.units import format_bytes
 from trims.formats.base import is_in_place_format, tells_size
 from trims.formats.conversion import NOT_NEEDED, Conversion, broken, converter, is_large
+from trims.formats.plugins import naming_foreign
 from trims.image.in_place import InPlacePlan, plan_in_place
 from trims.image.program import ONNX_ORIGINAL
 
@@ -59,6 +60,10 @@ class InPlace(Conversion):
 
     def plan(self) -> int:
         """See `Conversion.plan`. Raises NotInPlaceError for an artifact that must be converted."""
+        with naming_foreign(self._artifact.format, self._artifact.files):
+            return self._planned()
+
+    def _planned(self) -> int:
         chosen = converter(self._artifact.format)
         if is_large(chosen, self._artifact):
             raise NotInPlaceError(f"{self._artifact.files[0]}: its description is too large to be parsed here")

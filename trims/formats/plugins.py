@@ -5,6 +5,7 @@ Plugins are imported only when needed: one by name for `converter`, all of them 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import logging
@@ -14,20 +15,32 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from trims.core.errors import ArtifactError, ConfigError, NotSupportedError, TrimsError
+from trims.core.errors import (
+    ArtifactChangedError,
+    ArtifactError,
+    ArtifactNotFoundError,
+    ConfigError,
+    ConversionError,
+    NotSupportedError,
+    TrimsError,
+)
 from trims.formats.base import Converter
+from trims.formats.foreign import (
+    FIRST_BYTES,
+    describe_archive,
+    describe_failed_download,
+    describe_foreign,
+    find_failed_download,
+    first_bytes_of,
+)
 from trims.image.source import SourceFile, open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 log = logging.getLogger(__name__)
 GROUP = "trims.formats"
-#: What `claims` is shown of a file: enough for every magic number and the first name in a zip file.
-FIRST_BYTES = 4096
-
-
 #: What the entry points of trims itself begin with.
 _OURS = "trims.formats."
 #: Seconds between two looks for plug-ins that were installed since the first: each reads every package's record.
@@ -35,15 +48,6 @@ _LOOK_AGAIN_S = 1.0
 _looked_at_s = 0.0
 #: Plug-ins whose fault is in the log.
 _reported: set[str] = set()
-
-#: First bytes of formats that are refused by name, and what to do instead.
-_FOREIGN = {
-    b"GGUF": "a GGUF file, whose quantised blocks are no tensors that a framework here reads: take the model's "
-    "safetensors, or dequantise it with the tools of llama.cpp",
-    b"\x89HDF\r\n": "an HDF5 file, as Keras writes them: save the weights as safetensors or .npz",
-    b"\x80": "a pickle that torch.save did not write: save its arrays as safetensors or .npz, or its tensors with "
-    "torch.save",
-}
 
 
 def detect(main: Path) -> Converter:
@@ -54,6 +58,8 @@ def detect(main: Path) -> Converter:
     with open_source(main) as fd:
         SourceFile.of(main, fd)
         first_bytes = os.pread(fd, FIRST_BYTES, 0)
+    if (download := describe_failed_download(first_bytes)) is not None:
+        raise ArtifactError(f"{main} is {download}")
     claiming = _claiming(main, first_bytes)
     if not claiming and _look_again():
         claiming = _claiming(main, first_bytes)
@@ -61,9 +67,8 @@ def detect(main: Path) -> Converter:
         return claiming[0]
     if not first_bytes:
         raise ArtifactError(f"{main} is empty")
-    for magic, refusal in _FOREIGN.items():
-        if first_bytes.startswith(magic):
-            raise NotSupportedError(f"{main} is {refusal}")
+    if (foreign := describe_foreign(first_bytes)) is not None:
+        raise NotSupportedError(f"{main} is {foreign}")
     named = " and ".join(found.format for found in claiming) or "no converter"
     unusable = "" if claiming else "".join(f"; {error}" for error in broken().values())
     raise ArtifactError(
@@ -71,11 +76,13 @@ def detect(main: Path) -> Converter:
     )
 
 
-def _claiming(main: Path, first_bytes: bytes) -> list[Converter]:
+def _claiming(main: Path, first_bytes: bytes, *, by_suffix: bool = True) -> list[Converter]:
     """Return the converters that claim a file; if there is none, those of its suffix, which say what is wrong."""
     usable = [found for found in map(_usable, _entry_points()) if found is not None]
     claiming = [found for found in usable if _claims(found, main, first_bytes)]
-    return claiming or [found for found in usable if main.suffix in getattr(found, "suffixes", ())]
+    if claiming or not by_suffix:
+        return claiming
+    return [found for found in usable if main.suffix in getattr(found, "suffixes", ())]
 
 
 def _claims(found: Converter, main: Path, first_bytes: bytes) -> bool:
@@ -86,6 +93,40 @@ def _claims(found: Converter, main: Path, first_bytes: bytes) -> bool:
             found.format, f"the {GROUP} plugin {found.format!r} failed over {main}: {type(error).__name__}: {error}"
         )
         return False
+
+
+@contextlib.contextmanager
+def naming_foreign(format: str, files: Sequence[Path]) -> Iterator[None]:  # noqa: A002 - the manifest's word
+    """For a block that reads an artifact: where it fails because a file is not of the format, say what the file is.
+
+    Args:
+        format: Name of the converter that reads.
+        files: Those of the artifact, the main one first.
+
+    Raises ArtifactError in the place of an error that says less.
+    """
+    try:
+        yield
+    except (ArtifactNotFoundError, ArtifactChangedError):
+        raise
+    except (ArtifactError, ConversionError) as error:
+        found = find_failed_download(files)
+        if found is None and (other := _other_format(format, files[0])) is not None:
+            found = files[0], other
+        if found is None:
+            raise
+        raise ArtifactError(f"{found[0]} is {found[1]}") from error
+
+
+def _other_format(format: str, main: Path) -> str | None:  # noqa: A002 - the manifest's word
+    """Return what a file is that is of another format, by its first bytes; None if it may be of this one."""
+    first_bytes = first_bytes_of(main)
+    claiming = [found.format for found in _claiming(main, first_bytes, by_suffix=False)]
+    if format in claiming:
+        return None
+    if claiming:
+        return f"of the format {claiming[0]}, not {format}: write `format: {claiming[0]}` in the manifest, or no format"
+    return describe_foreign(first_bytes) or describe_archive(first_bytes)
 
 
 def converter(format: str) -> Converter:  # noqa: A002 - the manifest's word

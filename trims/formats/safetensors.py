@@ -12,22 +12,20 @@ Options:
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trims.core.errors import ArtifactError, ImageError
-from trims.core.units import format_bytes
-from trims.formats.apart import names_apart
-from trims.formats.base import check_options, check_relative
+from trims.formats.base import check_options
+from trims.formats.shards import check_shards, is_index, names_of, refuse_shard, shard_files, weight_map
 from trims.formats.torch_state import builder_of
 from trims.image.check import check_image
 from trims.image.header import SafetensorsHeader, parse_header
 from trims.image.index import HEADER as INDEX_HEADER
 from trims.image.index import LENGTH, MAGIC, MAX_HEADER_BYTES, header_length
-from trims.image.look import PARSE_HERE_BYTES, described_bytes, without_weights
+from trims.image.look import described_bytes, without_weights
 from trims.image.plan import Contents, SourceTensor
 from trims.image.program import EXECUTABLE_KINDS
 from trims.image.reader import ImageView, is_image
@@ -40,12 +38,8 @@ if TYPE_CHECKING:
     from trims.formats.base import Artifact
     from trims.image.plan import ImagePlan
 
-_INDEX_SUFFIX = ".safetensors.index.json"
-_MAX_INDEX_BYTES = 64 << 20
 #: Read of a file at once: most headers are shorter.
 _FIRST_BYTES = 64 << 10
-#: Shards of one artifact, and the length of their names together: the largest published models have some 200.
-_MAX_SHARDS, _MAX_NAMES = 4096, 128 << 10
 _OPTIONS = ("module", "module_args", "ignore", "allow_pickle")
 _log = logging.getLogger(__name__)
 
@@ -73,7 +67,7 @@ class SafetensorsConverter:
 
     def claims(self, main: Path, first_bytes: bytes) -> bool:
         """By a plausible length and an opening brace, or by the name of a shard index."""
-        if main.name.endswith(_INDEX_SUFFIX):
+        if _is_index(main):
             return True
         plausible = len(first_bytes) > LENGTH.size and LENGTH.unpack_from(first_bytes)[0] <= MAX_HEADER_BYTES
         return plausible and first_bytes[LENGTH.size : LENGTH.size + 1] == b"{"
@@ -81,35 +75,28 @@ class SafetensorsConverter:
     def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
         """The file, or the index and its shards."""
         check_options(main, options, _OPTIONS)
-        index = SourceFile.look(main)
-        if not main.name.endswith(_INDEX_SUFFIX):
-            return (main,)
-        large = index.nbytes > PARSE_HERE_BYTES
-        shards = names_apart(type(self), main, options) if large else self.names_here(main, options)
-        files = (main, *(main.parent / shard for shard in shards))
-        for path in files:
-            SourceFile.look(path)
-        return files
+        if _is_index(main):
+            return shard_files(type(self), main, options)
+        SourceFile.look(main)
+        refuse_shard(main)
+        return (main,)
 
     def names_here(self, main: Path, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Names of the shards of an index, parsed in this process whatever its size."""
         del options
-        shards = sorted(set(_weight_map(main).values()))
-        if len(shards) > _MAX_SHARDS or sum(map(len, shards)) > _MAX_NAMES:
-            raise ArtifactError(f"{main}: it names {len(shards)} files; more than {_MAX_SHARDS} shards are refused")
-        return tuple(shards)
+        return names_of(main)
 
     def described_bytes(self, artifact: Artifact) -> int:
         """The index of shards and the headers of all files; of an image its own index and program too."""
         main, *shards = artifact.files
-        if not main.name.endswith(_INDEX_SUFFIX):
+        if not _is_index(main):
             return _described_bytes(main)
         return SourceFile.look(main).nbytes + sum(map(_described_bytes, shards))
 
     def least_bytes(self, artifact: Artifact) -> int:
         """Return the lengths of all data blocks together, which tensors fill without a gap; 0 for an image of trims."""
         main, *shards = artifact.files
-        return sum(map(_data_bytes, shards if main.name.endswith(_INDEX_SUFFIX) else [main]))
+        return sum(map(_data_bytes, shards if _is_index(main) else [main]))
 
     def plan(self, artifact: Artifact) -> ImagePlan:
         """Check all headers and lay the image out."""
@@ -126,10 +113,14 @@ class SafetensorsConverter:
         """What the headers of all files say."""
         main, options = artifact.files[0], artifact.options
         check_options(main, options, _OPTIONS)
-        sharded = main.name.endswith(_INDEX_SUFFIX)
+        sharded = _is_index(main)
         found = _read_shards(main) if sharded else _read_file(main, bool(options.get("allow_pickle", False)))
         builder = builder_of(artifact)
         return found if builder is None else replace(found, program=builder)
+
+
+def _is_index(main: Path) -> bool:
+    return is_index(main, ".safetensors")
 
 
 def _described_bytes(path: Path) -> int:
@@ -197,34 +188,14 @@ def _image_sources(file: SourceFile, view: ImageView) -> list[SourceTensor]:
 
 
 def _read_shards(main: Path) -> Contents:
-    weight_map = _weight_map(main)
-    found: dict[str, str] = {}
+    expected = weight_map(main)
+    names: list[tuple[str, list[str]]] = []
     sources: list[SourceTensor] = []
     metadata: dict[str, str] = {}
-    for shard in sorted(set(weight_map.values())):
+    for shard in sorted(set(expected.values())):
         file, header, _ = read_header(main.parent / shard)
-        for spec in header.layout:
-            if found.setdefault(spec.name, shard) != shard:
-                raise ArtifactError(f"{main}: tensor {spec.name!r} is in {found[spec.name]} and again in {shard}")
+        names.append((shard, list(header.layout.tensors)))
         sources += _sources(file, header)
         metadata = {**header.metadata, **metadata}
-    for name, shard in weight_map.items():
-        if found.get(name) != shard:
-            raise ArtifactError(f"{main}: tensor {name!r} should be in {shard} and is not")
+    check_shards(main, expected, names)
     return Contents(sources, metadata=metadata)
-
-
-def _weight_map(main: Path) -> Mapping[str, str]:
-    """The index of a sharded artifact, with safe file names. Raises ArtifactError."""
-    file = SourceFile.look(main)
-    if file.nbytes > _MAX_INDEX_BYTES:
-        raise ArtifactError(f"{main}: {format_bytes(file.nbytes)} are too many for an index of shards")
-    try:
-        found = json.loads(file.read(_MAX_INDEX_BYTES))["weight_map"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArtifactError(f"{main}: not an index of shards: {error}") from error
-    if not isinstance(found, dict) or not found or not all(isinstance(shard, str) for shard in found.values()):
-        raise ArtifactError(f"{main}: weight_map is not a map from tensor names to file names")
-    for shard in set(found.values()):
-        check_relative(main, shard)
-    return found

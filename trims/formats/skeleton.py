@@ -2,7 +2,8 @@
 
 Every parameter, buffer and other tensor of the module is pickled as a number: its place in the image's layout.
 `trims_client.frameworks.torch` unpickles with a table of views. Runs in a converter child, as it calls the module's
-builder. Not covered: modules that cannot be pickled (lambdas, hooks that are closures), compiled modules, extra state.
+builder. A module that cannot be pickled (parametrizations such as weight_norm's, lambdas, hooks that are closures) has
+no skeleton: the image then names the builder, which sessions call. Not covered: compiled modules, extra state.
 
 The program's attributes:
     versions: of every package the skeleton's classes come from, which must be the same where it is used.
@@ -17,8 +18,10 @@ The program's attributes:
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import io
+import logging
 import pickle
 import sys
 from collections import defaultdict
@@ -28,17 +31,20 @@ import torch
 
 from trims.core.errors import ArtifactError
 from trims.formats.beside import files_beside
-from trims.formats.building import build_module
+from trims.formats.building import build_module, own_names
+from trims.formats.torch_state import builder_program
 from trims.formats.torch_tensors import dtype_of, filler
+from trims.image.descriptors import lacks_descriptors
 from trims.image.plan import SourceTensor
 from trims.image.program import Program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 KIND = "torch-skeleton"
 _SHOWN_NAMES = 20
+_log = logging.getLogger(__name__)
 
 
 def add_skeleton(
@@ -58,18 +64,47 @@ def add_skeleton(
         origin: Folder of the manifest, where the builder may lie.
 
     Returns:
-        The artifact's tensors followed by what only the module knows, and the program.
+        The artifact's tensors followed by what only the module knows, and the skeleton. If the module has none, the
+        artifact's tensors and a program that names the builder.
 
     Raises:
-        ArtifactError: Names, shapes or dtypes do not fit, or the module cannot be pickled.
+        ArtifactError: Names, shapes or dtypes do not fit, or a module without a builder cannot be pickled.
     """
     if module is None:
         module = build_module(options["module"], options.get("module_args", {}), str(path), origin)
     skeleton = _Skeleton(module.eval(), sources, path, options.get("ignore", []))
     skeleton.match()
-    body = skeleton.pickle()
-    # Without a builder the folder is not in the image's key, so it is not in the image.
-    return skeleton.sources, Program(KIND, skeleton.attributes(body, origin if "module" in options else ""), body)
+    try:
+        body = skeleton.pickle()
+        # Without a builder the folder is not in the image's key, so it is not in the image.
+        attributes = skeleton.attributes(body, origin if "module" in options else "")
+    except _NoSkeletonError as error:
+        if "module" not in options:
+            raise ArtifactError(
+                f"{path}: {error}; save module.state_dict() instead, and name the function that builds the module "
+                "(option module)"
+            ) from error
+        _log.warning("%s: %s; each session builds it by %s", path, str(error), options["module"])
+        return list(sources), builder_program(options, origin)
+    return skeleton.sources, Program(KIND, attributes, body)
+
+
+class _NoSkeletonError(Exception):
+    """A module that cannot be carried as a pickle; the message says why."""
+
+
+@contextlib.contextmanager
+def _as_no_skeleton(module: torch.nn.Module) -> Iterator[None]:
+    """Raise _NoSkeletonError for whatever the code of a module's author raises when it is pickled or unpickled."""
+    try:
+        yield
+    except (MemoryError, _NoSkeletonError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and lacks_descriptors(error):
+            raise
+        reason = str(error).partition("\n")[0][:500] or type(error).__name__
+        raise _NoSkeletonError(f"the module {type(module).__name__} cannot be pickled ({reason})") from error
 
 
 class _Skeleton:
@@ -82,12 +117,14 @@ class _Skeleton:
         self.sources = list(sources)
         self.path = path
         self._ignore = tuple(ignore)
-        self._numbers = {source.name: number for number, source in enumerate(sources)}
+        self._names = own_names(module, [source.name for source in sources])
+        self._numbers = {self._names[source.name]: number for number, source in enumerate(sources)}
         self._state = module.state_dict(keep_vars=True)
         self._buffers = dict(module.named_buffers(remove_duplicate=False))
         self._constants: list[str] = []
         #: id of a tensor of the module -> its number; the tensors live as long as the module.
         self._places: dict[int, int] = {}
+        self._storages = {storage for each in module.parameters() if (storage := _storage_of(each))}
 
     def match(self) -> None:
         """Give every tensor of the module its number."""
@@ -166,27 +203,33 @@ class _Skeleton:
         known = self._places.get(id(tensor))
         if known is not None:
             return known
+        if tensor.grad_fn is not None or _storage_of(tensor) in self._storages:
+            raise _NoSkeletonError(
+                f"the module {type(self.module).__name__} keeps a tensor of shape {list(tensor.shape)} that was "
+                "computed from its parameters before they had their values"
+            )
         name = f"__constant__.{len(self._constants)}"
         self._constants.append(name)
         self._places[id(tensor)] = self._add_tensor(name, tensor)
         return self._places[id(tensor)]
 
     def pickle(self) -> bytes:
-        """The module, its tensors replaced by numbers."""
+        """The module, its tensors replaced by numbers. Raises _NoSkeletonError."""
+        if renamed := [name for name, own in self._names.items() if name != own]:
+            raise _NoSkeletonError(f"the module {type(self.module).__name__} renames tensors ({_listed(renamed)})")
         body = io.BytesIO()
-        try:
+        with _as_no_skeleton(self.module):
             _Pickler(body, self).dump(self.module)
-        except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
-            raise ArtifactError(
-                f"{self.path}: the module {type(self.module).__name__} cannot be pickled ({error}); leave option "
-                "module out and load the weights into a module that the client builds"
-            ) from error
         return body.getvalue()
 
     def attributes(self, body: bytes, origin: str) -> dict[str, Any]:
-        """What a client must know before it unpickles. Unpickles once, which also proves that it can be done."""
+        """What a client must know before it unpickles. Unpickles once, which also proves that it can be done.
+
+        Raises _NoSkeletonError if it cannot.
+        """
         reader = _Recorder(body, self._tensors())
-        reader.load()
+        with _as_no_skeleton(self.module):
+            reader.load()
         kind = type(self.module)
         beside = sorted(name for name in reader.modules if files_beside(origin, name))
         return {
@@ -236,6 +279,12 @@ class _Recorder(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         self.modules.add(module)
         return super().find_class(module, name)
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    """Return the address of a plain tensor's memory; 0 for none."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return tensor.untyped_storage().data_ptr() if plain else 0
 
 
 def _versions(packages: Iterable[str]) -> dict[str, str]:

@@ -11,37 +11,83 @@ import os
 from typing import TYPE_CHECKING
 
 from trims.core.errors import ArtifactError, NotInPlaceError
+from trims.formats.shards import check_shards, weight_map
 from trims.formats.torch_pickle import StoredTensor, read_pickle
 from trims.formats.torch_state import metadata_of, state_dict
 from trims.formats.zip_members import DIRECTORY_BYTES, Member, stored_members
+from trims.image.in_place import MAX_FILES
 from trims.image.look import PARSE_HERE_BYTES
 from trims.image.plan import Contents, SourceTensor
 from trims.image.source import FileSpan, SourceFile, open_source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from trims.formats.torch_state import Key
 
 #: Without these torch refuses an archive.
 _NEEDED = ("data.pkl", "version")
 
 
-def read_checkpoint(path: Path) -> Contents:
-    """The tensors of a checkpoint. Raises NotInPlaceError for one that needs a conversion, or is broken."""
+def read_checkpoint(path: Path, key: Sequence[Key] | None = None) -> Contents:
+    """Return the tensors of a checkpoint; `key` is where its state dict lies in it (`torch_state.key_of`).
+
+    Raises NotInPlaceError for one that needs a conversion, or is broken.
+    """
+    return _contents(path, key, PARSE_HERE_BYTES, None)[0]
+
+
+def read_shards(main: Path, key: Sequence[Key] | None = None) -> Contents:
+    """Return the tensors of all shards of an index. What is read of them is as little together as of one checkpoint.
+
+    Raises as `read_checkpoint`.
+    """
+    left = PARSE_HERE_BYTES - SourceFile.look(main).nbytes
+    if left < 0:
+        raise NotInPlaceError("its index is too large to be parsed here")
+    expected = weight_map(main)
+    shards = sorted(set(expected.values()))
+    if len(shards) > MAX_FILES:
+        raise NotInPlaceError(f"it has {len(shards)} shards; at most {MAX_FILES} are served in place")
+    sources: list[SourceTensor] = []
+    names: list[tuple[str, list[str]]] = []
+    ignored: dict[str, str] = {}
+    for shard in shards:
+        contents, read = _contents(main.parent / shard, key, left, DIRECTORY_BYTES // len(shards))
+        left -= read
+        sources += contents.sources
+        names.append((shard, [source.name for source in contents.sources]))
+        ignored = {**contents.metadata, **ignored}
+    check_shards(main, expected, names)
+    return Contents(sources, metadata=ignored)
+
+
+def _contents(
+    path: Path, key: Sequence[Key] | None, most_bytes: int, directory_bytes: int | None
+) -> tuple[Contents, int]:
+    """Return the tensors of one file, and how many bytes of pickle describe them.
+
+    Args:
+        path: The file.
+        key: See `read_checkpoint`.
+        most_bytes: A longer pickle is not read.
+        directory_bytes: The same for the zip directory; None for the bound of one file.
+    """
     file = SourceFile.look(path)
     with open_source(path) as fd:
-        members = _members(fd, file.nbytes)
+        members = _members(fd, file.nbytes, directory_bytes)
         if missing := [name for name in _NEEDED if name not in members]:
             raise NotInPlaceError(f"it has no member {missing[0]}")
-        loaded = read_pickle(_read(fd, members, "data.pkl"))
+        loaded = read_pickle(_read(fd, members, "data.pkl", most_bytes))
         if "byteorder" in members and _read(fd, members, "byteorder") != b"little":
             raise NotInPlaceError("its numbers are not little endian")
         file.check(fd)
     try:
-        tensors, ignored = state_dict(loaded, path, lambda value: isinstance(value, StoredTensor))
+        tensors, ignored = state_dict(loaded, path, lambda value: isinstance(value, StoredTensor), key)
     except ArtifactError as error:  # which torch, too, has to tell
         raise NotInPlaceError(str(error)) from error
-    return Contents(_sources(tensors, members, file), metadata=metadata_of(ignored))
+    return Contents(_sources(tensors, members, file), metadata=metadata_of(ignored)), members["data.pkl"].nbytes
 
 
 def is_stored(path: Path) -> bool:
@@ -67,9 +113,9 @@ def _members(fd: int, nbytes: int, directory_bytes: int | None = None) -> dict[s
     return found
 
 
-def _read(fd: int, members: Mapping[str, Member], name: str) -> bytes:
+def _read(fd: int, members: Mapping[str, Member], name: str, most_bytes: int = PARSE_HERE_BYTES) -> bytes:
     member = members[name]
-    if member.nbytes > PARSE_HERE_BYTES:
+    if member.nbytes > most_bytes:
         raise NotInPlaceError(f"its member {name} is too large to be parsed here")
     return os.pread(fd, member.nbytes, member.offset)
 

@@ -24,6 +24,8 @@ FORMAT_VERSION = 1
 _WRITTEN = ("dtype", "shape", "data_offsets")
 _FIELDS = set(_WRITTEN)
 _MAX_OFFSET = 1 << 62
+#: Dtypes of safetensors whose elements are not whole bytes.
+_PACKED = frozenset({"F4", "F6_E2M3", "F6_E3M2"})
 
 
 class SafetensorsHeader(NamedTuple):
@@ -94,6 +96,8 @@ _decode = json.JSONDecoder(object_pairs_hook=tuple, parse_constant=_refuse_const
 
 
 def _metadata(value: Any, name: str) -> dict[str, str]:
+    if value is None:  # as some writers say that there is none
+        return {}
     found = _unique(value, name) if type(value) is tuple else None
     if found is None or not all(isinstance(text, str) for text in found.values()):
         raise ArtifactError(f"{name}: __metadata__ is not a map from strings to strings")
@@ -122,11 +126,17 @@ def _plain_tensor(key: str, value: Any) -> tuple[TensorSpec, int, int] | None:
 
 
 def _tensor(key: str, value: Any, name: str) -> tuple[TensorSpec, int, int]:
-    """Any tensor, with its first byte and its end. Raises ArtifactError."""
-    fields = _unique(value, name) if type(value) is tuple else {}
+    """Any tensor, with its first byte and its end; fields of other names say nothing. Raises ArtifactError."""
+    known = tuple(pair for pair in value if pair[0] in _FIELDS) if type(value) is tuple else ()
+    fields = _unique(known, name)
     if set(fields) != _FIELDS:
-        raise ArtifactError(f"{name}: tensor {key!r} must have exactly dtype, shape and data_offsets")
+        raise ArtifactError(f"{name}: tensor {key!r} must have dtype, shape and data_offsets")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if isinstance(dtype, str) and dtype in _PACKED:
+        raise ArtifactError(
+            f"{name}: tensor {key!r} has the dtype {dtype}, whose elements share bytes, which images do not hold; "
+            "save its bytes as U8"
+        )
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise ArtifactError(f"{name}: tensor {key!r} has the unsupported dtype {dtype!r}")
     if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:

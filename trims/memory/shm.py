@@ -157,8 +157,18 @@ def unlink(name: str, folder: Path = SHM_FOLDER) -> None:
 
 
 def names(prefix: str, folder: Path = SHM_FOLDER) -> Iterator[str]:
-    """All segments under this prefix, finished or not. Raises OSError if the folder cannot be listed."""
-    return (name for name in sorted(os.listdir(folder)) if name.startswith(f"{prefix}."))
+    """All segments under this prefix, finished or not; none where the machine has no such folder.
+
+    Raises OSError if the folder cannot be listed.
+    """
+    return (name for name in _listed(folder) if name.startswith(f"{prefix}."))
+
+
+def _listed(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return []
 
 
 def unopened_segments(folder: Path = SHM_FOLDER) -> dict[str, list[str]]:
@@ -168,7 +178,7 @@ def unopened_segments(folder: Path = SHM_FOLDER) -> dict[str, list[str]]:
     """
     opened = _opened_files(folder)
     found: dict[str, list[str]] = {}
-    for name in sorted(os.listdir(folder)):
+    for name in _listed(folder):
         prefix, dot, rest = name.partition(".")
         if dot and rest and _PREFIX.fullmatch(prefix) and _is_own(folder / name):
             found.setdefault(prefix, []).append(name)
@@ -216,6 +226,11 @@ def file_system_of(folder: Path) -> str:
 
 def check_folder(folder: Path) -> None:
     """Raises ConfigError if segments in this folder would not be memory, or not be this user's."""
+    if not folder.is_dir():
+        raise ConfigError(
+            f"{folder} is not there: this machine has no shared memory with names; mount a tmpfs there, or start the "
+            "daemon with --cpu-memory memfd"
+        )
     if file_system_of(folder) != "tmpfs":
         raise ConfigError(
             f"{folder} is not on a tmpfs: segments would be written to disk; mount one there, such as "

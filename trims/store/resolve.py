@@ -40,6 +40,7 @@ from trims.formats.build import build_artifact
 from trims.formats.conversion import builder_of_options, converter, detect, recipe
 from trims.formats.environments import Environment
 from trims.formats.in_place import least_image_bytes, may_be_in_place
+from trims.formats.plugins import naming_foreign
 from trims.store import hashing
 from trims.store.catalog import FILE_PREFIX, identities_of, identity_of
 from trims.store.hashing import DigestNeededError, Digests, LongReadError, Progress, Reading
@@ -325,7 +326,8 @@ class Resolver:
 
     def _look(self, name: str, manifest: Manifest, chosen: Converter, main: Path, reading: Reading) -> Resolved:
         options = _options(manifest, chosen)
-        files = chosen.files(main, options)
+        with naming_foreign(chosen.format, [main]):
+            files = chosen.files(main, options)
         artifact = Artifact(chosen.format, files, options, manifest.origin)
         python = self._python(manifest, required=chosen.needs_child(options))
         made_by = recipe(chosen, artifact, Environment(python))

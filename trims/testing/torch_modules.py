@@ -5,6 +5,7 @@ Each function is what a manifest's option `module` may name.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -74,6 +75,45 @@ def with_lambda() -> nn.Module:
     return module
 
 
+class WithView(nn.Linear):  # type: ignore[misc]
+    """Keeps a view of its weight, made before the weight has its values, and a hook that is a closure."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.turned = self.weight.detach().t()
+        self.register_forward_hook(lambda _module, _inputs, output: output + 1)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """(N, 3) -> (N, 2)."""
+        return values @ self.turned + self.bias
+
+
+def with_view() -> WithView:
+    """A module with a view of its own weight."""
+    return WithView()
+
+
+def weight_normed() -> nn.Sequential:
+    """Layers under weight_norm, which is a parametrization."""
+    norm = nn.utils.parametrizations.weight_norm
+    return nn.Sequential(norm(nn.Linear(3, 4)), nn.ReLU(), norm(nn.Linear(4, 2)))
+
+
+def weight_normed_by_hooks() -> nn.Sequential:
+    """Layers under the older weight_norm (`torch.nn.utils.weight_norm`), which a hook computes before each pass."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the function is deprecated
+        for layer in (module[0], module[2]):
+            nn.utils.weight_norm(layer)
+    return module
+
+
+def spectrally_normed() -> nn.Sequential:
+    """A layer under the older spectral_norm, whose weight is a view of a parameter until it is first used."""
+    return nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 2)))
+
+
 def no_module() -> dict[str, Any]:
     """What a builder must not return."""
     return {}
@@ -85,3 +125,12 @@ def tiny_bert(**config: Any) -> Any:
 
     sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 32}
     return BertModel(BertConfig(num_hidden_layers=2, num_attention_heads=2, **sizes, **config))
+
+
+def tiny_wav2vec2() -> Any:
+    """A Wav2Vec2Model of one layer, whose position embedding is under weight_norm."""
+    from transformers import Wav2Vec2Config, Wav2Vec2Model
+
+    layers = {"conv_dim": (8,), "conv_kernel": (10,), "conv_stride": (5,), "num_feat_extract_layers": 1}
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    return Wav2Vec2Model(Wav2Vec2Config(**layers, **sizes, num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2))

@@ -18,6 +18,8 @@ ATTACH_FOLDER = "attach"
 TENANTS_FOLDER = "tenants"
 CONTROL_SOCKET = "control.sock"
 RUNTIME_VARIABLE = "TRIMS_RUNTIME_DIR"
+#: Of a runtime folder's path: a socket may have 107, and `/attach/attach.sock` is the longest in the folder.
+MOST_BYTES = 88
 
 
 def default_runtime_dir(environment: Mapping[str, str] | None = None) -> str:
@@ -28,3 +30,14 @@ def default_runtime_dir(environment: Mapping[str, str] | None = None) -> str:
     if env.get("XDG_RUNTIME_DIR"):
         return f"{env['XDG_RUNTIME_DIR']}/trims"
     return f"{env.get('TMPDIR', '/tmp').rstrip('/')}/trims-{os.getuid()}"  # noqa: S108 - its owner and mode are checked
+
+
+def why_too_long(runtime_dir: str | os.PathLike[str]) -> str:
+    """Return why no socket can lie in a runtime folder with so long a path; empty text if one can."""
+    nbytes = len(os.fsencode(runtime_dir))
+    if nbytes <= MOST_BYTES:
+        return ""
+    return (
+        f"the runtime folder {os.fspath(runtime_dir)} has a path of {nbytes} bytes, and {MOST_BYTES} are the most for "
+        f"the sockets in it; choose a shorter one (--runtime-dir, {RUNTIME_VARIABLE})"
+    )

@@ -1,7 +1,8 @@
-"""Whether weights fit the module that their manifest's builder made: judged as a converter judges it.
+"""What a session does with a module that its manifest's builder made: check that the weights fit, and follow them.
 
 A converter refuses a module of other shapes or dtypes than the artifact's (`trims.formats.skeleton`). A session that
-builds the module itself must not be served something else meanwhile.
+builds the module itself must not be served something else meanwhile. Modules that have no skeleton often keep tensors
+that belong to their parameters: views, and what `torch.nn.utils.weight_norm` computed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.utils.weight_norm import WeightNorm
 
 from trims.core.errors import ArtifactError
 from trims_client.frameworks._torch_dtypes import DTYPES
@@ -25,17 +27,27 @@ _SHOWN_NAMES = 20
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def check_fits(module: torch.nn.Module, weights: Weights, ignore: Sequence[str]) -> list[str]:
+def check_fits(
+    module: torch.nn.Module, weights: Weights, ignore: Sequence[str], names: Mapping[str, str] | None = None
+) -> list[str]:
     """Raise ArtifactError if a converter would.
+
+    Args:
+        module: As it was built.
+        weights: Those that belong to it.
+        ignore: Patterns of names that may be left over.
+        names: What the module calls each tensor of the weights; None for the same.
 
     Returns the names of weights that the module keeps values of its own for: buffers that are in no state dict.
     """
     state = module.state_dict(keep_vars=True)
-    known = dict(weights.layout.tensors)
+    names = dict(zip(weights.layout.tensors, weights.layout.tensors, strict=True)) if names is None else names
+    known = {names[name]: spec for name, spec in weights.layout.tensors.items()}
+    given = list(known)
     missing = _complete(known, state)
     buffers = dict(module.named_buffers(remove_duplicate=False))
-    own = [name for name in buffers if name not in state and name in weights.layout.tensors]
-    unknown = [name for name in weights.layout.tensors if name not in state and name not in own]
+    own = [name for name in buffers if name not in state and name in known]
+    unknown = [name for name in given if name not in state and name not in own]
     unexpected = [name for name in unknown if not _matches(name, ignore)]
     if missing or unexpected:
         raise ArtifactError(
@@ -46,8 +58,41 @@ def check_fits(module: torch.nn.Module, weights: Weights, ignore: Sequence[str])
         _check_alike(weights.name, known[name]._replace(name=name), tensor)
     for name in own:
         if not _matches(name, ignore):
-            _check_alike(weights.name, known[name], buffers[name])
-    return own
+            _check_alike(weights.name, known[name]._replace(name=name), buffers[name])
+    return [name for name, called in names.items() if called in own]
+
+
+class Views:
+    """Attributes of a module that are views of its parameters, to be made again of the parameters that replace them."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        plain = [(name, each) for name, each in module.named_parameters() if _is_plain(each)]
+        owners = {each.untyped_storage().data_ptr(): name for name, each in plain}
+        owners.pop(0, None)  # of tensors without memory
+        self._found: list[tuple[torch.nn.Module, str, torch.Tensor, str]] = []
+        for each in module.modules():
+            for attribute, value in vars(each).items():
+                if isinstance(value, torch.Tensor) and _is_plain(value):
+                    owner = owners.get(value.untyped_storage().data_ptr())
+                    if owner is not None:
+                        self._found.append((each, attribute, value, owner))
+
+    def follow(self) -> None:
+        """Point the views to the parameters of now, and compute again what weight_norm keeps."""
+        for each, attribute, view, owner in self._found:
+            parameter = self._module.get_parameter(owner)
+            source = parameter if view.requires_grad else parameter.detach()
+            offset = parameter.storage_offset() + view.storage_offset()
+            setattr(each, attribute, source.as_strided(view.shape, view.stride(), offset))
+        for each in self._module.modules():
+            for hook in each._forward_pre_hooks.values():
+                if isinstance(hook, WeightNorm):
+                    hook(each, ())
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
 
 
 def _complete(known: dict[str, TensorSpec], state: Mapping[str, torch.Tensor]) -> list[str]:

@@ -49,7 +49,7 @@ from trims.core.errors import ArtifactError, CallerError, NotSupportedError, Per
 from trims.core.layout import DTYPE_BYTES
 from trims.image.program import TORCH_BUILDER
 from trims_client.ahead import map_ahead
-from trims_client.frameworks._torch_built import check_fits
+from trims_client.frameworks._torch_built import Views, check_fits
 from trims_client.frameworks._torch_dtypes import DTYPES as _DTYPES
 from trims_client.frameworks._torch_dtypes import dtype_of
 
@@ -105,8 +105,9 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
 
     Returns:
         The module as its builder and `load_state_dict` make it: with the same `requires_grad`, with one parameter for
-        tied weights, and with the values of non-persistent buffers. A model at `file` has no skeleton yet
-        (`weights.program().kind` is `torch-builder`): its builder is called here, which takes longer.
+        tied weights, and with the values of non-persistent buffers. A model at `file` has no skeleton yet, and a
+        module that cannot be pickled has none at any place (`weights.program().kind` is `torch-builder`): the builder
+        is called here, which takes longer.
 
     Raises:
         PermissionDeniedError: The image's origin is not trusted.
@@ -217,7 +218,8 @@ def load_into(
             were saved with a prefix ("module.", "model."), or by an older version of the model's library.
 
     Returns:
-        The same module. Parameters that were tied in the module are tied again. With weights on a device all its
+        The same module. Parameters that were tied in the module are tied again, and attributes that were views of
+        parameters are views of the new ones. With weights on a device all its
         parameters and buffers lie there.
 
     Raises:
@@ -248,7 +250,7 @@ def _load(
     names: Callable[[str], str] | None = None,
 ) -> torch.nn.Module:
     """See `load_into`. Names that match a pattern of `ignore` may be left over; those in `without` are not used."""
-    tied = _tied_names(module)
+    tied, views = _tied_names(module), Views(module)
     buffers = {name for name, _ in module.named_buffers(remove_duplicate=False)}
     tensors = state_dict(weights, writable=writable)
     for name in without:
@@ -273,6 +275,7 @@ def _load(
             f"buffers {_listed(unknown_buffers)} are in no state dict and have no values on the meta device; build "
             "the module on the CPU, or name its builder in the manifest (option module)"
         )
+    views.follow()
     return module
 
 
@@ -359,15 +362,16 @@ def _program(weights: Weights) -> Program:
 
 def _built(weights: Weights, named: Mapping[str, Any], *, writable: bool) -> torch.nn.Module:
     """The module of a model that has no skeleton yet, as a converter would build it."""
-    from trims.formats.building import build_module
+    from trims.formats.building import build_module, own_names
 
     ignore = named.get("ignore", ())
     try:
         built = build_module(named["module"], named.get("module_args", {}), repr(weights.name), named["origin"])
-        own = check_fits(built.eval(), weights, ignore)
-        return _load(built, weights, ignore=ignore, without=own, writable=writable)
+        names = own_names(built.eval(), weights.layout.tensors)
+        own = check_fits(built, weights, ignore, names)
+        return _load(built, weights, ignore=ignore, without=own, writable=writable, names=names.__getitem__)
     except NotSupportedError as error:
-        if error.__cause__ is None:  # nothing is missing: it says itself what to do
+        if error.__cause__ is None or weights.place != "file":  # nothing is missing: it says itself what to do
             raise
         raise NotSupportedError(f"{error}; open it with place='cpu', where a converter has built the module") from error
     except CallerError as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
 import pytest
 
+import trims
 from trims.cli import main as command
 from trims.core.errors import ModelNotFoundError
 
@@ -98,3 +100,16 @@ def test_a_broken_command_plugin_is_named_and_leaves_every_other_command_in_use(
     plugin.append(runs(lambda options: 0))
     assert command.main(["made"]) == 0
     assert "the command plugin 'made-0' (0) is left out" in capsys.readouterr().err
+
+
+def test_help_and_version_are_commands_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["help"]) == 0
+    assert "  serve " in capsys.readouterr().out
+    assert command.main(["help", "status"]) == 0
+    assert "usage: trims status" in capsys.readouterr().out
+    assert command.main(["help", "statsu"]) == 1
+    assert "did you mean status?" in capsys.readouterr().err
+    assert command.main(["version"]) == 0
+    assert capsys.readouterr().out == f"trims {trims.__version__}\n"
+    assert command.main(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == trims.__version__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import string
 from pathlib import Path
 
@@ -54,11 +55,60 @@ def test_of_a_folder_the_first_known_name_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_weights_and_a_path_to_nothing_are_told_apart(tmp_path: Path) -> None:
-    made(tmp_path / "consolidated.pth")
+    made(tmp_path / "config.json")
+    made(tmp_path / "optimizer.bin")
     with pytest.raises(CallerError, match=r"holds none of model\.safetensors.*; name the file with the weights itself"):
         manifest_for(tmp_path, None)
     with pytest.raises(ArtifactNotFoundError, match="gone does not exist"):
         manifest_for(tmp_path / "gone", None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "consolidated.pth",
+        "model.fp16.safetensors",
+        "adapter_model.bin",
+        "net-symbol.json",
+        "model.safetensors.index.fp16.json",
+    ],
+)
+def test_of_a_folder_with_one_file_of_weights_that_file_is_taken_whatever_its_name(tmp_path: Path, name: str) -> None:
+    for other in ("config.json", "training_args.bin", "optimizer.pt", "rng_state_0.pth", name):
+        made(tmp_path / name)
+        made(tmp_path / other)
+    assert manifest_for(tmp_path, "m")["artifact"]["path"] == str(tmp_path / name)
+
+
+def test_of_a_folder_with_shards_their_index_is_taken(tmp_path: Path) -> None:
+    shards = [f"m-0000{number}-of-00002.bin" for number in (1, 2)]
+    for name in shards:
+        made(tmp_path / name)
+    with pytest.raises(CallerError, match=r"shards and no index .*m-00001-of-00002\.bin, m-00002-of-00002\.bin"):
+        manifest_for(tmp_path, "m")
+    made(tmp_path / "m.bin.index.json")
+    assert manifest_for(tmp_path, "m")["artifact"]["path"] == str(tmp_path / "m.bin.index.json")
+
+
+def test_of_a_folder_with_several_files_of_weights_none_is_chosen(tmp_path: Path) -> None:
+    for name in ("a.safetensors", "b.pt"):
+        made(tmp_path / name)
+    with pytest.raises(CallerError, match=r"several files of weights; name one itself: a\.safetensors, b\.pt"):
+        manifest_for(tmp_path, None)
+
+
+def test_a_state_key_becomes_an_option(tmp_path: Path) -> None:
+    main = made(tmp_path / "m.pt")
+    assert manifest_for(main, "m", "net")["artifact"] == {"path": str(main), "options": {"state_key": "net"}}
+
+
+@pytest.mark.parametrize("where", ["file", "folder", "in the folder"])
+def test_a_path_that_is_no_utf_8_is_refused_by_name(tmp_path: Path, where: str) -> None:
+    odd = os.fsdecode(b"m\xff")
+    main = made(tmp_path / odd / "x.npz" if where == "folder" else tmp_path / f"{odd}.npz")
+    given = {"file": main, "folder": main.parent, "in the folder": tmp_path}[where]
+    with pytest.raises(CallerError, match=r"m\\udcff.* is not UTF-8.*rename"):
+        manifest_for(given, "m")
 
 
 @given(st.text(string.ascii_letters + string.digits + " _-+()", min_size=1, max_size=100))

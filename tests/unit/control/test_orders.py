@@ -55,7 +55,7 @@ def test_a_manifest_in_a_file_is_sent_with_the_folder_its_paths_begin_at(tmp_pat
     request = orders.register(tmp_path / "m.yaml", None, replace=True)
     assert yaml.safe_load(request.manifest_yaml) == MANIFEST
     assert (request.origin, request.replace) == (str(tmp_path.resolve()), True)
-    with pytest.raises(CallerError, match=r"m\.yaml is a manifest and names its model itself"):
+    with pytest.raises(CallerError, match=r"--name is for artifacts; .*m\.yaml is a manifest"):
         orders.register(tmp_path / "m.yaml", "other", replace=False)
 
 
@@ -70,6 +70,17 @@ def test_an_artifact_is_sent_as_a_manifest_of_its_absolute_path(
     assert (orders.name_in(request), request.origin) == ("bert-large", "")
     with pytest.raises(ArtifactNotFoundError, match="absent does not exist"):
         orders.register("absent", None, replace=False)
+
+
+def test_a_state_key_is_for_artifacts_and_refused_with_a_manifest(tmp_path: Path) -> None:
+    (tmp_path / "m.pt").write_bytes(b"x")
+    (tmp_path / "m.yaml").write_text(json.dumps(MANIFEST))
+    request = orders.register(tmp_path / "m.pt", None, replace=False, state_key="net")
+    assert yaml.safe_load(request.manifest_yaml)["artifact"]["options"] == {"state_key": "net"}
+    sources: tuple[Any, ...] = (tmp_path / "m.yaml", MANIFEST)
+    for source in sources:
+        with pytest.raises(CallerError, match=r"is a manifest: write it there, under artifact\.options"):
+            orders.register(source, None, replace=False, state_key="net")
 
 
 def test_a_source_that_is_neither_path_nor_mapping_is_refused() -> None:

@@ -38,6 +38,12 @@ def test_what_was_not_taken_is_refused() -> None:
     assert given.take("a") == 1
     with pytest.raises(ManifestError, match="unknown field 'b'"):
         given.done()
+    given = fields(artefact=1)
+    given.take("name"), given.take("artifact")
+    with pytest.raises(
+        ManifestError, match=r"unknown field 'artefact'; did you mean 'artifact'\? known are artifact, name"
+    ):
+        given.done()
     with pytest.raises(ManifestError, match="must be a mapping with text keys, not list"):
         Fields([], "here")
 

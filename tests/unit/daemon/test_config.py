@@ -11,7 +11,7 @@ import pytest
 
 from trims.cli import daemon_commands
 from trims.core.errors import ConfigError
-from trims.daemon.config import Config, build_config
+from trims.daemon.config import Config, build_config, unknown_variables
 from trims.environments.shelf import default_folder
 from trims.memory.available import allowed_bytes
 from trims.plugins import Choice
@@ -49,7 +49,7 @@ def test_a_file_that_is_no_mapping_of_settings_is_named(text: str, tmp_path: Pat
 
 def test_an_unknown_setting_is_named_with_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "typo.yaml").write_text("worker: 3")
-    with pytest.raises(ConfigError, match=r"unknown setting 'worker'; known are .*workers"):
+    with pytest.raises(ConfigError, match=r"unknown setting 'worker'; did you mean 'workers'\? known are .*workers"):
         build(file=tmp_path / "typo.yaml")
 
 
@@ -208,3 +208,10 @@ def test_kinds_of_shared_memory_have_no_meaning_with_a_tier_of_a_plugin(tmp_path
     for more in ({"cpu_memory": "memfd"}, {"segment_dir": tmp_path}):
         with pytest.raises(ConfigError, match=r"cpu_memory and segment_dir have no meaning with cpu_tier pool"):
             build(cpu_tier="pool", cpu_capacity_bytes="1GiB", **more)
+
+
+def test_a_misspelt_variable_is_reported_with_the_nearest_setting() -> None:
+    (found,) = unknown_variables({"TRIMS_CPU_CAPACITY": "1", "TRIMS_VERIFY": "1", "TRIMS_REQUIRE": "x", "HOME": "/"})
+    assert found == "the variable TRIMS_CPU_CAPACITY has no meaning to trims; did you mean TRIMS_CPU_CAPACITY_BYTES?"
+    (found,) = unknown_variables({"TRIMS_0123456789": "1"})
+    assert "TRIMS_STATE_DIR" in found

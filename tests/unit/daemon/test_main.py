@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -69,6 +70,15 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(ConfigError, match=rf"belongs to user {owner}, not to you; choose another"):
         FolderLock(tmp_path, "the state folder")
+
+
+def test_a_folder_of_a_daemon_that_is_ending_is_waited_for(tmp_path: Path) -> None:
+    held = FolderLock(tmp_path, "the state folder")
+    held.announce_end()
+    ended = threading.Timer(0.5, held.release)
+    ended.start()
+    FolderLock(tmp_path, "the state folder").release()
+    assert not ended.is_alive()
 
 
 def test_two_state_folders_have_segments_of_different_names(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch_files import CONVERTER, MODULES, image_of, saved, tensors_of
+from torch_files import CONVERTER, MODULES, assert_equal, image_of, saved, tensors_of
 
 import trims
 
@@ -114,7 +114,6 @@ def test_a_dtype_or_shape_that_does_not_fit_the_module_is_named(tmp_path: Path, 
         ({"module": 3}, ArtifactError, "must be 'package.module:function'"),
         ({"module": f"{MODULES}:conv_net", "module_args": [1]}, ArtifactError, "module_args a map"),
         ({"module": f"{MODULES}:no_module"}, ArtifactError, "returned a dict, not a torch.nn.Module"),
-        ({"module": f"{MODULES}:with_lambda"}, ArtifactError, "cannot be pickled"),
     ],
 )
 def test_a_builder_that_does_not_work_is_named(
@@ -122,6 +121,32 @@ def test_a_builder_that_does_not_work_is_named(
 ) -> None:
     with pytest.raises(error, match=words):
         image_of(saved(tmp_path, torch_modules.conv_net().state_dict()), **options)
+
+
+@pytest.mark.parametrize("build", ["with_lambda", "weight_normed", "weight_normed_by_hooks", "spectrally_normed"])
+def test_a_module_without_a_skeleton_leaves_the_builders_name_and_the_files_tensors(
+    build: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = getattr(torch_modules, build)().state_dict()
+    view = image_of(saved(tmp_path, state), module=f"{MODULES}:{build}")
+    program = view.program()
+    assert program is not None
+    assert (program.kind, program.attributes) == ("torch-builder", {"module": f"{MODULES}:{build}", "origin": ""})
+    assert_equal(tensors_of(view), state)
+    assert f"each session builds it by {MODULES}:{build}" in caplog.text
+
+
+def test_a_module_whose_code_fails_when_it_is_unpickled_has_no_skeleton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_self: object, _state: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(torch_modules.ConvNet, "__setstate__", refuse, raising=False)
+    path = saved(tmp_path, torch_modules.conv_net().state_dict())
+    program = image_of(path, module=f"{MODULES}:conv_net").program()
+    assert program is not None
+    assert program.kind == "torch-builder"
 
 
 def test_extra_state_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from trims_client.frameworks.torch import state_dict  # noqa: E402
 from trims_client.weights import Weights  # noqa: E402
 
-from trims.core.errors import ArtifactError  # noqa: E402
+from trims.core.errors import ArtifactError, NotInPlaceError  # noqa: E402
 from trims.formats.base import Artifact  # noqa: E402
 from trims.testing import torch_modules  # noqa: E402
 from trims.testing.converters import artifact_at, convert  # noqa: E402
@@ -31,6 +31,52 @@ def test_training_checkpoints_are_unwrapped_and_what_is_left_out_is_noted(tmp_pa
     view = image_of(path)
     assert list(view.layout.tensors) == ["w"]
     assert view.metadata == {"ignored": "epoch, optimizer, note"}
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize(
+    ("name", "value", "is_refused"),
+    [
+        ("best_acc1", torch.tensor(0.9), False),
+        ("best_acc1", torch.ones(2), True),
+        ("logit_scale", torch.tensor(0.07), True),
+        ("ema", {"w": torch.ones(2)}, True),
+        ("optimizer", {"state": {0: {"step": torch.ones(2)}}}, False),
+    ],
+)
+def test_beside_a_state_dict_a_metric_and_an_optimizer_may_be_left_out(
+    tmp_path: Path, name: str, value: Any, is_refused: bool, in_place: bool
+) -> None:
+    path = saved(tmp_path, {"state_dict": {"w": torch.ones(2)}, name: value})
+    look: Any = CONVERTER.contents if in_place else CONVERTER.plan
+    with pytest.raises((ArtifactError, NotInPlaceError), match=name) if is_refused else nullcontext():
+        look(Artifact("torch", (path,)))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_checkpoint_whose_weights_have_a_name_of_its_own_is_taken_by_its_state_key(
+    tmp_path: Path, in_place: bool
+) -> None:
+    path = saved(tmp_path, {"net": {"w": torch.ones(2)}, "acc": torch.ones(1)})
+
+    def tensors(**options: Any) -> list[str]:
+        if in_place:
+            artifact = Artifact("torch", (path,), options)
+            return [source.name for source in CONVERTER.contents(artifact).sources]
+        return list(image_of(path, **options).layout.tensors)
+
+    with pytest.raises((ArtifactError, NotInPlaceError), match=r"'net' \(a dict of 1 tensors\), 'acc' \(a tensor\)"):
+        tensors()
+    assert tensors(state_key="net") == ["w"]
+
+
+def test_a_module_in_a_checkpoint_is_taken_by_its_state_key(tmp_path: Path) -> None:
+    path = saved(tmp_path, {"net": torch_modules.conv_net(), "epoch": 3})
+    with pytest.raises(ArtifactError, match=r"'net' \(a ConvNet\)"):
+        image_of(path, allow_pickle=True)
+    view = image_of(path, allow_pickle=True, state_key="net")
+    assert list(view.layout.tensors) == list(torch_modules.conv_net().state_dict())
+    assert view.metadata["ignored"] == "epoch"
 
 
 def test_an_empty_state_dict_is_an_empty_image(tmp_path: Path) -> None:

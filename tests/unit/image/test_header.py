@@ -41,12 +41,31 @@ def test_a_header_without_tensors_is_read() -> None:
     assert len(parse({}, data_bytes=0).layout) == 0
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"__metadata__": null, "w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+        b'{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], "strides": {"of": [1, null]}}}',
+        b'{"w": {"x": 1, "dtype": "F32", "shape": [2], "data_offsets": [0, 8], "x": 2}}',
+    ],
+    ids=["no metadata", "a field of another name", "such a field twice"],
+)
+def test_what_the_safetensors_library_passes_over_is_passed_over(text: bytes) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    ((name, tensor),) = safetensors.deserialize(len(text).to_bytes(8, "little") + text + bytes(8))
+    header = parse(text)
+    assert [(each.name, each.dtype, list(each.shape)) for each in header.layout] == [
+        (name, tensor["dtype"], tensor["shape"])
+    ]
+    assert header.metadata == {}
+
+
 REFUSED: dict[str, tuple[Any, str]] = {
     "no JSON": (b"{nonsense", "not JSON"),
     "not UTF-8": (b'{"\xff": 1}', "not JSON"),
     "UTF-16": (json.dumps(changed()).encode("utf-16"), "not JSON"),
     "an array": (b"[]", "not a JSON object"),
-    "a tensor that is an array of pairs": ({"w": [[name, GOOD[name]] for name in GOOD]}, "exactly dtype"),
+    "a tensor that is an array of pairs": ({"w": [[name, GOOD[name]] for name in GOOD]}, "must have dtype"),
     "a shape that is an object": (changed(shape={}), "impossible shape"),
     "offsets that are an object": (changed(data_offsets={"a": 0, "b": 8}), "impossible data_offsets"),
     "metadata with a key twice": (b'{"__metadata__": {"a": "", "a": ""}}', "names 'a' twice"),
@@ -59,10 +78,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a lone surrogate": (b'{"\\ud800": {"dtype":"U8","shape":[8],"data_offsets":[0,8]}}', "not valid Unicode"),
     "metadata no map": ({"__metadata__": []}, "__metadata__"),
     "metadata with numbers": ({"__metadata__": {"epoch": 3}}, "__metadata__"),
-    "a tensor that is no object": ({"w": 1}, "exactly dtype, shape and data_offsets"),
-    "a field missing": ({"w": {"dtype": "F32", "shape": [2]}}, "exactly"),
-    "a field too many": (changed(strides=[1]), "exactly"),
-    "an unknown dtype": (changed(dtype="F4"), "unsupported dtype 'F4'"),
+    "a tensor that is no object": ({"w": 1}, "must have dtype, shape and data_offsets"),
+    "a field missing": ({"w": {"dtype": "F32", "shape": [2]}}, "must have dtype"),
+    "a field too many and one missing": ({"w": {"dtype": "F32", "shape": [2], "strides": [1]}}, "must have dtype"),
+    "an unknown dtype": (changed(dtype="I4"), "unsupported dtype 'I4'"),
+    "elements of 4 bits": (changed(dtype="F4"), "the dtype F4, whose elements share bytes"),
+    "elements of 6 bits": (changed(dtype="F6_E2M3"), "the dtype F6_E2M3, whose elements share bytes"),
+    "other elements of 6 bits": (changed(dtype="F6_E3M2"), "the dtype F6_E3M2, whose elements share bytes"),
     "a dtype that is no string": (changed(dtype=["F32"]), "unsupported dtype"),
     "a shape that is no list": (changed(shape=2), "impossible shape"),
     "a negative extent": (changed(shape=[-2]), "impossible shape"),

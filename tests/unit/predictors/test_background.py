@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from trims_predictors.background import Background
 
+from trims.logs import about, facts
+
 if TYPE_CHECKING:
     import pytest
 
@@ -52,3 +54,19 @@ def test_work_that_is_cancelled_ends_and_is_not_told(caplog: pytest.LogCaptureFi
 
     asyncio.run(work())
     assert not caplog.records
+
+
+def test_work_is_not_about_the_request_that_it_was_begun_for() -> None:
+    async def run() -> None:
+        seen: list[dict[str, object]] = []
+
+        async def work() -> None:
+            seen.append(dict(facts()))
+
+        background = Background("a test")
+        with about(request="r7"):
+            background.start(work())
+        await background.wait()
+        assert seen == [{}]
+
+    asyncio.run(run())

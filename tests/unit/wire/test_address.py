@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from trims.wire.address import default_runtime_dir
+from trims.wire.address import default_runtime_dir, why_too_long
 
 OWN = f"trims-{os.getuid()}"
 
@@ -27,3 +27,10 @@ def test_the_folder_is_the_one_named_first_and_else_one_of_this_user(environment
 def test_the_environment_of_this_process_is_what_counts_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIMS_RUNTIME_DIR", "/said/here")
     assert default_runtime_dir() == "/said/here"
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"), [("x" * 87, True), ("x" * 88, False), ("\u00fc" * 43, True), ("\u00fc" * 44, False)]
+)
+def test_a_runtime_folder_is_as_long_as_a_socket_in_it_can_have(name: str, fits: bool) -> None:
+    assert (why_too_long(f"/{name}") == "") == fits

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from fake_weights import DeviceShelf
 
+VALUES = torch.linspace(-1, 1, 15).view(5, 3)
+
 
 @pytest.fixture(params=["skeleton", "load_into"])
 def loaded(request: pytest.FixtureRequest, shelf: DeviceShelf, tmp_path: Path) -> Callable[..., Any]:
@@ -90,7 +92,17 @@ def test_writable_tensors_are_copies_and_tied_ones_stay_one(shelf: DeviceShelf, 
     assert shelf.bytes_of(path) == path.read_bytes()
 
 
-@pytest.mark.parametrize(("build", "given"), [("conv_net", IMAGES), ("tied_model", WORDS)])
+@pytest.mark.parametrize(
+    ("build", "given"),
+    [
+        ("conv_net", IMAGES),
+        ("tied_model", WORDS),
+        ("weight_normed", VALUES),
+        ("weight_normed_by_hooks", VALUES),
+        ("spectrally_normed", VALUES),
+        ("with_view", VALUES),
+    ],
+)
 def test_modules_give_the_frameworks_own_outputs(loaded: Any, build: str, given: torch.Tensor) -> None:
     own, ours, weights = loaded(getattr(torch_modules, build))
     assert torch.equal(ours(given), own(given))
