@@ -247,11 +247,21 @@ def test_a_block_of_yaml_is_a_manifest_or_a_tenants_file(block: Block, tmp_path:
 
 
 def commands(block: Block) -> list[list[str]]:
-    """The words of each command that is typed at a `$`, without comments."""
-    lines = (line[2:] for line in block.text.splitlines() if line.startswith("$ "))
-    return [shlex.split(line, comments=True) for line in lines]
+    """The words of each command that is typed at a `$`, without comments; of several in a line, each."""
+    found: list[list[str]] = []
+    for line in block.text.splitlines():
+        if line.startswith("$ "):
+            found.append([])
+            for word in shlex.split(line[2:], comments=True):
+                if word == "&&":
+                    found.append([])
+                else:
+                    found[-1].append(word)
+    return [words[1:] if words[0] == "sudo" else words for words in found]
 
 
+#: What every machine has that the documents name it for, beside trims; `install` only of what is in the repository.
+_OF_SYSTEM = {"cd", "mkdir", "useradd", "systemctl", "install"}
 _SERVICE: Any = None
 ROUTES = build_app(_SERVICE, most_body_bytes=0, token=None, loopback=True).openapi()["paths"]
 TYPED = [(block, words) for block in blocks("console") for words in commands(block)]
@@ -265,9 +275,19 @@ def test_a_command_is_one_that_there_is(block: Block, words: list[str]) -> None:
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert words[1] in targets
     elif words[0] == "curl":
-        path = words[1].removeprefix("localhost:8000")
+        path = re.sub(r"(https://HOST|localhost):8000", "", next(word for word in words if ":8000" in word))
         assert any(re.fullmatch(re.sub(r"\{\w+\}", r"[^/]+", route), path) for route in ROUTES), path
-    else:
+    elif words[0] in _OF_SYSTEM:
+        assert all((ROOT / word).exists() for word in words if word.startswith("deploy"))
+    elif words[:2] == ["docker", "compose"]:
+        services = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]
+        if words[2] == "exec":
+            assert words[3] in services
+            build_parser().parse_args(words[words.index("trims") + 1 :])
+        else:
+            assert set(words[3:]) - {"--build"} <= set(services)
+    elif words[:3] != ["python3", "-m", "venv"]:
+        words = [words[0].removeprefix("/opt/trims/bin/"), *words[1:]]
         extras = re.findall(r"[\w]+", re.sub(r".*\[(.*)\].*", r"\1", words[-1]))
         assert words[:2] == ["pip", "install"], f"{block}: no test knows {words[0]}"
         assert all(f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() for extra in extras)
