@@ -160,9 +160,9 @@ def endpoint_of(config: Config, missing: Callable[[], str] | None = None) -> End
             raise ConfigError(f"the setting endpoint is yes, but {off}")
     command = run_module("trims.cli.main", "endpoint", "--supervised")
     command += ["--runtime-dir", str(config.runtime_dir), "--environments-dir", str(config.environments_dir)]
-    for hidden in (config.state_dir, config.segment_dir):
-        if hidden.exists():  # a machine may have no shared memory with names
-            command += ["--hide", str(hidden)]
+    command += ["--hide", str(config.state_dir)]
+    if config.segment_dir.exists():  # a machine may have no shared memory with names
+        command += ["--hide", str(config.segment_dir)]
     command += ["--learned", str(config.state_dir / "learned.json")]
     command += ["--log-level", config.log_level, "--log-format", config.log_format]
     if config.environments:

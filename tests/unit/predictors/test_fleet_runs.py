@@ -35,6 +35,10 @@ class Process:
 
     def __init__(self) -> None:
         self.runs: list[Mapping[str, Any]] = []
+        self.requests: list[str] = []
+
+    def answers(self, request: str) -> None:
+        self.requests.append(request)
 
     async def ask(self, message: Mapping[str, Any], *, deadline_s: float, tensors: Any) -> Any:
         self.runs.append({**message, "deadline_s": deadline_s})
@@ -88,6 +92,7 @@ def test_each_request_gets_its_own_rows_of_a_run() -> None:
         assert await bench.run(*jobs) == [[2.0], [4.0, 6.0]]
         assert [job.payload.answer.result().batch for job in jobs] == [2, 2]
         assert len(bench.process.runs) == 1
+        assert bench.process.requests == [jobs[0].payload.id], "lines that it prints are about that request"
         assert [plan for plan, _, _ in bench.told] == [PLAN]
 
     asyncio.run(work())
