@@ -39,7 +39,7 @@ def configure(level: str, form: str) -> None:
     """
     global _form  # noqa: PLW0603 - a process has one log
     _form = form
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _ToStandardError()
     handler.setFormatter(_Json() if form == "json" else _Text())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
@@ -73,6 +73,20 @@ def begin_about(**facts: str) -> None:
 def facts() -> Mapping[str, Any]:
     """Return what lines are about now."""
     return _facts.get()
+
+
+class _ToStandardError(logging.Handler):
+    """Writes to what standard error is now: a program that embeds a daemon may exchange it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - an argument that does not fit its message: logging reports it
+            self.handleError(record)
+            return
+        with contextlib.suppress(OSError, ValueError):  # a log that is closed takes nothing
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
 
 
 class _Text(logging.Formatter):

@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import LostPeerError, PredictorError
 from trims.wire.weight import CHANGE_PAUSE_S, UNAWAITED, weigh
@@ -31,7 +31,9 @@ _IMPORT_S = 300.0
 _GIVES_WAY_S = 10.0
 _FORK_S = 5.0
 #: Between the end of a predictor and its template's word of it.
-_STATUS_S = 1.0
+_STATUS_S = 10.0
+#: The same once the template is gone.
+_LAST_WORDS_S = 0.1
 #: Names of modules in one message.
 _MODULES_AT_ONCE = 300
 
@@ -202,9 +204,14 @@ class Template:
 
     async def _status(self, pid: int) -> str:
         """How a predictor ended. Only its template learns that; it says so a moment later, or never if it is gone."""
+        status = self._statuses[pid]
         try:
-            return tell_status(await asyncio.wait_for(self._statuses[pid], _STATUS_S))
-        except asyncio.TimeoutError:
+            either: set[asyncio.Future[Any]] = {status, self.gone}
+            await asyncio.wait(either, timeout=_STATUS_S, return_when=asyncio.FIRST_COMPLETED)
+            if not status.done():
+                await asyncio.wait({status}, timeout=_LAST_WORDS_S)  # what the template wrote before its end
+            if status.done():
+                return tell_status(status.result())
             return "it ended, and so did its template, which alone could tell how"
         finally:
             del self._statuses[pid]
