@@ -211,6 +211,7 @@ def test_add_of_a_failed_download_says_what_it_is(trims: Command, folder: Path, 
 
 
 def test_add_of_a_shard_or_a_stated_format_that_is_a_pointer_names_the_file(trims: Command, folder: Path) -> None:
+    pytest.importorskip("torch")
     pointer = b"version https://git-lfs.github.com/spec/v1\nsize 12\n"
     (folder / "1.bin").write_bytes(pointer)
     (folder / "m.bin.index.json").write_text(json.dumps({"weight_map": {"w": "1.bin"}}))
