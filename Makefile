@@ -94,7 +94,7 @@ proto: ## generate the code of both protocols again, with an old generator: its 
 	$(PROTO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'grpcio-tools==1.62.3' 'setuptools<80'
 	$(PROTO_VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. trims/wire/trims.proto
 	cd predictors && ../$(PROTO_VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. \
-	  trims_predictors/endpoint/inference.proto
+	  trims_predictors/endpoint/grpc/inference.proto
 
 .PHONY: env
 env: $(READY) ## the main environment

@@ -34,7 +34,7 @@ _HEADERS = [
 def serve() -> Iterator[dict[str, int]]:
     """Both, until the second step: tells the ports `http` and `grpc`. For `trims_bench.child.started`."""
     import uvicorn
-    from trims_predictors.heap import keep_memory
+    from trims_predictors.malloc import keep_memory
 
     keep_memory()  # as the endpoint does
     listening = socket.create_server(("127.0.0.1", 0))
@@ -66,8 +66,8 @@ async def _answer(scope: Any, receive: Any, send: Any) -> None:
 
 async def _serve_grpc(tell: Callable[[int], None]) -> None:
     import grpc
-    from trims_predictors.endpoint import inference_pb2 as pb
-    from trims_predictors.endpoint import inference_pb2_grpc
+    from trims_predictors.endpoint.grpc import inference_pb2 as pb
+    from trims_predictors.endpoint.grpc import inference_pb2_grpc
 
     class Empty(inference_pb2_grpc.GRPCInferenceServiceServicer):
         async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name

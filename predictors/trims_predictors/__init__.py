@@ -14,6 +14,6 @@ Predictors are forked from templates, processes that have imported their framewo
 requests of the Open Inference Protocol by them.
 """
 
-from trims_predictors.predictor import Context, Predictor
+from trims_predictors.api import Context, Predictor
 
 __all__ = ["Context", "Predictor"]

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from repository import ROOT
 from safetensors.numpy import save_file
-from trims_predictors.endpoint.rest import build_app
+from trims_predictors.endpoint.http.app import build_app
 
 import trims
 from trims.cli.main import build_parser

@@ -20,7 +20,7 @@ from looking import wait_until
 from making_steps import encoded
 from repository import ROOT, SUPPORT
 from trims_client import connect
-from trims_predictors.endpoint import inference_pb2 as pb
+from trims_predictors.endpoint.grpc import inference_pb2 as pb
 
 from trims.control import admin
 from trims.daemon.control_door import MAX_STREAMS

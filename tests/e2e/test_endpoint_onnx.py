@@ -9,8 +9,8 @@ import onnx_models
 import pytest
 from endpoints import Endpoint
 from looking import wait_until
-from trims_predictors.endpoint import inference_pb2 as pb
-from trims_predictors.endpoint.inference_pb2_grpc import GRPCInferenceServiceStub
+from trims_predictors.endpoint.grpc import inference_pb2 as pb
+from trims_predictors.endpoint.grpc.inference_pb2_grpc import GRPCInferenceServiceStub
 
 from trims.control import admin
 

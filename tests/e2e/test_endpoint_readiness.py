@@ -12,8 +12,8 @@ from endpoints import Endpoint
 from fleets import register
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from looking import wait_until
-from trims_predictors.endpoint import inference_pb2 as pb
-from trims_predictors.endpoint import inference_pb2_grpc
+from trims_predictors.endpoint.grpc import inference_pb2 as pb
+from trims_predictors.endpoint.grpc import inference_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,10 +15,10 @@ from endpoints import Endpoint
 from fleets import register
 from in_namespaces import namespaces
 from looking import wait_until
-from trims_predictors.endpoint import inference_pb2 as pb
-from trims_predictors.endpoint import inference_pb2_grpc
+from trims_predictors.deployment.deployment import Settings
+from trims_predictors.endpoint.grpc import inference_pb2 as pb
+from trims_predictors.endpoint.grpc import inference_pb2_grpc
 from trims_predictors.endpoint.settings import EndpointSettings
-from trims_predictors.records import Settings
 
 from trims.core.errors import ConfigError
 from trims.tenants import hash_of, read_tenants

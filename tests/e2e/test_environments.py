@@ -42,7 +42,7 @@ class Told:
 TOLD_ONNX = """
 import numpy as np
 import onnxruntime
-from trims_predictors.builtin.onnxruntime import OnnxPredictor
+from trims_predictors.frameworks.onnxruntime import OnnxPredictor
 
 class ToldOnnx(OnnxPredictor):
     def predict(self, inputs):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from fleets import register
 from fork_soak import GROWTH_BYTES, Held, Look, Soak, grown, plan_of
 from looking import rested
-from trims_predictors.launching import Launcher
-from trims_predictors.nursery import Nursery
+from trims_predictors.children.launcher import Launcher
+from trims_predictors.warm.warm_pool import Nursery
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ pytest.importorskip("onnx")
 from fleets import arrays, drive
 from in_namespaces import namespaces
 from onnx_models import attention, feeds, own_answer
-from trims_predictors.isolation import NAMESPACES, choose
+from trims_predictors.sandbox.sandbox import NAMESPACES, choose
 
 import trims
 

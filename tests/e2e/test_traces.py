@@ -111,8 +111,8 @@ def test_a_request_is_one_tree_from_the_client_s_span_to_the_stages(
 
 def test_a_request_over_grpc_is_a_tree_too(start: Callable[..., Endpoint], collector: Collector) -> None:
     import grpc
-    from trims_predictors.endpoint import inference_pb2 as pb
-    from trims_predictors.endpoint import inference_pb2_grpc
+    from trims_predictors.endpoint.grpc import inference_pb2 as pb
+    from trims_predictors.endpoint.grpc import inference_pb2_grpc
 
     endpoint = start(collector.url, SERVICE_NAME="mine")
     request = pb.ModelInferRequest(model_name="m")

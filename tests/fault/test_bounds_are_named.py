@@ -14,8 +14,8 @@ from in_namespaces import namespaces
 from starlette.requests import Request
 from trims_client import connect
 from trims_predictors.endpoint.bodies import TooLargeBodyError, read_body
-from trims_predictors.endpoint.json_text import SMALL_BYTES
-from trims_predictors.isolation import NAMESPACES, Isolation
+from trims_predictors.endpoint.json.text import SMALL_BYTES
+from trims_predictors.sandbox.sandbox import NAMESPACES, Isolation
 
 from trims.core.errors import (
     BusyError,

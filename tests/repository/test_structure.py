@@ -84,7 +84,7 @@ UNTESTED_BY_NAME = {
     "trims/testing": "contract suites and stand-ins: the tests of what they stand for run them",
     "trims/wire/trims_pb2.py": "generated",
     "trims/wire/trims_pb2_grpc.py": "generated",
-    "predictors/trims_predictors/endpoint/inference_pb2": "generated",
+    "predictors/trims_predictors/endpoint/grpc/inference_pb2": "generated",
 }
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from trims_client.weights import Weights
     from trims_predictors import Context
-    from trims_predictors.predictor import Arrays
+    from trims_predictors.api import Arrays
 
 _TOO_MANY_BYTES = 4 << 30
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from trims_predictors.fleet import Fleet
-from trims_predictors.plans import Plans
-from trims_predictors.records import Answer, Plan, Settings
+from trims_predictors.deployment.deployment import Answer, Plan, Settings
+from trims_predictors.deployment.deployments import Plans
+from trims_predictors.pool.pool import Fleet
 from trims_predictors.tensors import Tensor, from_array, to_array
 
 from trims.control import aadmin, admin

@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from trims_predictors.launching import Environment, Launcher
-from trims_predictors.nursery import Nursery
-from trims_predictors.processors import processors
-from trims_predictors.records import Plan, load_message
+from trims_predictors.children.launcher import Environment, Launcher
+from trims_predictors.deployment.cpu_shares import processors
+from trims_predictors.deployment.deployment import Plan, load_message
 from trims_predictors.tensors import from_array, to_array
+from trims_predictors.warm.warm_pool import Nursery
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trims_predictors.templates import Template
+    from trims_predictors.children.template_process import Template
 
 _SUPPORT = str(Path(__file__).parent)
 #: Seconds that a child may take for one thing; one that takes longer hangs.

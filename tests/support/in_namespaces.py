@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from trims_predictors.isolation import why_no_namespaces
+from trims_predictors.sandbox.sandbox import why_no_namespaces
 
 WHY_NOT = why_no_namespaces()
 namespaces = pytest.mark.skipif(bool(WHY_NOT), reason=f"no namespaces: {WHY_NOT}")

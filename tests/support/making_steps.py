@@ -6,8 +6,8 @@ import io
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from trims_predictors.predictor import Context
-from trims_predictors.steps.chain import BUILDERS, Chain
+from trims_predictors.api import Context
+from trims_predictors.transforms.chain import BUILDERS, Chain
 
 from trims.core.steps import parse_steps
 

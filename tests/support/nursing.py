@@ -6,14 +6,14 @@ import asyncio
 import sys
 from typing import TYPE_CHECKING, Any
 
-from trims_predictors.launching import Environment, Launcher
-from trims_predictors.nursery import Nursery
+from trims_predictors.children.launcher import Environment, Launcher
+from trims_predictors.warm.warm_pool import Nursery
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from trims_predictors.turnover import Limits
+    from trims_predictors.warm.reclaim_policy import Limits
 
 NUMPY = Environment("numpy")
 OTHER = Environment("numpy", sys.executable)

@@ -20,7 +20,7 @@ from trims.core.serving import TensorType
 if TYPE_CHECKING:
     from trims_client.weights import Weights
     from trims_predictors import Context
-    from trims_predictors.predictor import Arrays
+    from trims_predictors.api import Arrays
 
 
 class Scaler:

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from trims_predictors.endpoint import inference_pb2_grpc
-from trims_predictors.endpoint.grpc_service import start_server
-from trims_predictors.endpoint.health import Health
-from trims_predictors.endpoint.json_workers import JsonWorkers
+from trims_predictors.deployment.deployment import Answer
+from trims_predictors.endpoint.grpc import inference_pb2_grpc
+from trims_predictors.endpoint.grpc.health import Health
+from trims_predictors.endpoint.grpc.service import start_server
+from trims_predictors.endpoint.json.workers import JsonWorkers
 from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.endpoint.outputs import arrange
 from trims_predictors.endpoint.service import Answered
 from trims_predictors.endpoint.shared_memory import SharedMemory
-from trims_predictors.records import Answer
 
 from trims.core.errors import ModelNotFoundError, TrimsError
 

@@ -1,7 +1,7 @@
 """Steps of a manifest: from a request's tensors to those of the predictor (`preprocess`), and back (`postprocess`).
 
 Here the lists of a manifest become checked, frozen `Step`s, whose fields are complete: what the manifest leaves out has
-its default. Not covered: what a step does (`trims_predictors.steps`).
+its default. Not covered: what a step does (`trims_predictors.transforms`).
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ os.write(answer, json.dumps(told).encode())
 _OURS = {
     "trims": ("trims.formats.child",),
     "trims_client": ("trims_client.session", "trims_client.weights"),
-    "trims_predictors": ("trims_predictors.worker", "trims_predictors.making"),
+    "trims_predictors": ("trims_predictors.worker.worker", "trims_predictors.frameworks.resolve"),
 }
 
 

@@ -120,8 +120,8 @@ def measure(
 
 
 def _in_process(runtime_dir: str) -> Callable[[Any], Any]:
-    from trims_predictors.builtin.function import FunctionPredictor
-    from trims_predictors.predictor import Context
+    from trims_predictors.api import Context
+    from trims_predictors.frameworks.function import FunctionPredictor
 
     import trims
     from trims_bench.small import pooled

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
 from trims.core.units import format_bytes
-from trims_predictors.endpoint.json_text import SMALL_BYTES, load_json
+from trims_predictors.endpoint.json.text import SMALL_BYTES, load_json
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ import os
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from trims_predictors.steps.files import locate
-from trims_predictors.steps.ranking import read_labels
+from trims_predictors.transforms.files import locate
+from trims_predictors.transforms.ranking import read_labels
 
 if TYPE_CHECKING:
-    from trims_predictors.records import Plan
+    from trims_predictors.deployment.deployment import Plan
 
 #: Files whose labels are kept.
 _MOST_FILES = 32

@@ -20,22 +20,22 @@ from trims.environments.shelf import Shelf
 from trims.formats.picking import Picker
 from trims.logs import configure
 from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
-from trims_predictors.endpoint.access import RequestLog
-from trims_predictors.endpoint.connections import ImpatientProtocol, most_connections, shares
-from trims_predictors.endpoint.grpc_service import start_server
-from trims_predictors.endpoint.health import Health
-from trims_predictors.endpoint.hot_models import HotModels
-from trims_predictors.endpoint.json_workers import JsonWorkers
-from trims_predictors.endpoint.listening import accept_no_more, listening
-from trims_predictors.endpoint.rest import build_app
+from trims_predictors.children.launcher import Environment
+from trims_predictors.endpoint.access_log import RequestLog
+from trims_predictors.endpoint.grpc.health import Health
+from trims_predictors.endpoint.grpc.service import start_server
+from trims_predictors.endpoint.http.app import build_app
+from trims_predictors.endpoint.http.connections import ImpatientProtocol, most_connections, shares
+from trims_predictors.endpoint.http.listening import accept_no_more, listening
+from trims_predictors.endpoint.json.workers import JsonWorkers
+from trims_predictors.endpoint.preloaded_models import HotModels
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.settings import is_loopback
 from trims_predictors.endpoint.shared_memory import SharedMemory
 from trims_predictors.endpoint.tracing import make_tracing
-from trims_predictors.fleet import Fleet
-from trims_predictors.heap import keep_memory
-from trims_predictors.isolation import PROCESS
-from trims_predictors.launching import Environment
+from trims_predictors.malloc import keep_memory
+from trims_predictors.pool.pool import Fleet
+from trims_predictors.sandbox.sandbox import PROCESS
 
 if TYPE_CHECKING:
     import socket

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-    from trims_predictors.records import Answer
+    from trims_predictors.deployment.deployment import Answer
 
 #: Models with labels of their own; each has about 60 series, and 100 once it was started cold.
 MOST_MODELS = 256

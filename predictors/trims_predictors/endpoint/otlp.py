@@ -26,13 +26,13 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 import trims
-from trims_predictors.telling import told
+from trims_predictors.tracebacks import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from trims_predictors.deployment.deployment import Answer, Plan
     from trims_predictors.endpoint.outcomes import Outcome
-    from trims_predictors.records import Answer, Plan
 
 _W3C = TraceContextTextMapPropagator()
 _NAME = "trims-endpoint"

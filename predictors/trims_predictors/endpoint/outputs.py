@@ -13,8 +13,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
-from trims_predictors.endpoint.bounds import MOST_CLASS_TEXTS
 from trims_predictors.endpoint.infer_request import binary_by_default
+from trims_predictors.endpoint.request_limits import MOST_CLASS_TEXTS
 from trims_predictors.tensors import Tensor, join_bytes, to_array
 
 if TYPE_CHECKING:

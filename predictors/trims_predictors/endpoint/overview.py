@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import trims
 from trims.core.errors import TrimsError
-from trims_predictors.endpoint.looks import SharedLook
+from trims_predictors.endpoint.single_flight import SharedLook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trims
 from trims.core.errors import ModelNotFoundError, TrimsError
-from trims_predictors.endpoint.callers import caller, require_operator
-from trims_predictors.endpoint.daemon_figures import DaemonFigures, figures
+from trims_predictors.deployment.deployments import Plans, keeping
+from trims_predictors.endpoint.daemon_metrics import DaemonFigures, figures
 from trims_predictors.endpoint.labels import Labels
-from trims_predictors.endpoint.loads import Loads
+from trims_predictors.endpoint.load_requests import Loads
 from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.endpoint.outputs import Output, arrange
 from trims_predictors.endpoint.overview import Overview
+from trims_predictors.endpoint.principals import caller, require_operator
 from trims_predictors.endpoint.shared_memory import SharedMemory
 from trims_predictors.endpoint.statistics import ModelStatistics
-from trims_predictors.plans import Plans, keeping
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from trims.control import AsyncAdmin, Evicted, Model, Replica
     from trims.core.serving import TensorType
     from trims.formats.picking import Picker
+    from trims_predictors.deployment.deployment import Answer, Plan
     from trims_predictors.endpoint.infer_request import InferRequest
     from trims_predictors.endpoint.otlp import RequestSpan, Tracing
     from trims_predictors.endpoint.shared_memory import Lent
-    from trims_predictors.fleet import Fleet
-    from trims_predictors.records import Answer, Plan
+    from trims_predictors.pool.pool import Fleet
 
 #: Between two questions where the daemon has its files: another one may have been started.
 _HIDE_AGAIN_S = 30.0

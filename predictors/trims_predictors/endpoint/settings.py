@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from trims_predictors.records import Settings
+    from trims_predictors.deployment.deployment import Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from trims_client.sockets import explained, lacks_descriptors
 
 from trims.core.errors import CallerError, CapacityError, NotOfferedError
-from trims_predictors.endpoint.callers import caller
+from trims_predictors.endpoint.principals import caller
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES, Tensor, nbytes_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trims_predictors.records import Answer
+    from trims_predictors.deployment.deployment import Answer
 
 
 @dataclass(slots=True)

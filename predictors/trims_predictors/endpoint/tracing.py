@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConfigError
 from trims_predictors.endpoint.outcomes import Outcome, grpc_outcome, http_outcome
-from trims_predictors.telling import told
 from trims_predictors.trace_context import TRACEPARENT, TRACESTATE
+from trims_predictors.tracebacks import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -7,9 +7,9 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from trims_predictors.children.launcher import Environment
+from trims_predictors.deployment.deployment import Plan
 from trims_predictors.endpoint.labels import Labels
-from trims_predictors.launching import Environment
-from trims_predictors.records import Plan
 
 from trims.core.errors import NotSupportedError
 from trims.core.serving import TensorType

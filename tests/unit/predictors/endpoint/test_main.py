@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 import uvicorn
+from trims_predictors.deployment.deployment import Settings
 from trims_predictors.endpoint.main import _Ending, _Server, serve
 from trims_predictors.endpoint.settings import EndpointSettings
-from trims_predictors.records import Settings
 
 from trims.core.errors import ConfigError
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from repository import ROOT
+from trims_predictors.deployment.deployment import Answer
 from trims_predictors.endpoint.bodies import TooLargeBodyError
-from trims_predictors.endpoint.daemon_figures import figures
+from trims_predictors.endpoint.daemon_metrics import figures
 from trims_predictors.endpoint.metrics import MOST_MODELS, OTHER, STAGES, Metrics
-from trims_predictors.records import Answer
 
 from trims.control import Stats, Tier
 from trims.core.errors import BusyError

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trims_predictors.records import Answer
+from trims_predictors.deployment.deployment import Answer
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="no SDK: pip install 'trims[otel]'")
 from opentelemetry.sdk.trace import TracerProvider

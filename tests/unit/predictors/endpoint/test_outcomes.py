@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 from trims_predictors.endpoint.bodies import TooLargeBodyError
-from trims_predictors.endpoint.grpc_service import code_of
+from trims_predictors.endpoint.grpc.service import code_of
 from trims_predictors.endpoint.outcomes import grpc_outcome, http_outcome
 
 from trims.core.errors import BusyError, CallerError, DeadlineError, ModelNotFoundError, PredictorError

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from trims_predictors.deployment.deployment import Answer, Plan
 from trims_predictors.endpoint.infer_request import InferRequest
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.shared_memory import Lent
-from trims_predictors.failures import Failures
-from trims_predictors.records import Answer, Plan
+from trims_predictors.pool.load_failures import Failures
 
 from trims.control.answers import Model
 from trims.core.errors import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from trims_predictors.deployment.deployment import Settings
 from trims_predictors.endpoint.settings import EndpointSettings, is_loopback, read_token
-from trims_predictors.records import Settings
 
 from trims.core.errors import ConfigError
 

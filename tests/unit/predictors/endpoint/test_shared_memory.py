@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from trims_predictors.endpoint import callers, shared_memory
+from trims_predictors.endpoint import principals, shared_memory
 from trims_predictors.endpoint.infer_request import InferRequest, SharedRange, Wanted
 from trims_predictors.endpoint.shared_memory import MOST_REGIONS, SharedMemory
 from trims_predictors.tensors import Tensor, to_array
@@ -69,11 +69,11 @@ def register(memory: SharedMemory, name: str, key: str, offset: int = 0, nbytes:
 
 @contextlib.contextmanager
 def as_tenant(name: str) -> Iterator[None]:
-    token = callers._caller.set(SimpleNamespace(name=name))  # type: ignore[arg-type]
+    token = principals._caller.set(SimpleNamespace(name=name))  # type: ignore[arg-type]
     try:
         yield
     finally:
-        callers._caller.reset(token)
+        principals._caller.reset(token)
 
 
 def refused(error: type[TrimsError], why: str, memory: SharedMemory, *given: Any) -> None:

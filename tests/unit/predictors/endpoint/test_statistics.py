@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from trims_predictors.deployment.deployment import Answer
 from trims_predictors.endpoint.statistics import ModelStatistics
-from trims_predictors.records import Answer
 
 
 def answer(batch: int, *, cold: bool) -> Answer:

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trims_predictors.endpoint.grpc_service import code_of
+from trims_predictors.endpoint.grpc.service import code_of
 from trims_predictors.endpoint.tracing import (
     carrier_of,
     grpc_span,

@@ -1,0 +1,254 @@
+"""How programs of ours are started in a framework's environment, and tied to the endpoint's life."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+
+from trims.environments.shelf import hold
+from trims.memory.shortage import killed_words
+from trims.process.python import run_code
+from trims.wire.address import ATTACH_FOLDER, TENANTS_FOLDER
+from trims.wire.lifeline import Lifeline
+from trims_predictors.ipc.os_errors import in_words
+from trims_predictors.ipc.output_pipes import Output, Outputs
+from trims_predictors.sandbox.sandbox import NAMESPACES, OWN_PROCESS, Isolation
+
+#: What each predictor needs, whatever its framework.
+_ALWAYS = (
+    "numpy", "ml_dtypes", "trims_client.parking", "trims_client.session", "trims_client.watch", "trims_client.weights",
+    "trims_predictors.worker.worker", "trims_predictors.frameworks.resolve", "trims_predictors.transforms.chain",
+)  # fmt: skip
+#: Libraries start threads at import, or when they ask for a device, unless these say otherwise (`gate` finds those
+#: that do nevertheless). ONNX Runtime would also tell its maker of its use.
+ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "ORT_DISABLE_TELEMETRY": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "MXNET_ENGINE_TYPE": "NaiveEngine",
+}
+#: What the endpoint's own environment may say otherwise.
+DEFAULTS = {
+    # `trims.mxnet` tells what it is for, and sets it too late for templates, which import MXNet first.
+    "MXNET_DISABLE_MKLDNN_FC_OPT": "1",
+    # How often threads of GNU's OpenMP look whether they may go on before they sleep. Its own 300,000 times are up to
+    # 20 ms, in which they keep another predictor's threads from the processor; with 10,000 a model that is alone takes
+    # 1 to 4 % longer. See `processors`.
+    "GOMP_SPINCOUNT": "10000",
+}
+#: What our programs are called where they print.
+_CALLED = {"trims_predictors.worker.worker": "predictor", "trims_predictors.worker.template": "template"}
+#: Our packages are loaded from their own folders, so that a process of another environment sees them and that
+#: environment's packages, and none of this one.
+_BOOTSTRAP = """
+import json, importlib.util
+packages, module = json.loads(sys.argv[1]), sys.argv[2]
+for name, folder in packages.items():
+    spec = importlib.util.spec_from_file_location(name, folder + "/__init__.py", submodule_search_locations=[folder])
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+sys.argv[:] = [module] + sys.argv[3:]
+importlib.import_module(module).main()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Where predictors of a framework run.
+
+    Attributes:
+        framework: `torch`, `onnxruntime`, `mxnet` or `numpy`.
+        python: Interpreter; empty for this one.
+        tenant: Whose predictors run there, apart from those of others; empty for the operator's.
+    """
+
+    framework: str
+    python: str = ""
+    tenant: str = ""
+
+    def modules(self) -> list[str]:
+        """What its template imports."""
+        if self.framework == "numpy":
+            return list(_ALWAYS)
+        ours = [f"trims_client.frameworks.{self.framework}", f"trims_predictors.frameworks.{self.framework}"]
+        return [*_ALWAYS, self.framework, *ours]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program of ours that was started.
+
+    Attributes:
+        process: The program, or what stands round it (see `Isolation.wrapped`, `guard`).
+        lifeline: Whose end is the program's end.
+        output: What it prints.
+    """
+
+    process: subprocess.Popen[bytes]
+    lifeline: Lifeline
+    output: Output
+
+
+class Launcher:
+    """Starts programs of ours in an environment, each tied to this process by a lifeline of its own.
+
+    An environment that trims has made is not removed from its first use until `let_go`.
+
+    Args:
+        runtime_dir: Folder of the daemon's sockets.
+        isolation: How far what it starts is kept apart.
+        plain: Pass on what it starts prints as it is (see `Outputs`).
+    """
+
+    def __init__(self, runtime_dir: str, isolation: Isolation = OWN_PROCESS, *, plain: bool = False) -> None:
+        self.runtime_dir = runtime_dir
+        self.isolation = isolation
+        #: Of all that was started and may run still.
+        self._lifelines: set[Lifeline] = set()
+        #: What it prints, passed on.
+        self.outputs = Outputs(plain=plain)
+        self._holds: dict[str, int | None] = {}
+
+    def start(self, module: str, environment: Environment, sock: int) -> Program:
+        """Start `module` with a socket.
+
+        Args:
+            module: Of ours, with a function `main`.
+            environment: Where.
+            sock: Descriptor of the socket.
+
+        Raises PredictorError if the interpreter cannot be started, CapacityError if descriptors or processes lack for
+        it, NotSupportedError if its environment is being removed.
+        """
+        self._hold(environment.python)
+        lifeline = self.tie()
+        try:
+            output = self.outputs.open(_CALLED.get(module, module))
+        except OSError as error:
+            lifeline.close()
+            raise in_words(error, f"{module} cannot be started") from error
+        door = os.path.join(TENANTS_FOLDER, environment.tenant) if environment.tenant else ATTACH_FOLDER
+        command = [
+            *run_code(_BOOTSTRAP, json.dumps(_packages()), module, python=environment.python),
+            "--socket", str(sock), "--lifeline", str(lifeline.fileno()), "--runtime-dir", self._folder_of(door),
+            "--writable", self.isolation.writable,
+        ]  # fmt: skip
+        variables = {**DEFAULTS, **os.environ, **ENVIRONMENT}
+        if environment.python:
+            for ours in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"):
+                variables.pop(ours, None)
+        isolated = self.isolation.wrapped(command, self.runtime_dir, shown(environment.python), door=door)
+        try:
+            process = subprocess.Popen(
+                isolated.command,
+                pass_fds=[fd for fd in (sock, lifeline.fileno(), isolated.fd) if fd >= 0],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output.fileno(),
+                stderr=output.fileno(),
+                **isolated.how,
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            lifeline.close()
+            output.close()
+            raise in_words(error, f"{isolated.command[0]} cannot be started") from error
+        finally:
+            isolated.close()
+        lifeline.given()
+        output.given()
+        output.whose = f"{output.whose} {process.pid}"
+        return Program(process, lifeline, output)
+
+    def tie(self) -> Lifeline:
+        """A lifeline for one more process group; the caller closes it when that has ended."""
+        self._lifelines = {each for each in self._lifelines if not each.closed}
+        lifeline = Lifeline()
+        self._lifelines.add(lifeline)
+        return lifeline
+
+    def hide(self, path: str) -> None:
+        """Hide a folder or file, too, from what is started from now on. Templates that see it are used no more."""
+        if path and os.path.realpath(path) not in map(os.path.realpath, self.isolation.hidden):
+            self.isolation = replace(self.isolation, hidden=(*self.isolation.hidden, path))
+
+    def identities(self) -> tuple[tuple[int, int], ...]:
+        """What is hidden from programs that are started now (see `Isolation.identities`)."""
+        return self.isolation.identities(self.runtime_dir)
+
+    def _folder_of(self, door: str) -> str:
+        """Where a predictor finds the attach socket: in a namespace the runtime folder has become the door's."""
+        within = door == ATTACH_FOLDER or self.isolation.level == NAMESPACES
+        return self.runtime_dir if within else os.path.join(self.runtime_dir, door)
+
+    def _hold(self, python: str) -> None:
+        held = self._holds.get(python)
+        if held is not None and os.fstat(held).st_nlink == 0:  # it was removed by force, and perhaps made again
+            os.close(held)
+            del self._holds[python]
+        if python not in self._holds:
+            self._holds[python] = hold(python)
+
+    def let_go(self, python: str) -> None:
+        """Nothing that was started in an environment runs any more: it may be removed. The next start holds it again.
+
+        Args:
+            python: Its interpreter.
+        """
+        held = self._holds.pop(python, None)
+        if held is not None:
+            os.close(held)
+
+    def close(self) -> None:
+        """End everything that was started and still runs. What it printed last may be lost."""
+        while self._lifelines:
+            self._lifelines.pop().close()
+        while self._holds:
+            _, fd = self._holds.popitem()
+            if fd is not None:
+                os.close(fd)
+        self.outputs.close()
+
+
+def shown(python: str = "") -> list[str]:
+    """What must be seen whatever is hidden: our packages, the environment, and the Python that this was made from.
+
+    Args:
+        python: Interpreter of the environment; empty for this one.
+    """
+    found = {os.path.dirname(folder) for folder in _packages().values()}
+    found.update((sys.prefix, sys.base_prefix))
+    if python:
+        found.update(os.path.dirname(os.path.dirname(way(python))) for way in (os.path.abspath, os.path.realpath))
+    return sorted(found)
+
+
+def probe_command() -> list[str]:
+    """A command that starts Python and imports our packages as a predictor does, and ends with status 0."""
+    return run_code(_BOOTSTRAP, json.dumps(_packages()), "trims_predictors.worker.worker", "--help")
+
+
+def tell_status(status: int) -> str:
+    """How a process ended, for people."""
+    if status < 0:
+        cause = killed_words() if -status == signal.SIGKILL else ""
+        return f"it was ended by {signal.Signals(-status).name}{cause}"
+    return f"it exited with status {status}"
+
+
+def _packages() -> dict[str, str]:
+    import trims_client
+
+    import trims
+    import trims_predictors
+
+    return {
+        module.__name__: os.path.dirname(os.path.abspath(str(module.__file__)))
+        for module in (trims, trims_client, trims_predictors)
+    }

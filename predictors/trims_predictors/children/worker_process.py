@@ -1,0 +1,348 @@
+"""A predictor's process as the supervisor sees it: asked one thing at a time, ended for sure.
+
+What it answers is checked; what it does otherwise (hangs, crashes, lies, floods) costs itself alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from typing import TYPE_CHECKING
+
+from trims.core.errors import (
+    BadMessageError,
+    CallerError,
+    CapacityError,
+    DeadlineError,
+    LostPeerError,
+    PredictorError,
+    from_code,
+)
+from trims.memory.shortage import tells_of_memory
+from trims_predictors.children.launcher import tell_status
+from trims_predictors.ipc.connection import Peer
+from trims_predictors.ipc.messages import close_all, pair
+from trims_predictors.ipc.os_errors import told_in_words
+from trims_predictors.ipc.shared_buffers import Receiver, Sender
+from trims_predictors.tensors import COPIED_AT_ONCE_BYTES, Tensor
+from trims_predictors.worker.prefault import check_pages
+from trims_predictors.worker.rlimits import memory_words
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from trims.core.errors import TrimsError
+    from trims.wire.frames import Message
+    from trims.wire.lifeline import Lifeline
+    from trims_predictors.children.launcher import Environment, Launcher
+    from trims_predictors.ipc.output_pipes import Output
+    from trims_predictors.worker.prefault import WrittenPages
+
+#: Between "unload" and SIGKILL.
+_GRACE_S = 5.0
+#: Between the end of its socket and that of a process.
+_LAST_BREATH_S = 1.0
+
+
+class PredictorProcess:
+    """One process, from its start to its end.
+
+    Args:
+        sock: Its socket.
+        pid: Of the process, which leads a group of its own.
+        pidfd: To that process; closed at its end.
+        how: `hot`, `spare`, `forked` or `spawned`.
+        tell_status: How the process ended, for people; asked once it has.
+        lifeline: Of its group; closed at its end. None if nothing ties it to this process.
+        pages: What forks of its template write; None if it is no fork.
+        output: What it prints.
+
+    Attributes:
+        ended: Done when the process is gone; its result says how.
+        going: Done before that, as soon as it is found to end.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        pid: int,
+        pidfd: int,
+        how: str,
+        tell_status: Callable[[], Awaitable[str]],
+        *,
+        lifeline: Lifeline | None = None,
+        pages: WrittenPages | None = None,
+        output: Output | None = None,
+    ) -> None:
+        self.pid = pid
+        self._output = output
+        self.pages = pages
+        self.how = how
+        #: Memory of its own that it may take; None for no limit.
+        self._memory_bytes: int | None = None
+        self._pidfd = pidfd
+        self._lifeline = lifeline
+        self._tell_status = tell_status
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[str] = self._loop.create_future()
+        self.going: asyncio.Future[None] = self._loop.create_future()
+        self._answer: asyncio.Future[Message] | None = None
+        #: Number of the message that is to be answered. Code of a model cannot guess it, and no answer comes twice.
+        self._request = ""
+        self._outbox = Sender()
+        self._inbox = Receiver()
+        self._why_killed: str | None = None
+        self._ending = False
+        self._burial: asyncio.Future[None] | None = None
+        self._peer = Peer(sock, self._heard, self._lost)
+        self._loop.add_reader(pidfd, self._died)
+
+    def answers(self, request: str) -> None:
+        """Have what the process prints from now on name a request; empty for one without an id."""
+        if self._output is not None:
+            self._output.facts["request"] = request
+
+    async def ask(
+        self, message: Message, *, deadline_s: float | None, tensors: Sequence[Tensor] | None = None
+    ) -> Message:
+        """Have one thing done.
+
+        Args:
+            message: What; with tensors they are added to it as `inputs`.
+            deadline_s: Seconds after which the process is killed.
+            tensors: Of a request.
+
+        Returns:
+            Its answer; `outputs` in it are tensors, with bytes of their own.
+
+        Raises:
+            DeadlineError: The time is over; the process ends.
+            PredictorError: The process ended, or answered nonsense, which ends it.
+            CapacityError: No descriptor or memory is left for the tensors.
+            TrimsError: What it answered instead.
+        """
+        assert self._answer is None, "one thing at a time"
+        self._note_work(message)
+        self._answer, self._request = self._loop.create_future(), secrets.token_hex(8)
+        try:
+            await self._tell({**message, "request": self._request}, tensors)
+            answer = _checked(await asyncio.wait_for(self._answer, deadline_s))
+            if answer.get("kept_inputs"):
+                self._outbox.close()  # the next request is written to an arena of its own
+            if answer["op"] == "answer":
+                answer["outputs"] = await self._own(self._inbox.read(answer["outputs"]))
+        except asyncio.TimeoutError:
+            self.kill(f"it took more than {deadline_s:g} s to {message['op']}")
+            raise DeadlineError(
+                f"the predictor took more than {deadline_s:g} s to {message['op']} and was ended"
+            ) from None
+        except LostPeerError as error:
+            raise PredictorError(f"the predictor's process ended: {await self._end_of(str(error))}") from error
+        except BadMessageError as error:
+            self.kill(f"it answered nonsense: {error}")
+            raise PredictorError(f"the predictor answered nonsense and was ended: {error}") from error
+        except asyncio.CancelledError:
+            self.kill("its request was cancelled")
+            raise
+        finally:
+            self._forget_answer()
+        if answer["op"] == "failed":
+            # JSON can spell halves of characters, which no protocol of ours can send on.
+            raise from_code(answer["code"], answer["message"].encode("utf-8", "replace").decode())
+        return answer
+
+    def _note_work(self, message: Message) -> None:
+        """Remember what the process works on, for what it prints and for how it ends."""
+        if self._output is not None:
+            self._output.forget_last()
+        if message["op"] == "load":
+            self._memory_bytes = message.get("memory_bytes")
+            if self._output is not None:
+                self._output.facts["model"] = str(message["model"])
+
+    def _forget_answer(self) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None and answer.done() and not answer.cancelled():
+            answer.exception()  # what ended the question before it was awaited is told, and asyncio logs no other
+        if self._burial is not None:
+            self._inbox.close()
+
+    async def _end_of(self, otherwise: str) -> str:
+        with contextlib.suppress(asyncio.TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(self.ended), _GRACE_S)
+        return otherwise
+
+    async def _tell(self, message: Message, tensors: Sequence[Tensor] | None) -> None:
+        if tensors is None:
+            self._peer.send(message)
+            return
+        write = self._outbox.write
+        large = sum(tensor.nbytes for tensor in tensors) > COPIED_AT_ONCE_BYTES
+        with told_in_words("the request cannot be handed to its predictor"):
+            described, fd = await asyncio.to_thread(write, tensors) if large else write(tensors)
+        try:
+            self._peer.send({**message, "inputs": described}, [] if fd is None else [fd])
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    @staticmethod
+    async def _own(tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies that are checked: the predictor could change its arena while it is read."""
+
+        def copy() -> list[Tensor]:
+            made = [Tensor(each.name, each.dtype, each.shape, bytes(each.data)) for each in tensors]
+            for each in made:
+                each.check()
+            return made
+
+        try:
+            large = sum(each.nbytes for each in tensors) > COPIED_AT_ONCE_BYTES
+            return await asyncio.to_thread(copy) if large else copy()
+        except CallerError as error:
+            raise BadMessageError(str(error)) from error
+
+    # -- what it does ----------------------------------------------------------------------------------------------
+
+    def _heard(self, message: Message, fds: list[int]) -> None:
+        try:
+            while fds:
+                self._inbox.take(fds.pop())
+        except BadMessageError as error:
+            close_all(fds)
+            self._break(error)
+            return
+        except CapacityError as error:  # not its fault, but the arena is lost
+            close_all(fds)
+            self._break(error)
+            self.kill("this process had no descriptor left for its answer")
+            return
+        if self._answer is None or self._answer.done():
+            self.kill("it spoke without being asked")
+        elif message.get("request") != self._request:
+            self._break(BadMessageError("it answered what was not asked"))
+        else:
+            self._answer.set_result(message)
+
+    def _lost(self, why: str) -> None:
+        self._break(LostPeerError(why))
+        if not self._ending:  # it crashes, and the kernel tells how; or it goes on without us
+            self._loop.call_later(_LAST_BREATH_S, self.kill, why)
+
+    def _break(self, error: TrimsError) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+
+    def _died(self) -> None:
+        self._release()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)  # what it has started goes with it
+        self.going.set_result(None)
+        self._burial = asyncio.ensure_future(self._bury())
+
+    def _release(self) -> None:
+        """Give back the descriptors."""
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._peer.close()
+        self._outbox.close()
+        if self._answer is None or not self._answer.done():  # else its tensors are still to be read
+            self._inbox.close()
+        if self._lifeline is not None:
+            self._lifeline.close()
+
+    async def _bury(self) -> None:
+        status = await self._tell_status()
+        self.ended.set_result(self._why_killed or f"{status}{self._lack_of_memory()}")
+        self._break(LostPeerError(self.ended.result()))
+
+    def _lack_of_memory(self) -> str:
+        """Return which limit of memory it has met, if what it printed last says that it has met one."""
+        if self._output is None or not tells_of_memory(self._output.last_words()):
+            return ""
+        return f" for lack of memory: {memory_words(self._memory_bytes)}"
+
+    @property
+    def dying(self) -> bool:
+        """True once it was killed or has ended."""
+        return self._why_killed is not None or self._burial is not None
+
+    # -- its end ---------------------------------------------------------------------------------------------------
+
+    def kill(self, why: str) -> None:
+        """End it now. Idempotent."""
+        if self._burial is not None:
+            return
+        self._why_killed = self._why_killed or why
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def abandon(self) -> None:
+        """Give up a process that stays though it was killed, such as one that waits for a disk. Idempotent."""
+        if self._burial is None:
+            self._burial = self._loop.create_future()
+            self._release()
+            self.going.set_result(None)
+            self.ended.set_result("it stays, though it was killed")
+            self._break(LostPeerError(self.ended.result()))
+
+    async def end(self) -> str:
+        """Have it give everything up and end; kill it if it does not. Returns how it ended."""
+        self._ending = True
+        try:
+            self._peer.send({"op": "unload"})
+        except LostPeerError:
+            self.kill("it closed its socket")
+        try:
+            return await asyncio.wait_for(asyncio.shield(self.ended), _GRACE_S)
+        except asyncio.TimeoutError:
+            self.kill(f"it did not end within {_GRACE_S:g} s")
+            return await self.ended
+
+
+def spawn(launcher: Launcher, environment: Environment) -> PredictorProcess:
+    """A new process that has imported nothing yet. Raises as `Launcher.start` does."""
+    with told_in_words("no predictor can be started"), contextlib.ExitStack() as undo:
+        ours, theirs = pair()
+        undo.callback(ours.close)
+        with theirs:
+            started = launcher.start("trims_predictors.worker.worker", environment, theirs.fileno())
+        undo.callback(started.lifeline.close)
+        pidfd = os.pidfd_open(started.process.pid)
+        undo.pop_all()
+
+    async def status() -> str:
+        return tell_status(started.process.wait())
+
+    return PredictorProcess(
+        ours, started.process.pid, pidfd, "spawned", status, lifeline=started.lifeline, output=started.output
+    )
+
+
+#: Operation of an answer -> the fields that it must have, and of which type.
+_FIELDS: Mapping[str, Mapping[str, type]] = {
+    "prepared": {},
+    "loaded": {"inputs": list, "outputs": list, "place": str, "warm": bool, "stages": dict, "imported": list},
+    "rehearsed": {},
+    "parked": {},
+    "woken": {"same": bool, "place": str, "warm": bool, "stages": dict},
+    "answer": {"outputs": list, "stages": dict},
+    "failed": {"code": str, "message": str},
+}
+
+
+def _checked(answer: Message) -> Message:
+    """An answer as far as its form goes. Raises BadMessageError: a predictor's process may say anything."""
+    fields = _FIELDS.get(str(answer.get("op")))
+    if fields is None or not all(isinstance(answer.get(name), kind) for name, kind in fields.items()):
+        raise BadMessageError(f"a message of the form {sorted(answer)}, op {answer.get('op')!r:.40}")
+    if not all(isinstance(seconds, float) for seconds in answer.get("stages", {}).values()):
+        raise BadMessageError("stages that are no seconds")
+    if not all(isinstance(each, dict) for name in ("inputs", "outputs", "given") for each in answer.get(name, ())):
+        raise BadMessageError("tensors that are not described")
+    check_pages(answer.get("pages", []))
+    return answer

@@ -1,0 +1,1 @@
+"""Commands: `trims endpoint`, `run`, `call`, `reload`, `unload`. Each module imports what it needs when it runs."""

@@ -1,0 +1,169 @@
+"""The `trims run` command: one request, and its answer for people or programs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trims_predictors.cli.endpoint import add_environments
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+    from trims_predictors.cli.run_request import MakeInputs, Ran
+    from trims_predictors.tensors import Tensor
+
+#: Elements that are printed in full; larger tensors by their ends.
+_MOST_ELEMENTS = 64
+_MOST_LETTERS = 500
+_STARTS = ("process", "connect", "open", "import", "load")
+_STAGES = ("queue", "input", "preprocess", "predict", "postprocess", "output", "run")
+_INPUT = (
+    "a .json file or text with a request of the Open Inference Protocol; a .npy file, or a .npz file with named "
+    "inputs; any other file, as bytes; numbers such as [1, 2]; text. With several inputs, name=INPUT for each"
+)
+_DTYPE = (
+    "type of an input that is given as numbers or text, such as FP32 or x=INT64 (default: what the model takes; before "
+    "the first run of a model that does not say it, INT64 for whole numbers and FP32 for others)"
+)
+
+
+def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    text = "ask a model once, through the endpoint or by a process of its own"
+    run = commands.add_parser("run", help=text, description=text)
+    run.add_argument("model", help="a registered model")
+    run.add_argument("input", nargs="+", help=_INPUT)
+    run.add_argument("--dtype", action="append", default=[], metavar="[NAME=]TYPE", help=_DTYPE)
+    run.add_argument("--json", action="store_true", help="print the whole answer as JSON")
+    run.add_argument("--endpoint", help="URL of an endpoint, or none for a process of its own (default: the daemon's)")
+    run.add_argument("--token-file", type=Path, help="file with the token that the endpoint needs")
+    run.add_argument("--certificate", help="file with the endpoint's certificate, for https")
+    run.add_argument("--deadline-s", type=float, default=600.0, help="seconds to wait for an answer (default: 600)")
+    add_environments(run)
+    run.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    from trims.cli.output import say_json
+    from trims.core.errors import CallerError, PredictorError
+    from trims_predictors.cli.run_inputs import RunInputs
+
+    inputs = RunInputs(options.model, options.dtype)
+    try:
+        found = _ask(options, lambda types: inputs.read(options.input, types))
+    except (CallerError, PredictorError) as error:
+        if not inputs.guessed:
+            raise
+        raise type(error)(f"{error}; {inputs.told_guesses()}") from error
+    if options.json:
+        say_json(_as_json(found))
+    else:
+        _tell(found)
+
+
+def _ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
+    from trims.cli.output import note
+    from trims.core.errors import ConfigError, DaemonAwayError
+    from trims.environments.shelf import Shelf
+    from trims.formats.picking import Picker
+    from trims.wire.address import default_runtime_dir
+    from trims.wire.endpoint_file import read_address
+    from trims_predictors.cli.endpoint import environments_dir_of, environments_in
+    from trims_predictors.cli.run_request import Away, HttpEndpoint, run_alone
+    from trims_predictors.endpoint.settings import read_token
+
+    if not 0 < options.deadline_s < math.inf:
+        raise ConfigError(f"--deadline-s is {options.deadline_s:g}; it must be more than 0 seconds")
+    runtime_dir = options.runtime_dir or default_runtime_dir()
+    found = read_address(runtime_dir) if options.endpoint is None else None
+    url = options.endpoint or (found.url if found is not None else "none")
+    if url != "none":
+        token = None if options.token_file is None else read_token(options.token_file)
+        try:
+            endpoint = HttpEndpoint(url, token, options.certificate, options.deadline_s)
+            return endpoint.run(options.model, make, options.deadline_s)
+        except Away as error:
+            if options.endpoint is not None:
+                raise DaemonAwayError(f"{error}; leave --endpoint out to run the model without one") from error
+            note(f"{error}")
+    if options.endpoint is None:
+        note(f"there is no endpoint: {options.model} runs in a process that ends with this command")
+    picker = Picker(environments_in(options.environments), Shelf(environments_dir_of(options)))
+    return run_alone(runtime_dir, picker, options.model, make, options.deadline_s)
+
+
+def _as_json(found: Ran) -> dict[str, Any]:
+    from trims.core.errors import CallerError
+    from trims_predictors.endpoint.json.requests import to_json
+
+    try:
+        outputs = [
+            {"name": each.name, "datatype": each.dtype, "shape": list(each.shape), "data": to_json(each)}
+            for each in found.outputs
+        ]
+    except CallerError as error:
+        why = str(error).partition(";")[0]
+        raise CallerError(f"{why}; leave --json out to see it") from error
+    return {
+        "model_name": found.model, "model_version": found.version, "parameters": dict(found.parameters),
+        "outputs": outputs,
+    }  # fmt: skip
+
+
+def _tell(found: Ran) -> None:
+    from trims.cli.output import say
+
+    for tensor in found.outputs:
+        say(f"{tensor.name}: {tensor.dtype} {list(tensor.shape)}")
+        say("\n".join(f"  {line}" for line in _values(tensor).splitlines()))
+    say(told_start(found.parameters))
+    say(told_stages(found.parameters))
+
+
+def _values(tensor: Tensor) -> str:
+    import numpy as np
+
+    from trims_predictors.tensors import to_array
+
+    array = to_array(tensor)
+    if tensor.dtype == "BYTES":
+        shown = [_shown(each) for each in array.ravel()[:_MOST_ELEMENTS]]
+        return "\n".join([*shown, *(["..."] if array.size > len(shown) else [])])
+    text: str = np.array2string(array, threshold=_MOST_ELEMENTS, max_line_width=100)
+    if array.size > _MOST_ELEMENTS and tensor.dtype != "BOOL":
+        plain = array.astype(np.float64)
+        text += f"\nfrom {plain.min():g} to {plain.max():g}, mean {plain.mean():g}"
+    return text
+
+
+def _shown(element: bytes) -> str:
+    try:
+        text = element.decode()
+    except UnicodeDecodeError:
+        return f"{len(element)} bytes that are no text"
+    return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]}... ({len(text)} characters)"
+
+
+def told_start(parameters: Mapping[str, Any]) -> str:
+    """Whether the answer was cold, in a sentence."""
+    where = f"weights at {parameters.get('place')}"
+    if not parameters.get("cold"):
+        return f"warm: a predictor was running; {where}"
+    resident = "already there" if parameters.get("resident") else "loaded for it"
+    return f"cold: a predictor was started ({parameters.get('predictor')}); {where}, {resident}"
+
+
+def told_stages(parameters: Mapping[str, Any]) -> str:
+    """How long each stage took."""
+    from trims.core.units import format_seconds
+
+    def listed(names: tuple[str, ...]) -> list[str]:
+        found = [(name, parameters.get(f"{name}_s")) for name in names]
+        return [f"{name} {format_seconds(value)}" for name, value in found if value is not None]
+
+    queue, *rest = listed(_STAGES) or [""]
+    starts = listed(_STARTS)
+    return ", ".join([f"{queue} ({', '.join(starts)})" if starts else queue, *rest])

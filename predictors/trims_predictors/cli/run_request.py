@@ -1,0 +1,184 @@
+"""One request from the command line: through an endpoint if there is one, else by a predictor of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import (
+    BusyError,
+    CallerError,
+    DeadlineError,
+    ModelNotFoundError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PredictorError,
+    TrimsError,
+)
+from trims.core.serving import TensorType
+from trims_predictors.endpoint.json.requests import HEADER_LENGTH, parse_answer, told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from trims.formats.picking import Picker
+    from trims_predictors.tensors import Tensor
+
+    #: Makes the tensors of the request, once the model's inputs are known.
+    MakeInputs = Callable[[Sequence[TensorType]], list[Tensor]]
+
+#: Status -> error. Others are the predictor's.
+_ERRORS: Mapping[int, type[TrimsError]] = {
+    400: CallerError, 401: PermissionDeniedError, 403: PermissionDeniedError, 404: ModelNotFoundError,
+    413: CallerError, 501: NotSupportedError, 503: BusyError, 504: DeadlineError,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What came of a request.
+
+    Attributes:
+        parameters: Cold or warm, and the seconds of each stage; see docs/inference.md.
+        outputs: Tensors.
+    """
+
+    model: str
+    version: str
+    parameters: Mapping[str, Any]
+    outputs: Sequence[Tensor]
+
+
+class Away(Exception):  # noqa: N818 - no error by itself: the caller may go on without an endpoint
+    """No endpoint listens there. Not of trims's tree: it never crosses a door."""
+
+
+class HttpEndpoint:
+    """An endpoint, as a client of one request sees it.
+
+    Args:
+        url: Such as `http://127.0.0.1:8000`.
+        token: That it needs; None for none.
+        certificate: File with the certificate to trust, for TLS; None for those that the system trusts.
+        deadline_s: Of each call.
+    """
+
+    def __init__(self, url: str, token: str | None, certificate: str | None, deadline_s: float) -> None:
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise CallerError(f"the endpoint {url!r:.200} is no URL such as http://127.0.0.1:8000")
+        self._url = url.rstrip("/")
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._deadline_s = deadline_s
+        tls = ssl.create_default_context(cafile=certificate) if url.startswith("https:") else None
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        self._opener = urllib.request.build_opener(
+            *handlers, *([] if tls is None else [urllib.request.HTTPSHandler(context=tls)])
+        )
+
+    def run(self, model: str, make: MakeInputs, deadline_s: float | None) -> Ran:
+        """Send one request. Raises Away if nothing listens, else the error that the endpoint tells."""
+        path = f"/v2/models/{urllib.parse.quote(model, safe='')}"
+        types = self._types(path)
+        body, length = _body(make(types), deadline_s)
+        answer, header_length = self._ask(f"{path}/infer", body, {HEADER_LENGTH: str(length)})
+        message, outputs = parse_answer(memoryview(answer), header_length)
+        return Ran(str(message["model_name"]), str(message["model_version"]), message["parameters"], outputs)
+
+    def repository(self, model: str, verb: str) -> None:
+        """Have a model loaded or unloaded (`verb`) there. Raises as `run`."""
+        self._ask(f"/v2/repository/models/{urllib.parse.quote(model, safe='')}/{verb}", b"{}")
+
+    def _types(self, path: str) -> list[TensorType]:
+        """The model's inputs."""
+        text = self._ask(path)[0]
+        try:
+            stated = json.loads(text)["inputs"]
+            return [TensorType(each["name"], each["datatype"], tuple(each["shape"])) for each in stated]
+        except (ValueError, KeyError, TypeError) as error:
+            raise PredictorError(
+                f"what listens at {self._url} is no endpoint of trims; name another one (--endpoint URL), or none"
+            ) from error
+
+    def _ask(
+        self, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[bytes, str | None]:
+        request = urllib.request.Request(  # noqa: S310 - its scheme was checked
+            f"{self._url}{path}", body, {**self._headers, **(headers or {})}
+        )
+        try:
+            with self._opener.open(request, timeout=self._deadline_s) as answer:
+                return answer.read(), answer.headers.get(HEADER_LENGTH)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _error_of(error.code, error.read()) from error
+        except TimeoutError as error:
+            raise DeadlineError(f"the endpoint at {self._url} did not answer within {self._deadline_s:g} s") from error
+        except urllib.error.URLError as error:
+            if isinstance(error.reason, ssl.SSLError):
+                raise PermissionDeniedError(
+                    f"the endpoint at {self._url} is not trusted: {error.reason}; name its certificate (--certificate)"
+                ) from error
+            if isinstance(error.reason, (BrokenPipeError, ConnectionResetError)) and body is not None:
+                raise CallerError(
+                    f"the endpoint at {self._url} hung up while {len(body):,} bytes were sent; if that is more than "
+                    "its --max-body, send less or start it with more"
+                ) from error
+            if isinstance(error.reason, TimeoutError):
+                raise DeadlineError(f"{self._url} could not be reached within {self._deadline_s:g} s") from error
+            raise Away(f"no endpoint answers at {self._url}: {error.reason}") from error
+        except (http.client.HTTPException, OSError) as error:
+            raise PredictorError(f"the endpoint at {self._url} broke off: {error}") from error
+
+
+def _body(tensors: Sequence[Tensor], deadline_s: float | None) -> tuple[bytes, int]:
+    """A request with binary tensors, and the length of its JSON."""
+    inputs = [
+        {
+            "name": each.name, "datatype": each.dtype, "shape": list(each.shape),
+            "parameters": {"binary_data_size": each.nbytes},
+        }
+        for each in tensors
+    ]  # fmt: skip
+    parameters = {"binary_data_output": True, **({} if deadline_s is None else {"deadline": deadline_s})}
+    header = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
+    return b"".join((header, *(each.data for each in tensors))), len(header)
+
+
+def _error_of(status: int, body: bytes) -> TrimsError:
+    try:
+        message = str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        message = f"the endpoint answered with status {status}"
+    if status == 401:
+        message += "; name the file that holds it (--token-file)"
+    return _ERRORS.get(status, PredictorError)(message)
+
+
+def run_alone(runtime_dir: str, picker: Picker, model: str, make: MakeInputs, deadline_s: float | None) -> Ran:
+    """Answer one request by a predictor that ends with it. Raises what `Fleet.infer` raises."""
+    return asyncio.run(_run_alone(runtime_dir, picker, model, make, deadline_s))
+
+
+async def _run_alone(runtime_dir: str, picker: Picker, model: str, make: MakeInputs, deadline_s: float | None) -> Ran:
+    from trims.control import aadmin
+    from trims_predictors.deployment.deployment import Settings
+    from trims_predictors.deployment.deployments import Plans, keeping
+    from trims_predictors.pool.pool import Fleet
+
+    async with aadmin(runtime_dir) as daemon:
+        fleet = Fleet(Settings(runtime_dir, predictors=1, spares=0, plain_output=True))
+        fleet.keep = keeping(daemon)
+        try:
+            plan = await Plans(daemon, picker, fleet.retire).of(model)
+            tensors = make(fleet.signatures.described(plan)[0])
+            answer = await fleet.infer(plan, tensors, queue_deadline_s=deadline_s)
+            return Ran(plan.model, plan.version, told(answer), answer.outputs)
+        finally:
+            await fleet.close()

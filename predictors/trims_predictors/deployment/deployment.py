@@ -1,0 +1,209 @@
+"""What a fleet is made with, what it is asked with, what it answers, and how it tells a predictor what to load."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import CallerError
+from trims.core.serving import NO_SIGNATURE
+from trims_predictors.deployment.cpu_shares import share
+from trims_predictors.sandbox.sandbox import OWN_PROCESS, Isolation
+from trims_predictors.tensors import describe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from trims.core.serving import Signature, TensorType
+    from trims.core.steps import Step
+    from trims.wire.frames import Message
+    from trims_predictors.children.launcher import Environment
+    from trims_predictors.tensors import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of a fleet.
+
+    Attributes:
+        runtime_dir: Folder of the daemon's sockets.
+        predictors: Processes that run models at once, spares not counted.
+        queue: Requests that may wait for one model.
+        spares: Predictors that each template has ready.
+        keep_alive_s: Seconds an idle predictor stays, for models that do not say it; None: until its slot is needed.
+        load_deadline_s: Seconds a predictor may take to load its model.
+        run_deadline_s: Seconds that one run may take, for models that do not say it.
+        queue_deadline_s: Seconds that a request waits for a predictor, if it does not say it.
+        template_keep_alive_s: Seconds that a template stays without use; None: until its memory is needed.
+        most_template_bytes: Memory of all templates and spares together; None for no bound.
+        isolation: How far predictors are kept apart.
+        plain_output: What predictors print is passed on as it is, without their names and a bound.
+        of_tenants: Predictors at once of a tenant, by its name; of others as many as of the operator.
+        hot_spares: Predictors, of all models together, that have loaded a model in steady demand ahead of need.
+        end_abandoned: Whether a run is ended that no client waits for any more, and that would take longer than a new
+            predictor.
+        most_predictor_bytes: Memory of its own that a predictor may take for its model; None for no limit.
+        learned: File that keeps what templates have learned to import, for the next endpoint; None for none.
+    """
+
+    runtime_dir: str
+    predictors: int = 16
+    queue: int = 128
+    spares: int = 1
+    keep_alive_s: float | None = 300.0
+    load_deadline_s: float = 600.0
+    run_deadline_s: float = 60.0
+    queue_deadline_s: float = 600.0
+    template_keep_alive_s: float | None = 600.0
+    most_template_bytes: int | None = None
+    isolation: Isolation = OWN_PROCESS
+    plain_output: bool = False
+    most_predictor_bytes: int | None = None
+    end_abandoned: bool = True
+    hot_spares: int = 2
+    of_tenants: Mapping[str, int] = field(default_factory=dict)
+    learned: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How predictors of one model are made, and how they are used.
+
+    Attributes:
+        line: Name of its line: another one whenever the manifest has changed.
+        model: Its name.
+        version: Of its manifest.
+        call: What the predictor is made from.
+        how: What `call` names: a class, an entry point or a function, as `making` has it.
+        environment: Where it runs.
+        origin: Folder of its manifest, from which the class may come; or empty.
+        options: For the class.
+        attributes: Of the manifest.
+        inputs: What requests must bring; empty if the manifest does not say it.
+        outputs: What answers have.
+        preprocess: Steps before the predictor, in its process.
+        postprocess: Steps after it.
+        preload: Modules for the template.
+        place: Where to have the weights; None for what the manifest says.
+        instances: Predictors at once.
+        threads: Of each, when it is alone.
+        shares_processors: Beside runs of others it has fewer threads: its manifest states no number.
+        batch: Rows of one run; 0: no batches.
+        batch_delay_s: How long a request waits for others.
+        priority_levels: How many levels of priority requests may name; 0: none.
+        default_priority: The level of a request that names none.
+        keep_alive_s: As in the settings; None: what they say.
+        run_deadline_s: The same.
+        hot: Predictors that have loaded it ahead of need; None for by demand.
+        found: Inputs and outputs that the daemon knows of the model: those of its graph, or of a run. Only for a
+            predictor of ours, and only those that no steps change; else it is empty.
+        is_plain: The predictor is one of ours, and no steps are around it: what it takes depends on the image alone.
+    """
+
+    line: str
+    model: str
+    version: str
+    call: str
+    environment: Environment
+    how: str = "class"
+    origin: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    inputs: tuple[TensorType, ...] = ()
+    outputs: tuple[TensorType, ...] = ()
+    preprocess: tuple[Step, ...] = ()
+    postprocess: tuple[Step, ...] = ()
+    preload: tuple[str, ...] = ()
+    place: str | None = None
+    instances: int = 1
+    threads: int = 1
+    shares_processors: bool = False
+    batch: int = 0
+    batch_delay_s: float = 0.0
+    priority_levels: int = 0
+    default_priority: int = 0
+    keep_alive_s: float | None = None
+    run_deadline_s: float | None = None
+    hot: int | None = None
+    found: Signature = NO_SIGNATURE
+    is_plain: bool = False
+
+    def for_tenant(self, tenant: str) -> Plan:
+        """The same model for a tenant, which has predictors, templates and a door to the daemon of its own."""
+        environment = replace(self.environment, tenant=tenant)
+        return replace(self, line=f"{self.line}/{tenant}", environment=environment)
+
+    def at(self, place: str) -> Plan:
+        """The same model with its weights at a place that requests name, by predictors of its own.
+
+        It has no hot spares, which are for what the manifest says.
+        """
+        line, slash, tenant = self.line.partition("/")
+        return replace(self, line=f"{line}#{place}{slash}{tenant}", place=place, hot=0)
+
+    def level_of(self, priority: int) -> int:
+        """The level of a request that names this priority, 0 for none. Raises CallerError for one it has not."""
+        if not priority:
+            return self.default_priority
+        if priority > self.priority_levels:
+            has = f"has the levels 1 to {self.priority_levels}" if self.priority_levels else "has no priority levels"
+            raise CallerError(
+                f"the parameter 'priority' is {priority}; {self.model!r} {has}: `priority_levels` in the `predictor` "
+                "of its manifest"
+            )
+        return priority
+
+    def threads_of(self, runs: int) -> int:
+        """Threads of each run while so many go on."""
+        return share(self.threads, runs) if self.shares_processors else self.threads
+
+    @property
+    def subject(self) -> str:
+        """Model and tenant."""
+        return f"{self.model}/{self.environment.tenant}" if self.environment.tenant else self.model
+
+    @property
+    def model_line(self) -> str:
+        """The line without place and tenant: the same for all that use this version of the manifest."""
+        return self.line.partition("/")[0].partition("#")[0]
+
+
+def load_message(plan: Plan, memory_bytes: int | None = None) -> Message:
+    """What a predictor's process is told to load, and the memory that it may take for that; see `worker`."""
+    return {
+        "op": "load", "model": plan.model, "version": plan.version, "call": plan.call, "how": plan.how,
+        "origin": plan.origin, "options": dict(plan.options), "attributes": dict(plan.attributes),
+        "threads": plan.threads, "place": plan.place, "deadline_s": None, "inputs": describe(plan.inputs),
+        "outputs": describe(plan.outputs), "preprocess": [asdict(each) for each in plan.preprocess],
+        "postprocess": [asdict(each) for each in plan.postprocess], "memory_bytes": memory_bytes,
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a request.
+
+    Attributes:
+        outputs: Tensors.
+        cold: True if it was answered by a predictor that was started after the request had come.
+        how: What its predictor was before: `running`, `hot`, `spare`, `forked` or `spawned`.
+        place: Where the weights lie.
+        warm: True if they were there already when the predictor opened them.
+        batch: Requests that were answered in the same run.
+        rows: Of the request, 1 for models without batches.
+        run_rows: Of the run.
+        stages: Seconds of each stage: `queue_s` until a predictor had it, of these for a cold one `process_s`,
+            `connect_s`, `open_s`, `import_s` and `load_s`; then `input_s`, `preprocess_s` and `postprocess_s` around
+            `predict_s` if the model has such steps, `output_s`, and `run_s` for the whole run as the endpoint sees it.
+    """
+
+    outputs: list[Tensor]
+    cold: bool
+    how: str
+    place: str
+    warm: bool
+    batch: int
+    stages: Mapping[str, float]
+    rows: int = 1
+    run_rows: int = 1

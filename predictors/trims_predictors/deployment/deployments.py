@@ -1,0 +1,241 @@
+"""From what the daemon knows of a model to how it is run: one plan for each model, looked up again every second.
+
+A model whose manifest, artifact or code beside the manifest has changed gets another line, so its next request meets a
+predictor that has the new bytes; the old line's predictors end when they are idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from trims.control import TensorInfo
+from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError, TrimsError
+from trims.core.manifest import parse_manifest
+from trims.core.serving import NO_SIGNATURE, Signature
+from trims_predictors.children.launcher import Environment
+from trims_predictors.deployment.code_files import code_identity
+from trims_predictors.deployment.cpu_shares import processors
+from trims_predictors.deployment.deployment import Plan
+from trims_predictors.frameworks import PREDICTORS
+from trims_predictors.tensors import types_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trims.control import AsyncAdmin, Model
+    from trims.core.manifest import Manifest
+    from trims.formats.picking import Picker
+    from trims_predictors.deployment.signatures import Keep
+
+#: Seconds for which a plan is used before the daemon is asked again.
+_FRESH_S = 1.0
+#: Seconds for the daemon to keep what a first run had.
+_KEEP_S = 10.0
+_log = logging.getLogger(__name__)
+_FRAMEWORK_OF_FORMAT = {"onnx": "onnxruntime", "mxnet": "mxnet"}
+
+
+@dataclass(slots=True)
+class _Known:
+    plan: Plan
+    key: str
+    asked_s: float
+
+
+class Plans:
+    """Plans of all models of a daemon.
+
+    Args:
+        daemon: Its control door.
+        picker: Says which environment a framework runs in.
+        retire: Told a line that is replaced.
+    """
+
+    def __init__(self, daemon: AsyncAdmin, picker: Picker, retire: Callable[[str], None]) -> None:
+        self._daemon = daemon
+        self._picker = picker
+        self._retire = retire
+        self._processors = processors()
+        self._known: dict[str, _Known] = {}
+        self._asking: dict[str, asyncio.Future[_Known]] = {}
+
+    async def of(self, name: str, version: str = "") -> Plan:
+        """The plan of a model; while the daemon is away, as it was: predictors that run need no daemon.
+
+        Args:
+            name: As registered.
+            version: Of its manifest; empty for any.
+
+        Raises:
+            ModelNotFoundError: There is no such model, or it has another version.
+            NotSupportedError: Nothing says what runs it.
+            DaemonAwayError: No daemon answers, and none was asked for this model before.
+        """
+        known = self._known.get(name)
+        if known is None or time.monotonic() - known.asked_s > _FRESH_S:
+            try:
+                known = await self._fresh(name)
+            except DaemonAwayError:
+                if known is None:
+                    raise
+        if version and version != known.plan.version:
+            raise ModelNotFoundError(f"{name!r} has the version {known.plan.version}, not {version!r}")
+        return known.plan
+
+    def guess(self, name: str, version: str = "") -> Plan | None:
+        """The plan as it was when the daemon was asked last; None if it never was, or if that has another version."""
+        known = self._known.get(name)
+        return known.plan if known is not None and version in ("", known.plan.version) else None
+
+    async def _fresh(self, name: str) -> _Known:
+        """Ask the daemon, once for all requests that need it at this moment."""
+        asking = self._asking.get(name)
+        if asking is None:
+            asking = self._asking[name] = asyncio.ensure_future(self._ask(name, self._known.get(name)))
+            asking.add_done_callback(lambda ended: self._asked(name, ended))
+        return await asyncio.shield(asking)
+
+    def _asked(self, name: str, ended: asyncio.Future[_Known]) -> None:
+        self._asking.pop(name, None)
+        if not ended.cancelled():
+            ended.exception()  # all that waited may have hung up, and asyncio would log what none has seen
+
+    async def _ask(self, name: str, before: _Known | None) -> _Known:
+        try:
+            model = await self._daemon.show(name)
+        except ModelNotFoundError:
+            self.forget(name)
+            raise
+        plan = await asyncio.to_thread(self.make, model)  # it looks at environments, which lie on a disk
+        if before is not None and (before.plan.line != plan.line or _differ(before.key, model.key)):
+            self._retire(before.plan.line)
+        self._known[name] = _Known(plan, model.key or (before.key if before else ""), time.monotonic())
+        return self._known[name]
+
+    def knows(self, name: str) -> bool:
+        """Whether the model was registered when the daemon was asked last."""
+        return name in self._known
+
+    async def renew(self, name: str) -> Plan:
+        """The plan as the daemon tells it now; predictors of the model end when they are idle.
+
+        Raises as `of` does. If no daemon answers, nothing changes.
+        """
+        before, known = self._known.get(name), await self._fresh(name)
+        if before is not None:
+            self._retire(known.plan.line)
+        return known.plan
+
+    def forget(self, name: str) -> None:
+        """Let the predictors of a model end when they are idle, and ask the daemon again at the next request."""
+        known = self._known.pop(name, None)
+        if known is not None:
+            self._retire(known.plan.line)
+
+    def make(self, model: Model) -> Plan:
+        """The plan for a model as the daemon describes it. Looks at environments and code; call it from a worker.
+
+        Raises NotSupportedError if nothing says what runs it, or no environment satisfies its manifest.
+        """
+        manifest = parse_manifest(model.manifest, model.origin)
+        settings = manifest.predictor
+        framework = framework_of(manifest, model.format)
+        environment = self._environment(manifest, framework)
+        told = model.manifest_json + environment.python + code_identity(manifest)
+        return Plan(
+            line=f"{model.name}@{hashlib.sha256(told.encode()).hexdigest()[:12]}",
+            model=model.name,
+            version=manifest.version,
+            call=settings.call or settings.name or settings.function or _predictor_for(model, framework),
+            how="plugin" if settings.name else "function" if settings.function else "class",
+            environment=environment,
+            origin=model.origin,
+            options=settings.options,
+            attributes=manifest.attributes,
+            inputs=manifest.inputs,
+            outputs=manifest.outputs,
+            preprocess=manifest.preprocess,
+            postprocess=manifest.postprocess,
+            preload=settings.preload,
+            instances=settings.instances,
+            threads=settings.threads or self._processors,
+            shares_processors=not settings.threads,
+            batch=settings.max_batch_size,
+            batch_delay_s=settings.batch_delay_s,
+            priority_levels=settings.priority_levels,
+            default_priority=settings.default_priority_level,
+            keep_alive_s=settings.keep_alive_s,
+            run_deadline_s=settings.deadline_s,
+            hot=settings.hot,
+            found=_found(model, manifest),
+            is_plain=_is_ours(manifest) and not (manifest.preprocess or manifest.postprocess),
+        )
+
+    def _environment(self, manifest: Manifest, framework: str) -> Environment:
+        if not framework:
+            return Environment("numpy")
+        version = manifest.framework.version if manifest.framework is not None else ""
+        python = self._picker.again(manifest.name, framework, version)
+        return Environment(framework, "" if python is None else str(python))
+
+
+def keeping(daemon: AsyncAdmin) -> Keep:
+    """Return what has a daemon keep the inputs and outputs of a model's first run; see `Fleet.keep`."""
+
+    async def keep(model: str, key: str, seen: Signature) -> None:
+        try:
+            inputs, outputs = (
+                [TensorInfo(each.name, each.dtype, each.shape) for each in tensors]
+                for tensors in (seen.inputs, seen.outputs)
+            )
+            await asyncio.wait_for(daemon.learn(model, key, inputs, outputs), _KEEP_S)
+        except (TrimsError, asyncio.TimeoutError) as error:
+            _log.info("%s: what its first run had is not kept: %s", model, str(error) or "the daemon did not answer")
+
+    return keep
+
+
+def _is_ours(manifest: Manifest) -> bool:
+    """Whether the predictor is the one that trims has for the framework."""
+    settings = manifest.predictor
+    return not (settings.call or settings.name or settings.function)
+
+
+def _found(model: Model, manifest: Manifest) -> Signature:
+    """What the daemon knows of a model's inputs and outputs, as far as requests and answers have these."""
+    if not _is_ours(manifest):
+        return NO_SIGNATURE
+    inputs = () if manifest.preprocess else types_of(asdict(each) for each in model.inputs)
+    outputs = () if manifest.postprocess else types_of(asdict(each) for each in model.outputs)
+    return Signature(inputs, outputs, model.tensors_seen)
+
+
+def _differ(before: str, now: str) -> bool:
+    """Whether two image keys are of different images; an empty one is not known yet."""
+    return bool(before and now) and before != now
+
+
+def framework_of(manifest: Manifest, format_name: str) -> str:
+    """The framework that runs a model; empty if nothing says it."""
+    if manifest.framework is not None:
+        return manifest.framework.name
+    stated = manifest.artifact.format or format_name
+    if "module" in manifest.artifact.options:
+        return "torch"
+    return _FRAMEWORK_OF_FORMAT.get(stated, "")
+
+
+def _predictor_for(model: Model, framework: str) -> str:
+    call = PREDICTORS.get(framework)
+    if call is None:
+        raise NotSupportedError(
+            f"nothing says what runs {model.name!r}: its manifest needs `framework: {{name: torch}}` (or onnxruntime, "
+            "mxnet), or `predictor:` with `call: package.module:Class`, `function: package.module:function` or the "
+            "`name` of an installed predictor"
+        )
+    return call

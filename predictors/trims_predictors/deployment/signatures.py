@@ -1,0 +1,107 @@
+"""Inputs and outputs of models.
+
+What the manifest states comes first, then what a predictor has said as it loaded the model. Requests are held against
+these. Before a predictor has loaded the model, its graph describes it to people and programs; and where no graph does,
+such as with PyTorch, the names and types of the first run do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trims.core.serving import ANY, NO_SIGNATURE, Signature, TensorType
+from trims_predictors.tensors import types_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from trims.wire.frames import Message
+    from trims_predictors.deployment.deployment import Plan
+    from trims_predictors.tensors import Tensor
+
+    #: Given a model, the key of its image, and what its first run had.
+    Keep = Callable[[str, str, Signature], Coroutine[Any, Any, None]]
+    _Types = tuple[TensorType, ...]
+
+
+class _Loaded(NamedTuple):
+    """What is known since a predictor has loaded a model.
+
+    Attributes:
+        line: Of the model, for which it counts.
+        image: Key of the image that was loaded.
+        said: What the predictor said.
+        seen: What a run had.
+    """
+
+    line: str
+    image: str = ""
+    said: Signature = NO_SIGNATURE
+    seen: Signature = NO_SIGNATURE
+
+
+class Signatures:
+    """Those of all models.
+
+    What a predictor said counts for the version of the manifest that it was made from, and no other. It is kept when
+    the predictor ends.
+    """
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, _Loaded] = {}
+
+    def learn(self, plan: Plan, loaded: Message) -> None:
+        """Keep what a predictor says that has loaded the model."""
+        said = Signature(types_of(loaded["inputs"]), types_of(loaded["outputs"]))
+        image, before = loaded.get("image", [""])[0], self._of(plan)
+        seen = before.seen if before.image == image else NO_SIGNATURE
+        self._loaded[plan.model] = _Loaded(plan.model_line, image, said, seen)
+
+    def see(self, plan: Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[str, Signature] | None:
+        """Keep what a run had, if nothing else is known. Runs of tenants are left out: others would see their names.
+
+        Args:
+            plan: Of the model.
+            inputs: Of a request.
+            outputs: All that the model gives; empty if not all were wanted.
+
+        Returns:
+            The key of the image that ran, and what is known since; None if that is nothing new.
+        """
+        known, (taken, given) = self._of(plan), self.described(plan)
+        if plan.environment.tenant or (taken and (given or not outputs)):
+            return None
+        seen = Signature(
+            known.seen.inputs or _any_length(inputs), known.seen.outputs or _any_length(outputs), seen=True
+        )
+        self._loaded[plan.model] = known._replace(seen=seen)
+        return known.image, seen
+
+    def of(self, plan: Plan) -> tuple[_Types, _Types]:
+        """Inputs and outputs that requests are held against; each empty if it is not known.
+
+        The graph's are not: they are those of the files when the daemon looked last, and a request for files that were
+        exchanged since must come to the predictor that finds it out.
+        """
+        said = self._of(plan).said
+        return plan.inputs or said.inputs, plan.outputs or said.outputs
+
+    def stated(self, plan: Plan) -> tuple[_Types, _Types]:
+        """The same, or those of the graph; each empty if none states it."""
+        inputs, outputs = self.of(plan)
+        graph = NO_SIGNATURE if plan.found.seen else plan.found
+        return inputs or graph.inputs, outputs or graph.outputs
+
+    def described(self, plan: Plan) -> tuple[_Types, _Types]:
+        """The same, or what a run had; each empty if the model has not run yet."""
+        inputs, outputs = self.stated(plan)
+        seen, kept = self._of(plan).seen, plan.found
+        return inputs or seen.inputs or kept.inputs, outputs or seen.outputs or kept.outputs
+
+    def _of(self, plan: Plan) -> _Loaded:
+        known = self._loaded.get(plan.model)
+        return known if known is not None and known.line == plan.model_line else _Loaded(plan.model_line)
+
+
+def _any_length(tensors: Sequence[Tensor]) -> _Types:
+    return tuple(TensorType(each.name, each.dtype, (ANY,) * len(each.shape)) for each in tensors)

@@ -1,0 +1,1 @@
+"""The Open Inference Protocol and health over gRPC. Door: `service`."""

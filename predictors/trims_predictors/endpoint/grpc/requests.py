@@ -1,0 +1,146 @@
+"""Requests and answers of the Open Inference Protocol over gRPC, from and to protobuf."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from trims.core.errors import CallerError
+from trims.core.serving import MOST_DIMENSIONS
+from trims_predictors.endpoint.grpc import inference_pb2 as pb
+from trims_predictors.endpoint.grpc.wire import Received, not_protobuf
+from trims_predictors.endpoint.infer_request import InferRequest, make_request
+from trims_predictors.endpoint.json.requests import told
+from trims_predictors.endpoint.request_limits import MOST_PARAMETERS, MOST_TENSORS, check_count, check_name_length
+from trims_predictors.tensors import Tensor, cast, join_bytes, nbytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from trims_predictors.deployment.deployment import Answer
+    from trims_predictors.endpoint.outputs import Output
+
+#: Data type -> the list of a tensor's contents that has its elements; FP16 and BF16 travel as raw bytes only.
+_CONTENTS = {
+    "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
+    "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
+    "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
+}  # fmt: skip
+#: Lists of elements -> numpy's type of these.
+_ELEMENTS = {
+    "bool_contents": np.bool_, "int_contents": np.int32, "int64_contents": np.int64, "uint_contents": np.uint32,
+    "uint64_contents": np.uint64, "fp32_contents": np.float32, "fp64_contents": np.float64,
+}  # fmt: skip
+
+
+def parse_request(message: Any, received: Received | None = None) -> InferRequest:
+    """Read a ModelInferRequest. Raises CallerError naming what is wrong.
+
+    Args:
+        message: The request.
+        received: The data of tensors that is not in the message. Inputs whose contents are large have no data yet:
+            `pack_contents` makes it, in another process.
+    """
+    apart = received or Received(message, message.raw_input_contents, {})
+    _check_bounds(message)
+    of_inputs = [parameters(each.parameters) for each in message.inputs]
+    brought = [index for index, each in enumerate(of_inputs) if each.get("shared_memory_region") is None]
+    if apart.raw and len(apart.raw) != len(brought):
+        raise CallerError(
+            f"the request has {len(brought)} inputs and raw_input_contents for {len(apart.raw)}; bring them for all "
+            "inputs that do not lie in shared memory, or for none"
+        )
+    raw = dict(zip(brought, apart.raw, strict=False))
+    inputs = [
+        _input(each, raw.get(index), large=index in apart.contents)
+        if of_inputs[index].get("shared_memory_region") is None
+        else _in_shared_memory(each, large=index in apart.contents)
+        for index, each in enumerate(message.inputs)
+    ]
+    wanted = [(each.name, parameters(each.parameters)) for each in message.outputs]
+    given = parameters(message.parameters)
+    return make_request(inputs, message.id or None, given, of_inputs, wanted, http=False)
+
+
+def _check_bounds(message: Any) -> None:
+    check_count("inputs of the request", len(message.inputs), MOST_TENSORS)
+    check_count("requested outputs", len(message.outputs), MOST_TENSORS)
+    check_count("parameters of the request", len(message.parameters), MOST_PARAMETERS)
+    for each in (*message.inputs, *message.outputs):
+        check_name_length(each.name, "an input or output")
+        check_count(f"parameters of {each.name!r}", len(each.parameters), MOST_PARAMETERS)
+    for each in message.inputs:
+        check_count(f"dimensions of the input {each.name!r}", len(each.shape), MOST_DIMENSIONS)
+
+
+def parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters as plain values."""
+    chosen = {name: value.WhichOneof("parameter_choice") for name, value in given.items()}
+    return {name: getattr(given[name], choice) for name, choice in chosen.items() if choice is not None}
+
+
+def _input(message: Any, raw: bytes | memoryview | None, *, large: bool) -> Tensor:
+    name, dtype, shape = message.name, message.datatype, tuple(message.shape)
+    nbytes_of(name, dtype, shape)
+    if raw is not None:
+        if large or message.HasField("contents"):
+            raise CallerError(f"the input {name!r} brings both contents and raw_input_contents; leave one out")
+        return Tensor(name, dtype, shape, raw)
+    if dtype not in _CONTENTS:
+        raise CallerError(f"the input {name!r} is {dtype}, which travels in raw_input_contents only")
+    return Tensor(name, dtype, shape, b"" if large else _packed(name, dtype, message.contents))
+
+
+def _in_shared_memory(message: Any, *, large: bool) -> Tensor:
+    name, dtype, shape = message.name, message.datatype, tuple(message.shape)
+    nbytes_of(name, dtype, shape)
+    if large or message.HasField("contents"):
+        raise CallerError(f"the input {name!r} lies in shared memory and brings contents as well; leave one out")
+    return Tensor(name, dtype, shape, b"")
+
+
+def pack_contents(name: str, dtype: str, data: bytes) -> bytes:
+    """The data of a tensor from its `contents`, an InferTensorContents as bytes. Raises CallerError."""
+    contents = pb.InferTensorContents()
+    try:
+        contents.ParseFromString(data)
+    except DecodeError as error:
+        raise not_protobuf() from error
+    return _packed(name, dtype, contents)
+
+
+def _packed(name: str, dtype: str, contents: Any) -> bytes:
+    filled = [each.name for each, _ in contents.ListFields()]
+    if filled and filled != [_CONTENTS[dtype]]:
+        raise CallerError(
+            f"the input {name!r} is {dtype} and brings {' and '.join(filled)}; bring {_CONTENTS[dtype]} and no other"
+        )
+    elements = getattr(contents, _CONTENTS[dtype])
+    if dtype == "BYTES":
+        return join_bytes(elements)
+    return cast(name, dtype, np.fromiter(elements, _ELEMENTS[_CONTENTS[dtype]], len(elements))).tobytes()
+
+
+def write_answer(request: InferRequest, answer: Answer, model: str, version: str, outputs: Sequence[Output]) -> Any:
+    """A ModelInferResponse with the raw contents of these outputs; those in shared memory have empty ones."""
+    made = pb.ModelInferResponse(model_name=model, model_version=version, id=request.id or "")
+    for name, value in told(answer).items():
+        _set(made.parameters[name], value)
+    for output in outputs:
+        tensor = output.tensor
+        made.outputs.add(name=tensor.name, datatype=tensor.dtype, shape=tensor.shape)
+        made.raw_output_contents.append(b"" if output.shared is not None else bytes(tensor.data))
+    return made
+
+
+def _set(parameter: Any, value: object) -> None:
+    if isinstance(value, bool):
+        parameter.bool_param = value
+    elif isinstance(value, int):
+        parameter.int64_param = value
+    elif isinstance(value, float):
+        parameter.double_param = value
+    else:
+        parameter.string_param = str(value)

@@ -1,0 +1,329 @@
+"""The endpoint's own OpenAPI document, `GET /openapi.json`.
+
+Written by hand: the handlers read bodies themselves, so FastAPI would describe neither requests nor answers, and would
+promise a status, 422, that is never sent. A test holds it against the routes, another one has requests made from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trims
+from trims.core.serving import ITEM_BYTES
+from trims_predictors.endpoint.request_limits import MOST_CLASSES, MOST_TENSORS
+
+Json = dict[str, Any]
+
+_TEXT: Json = {"type": "string"}
+_ANY: Json = {"type": "object"}
+_PARAMETERS: Json = {
+    "type": "object",
+    "description": "strings, numbers and booleans",
+    "additionalProperties": {"anyOf": [_TEXT, {"type": "number"}, {"type": "boolean"}]},
+}
+_BYTES: Json = {"type": "integer", "minimum": 0}
+_OF_SHARED: Json = {
+    "shared_memory_region": _TEXT, "shared_memory_offset": _BYTES, "shared_memory_byte_size": _BYTES,
+}  # fmt: skip
+
+
+def _parameters(**properties: Json) -> Json:
+    """Parameters of a request: any other is refused."""
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+_DATATYPE: Json = {"type": "string", "enum": list(ITEM_BYTES)}
+_DATA: Json = {"type": "array", "description": "values in row-major order, nested or flat", "items": {}}
+
+
+def _list(items: Json) -> Json:
+    return {"type": "array", "items": items}
+
+
+def _object(*, required: tuple[str, ...] = (), **properties: Json) -> Json:
+    made: Json = {"type": "object", "properties": properties}
+    return {**made, "required": list(required)} if required else made
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_SHAPE = _list({"type": "integer", "minimum": 0})
+_TENSOR_TYPE = _object(
+    required=("name", "datatype", "shape"),
+    name=_TEXT,
+    datatype=_DATATYPE,
+    shape=_list({"type": "integer", "minimum": -1, "description": "-1: any length"}),
+)
+_INPUT = _object(
+    required=("name", "datatype", "shape"),
+    name={"type": "string", "minLength": 1},
+    datatype=_DATATYPE,
+    shape=_SHAPE,
+    data=_DATA,
+    parameters=_parameters(binary_data_size=_BYTES, **_OF_SHARED),
+)
+_OUTPUT: Json = {**_INPUT, "properties": {**_INPUT["properties"], "parameters": _PARAMETERS}}
+_WANTED = _object(
+    required=("name",),
+    name={"type": "string", "minLength": 1},
+    parameters=_parameters(
+        binary_data={"type": "boolean"},
+        classification={"type": "integer", "minimum": 0, "maximum": MOST_CLASSES},
+        **_OF_SHARED,
+    ),
+)
+_SECONDS: Json = {"type": "number", "minimum": 0, "exclusiveMaximum": 1e9}
+
+SCHEMAS: Json = {
+    "Error": _object(required=("error",), error=_TEXT),
+    "Server": _object(
+        required=("name", "version", "extensions"), name=_TEXT, version=_TEXT, extensions=_list(_TEXT)
+    ),
+    "Health": _object(required=("live", "ready"), live={"type": "boolean"}, ready={"type": "boolean"}),
+    "Models": _object(required=("models",), models=_list(_TEXT)),
+    "Model": _object(
+        required=("name", "versions", "platform", "inputs", "outputs"),
+        name=_TEXT, versions=_list(_TEXT), platform=_TEXT, inputs=_list(_TENSOR_TYPE), outputs=_list(_TENSOR_TYPE),
+        properties={"type": "object", "additionalProperties": _TEXT},
+    ),
+    "ModelReady": _object(required=("name", "ready"), name=_TEXT, ready={"type": "boolean"}, reason=_TEXT),
+    "Configuration": _object(
+        required=("name", "platform", "max_batch_size", "input", "output"),
+        name=_TEXT, platform=_TEXT, max_batch_size={"type": "integer"}, input=_list(_ANY), output=_list(_ANY),
+    ),
+    "Statistics": _object(required=("model_stats",), model_stats=_list(_ANY)),
+    "State": _object(
+        required=("models", "spares", "templates", "counters", "isolation"),
+        models=_ANY, spares=_ANY, templates=_ANY, counters=_ANY, isolation=_ANY,
+    ),
+    "InferRequest": _object(
+        required=("inputs",),
+        id=_TEXT,
+        model_name={"type": "string", "description": "the name in the path once more"},
+        inputs={**_list(_INPUT), "maxItems": MOST_TENSORS},
+        outputs={**_list(_WANTED), "maxItems": MOST_TENSORS},
+        parameters=_parameters(
+            deadline=_SECONDS, keep_alive=_SECONDS, place=_TEXT, priority=_BYTES,
+            binary_data_output={"type": "boolean"},
+            timeout={**_BYTES, "description": "microseconds; 0: none"},
+            triton_enable_empty_final_response={"type": "boolean"},
+        ),
+    ),
+    "InferAnswer": _object(
+        required=("model_name", "outputs"),
+        model_name=_TEXT, model_version=_TEXT, id=_TEXT, parameters=_PARAMETERS, outputs=_list(_OUTPUT),
+    ),
+    "Index": _list(_object(required=("name", "state"), name=_TEXT, version=_TEXT, state=_TEXT, reason=_TEXT)),
+    "IndexRequest": _object(ready={"type": ["boolean", "null"]}),
+    "LoadRequest": _object(parameters={"type": ["object", "null"], "maxProperties": 0}),
+    "UnloadRequest": _object(parameters={"type": ["object", "null"]}),
+    "Regions": _list(_object(required=("name", "key", "offset", "byte_size"), name=_TEXT, key=_TEXT, offset=_BYTES,
+                             byte_size=_BYTES)),
+    "RegisterRequest": {
+        **_object(required=("key", "byte_size"), key=_TEXT, offset=_BYTES, byte_size=_BYTES),
+        "additionalProperties": False,
+    },
+    "Nothing": {"type": "object", "maxProperties": 0},
+    "Overview": _object(
+        required=("version", "daemon", "places", "models", "spares", "templates"),
+        version=_TEXT, daemon=_ANY, places=_list(_ANY), models=_list(_ANY), spares=_ANY, templates=_ANY,
+    ),
+    "PlaceRequest": _object(place={"type": ["string", "null"], "description": "cpu, disk or gpu:N"}),
+    "Brought": _object(required=("place", "bytes"), place=_TEXT, bytes={"type": "integer"}),
+    "Evicted": _object(required=("freed", "draining"), freed=_list(_TEXT), draining=_list(_TEXT)),
+}  # fmt: skip
+
+_UNKNOWN_CALLER = "the token is missing or wrong"
+#: What may be said of any request to a path, beside its answer.
+_ALWAYS = {
+    "403": "the request comes from a page of another site, or for a name that is not this machine's",
+    "503": "no daemon answers, or there is no room; Retry-After says when to try again",
+}
+_OF_MODEL = {
+    "404": "no such model or version", "500": "the artifact or the manifest is broken", "501": "nothing runs it"
+}  # fmt: skip
+_OF_RUN = {
+    "400": "the request is wrong", "413": "the body is too large", "500": "the predictor failed",
+    "504": "no predictor was free in time, or the run took too long",
+}  # fmt: skip
+_OF_LOAD = {"500": "the artifact is broken, or the model cannot be loaded", "504": "it took too long"}
+_OF_BODY = {"400": "the request is wrong", "413": "the body is too large"}
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no token: probes and browsers cannot send one with their first request."""
+    return path == "/" or path.startswith(("/v2/health/", "/ui/files/"))
+
+
+def document(*, token: bool) -> Json:
+    """The document.
+
+    Args:
+        token: Whether requests must bring one.
+    """
+    made: Json = {
+        "openapi": "3.1.0",
+        "info": {"title": "trims inference endpoint", "version": trims.__version__},
+        "paths": _with_heads(
+            {**_server_paths(), **_model_paths(), **_repository_paths(), **_shared_memory_paths(), **_page_paths()}
+        ),
+        "components": {"schemas": SCHEMAS},
+    }
+    if token:
+        made["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        made["security"] = [{"token": []}]
+        for path, methods in made["paths"].items():
+            for method, operation in methods.items():
+                if is_open(path):
+                    operation["security"] = []
+                elif method == "head":
+                    operation["responses"]["401"] = {"description": _UNKNOWN_CALLER}
+                else:
+                    operation["responses"]["401"] = _answer(_UNKNOWN_CALLER, _ref("Error"))
+    return made
+
+
+def _with_heads(paths: Json) -> Json:
+    """The paths, with HEAD wherever there is GET: the same answers without their content."""
+    made = {}
+    for path, methods in paths.items():
+        made[path] = dict(methods)
+        if "get" in methods:
+            answers = methods["get"]["responses"].items()
+            bare = {status: {"description": answer["description"]} for status, answer in answers}
+            made[path]["head"] = {**methods["get"], "responses": bare}
+    return made
+
+
+def _answer(text: str, schema: Json, media_type: str = "application/json") -> Json:
+    return {"description": text, "content": {media_type: {"schema": schema}}}
+
+
+def _operation(
+    summary: str, answer: str, errors: dict[str, str] | None = None, body: str = "", *, required: bool = False
+) -> Json:
+    """One operation: its answer and body are names of schemas."""
+    responses = {"200": _answer("the answer", _ref(answer))}
+    for status, text in {**_ALWAYS, **(errors or {})}.items():
+        responses[status] = _answer(text, _ref("Error"))
+    made: Json = {"summary": summary, "responses": responses}
+    if body:
+        made["requestBody"] = {"required": required, "content": {"application/json": {"schema": _ref(body)}}}
+    return made
+
+
+def _server_paths() -> Json:
+    live = _operation("Whether the endpoint runs", "Health")
+    ready = _operation("Whether the daemon serves", "Health")
+    ready["responses"]["503"] = _answer("it does not", _ref("Health"))
+    metrics = _operation("For Prometheus", "Nothing")
+    metrics["responses"]["200"] = _answer("metrics", _TEXT, "text/plain")
+    return {
+        "/v2": {"get": _operation("What the server is", "Server")},
+        "/v2/health/live": {"get": live},
+        "/v2/health/ready": {"get": ready},
+        "/v2/models": {"get": _operation("All models", "Models")},
+        "/v2/models/stats": {"get": _operation("What was counted of all models", "Statistics")},
+        "/state": {"get": _operation("Predictors, waiting requests, spares, templates", "State")},
+        "/metrics": {"get": metrics},
+    }
+
+
+def _model_paths() -> Json:
+    infer = _operation("Ask a model", "InferAnswer", {**_OF_MODEL, **_OF_RUN}, "InferRequest", required=True)
+    infer["description"] = (
+        "JSON, or JSON and then binary tensors with the header Inference-Header-Content-Length; with 0 in that header "
+        "the body is the data of the model's one input, and the answer is binary"
+    )
+    ready = _operation("Whether a model can be asked", "ModelReady", _OF_MODEL)
+    ready["responses"]["503"] = _answer(
+        "the model could not be loaded, or the endpoint is ending; or no daemon answers",
+        {"anyOf": [_ref("ModelReady"), _ref("Error")]},
+    )
+    operations = {
+        "": ("get", _operation("What a model takes and gives", "Model", _OF_MODEL)),
+        "/ready": ("get", ready),
+        "/config": ("get", _operation("As Triton's configuration of a model", "Configuration", _OF_MODEL)),
+        "/stats": ("get", _operation("What was counted of a model", "Statistics", _OF_MODEL)),
+        "/infer": ("post", infer),
+    }
+    return {
+        f"/v2/models/{{model}}{version}{path}": _with_names({method: operation}, version=bool(version))
+        for version in ("", "/versions/{version}")
+        for path, (method, operation) in operations.items()
+    }
+
+
+def _variable(name: str) -> Json:
+    return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+
+
+def _with_names(path: Json, *, version: bool = False) -> Json:
+    """The path with its variables, which stand in each of its operations."""
+    names = ["model", *(["version"] if version else [])]
+    parameters = [_variable(name) for name in names]
+    return {method: {**operation, "parameters": parameters} for method, operation in path.items()}
+
+
+def _repository_paths() -> Json:
+    errors = {**_OF_MODEL, **_OF_BODY, "409": "something holds the model that has to go first"}
+    text = "Have a model's weights in memory, and a predictor that has loaded it"
+    load = _operation(text, "Nothing", {**errors, **_OF_LOAD}, "LoadRequest")
+    unload = _operation("Free a model's weights and end its predictors", "Nothing", errors, "UnloadRequest")
+    return {
+        "/v2/repository/index": {"post": _operation("All models with their state", "Index", _OF_BODY, "IndexRequest")},
+        "/v2/repository/models/{model}/load": _with_names({"post": load}),
+        "/v2/repository/models/{model}/unload": _with_names({"post": unload}),
+    }
+
+
+def _shared_memory_paths() -> Json:
+    """Of the extension system_shared_memory, which the flag --shared-memory switches on."""
+    status = _operation("Regions of the caller", "Regions", _OF_BODY)
+    register = _operation("Register a region of shared memory", "Nothing", _OF_BODY, "RegisterRequest", required=True)
+    unregister = _operation("Forget a region, or all of the caller", "Nothing", _OF_BODY, "Nothing")
+    base, names = "/v2/systemsharedmemory", [_variable("name")]
+    cuda = "/v2/cudasharedmemory"
+    return {
+        f"{cuda}/status": {"get": _operation("None: CUDA shared memory is not offered", "Regions")},
+        f"{cuda}/unregister": {"post": unregister},
+        f"{cuda}/region/{{name}}/unregister": {"post": {**unregister, "parameters": names}},
+        f"{base}/status": {"get": status},
+        f"{base}/region/{{name}}/status": {"get": {**status, "parameters": names}},
+        f"{base}/region/{{name}}/register": {"post": {**register, "parameters": names}},
+        f"{base}/unregister": {"post": unregister},
+        f"{base}/region/{{name}}/unregister": {"post": {**unregister, "parameters": names}},
+    }
+
+
+def _page_paths() -> Json:
+    page, file = _operation("The web page", "Nothing"), _operation("A file of the web page", "Nothing")
+    page["responses"]["200"] = _answer("the page", _TEXT, "text/html")
+    media_types = ("text/html", "text/css", "text/javascript", "image/svg+xml")
+    content = {media_type: {"schema": _TEXT} for media_type in media_types}
+    file["responses"]["200"] = {"description": "the file", "content": content}
+    file["responses"]["404"] = _answer("the page has no such file", _ref("Error"))
+    file["parameters"] = [
+        {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    ]
+    paths: Json = {
+        "/": {"get": page},
+        "/ui/files/{name}": {"get": file},
+        "/ui/state": {"get": _operation("What the web page shows", "Overview")},
+    }
+    errors = {
+        **_OF_MODEL,
+        **_OF_BODY,
+        "409": "something holds the model that has to go first",
+        "504": "it took too long",
+    }
+    for name, text, answer in (
+        ("load", "Have a model's weights at a place; its predictors stay", "Brought"),
+        ("pin", "Never evict a model from a place", "Nothing"),
+        ("unpin", "Allow a place to evict a model again", "Nothing"),
+        ("evict", "Free a model's memory at a place; its idle predictors end", "Evicted"),
+    ):
+        paths[f"/ui/models/{{model}}/{name}"] = _with_names({"post": _operation(text, answer, errors, "PlaceRequest")})
+    return paths

@@ -1,0 +1,105 @@
+"""The web page at `/`: its files, the state that it polls, and the orders that it gives.
+
+Everything but `/` lies under `/ui/`. The page and its files are served without a token, because a browser cannot send
+one with them; what they ask for needs it like any other request.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from trims.core.errors import CallerError
+from trims_predictors.endpoint.bodies import read_object
+from trims_predictors.endpoint.disconnects import unless_gone
+
+if TYPE_CHECKING:
+    from trims_predictors.endpoint.service import Service
+
+#: Where files of the page are; they hold nothing of this machine's.
+FILES = "/ui/files/"
+_MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_HEADERS = {
+    # Nothing from elsewhere, no inline script or style, no frame round it, and no text that becomes markup.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # The next version of trims has other files under the same names.
+    "Cache-Control": "no-cache",
+}
+
+
+def read_files() -> dict[str, bytes]:
+    """The files of the page, by name."""
+    folder = resources.files("trims_predictors.endpoint") / "page"
+    found = [each for each in folder.iterdir() if each.name.rpartition(".")[2] in _MEDIA_TYPES]
+    return {each.name: each.read_bytes() for each in found}
+
+
+def add_page_routes(router: APIRouter, service: Service, most_body_bytes: int) -> None:
+    """Add the page, its files, its state and its orders."""
+    _add_files(router)
+    _add_orders(router, service, most_body_bytes)
+
+    @router.get("/ui/state")
+    async def state() -> Response:
+        return Response(await service.overview.page(service.fleet.report), media_type="application/json")
+
+
+def _add_files(router: APIRouter) -> None:
+    files = read_files()
+
+    def answer(name: str) -> Response:
+        media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
+        return Response(files[name], media_type=media_type, headers=_HEADERS)
+
+    @router.get("/")
+    async def page() -> Response:
+        return answer("page.html")
+
+    @router.get(FILES + "{name}")
+    async def file(name: str) -> Response:
+        if name not in files:
+            raise HTTPException(404, f"the page has no file {name!r:.80}")
+        return answer(name)
+
+
+def _add_orders(router: APIRouter, service: Service, most_body_bytes: int) -> None:
+    async def place_in(request: Request) -> str | None:
+        place = (await read_object(request, most_body_bytes)).get("place")
+        if place is not None and not isinstance(place, str):
+            raise CallerError(f"'place' must be a text such as cpu, not {place!r:.80}")
+        return place or None
+
+    @router.post("/ui/models/{model}/load")
+    async def load(request: Request, model: str) -> Response:
+        place = await place_in(request)
+
+        async def brought() -> Response:
+            replica = await service.bring(model, place)
+            return JSONResponse({"place": replica.place, "bytes": replica.nbytes})
+
+        return await unless_gone(request, brought())
+
+    @router.post("/ui/models/{model}/pin")
+    async def pin(request: Request, model: str) -> dict[str, Any]:
+        await service.pin(model, await place_in(request) or "cpu", pinned=True)
+        return {}
+
+    @router.post("/ui/models/{model}/unpin")
+    async def unpin(request: Request, model: str) -> dict[str, Any]:
+        await service.pin(model, await place_in(request) or "cpu", pinned=False)
+        return {}
+
+    @router.post("/ui/models/{model}/evict")
+    async def evict(request: Request, model: str) -> dict[str, Any]:
+        evicted = await service.evict(model, await place_in(request) or "cpu")
+        return {"freed": list(evicted.freed), "draining": list(evicted.draining)}

@@ -1,0 +1,73 @@
+"""Looks which models state hot spares in their manifests, so that they have them before their first request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from trims.core.errors import TrimsError
+from trims.core.serving import parse_predictor
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from trims.control import AsyncAdmin, Model
+    from trims_predictors.deployment.deployment import Plan
+
+_log = logging.getLogger(__name__)
+#: Between two looks, each of which lists all models.
+_EVERY_S = 5.0
+
+
+class HotModels:
+    """Looks again and again for as long as `run` runs.
+
+    Args:
+        daemon: Whose models.
+        plan: Gives the plan of a model; raises TrimsError.
+        forget: Told a model that is not registered any more.
+        want: Told the plan of each model that states hot spares.
+    """
+
+    def __init__(
+        self,
+        daemon: AsyncAdmin,
+        plan: Callable[[str], Awaitable[Plan]],
+        forget: Callable[[str], None],
+        want: Callable[[Plan], None],
+    ) -> None:
+        self._daemon = daemon
+        self._plan = plan
+        self._forget = forget
+        self._want = want
+        self._known: set[str] = set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(_EVERY_S)
+
+    async def look(self) -> None:
+        """Once. A daemon that is away is asked again later, and a model that cannot be run tells its clients why."""
+        try:
+            models = await self._daemon.models()
+        except TrimsError as error:
+            _log.debug("models are not looked at: %s", error)
+            return
+        for name in self._known - {model.name for model in models}:
+            self._forget(name)
+        self._known = {model.name for model in models if _states_hot(model)}
+        for name in sorted(self._known):
+            try:
+                self._want(await self._plan(name))
+            except TrimsError as error:
+                _log.debug("no hot spare of %s: %s", name, error)
+
+
+def _states_hot(model: Model) -> bool:
+    try:
+        return bool(parse_predictor(model.manifest.get("predictor"), model.name).hot)
+    except TrimsError:  # it cannot be read, which a list of models tells
+        return False

@@ -1,0 +1,138 @@
+"""From what a manifest or a command names to the predictor: a class, an entry point, a function, or a handler."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import ConfigError, NotSupportedError
+from trims_predictors.api import Predictor
+from trims_predictors.frameworks.function import FunctionPredictor
+from trims_predictors.frameworks.handler import HandlerPredictor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Entry points of this group are classes of predictors.
+GROUP = "trims.predictors"
+#: How a plan names a predictor.
+CLASS, PLUGIN, FUNCTION, HANDLER = "class", "plugin", "function", "handler"
+
+
+def make(call: str, how: str, folder: str) -> Predictor:
+    """An instance of what a manifest or trims names.
+
+    Args:
+        call: `package.module:Class`, the name of an entry point, `package.module:function`, or a handler:
+            `path/of/file.py:function`.
+        how: Which of them: `CLASS`, `PLUGIN`, `FUNCTION` or `HANDLER`.
+        folder: Of the manifest, where a module may lie; or empty.
+
+    Raises:
+        NotSupportedError: It is not there, or is no predictor.
+        ConfigError: Two packages have a predictor of that name.
+    """
+    if how == HANDLER:
+        return HandlerPredictor(from_file(call), call)
+    if how == FUNCTION:
+        function = imported(call, folder, "the predictor")
+        if not callable(function):
+            raise NotSupportedError(f"{call} is no function; it must be one of (weights, inputs)")
+        return FunctionPredictor(function)
+    made = (plugin(call) if how == PLUGIN else imported(call, folder, "the predictor"))()
+    if not isinstance(made, Predictor):
+        raise NotSupportedError(f"{call} is no predictor: it needs the methods load, predict and unload")
+    return made
+
+
+def imported(call: str, folder: str, what: str) -> Any:
+    """What `package.module:name` names; the module may lie in the folder.
+
+    Raises NotSupportedError if it is not there, and what else the module's code raises.
+    """
+    module_name, _, name = call.partition(":")
+    if folder and folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        with _no_bytecode(unless=not folder):
+            module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise NotSupportedError(
+            f"{what} {call} cannot be imported: {error}; install its package in the predictor's environment"
+        ) from error
+    try:
+        return getattr(module, name)
+    except AttributeError as error:
+        where = getattr(module, "__file__", None) or "which is built in"
+        raise NotSupportedError(
+            f"{what} {call} cannot be imported: the module {module_name} ({where}) has no {name!r}; correct the name "
+            "in the manifest, or define it there"
+        ) from error
+
+
+@contextlib.contextmanager
+def _no_bytecode(*, unless: bool = False) -> Iterator[None]:
+    """Leave no compiled files beside a manifest.
+
+    Python takes one for its source's if both agree on the size and the whole second, so code that was edited twice in a
+    second would be served as it was before.
+    """
+    before = sys.dont_write_bytecode
+    sys.dont_write_bytecode = before or not unless
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
+
+
+def from_file(call: str) -> Any:
+    """What `path/of/file.py:name` names. Other modules of its folder can be imported, too.
+
+    Raises what the file's code raises, and NotSupportedError if it has no such name, or that of another module.
+    """
+    path, _, name = call.rpartition(":")
+    folder, file = os.path.split(path)
+    module_name = file.removesuffix(".py")
+    if module_name in sys.modules:
+        raise NotSupportedError(
+            f"{path} cannot be imported as {module_name!r}: a module of that name is there already; rename the file"
+        )
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise NotSupportedError(f"{path} is no Python file")
+    module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
+    with _no_bytecode():
+        spec.loader.exec_module(module)
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        found = ", ".join(each for each, value in vars(module).items() if callable(value)) or "none"
+        raise NotSupportedError(f"{path} has no function {name!r}; it has {found}") from None
+
+
+def plugin(name: str) -> Any:
+    """The class of an entry point. Raises NotSupportedError naming those there are, ConfigError for two of a name."""
+    entries = importlib.metadata.entry_points(group=GROUP)
+    found = {entry.value: entry for entry in entries if entry.name == name}
+    if not found:
+        known = ", ".join(sorted({entry.name for entry in entries})) or "none"
+        raise NotSupportedError(
+            f"there is no predictor {name!r} in the predictor's environment; known are {known} (entry points of "
+            f"{GROUP}); install its package there"
+        )
+    if len(found) > 1:
+        raise ConfigError(f"two packages have a predictor {name!r}: {' and '.join(sorted(found))}; uninstall one")
+    (entry,) = found.values()
+    try:
+        return entry.load()
+    except Exception as error:  # a plugin may fail in any way; it must not look like our failure
+        raise NotSupportedError(
+            f"the {GROUP} plugin {name!r} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,1 @@
+"""Messages, shared buffers and output pipes between the endpoint and its children. Doors: `messages`, `connection`."""

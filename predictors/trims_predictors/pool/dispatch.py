@@ -1,0 +1,215 @@
+"""One run of a predictor: requests go there together, and each gets its part of the answer."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from trims.core.errors import DeadlineError, PredictorError, TrimsError
+from trims.logs import facts
+from trims_predictors.deployment.deployment import Answer
+from trims_predictors.pool.batching import join, split
+from trims_predictors.tensors import check_outputs
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from trims.wire.frames import Message
+    from trims_predictors.children.worker_process import PredictorProcess
+    from trims_predictors.deployment.cpu_shares import Computing
+    from trims_predictors.deployment.deployment import Plan, Settings
+    from trims_predictors.pool.events import Job
+    from trims_predictors.tensors import Tensor
+
+    #: Gives the context of a run, in W3C's headers.
+    BeginRun = Callable[[], Mapping[str, str]]
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """What one client wants.
+
+    Attributes:
+        plan: Of the model.
+        tensors: The inputs.
+        answer: Done once it is answered, or cannot be.
+        began_s: When it came, on the clock of `time.perf_counter`.
+        keep_alive_s: Seconds that its predictor stays afterwards; None: what the model says.
+        begin_run: Called when a predictor begins to answer it.
+        wanted: Names of the outputs that it asks for; empty for all.
+        only_load: It wants a predictor that has loaded the model, and no run.
+        id: What the log calls it.
+    """
+
+    plan: Plan
+    tensors: Sequence[Tensor]
+    answer: asyncio.Future[Answer]
+    began_s: float
+    keep_alive_s: float | None
+    begin_run: BeginRun | None
+    wanted: Sequence[str] = ()
+    only_load: bool = False
+    id: str = field(default_factory=lambda: str(facts().get("request", "")))
+
+
+@dataclass(eq=False, slots=True)
+class Running:
+    """A predictor that is loading or has loaded its model.
+
+    Attributes:
+        plan: Of the model.
+        process: Its process.
+        how: Where that came from.
+        began_s: When it was asked for, on the clock of `time.perf_counter`.
+        place: Where the weights are.
+        warm: They were there before.
+        stages: Seconds that the parts of its start took.
+        keep_alive_s: What the last request said of it.
+        jobs: Of the run that is under way.
+        abandoned_timer: Ends it if its run goes on, for which no client waits; None if one does.
+        idle_timer: Ends it if it stays idle; of the last idle time only, or each request would leave one for minutes.
+    """
+
+    plan: Plan
+    process: PredictorProcess
+    how: str
+    began_s: float
+    place: str = ""
+    warm: bool = False
+    stages: dict[str, float] = field(default_factory=dict)
+    keep_alive_s: float | None = None
+    jobs: Sequence[Job] = ()
+    abandoned_timer: asyncio.TimerHandle | None = None
+    idle_timer: asyncio.TimerHandle | None = None
+
+    def end_run(self) -> None:
+        """Forget the jobs of the run that has ended. Idempotent."""
+        self.jobs = ()
+        if self.abandoned_timer is not None:
+            self.abandoned_timer.cancel()
+            self.abandoned_timer = None
+
+    def forget_idle(self) -> None:
+        """The idle time that was watched is over."""
+        if self.idle_timer is not None:
+            self.idle_timer.cancel()
+            self.idle_timer = None
+
+
+class Runs:
+    """Has predictors answer jobs, whose payloads are requests.
+
+    Args:
+        settings: Of the fleet.
+        computing: Which predictors compute now, and share the processors.
+        ran: Told of each run: the plan, the predictor's answer and how long it took, in seconds.
+        fail: Tells a job's client of an error.
+        saw: Called for each run, with the plan, the inputs of a request, and the outputs if all are wanted.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        computing: Computing,
+        ran: Callable[[Plan, Message, float], None],
+        fail: Callable[[Job, TrimsError], None],
+        saw: Callable[[Plan, Sequence[Tensor], Sequence[Tensor]], None] = lambda plan, inputs, outputs: None,  # noqa: ARG005 - the default
+    ) -> None:
+        self._settings = settings
+        self._computing = computing
+        self._ran = ran
+        self._fail = fail
+        self._saw = saw
+
+    async def run(self, running: Running, jobs: Sequence[Job]) -> None:
+        """Answer all jobs, with an error where it must be. If they fail together, each is tried alone."""
+        if jobs[0].payload.only_load:  # and so are the others, which are of its group
+            for job in jobs:
+                _answer(running, job.payload, [], {}, batch=len(jobs))
+            return
+        try:
+            await self._run_together(running, jobs)
+        except TrimsError as error:
+            if len(jobs) == 1 or running.process.dying:
+                for job in jobs:
+                    self._fail(job, error)
+            else:  # one of them may be to blame: the others are answered
+                for job in jobs:
+                    await self._run_alone(running, job)
+
+    async def _run_alone(self, running: Running, job: Job) -> None:
+        try:
+            await self._run_together(running, [job])
+        except TrimsError as error:
+            self._fail(job, error)
+
+    async def _run_together(self, running: Running, jobs: Sequence[Job]) -> None:
+        began, plan = time.perf_counter(), running.plan
+        requests: list[Request] = [job.payload for job in jobs]
+        running.process.answers(requests[0].id)
+        deadline_s = plan.run_deadline_s
+        threads = plan.threads_of(len(self._computing))
+        contexts = [request.begin_run() for request in requests if request.begin_run is not None]
+        wanted = _wanted_by(requests)
+        message = {"op": "predict", "threads": threads, **({"wanted": wanted} if wanted else {})}
+        field = "`deadline_s` in the `predictor` of its manifest"
+        with told_of(plan, f"state a longer {field}" if deadline_s else f"raise --run-deadline-s, or state {field}"):
+            answer = await running.process.ask(
+                {**message, **({"context": dict(contexts[0])} if contexts else {})},
+                deadline_s=self._settings.run_deadline_s if deadline_s is None else deadline_s,
+                tensors=join([request.tensors for request in requests]),
+            )
+        stated = [each for each in plan.outputs if not wanted or each.name in wanted]
+        check_outputs(answer["outputs"], stated, plan.model)
+        outputs = split(answer["outputs"], [job.rows for job in jobs])
+        run_s = time.perf_counter() - began
+        self._ran(plan, answer, run_s)
+        self._saw(plan, requests[0].tensors, [] if wanted else answer["outputs"])
+        for request in requests if _log.isEnabledFor(logging.DEBUG) else ():
+            known = {"model": plan.model, "request": request.id}
+            _log.debug("run by process %d in %.1f ms", running.process.pid, run_s * 1000, extra={"facts": known})
+        if running.process.pages is not None and "pages" in answer:
+            running.process.pages.learn(plan.line, answer["pages"])
+        rows = [job.rows for job in jobs]
+        for request, mine, own in zip(requests, outputs, rows, strict=True):
+            stages = {"queue_s": began - request.began_s, **answer["stages"], "run_s": run_s}
+            _answer(running, request, mine, stages, batch=len(jobs), rows=own, run_rows=sum(rows))
+
+
+def _wanted_by(requests: Sequence[Request]) -> list[str]:
+    """Names of the outputs that a run of these requests is for; empty for all."""
+    if not all(request.wanted for request in requests):
+        return []
+    return list(dict.fromkeys(name for request in requests for name in request.wanted))
+
+
+def _answer(
+    running: Running, request: Request, outputs: list[Tensor], stages: Mapping[str, float], **counts: int
+) -> None:
+    """Answer a request; `counts` are what an `Answer` has of its batch."""
+    if request.answer.done():
+        return
+    cold = running.began_s >= request.began_s
+    start = running.stages if cold else {}
+    how = running.how if cold else "running"
+    stages = {**start, **stages}
+    answer = Answer(outputs, cold, how, running.place, running.warm, stages=stages, **counts)
+    request.answer.set_result(answer)
+
+
+@contextlib.contextmanager
+def told_of(plan: Plan, remedy: str) -> Iterator[None]:
+    """Have what a predictor failed at name its model, and what helps if it was too late."""
+    try:
+        yield
+    except DeadlineError as error:
+        raise DeadlineError(f"{plan.model}: {error}; {remedy}") from error
+    except PredictorError as error:
+        raise PredictorError(f"{plan.model}: {error}") from error

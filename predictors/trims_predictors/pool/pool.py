@@ -1,0 +1,452 @@
+"""The fleet: predictors of all models. Carries out what `schedule` and `slots` decide and tells them what came of it.
+
+One event loop, no threads of its own. A request waits in its model's line, is answered by a predictor in one run, alone
+or in a batch, and learns which stages took how long. Not covered: what a model is (`plans`), and protocols.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from trims.core.errors import CallerError, CapacityError, DeadlineError, DrainingError, PredictorError, TrimsError
+from trims_predictors.children.launcher import Environment, Launcher
+from trims_predictors.deployment.cpu_shares import Computing, processors
+from trims_predictors.deployment.deployment import load_message
+from trims_predictors.deployment.loading import load
+from trims_predictors.deployment.signatures import Signatures
+from trims_predictors.ipc.os_errors import in_words
+from trims_predictors.pool.batching import rows_of
+from trims_predictors.pool.dispatch import Request, Running, Runs, told_of
+from trims_predictors.pool.events import Fail, Job, Limits, Run, Start, Step, Stop
+from trims_predictors.pool.load_failures import Failures
+from trims_predictors.pool.slots import Slots
+from trims_predictors.tasks import Background
+from trims_predictors.tensors import check_against
+from trims_predictors.warm.preloaded_workers import HotSpares
+from trims_predictors.warm.reclaim_policy import Limits as TemplateLimits
+from trims_predictors.warm.warm_pool import Nursery
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trims.wire.frames import Message
+    from trims_predictors.children.worker_process import PredictorProcess
+    from trims_predictors.deployment.deployment import Answer, Plan, Settings
+    from trims_predictors.deployment.signatures import Keep
+    from trims_predictors.pool.dispatch import BeginRun
+    from trims_predictors.tensors import Tensor
+
+_log = logging.getLogger(__name__)
+#: After an answer the same client often asks again.
+_AFTERWARDS_S = 0.2
+#: Level of orders to load: before every level that a request can have.
+_FIRST = -1
+
+
+class Fleet:
+    """See the module. Made and used in one event loop.
+
+    Args:
+        settings: Its settings.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._slots = Slots(settings.predictors, settings.of_tenants)
+        self._launcher = Launcher(settings.runtime_dir, settings.isolation, plain=settings.plain_output)
+        self._nursery = Nursery(
+            self._launcher,
+            spares=settings.spares,
+            threads=processors(),
+            busy=self._is_busy,
+            limits=TemplateLimits(settings.template_keep_alive_s, settings.most_template_bytes),
+            learned=settings.learned,
+        )
+        #: Predictors that have loaded a model ahead of need.
+        self.hot = HotSpares(self._nursery, settings, self._count)
+        self._running: dict[int, Running] = {}
+        #: Predictors whose process is just being had, and that are wanted.
+        self._coming: set[int] = set()
+        #: Jobs that run, and which predictor runs them.
+        self._runs: dict[Job, int] = {}
+        self._computing = Computing()
+        self._runner = Runs(settings, self._computing, self.hot.ran, self._fail, self._saw)
+        self._plans: dict[str, Plan] = {}
+        #: Inputs and outputs of models.
+        self.signatures = Signatures()
+        #: Keeps what the first run of a model had beyond the life of this fleet.
+        self.keep: Keep | None = None
+        #: Why models could not be loaded.
+        self.failures = Failures()
+        self._background = Background("the fleet")
+        self._loop = asyncio.get_running_loop()
+        self._closing = False
+        self._grace_until_s = 0.0
+        self._killing = False
+        #: Requests that wait or run, and when the last one ended.
+        self._asked = 0
+        self._answered_s = 0.0
+        #: Predictors that were started, by how, and those that ended.
+        self.counters: dict[str, int] = {}
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    async def infer(
+        self,
+        plan: Plan,
+        tensors: Sequence[Tensor],
+        *,
+        queue_deadline_s: float | None = None,
+        keep_alive_s: float | None = None,
+        priority: int = 0,
+        began_s: float | None = None,
+        begin_run: BeginRun | None = None,
+        wanted: Sequence[str] = (),
+    ) -> Answer:
+        """Answer one request.
+
+        Args:
+            plan: Of the model.
+            tensors: The inputs, checked here.
+            queue_deadline_s: Seconds to wait for a predictor.
+            keep_alive_s: Seconds that the predictor stays after this request; None: what the model says.
+            priority: Its level among those of the model, 1 for the first; 0: the model's default.
+            began_s: When the request came, on the clock of `time.perf_counter`; None: now.
+            begin_run: Called when a predictor begins to answer it; gives the run's trace context for the predictor.
+            wanted: Names of the outputs that it asks for; empty for all. The answer may have others as well.
+
+        Raises:
+            CallerError: The inputs do not fit the model, or the predictor refuses them.
+            BusyError: Too many requests wait for the model.
+            DeadlineError: No predictor was free in time, or the run took too long.
+            PredictorError: The predictor's code or process failed.
+            TrimsError: The model cannot be loaded: what the daemon says.
+        """
+        if self._closing:
+            raise DrainingError("the endpoint is ending and takes no new requests")
+        check_against(tensors, self.signatures.of(plan)[0], plan.model)
+        began_s = time.perf_counter() if began_s is None else began_s
+        request = Request(plan, tensors, self._loop.create_future(), began_s, keep_alive_s, begin_run, wanted)
+        job = self._job(request, plan.level_of(priority))
+        return await self._answer(job, queue_deadline_s)
+
+    async def load(self, plan: Plan) -> None:
+        """Have a predictor of the model that has loaded it, as its next request finds it; requests do not go before.
+
+        Raises as `infer` does.
+        """
+        if self._closing:
+            raise DrainingError("the endpoint is ending and loads no models")
+        request = Request(plan, (), self._loop.create_future(), time.perf_counter(), None, None, only_load=True)
+        # No group: every request that may run together with others has one.
+        await self._answer(Job(plan.line, payload=request, level=_FIRST), None)
+
+    async def _answer(self, job: Job, queue_deadline_s: float | None) -> Answer:
+        plan, answer = job.payload.plan, job.payload.answer
+        self._plans[plan.line] = plan
+        self._do(self._slots.submit(job, self._limits(plan)))
+        if not job.ripe:
+            self._loop.call_later(plan.batch_delay_s, lambda: self._do(self._slots.ripen(job)))
+        deadline_s = self._settings.queue_deadline_s if queue_deadline_s is None else queue_deadline_s
+        timer = self._loop.call_later(deadline_s, self._give_up, job, deadline_s)
+        self._asked += 1
+        try:
+            found: Answer = await answer
+            return found
+        finally:
+            self._asked -= 1
+            self._answered_s = self._loop.time()
+            timer.cancel()
+            if not answer.done() or answer.cancelled():  # the client has hung up
+                self._abandon(job)
+
+    def expect(self, plan: Plan, tensors: Sequence[Tensor]) -> None:
+        """A request of these tensors is about to come, once its plan is looked up again: have a predictor load already.
+
+        If the plan has changed, its line is retired, and the predictor ends.
+        """
+        if self._closing or self._keep_alive_of(plan) == 0:
+            return
+        with contextlib.suppress(CallerError):
+            check_against(tensors, self.signatures.of(plan)[0], plan.model)
+            steps = self._slots.expect(plan.line, self._limits(plan))
+            if steps:
+                self._plans[plan.line] = plan
+                self._do(steps)
+
+    def _job(self, request: Request, level: int) -> Job:
+        plan = request.plan
+        rows, group = rows_of(request.tensors) if plan.batch else (1, None)
+        if plan.batch and rows > plan.batch:
+            raise CallerError(
+                f"the request has {rows} rows; {plan.model!r} takes {plan.batch} at once (max_batch_size)"
+            )
+        return Job(plan.line, rows, group, ripe=not (plan.batch and plan.batch_delay_s), payload=request, level=level)
+
+    def _limits(self, plan: Plan) -> Limits:
+        return Limits(plan.instances, self._settings.queue, plan.batch)
+
+    def _give_up(self, job: Job, deadline_s: float) -> None:
+        steps = self._slots.cancel(job)
+        if steps is not None:
+            model = job.payload.plan.model
+            remedy = "ask with a longer `deadline`, or raise the `instances` of its manifest or --predictors"
+            self._fail(job, DeadlineError(f"no predictor of {model!r} was free within {deadline_s:g} s; {remedy}"))
+            self._do(steps)
+
+    def _abandon(self, job: Job) -> None:
+        """A client has hung up. A run that no client waits for goes on for as long as a new predictor would take.
+
+        So what is nearly done costs no new predictor, and what takes minutes costs no minutes.
+        """
+        steps = self._slots.cancel(job)
+        self._do(steps or [])
+        predictor = self._runs.get(job)
+        running = None if predictor is None else self._running.get(predictor)
+        if running is None or not self._settings.end_abandoned:
+            return
+        # Once for each run: a client that hangs up while its run begins is noticed twice, and a batch has several.
+        if running.abandoned_timer is None and all(each.payload.answer.done() for each in running.jobs):
+            again_s = sum(running.stages.values())
+            running.abandoned_timer = self._loop.call_later(again_s, self._end_abandoned, running)
+
+    def _end_abandoned(self, running: Running) -> None:
+        if not running.process.dying:
+            self._count("abandoned")
+            running.process.kill("no client waits for its run any more")
+
+    def retire(self, line: str) -> None:
+        """Let the predictors of a line end, as soon as they are idle; those of tenants and places, too."""
+        for each in {line, *(plan.line for plan in self._plans.values() if plan.model_line == line)}:
+            self.hot.retire(each)
+            self._do(self._slots.retire(each))
+
+    def state(self, line: str) -> dict[str, int]:
+        """How many of a line's predictors are in each state, and how many requests wait."""
+        return self._slots.line(line)
+
+    def report(self) -> dict[str, Any]:
+        """Predictors and waiting requests by model, spares and templates by framework, and what was counted."""
+        models: dict[str, Counter[str]] = {}
+        for line, plan in self._plans.items():  # of a model: places, and what its manifest said before
+            models.setdefault(plan.subject, Counter()).update(self._slots.line(line))
+        return {
+            "models": {model: dict(counts) for model, counts in models.items() if any(counts.values())},
+            "spares": self._nursery.spares(),
+            "hot": self.hot.report(),
+            "learning": self._nursery.learning(),
+            "templates": self._nursery.templates(),
+            "counters": dict(self.counters),
+            "isolation": self._settings.isolation.report(),
+        }
+
+    def prepare(self, environment: Environment) -> None:
+        """Start a template and its spares before they are needed, and keep them also without use."""
+        self._nursery.keep(environment)
+
+    def hide(self, path: str) -> None:
+        """Have predictors in a namespace not see a folder or file of the daemon's. See `Launcher.hide`."""
+        self._launcher.hide(path)
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def _do(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            if isinstance(step, Fail):
+                self._fail(step.job, step.error)
+            elif isinstance(step, Start):
+                self._background.start(self._start(step.predictor, self._plans[step.line]))
+            elif isinstance(step, Run):
+                self._background.start(self._run(step.predictor, step.jobs))
+            elif isinstance(step, Stop):
+                self._background.start(self._stop(step.predictor))
+
+    async def _start(self, predictor: int, plan: Plan) -> None:
+        self._coming.add(predictor)
+        try:
+            began = time.perf_counter()
+            hot = await self.hot.take(plan) if plan.place is None else None
+            process = await self._taken(plan) if hot is None else hot[0]
+            taken = time.perf_counter()
+        except (TrimsError, OSError) as error:
+            self._coming.discard(predictor)
+            self._refuse(predictor, plan, in_words(error, "no predictor can be started"))
+            self._forget(predictor, plan.line, "it was not started")
+            return
+        running = self._running[predictor] = Running(plan, process, process.how, began)
+        process.going.add_done_callback(lambda _: self._do(self._slots.lost(predictor)))
+        process.ended.add_done_callback(lambda ended: self._ended(predictor, ended.result()))
+        self._count(f"started_{process.how}")
+        if predictor not in self._coming:  # its slot is needed by now
+            await process.end()
+            return
+        self._coming.discard(predictor)
+        if hot is not None:
+            self._loaded(predictor, running, hot[1], taken - began - sum(hot[1]["stages"].values()))
+            return
+        try:
+            record = process.pages is not None and process.pages.lacks(plan.line)
+            message = {**load_message(plan, self._settings.most_predictor_bytes), "record": record}
+            computes = self._computing.loads(predictor, plan.environment.framework)
+            with computes, told_of(plan, "raise --load-deadline-s"):
+                answer = await load(process, message, self._settings.load_deadline_s, lambda: self._make_way(plan.line))
+        except TrimsError as error:
+            self._refuse(predictor, plan, error, hung=isinstance(error, DeadlineError) and process.dying)
+            return
+        self._loaded(predictor, running, answer, taken - began)
+        if running.how != "spawned":
+            self._nursery.preloads.want(plan.environment, plan.model, plan.preload)
+            self._nursery.teach(plan.environment, [*plan.preload, *answer["imported"]])
+
+    async def _taken(self, plan: Plan) -> PredictorProcess:
+        """A process for a model; idle predictors end for it if descriptors or processes lack."""
+        while True:
+            try:
+                return await self._nursery.take(plan.environment)
+            except CapacityError:
+                if not await self._make_way(plan.line):
+                    raise
+
+    async def make_way(self) -> bool:
+        """End the predictor of the operator that has been idle longest, whose lease is in the way. False if none is."""
+        return await self._make_way("")
+
+    async def _make_way(self, line: str) -> bool:
+        """End a predictor that is idle, for one of the line that lacks memory, a lease or descriptors.
+
+        False if none is idle.
+        """
+        steps = self._slots.give_way(line)
+        ending = self._running.get(steps[0].predictor) if steps and isinstance(steps[0], Stop) else None
+        self._do(steps)
+        if ending is not None:
+            await asyncio.shield(ending.process.ended)
+        return bool(steps)
+
+    def _loaded(self, predictor: int, running: Running, answer: Message, process_s: float) -> None:
+        plan = running.plan
+        self.failures.clear(plan)
+        self.hot.loaded(plan, answer)
+        running.place, running.warm = str(answer["place"]), bool(answer["warm"])
+        running.stages = {"process_s": max(0.0, process_s), **answer["stages"]}
+        self.signatures.learn(plan, answer)
+        self._do(self._slots.ready(predictor))
+        self._watch_idle(predictor)
+
+    def _refuse(self, predictor: int, plan: Plan, error: TrimsError, *, hung: bool = False) -> None:
+        self._learn_failure(predictor, plan, PredictorError(str(error)) if hung else error)
+        self._do(self._slots.failed(predictor, error))
+
+    def _learn_failure(self, predictor: int, plan: Plan, error: TrimsError) -> None:
+        """Keep why a predictor could not load its model, before its clients are told; see `Failures.learn`.
+
+        Not of one that was told to end meanwhile. Nor while another one has loaded the model, which shows that it runs.
+        """
+        loaded = self._slots.line(plan.line)
+        if self._slots.is_starting(predictor) and not (self._killing or loaded["idle"] or loaded["busy"]):
+            self.failures.learn(plan, error)
+
+    async def _run(self, predictor: int, jobs: Sequence[Job]) -> None:
+        running = self._running[predictor]
+        running.jobs = jobs
+        self._runs.update(dict.fromkeys(jobs, predictor))
+        if jobs[0].payload.answer.cancelled():  # between the decision and this
+            self._abandon(jobs[0])
+        with self._computing.runs(predictor, running.plan.environment.framework):
+            await self._runner.run(running, jobs)
+        running.end_run()
+        for job in jobs:
+            del self._runs[job]
+        running.keep_alive_s = jobs[-1].payload.keep_alive_s
+        if not running.process.dying:  # else its end will be told
+            self._do(self._slots.done(predictor))
+            self._watch_idle(predictor)
+        self._nursery.tend(running.plan.environment)
+        self.hot.tend()
+
+    async def _stop(self, predictor: int) -> None:
+        running = self._running.get(predictor)
+        if running is None:
+            self._coming.discard(predictor)
+        else:
+            await running.process.end()
+
+    def _ended(self, predictor: int, why: str) -> None:
+        running = self._running.pop(predictor)
+        running.forget_idle()
+        running.end_run()
+        self._count("ended")
+        _log.info("a predictor of %s (process %d) ended: %s", running.plan.model, running.process.pid, why)
+        self._learn_failure(
+            predictor, running.plan, PredictorError(f"{running.plan.model}: its predictor ended: {why}")
+        )
+        # After the task that waits for its answer has told the clients, which knows more.
+        self._loop.call_soon(self._forget, predictor, running.plan.line, why)
+
+    def _forget(self, predictor: int, line: str, why: str) -> None:
+        self._do(self._slots.ended(predictor, why))
+        if not any(self._slots.line(line).values()):
+            self._plans.pop(line, None)
+
+    def _watch_idle(self, predictor: int) -> None:
+        """End an idle predictor once its keep-alive is over."""
+        running, idles = self._running.get(predictor), self._slots.idles(predictor)
+        if running is None or idles is None:
+            return
+        keep_alive_s = self._keep_alive_of(running.plan) if running.keep_alive_s is None else running.keep_alive_s
+        running.forget_idle()
+        if keep_alive_s is not None:
+            running.idle_timer = self._loop.call_later(
+                keep_alive_s, lambda: self._do(self._slots.expire(predictor, idles))
+            )
+
+    def _keep_alive_of(self, plan: Plan) -> float | None:
+        return self._settings.keep_alive_s if plan.keep_alive_s is None else plan.keep_alive_s
+
+    def _saw(self, plan: Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        found = self.signatures.see(plan, inputs, outputs)
+        if found is not None and plan.is_plain and self.keep is not None:
+            self._background.start(self.keep(plan.model, *found))
+
+    def _fail(self, job: Job, error: TrimsError) -> None:
+        if self._killing and isinstance(error, PredictorError):  # not its fault, nor the request's
+            error = DrainingError("the endpoint ended before the request was answered; send it again")
+        if not job.payload.answer.done():
+            job.payload.answer.set_exception(error)
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def _count(self, name: str) -> None:
+        self.counters[name] = self.counters.get(name, 0) + 1
+
+    async def close(self, grace_s: float = 10.0) -> None:
+        """Take no more requests, let those that run finish within the time, and end all processes.
+
+        Called once more, it returns at once; a shorter grace counts.
+        """
+        until_s = self._loop.time() + grace_s
+        if self._closing:
+            self._grace_until_s = min(self._grace_until_s, until_s)
+            return
+        self._closing, self._grace_until_s = True, until_s
+        while self._asked and self._loop.time() < self._grace_until_s:
+            await asyncio.sleep(0.02)
+        self._killing = True  # before any process is ended: no model is to blame for that
+        for each in list(self._plans):
+            self.retire(each)
+        for running in list(self._running.values()):
+            running.process.kill("the endpoint ended")
+        await self.hot.close()
+        await self._nursery.close()
+        while self._background:  # tasks that end may start others
+            await self._background.wait()
+        self._launcher.close()
+
+    def _is_busy(self) -> bool:
+        """Whether a request waits or runs, or has just been answered."""
+        return bool(self._asked) or self._loop.time() < self._answered_s + _AFTERWARDS_S

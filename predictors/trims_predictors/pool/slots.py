@@ -1,0 +1,134 @@
+"""Slots of predictors: the operator has some, and each tenant its own, so that none waits for another's to come free.
+
+Each is a `Schedule` of its own, whose lines and predictors never meet those of another. Which one an event belongs to
+is told by the name of its line, `MODEL@DIGEST#PLACE/TENANT` (see `Plan`), or by its predictor's number, which all
+of them draw from one counter.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from trims_predictors.pool.events import Start, Step
+from trims_predictors.pool.scheduler import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trims.core.errors import TrimsError
+    from trims_predictors.pool.events import Job, Limits
+
+
+class Slots:
+    """The schedules of all.
+
+    Args:
+        most: Predictors at once of the operator, and of each tenant that `of_tenants` does not list.
+        of_tenants: Predictors at once of a tenant, by its name.
+    """
+
+    def __init__(self, most: int, of_tenants: Mapping[str, int] | None = None) -> None:
+        self._most = most
+        self._of_tenants = dict(of_tenants or {})
+        self._numbers = itertools.count(1)
+        self._schedules: dict[str, Schedule] = {}
+        self._by_predictor: dict[int, Schedule] = {}
+
+    # -- events: see those of `Schedule` ---------------------------------------------------------------------------
+
+    def submit(self, job: Job, limits: Limits) -> list[Step]:
+        """A request came. Raises BusyError if its line is full."""
+        schedule = self._of(job.line)
+        return self._noted(schedule, schedule.submit(job, limits))
+
+    def expect(self, line: str, limits: Limits) -> list[Step]:
+        """A request is about to come."""
+        schedule = self._of(line)
+        return self._noted(schedule, schedule.expect(line, limits))
+
+    def ripen(self, job: Job) -> list[Step]:
+        """The job has waited long enough for others."""
+        schedule = self._of(job.line)
+        return self._noted(schedule, schedule.ripen(job))
+
+    def cancel(self, job: Job) -> list[Step] | None:
+        """The client gave up. None: the job is not waiting (any more)."""
+        schedule = self._of(job.line)
+        steps = schedule.cancel(job)
+        return None if steps is None else self._noted(schedule, steps)
+
+    def ready(self, predictor: int) -> list[Step]:
+        """A predictor has loaded its model."""
+        schedule = self._by_predictor.get(predictor)
+        return [] if schedule is None else self._noted(schedule, schedule.ready(predictor))
+
+    def done(self, predictor: int) -> list[Step]:
+        """A predictor has answered its run."""
+        schedule = self._by_predictor.get(predictor)
+        return [] if schedule is None else self._noted(schedule, schedule.done(predictor))
+
+    def failed(self, predictor: int, error: TrimsError) -> list[Step]:
+        """A predictor could not load its model."""
+        schedule = self._by_predictor.get(predictor)
+        return [] if schedule is None else self._noted(schedule, schedule.failed(predictor, error))
+
+    def ended(self, predictor: int, why: str) -> list[Step]:
+        """A predictor's process is gone: its slot is free."""
+        schedule = self._by_predictor.pop(predictor, None)
+        return [] if schedule is None else self._noted(schedule, schedule.ended(predictor, why))
+
+    def lost(self, predictor: int) -> list[Step]:
+        """An idle predictor's process is going."""
+        schedule = self._by_predictor.get(predictor)
+        return [] if schedule is None else self._noted(schedule, schedule.lost(predictor))
+
+    def expire(self, predictor: int, idles: int) -> list[Step]:
+        """A predictor's keep-alive is over."""
+        schedule = self._by_predictor.get(predictor)
+        return [] if schedule is None else self._noted(schedule, schedule.expire(predictor, idles))
+
+    def retire(self, line: str) -> list[Step]:
+        """Let a line's predictors end."""
+        schedule = self._of(line)
+        return self._noted(schedule, schedule.retire(line))
+
+    def give_way(self, line: str) -> list[Step]:
+        """A predictor of the line finds no room for its model: an idle one of the same tenant ends for it."""
+        schedule = self._of(line)
+        return self._noted(schedule, schedule.give_way())
+
+    # -- questions -------------------------------------------------------------------------------------------------
+
+    def is_starting(self, predictor: int) -> bool:
+        """Return whether a predictor is to load its model: it neither has, nor was told to end."""
+        schedule = self._by_predictor.get(predictor)
+        return schedule is not None and schedule.is_starting(predictor)
+
+    def idles(self, predictor: int) -> int | None:
+        """Which idle time a predictor is in; None if it is not idle."""
+        schedule = self._by_predictor.get(predictor)
+        return None if schedule is None else schedule.idles(predictor)
+
+    def line(self, name: str) -> dict[str, int]:
+        """How many of a line's predictors are in each state, and how many requests wait."""
+        return self._of(name).line(name)
+
+    def validate(self) -> None:
+        """Raise InvariantError naming the first rule that does not hold."""
+        for schedule in self._schedules.values():
+            schedule.validate()
+
+    def _of(self, line: str) -> Schedule:
+        tenant = line.rpartition("/")[2] if "/" in line else ""
+        schedule = self._schedules.get(tenant)
+        if schedule is None:
+            most = self._of_tenants.get(tenant, self._most) if tenant else self._most
+            schedule = self._schedules[tenant] = Schedule(most, self._numbers)
+        return schedule
+
+    def _noted(self, schedule: Schedule, steps: list[Step]) -> list[Step]:
+        for step in steps:
+            if isinstance(step, Start):
+                self._by_predictor[step.predictor] = schedule
+        return steps

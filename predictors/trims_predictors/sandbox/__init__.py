@@ -1,0 +1,1 @@
+"""Isolation of a child from the machine: namespaces, Landlock, seccomp. Door: `sandbox`."""

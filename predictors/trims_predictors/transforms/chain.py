@@ -1,0 +1,126 @@
+"""A list of steps, made ready when a predictor loads its model, and run for each request or batch of requests."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trims.core.errors import CallerError, PredictorError, TrimsError
+from trims.core.steps import Step
+from trims_predictors.tensors import check_is_array
+from trims_predictors.tracebacks import told
+from trims_predictors.transforms import arrays, images, ranking, text
+from trims_predictors.transforms.base import RefusedError, together
+from trims_predictors.transforms.functions import StepContext, call, function_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from trims_predictors.api import Context
+    from trims_predictors.transforms.base import Array, Builder
+
+    Data = Mapping[str, Array]
+    #: From the tensors, and those that the predictor was given, to the tensors for the next step.
+    _Work = Callable[[Data, Data], dict[str, Array]]
+
+BUILDERS: Mapping[str, Builder] = {
+    "decode_image": images.decode_image,
+    "resize": images.resize,
+    "center_crop": images.center_crop,
+    "normalize": arrays.normalize,
+    "layout": arrays.layout,
+    "cast": arrays.cast,
+    "tokenize": text.tokenize,
+    "softmax": arrays.softmax,
+    "top_k": ranking.top_k,
+    "argsort": ranking.argsort,
+    "mean_pool": arrays.mean_pool,
+    "l2_normalize": arrays.l2_normalize,
+}
+
+
+class Chain:
+    """Steps in order.
+
+    Args:
+        steps: Of the manifest.
+        which: `preprocess`, whose data is the request's: what is wrong with it is the caller's fault; or
+            `postprocess`, whose data is the predictor's.
+        context: Of the predictor.
+        folder: Of the manifest; empty if it has none.
+
+    Raises:
+        NotSupportedError: A library, a file or a function is not there.
+        PredictorError: Source text fails.
+    """
+
+    def __init__(self, steps: Sequence[Step], which: str, context: Context, folder: str) -> None:
+        self._which = which
+        self._error: type[TrimsError] = CallerError if which == "preprocess" else PredictorError
+        self._work = [self._made(step, f"{which}[{n}] {step.kind}", context, folder) for n, step in enumerate(steps)]
+
+    def __bool__(self) -> bool:
+        return bool(self._work)
+
+    def run(self, data: Data, given: Data | None = None) -> dict[str, Array]:
+        """The tensors after the last step.
+
+        Args:
+            data: Name -> array, which stay as they are unless a function writes to them.
+            given: In `postprocess`, what the predictor was given: steps find there what `data` lacks.
+
+        Raises:
+            CallerError: A tensor of the request is wrong; the message names step, tensor and remedy.
+            PredictorError: One of the predictor is, or a function fails.
+        """
+        for work in self._work:
+            data = work(data, given or {})
+        return {name: self._finished(name, array) for name, array in data.items()}
+
+    def _finished(self, name: str, array: Array) -> Array:
+        """In the form that frameworks take: images together, rows in order."""
+        try:
+            check_is_array(name, array)
+        except CallerError as error:
+            what = "input" if self._which == "preprocess" else "answer"
+            raise self._error(f"what `{self._which}` left is no {what}: {error}") from error
+        try:
+            return np.asarray(together(array), order="C")
+        except RefusedError as error:
+            raise self._error(f"{self._which} ends with the tensor {name!r}, but {error}") from error
+
+    def _made(self, step: Step, label: str, context: Context, folder: str) -> _Work:
+        if step.is_function:
+            function = function_of(step, f"{label} of {context.model}", folder)
+            context_of = partial(StepContext, context.model, step.fields["options"], context.attributes, folder)
+            return lambda data, given: call(function, label, context_of(given), data)
+        operation = BUILDERS[step.kind](step.fields, folder)
+
+        def work(data: Data, given: Data) -> dict[str, Array]:
+            taken = [self._found(name, label, data, given) for name in step.reads]
+            try:
+                made = operation(*taken)
+            except RefusedError as error:
+                raise self._error(f"{label} cannot take the tensor {step.reads[0]!r}: {error}") from error
+            except (TrimsError, MemoryError):
+                raise
+            except Exception as error:
+                raise PredictorError(f"{label} failed: {told(error)}") from error
+            kept = {name: array for name, array in data.items() if step.fields["keep"] or name != step.fields["input"]}
+            return {**kept, **dict(zip(step.writes, made, strict=True))}
+
+        return work
+
+    def _found(self, name: str, label: str, data: Data, given: Data) -> Array:
+        array = data.get(name, given.get(name))
+        if array is None:
+            there = ", ".join({**given, **data}) or "none"
+            raise self._error(f"{label} needs the tensor {name!r}, which is not there; there are {there}")
+        return array
+
+
+def steps_of(described: Iterable[Any]) -> tuple[Step, ...]:
+    """Steps as a message between processes has them."""
+    return tuple(Step(each["kind"], each["fields"]) for each in described)

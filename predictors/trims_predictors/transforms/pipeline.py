@@ -1,0 +1,183 @@
+"""What answers a request in a predictor's process: the model's predictor, and the steps of its manifest around it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trims.core.errors import CallerError, PredictorError
+from trims.core.serving import TensorType, parse_tensors
+from trims.process.forks import parent_only
+from trims_predictors.tensors import check_mask, check_name, describe, dtype_name, from_array, numpy_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from trims_client.weights import Weights
+
+    from trims.wire.frames import Message
+    from trims_predictors.api import Arrays, Context, Predictor
+    from trims_predictors.tensors import Tensor
+    from trims_predictors.transforms.chain import Chain
+
+
+class Stages:
+    """Seconds that the parts of one operation took."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Keep how long the block takes, unless it raises."""
+        begin = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - begin
+
+
+class Pipeline:
+    """Pre-processing, predictor and post-processing of one model.
+
+    Args:
+        predictor: Not loaded yet.
+        preprocess: Steps before it.
+        postprocess: Steps after it.
+        context: What the manifest says; its inputs and outputs are those of the whole.
+
+    Attributes:
+        given: Names, data types and shapes of what the predictor was given last; empty if it cannot rehearse.
+    """
+
+    def __init__(self, predictor: Predictor, preprocess: Chain, postprocess: Chain, context: Context) -> None:
+        self._predictor = predictor
+        self._preprocess = preprocess
+        self._postprocess = postprocess
+        self._context = context
+        #: What an answer has after `postprocess`; empty for all that there is.
+        self._answers = frozenset(each.name for each in context.outputs)
+        self.given: tuple[TensorType, ...] = ()
+
+    def load(self, weights: Weights) -> None:
+        """Make the predictor ready. It is told no tensors that steps change."""
+        stated = self._context
+        inputs, outputs = () if self._preprocess else stated.inputs, () if self._postprocess else stated.outputs
+        with parent_only():
+            self._predictor.load(weights, replace(stated, inputs=inputs, outputs=outputs))
+
+    def inputs(self) -> list[Message]:
+        """Of a request, as messages tell them; empty if neither manifest nor predictor states them."""
+        return _described(self._predictor, "inputs", self._context.inputs, bool(self._preprocess))
+
+    def outputs(self) -> list[Message]:
+        """The same of an answer."""
+        return _described(self._predictor, "outputs", self._context.outputs, bool(self._postprocess))
+
+    def run(self, inputs: Arrays, stages: Stages, wanted: Sequence[str] = ()) -> Arrays:
+        """Answer a request. Raises CallerError for what is wrong with it, PredictorError for the rest.
+
+        Args:
+            inputs: Its arrays by name.
+            stages: Takes the seconds of each part.
+            wanted: Outputs that are asked for; empty for all. The answer has at least those of them that there are.
+        """
+        if self._preprocess:
+            with stages.timed("preprocess_s"):
+                inputs = self._preprocess.run(inputs)
+        with stages.timed("predict_s"):
+            given = _given(self._predictor, inputs)
+            outputs = _checked(self._predicted(inputs, wanted))
+            self.given = given
+        if not self._postprocess:
+            return _only(outputs, wanted)
+        with stages.timed("postprocess_s"):
+            outputs = self._postprocess.run(outputs, inputs)
+        for name in self._answers - outputs.keys():
+            raise PredictorError(
+                f"the answer lacks the output {name!r}, which the manifest states; after `postprocess` there are "
+                f"{', '.join(outputs) or 'none'}"
+            )
+        told = {name: each for name, each in outputs.items() if not self._answers or name in self._answers}
+        return _only(told, wanted)
+
+    def _predicted(self, inputs: Arrays, wanted: Sequence[str]) -> Arrays:
+        """What the predictor returns; steps after it may read any output."""
+        only = None if self._postprocess or not wanted else getattr(self._predictor, "predict_only", None)
+        with parent_only():
+            found: Arrays = self._predictor.predict(inputs) if only is None else only(inputs, wanted)
+        return found
+
+    def rehearse(self, given: Sequence[TensorType]) -> Arrays:
+        """What the predictor does with zeros of these shapes; nothing if it cannot rehearse."""
+        import numpy as np
+
+        rehearse = getattr(self._predictor, "rehearse", None)
+        if rehearse is None:
+            return {}
+        with parent_only():
+            return rehearse({each.name: np.zeros(each.shape, numpy_dtype(each.dtype)) for each in given}) or {}
+
+    def tensors(self, outputs: Arrays) -> list[Tensor]:
+        """An answer's arrays as messages carry them. Raises PredictorError for those that none can carry."""
+        try:
+            return [from_array(name, each) for name, each in outputs.items()]
+        except CallerError as error:
+            origin = "what `postprocess` left" if self._postprocess else "what the predictor returned"
+            raise PredictorError(f"{origin} is no answer: {error}") from error
+
+    def unload(self) -> None:
+        """Have the predictor give up what it holds. Raises what its code raises."""
+        with parent_only():
+            self._predictor.unload()
+
+
+def pipeline_of(message: Message, context: Context) -> Pipeline:
+    """The pipeline of a `load` message, not loaded. Raises TrimsError; and what a user's code raises at its import."""
+    from trims_predictors.frameworks.resolve import make
+    from trims_predictors.transforms.chain import Chain, steps_of
+
+    origin = message["origin"]
+    preprocess = Chain(steps_of(message["preprocess"]), "preprocess", context, origin)
+    postprocess = Chain(steps_of(message["postprocess"]), "postprocess", context, origin)
+    return Pipeline(make(message["call"], message["how"], origin), preprocess, postprocess, context)
+
+
+def _only(outputs: Arrays, wanted: Sequence[str]) -> Arrays:
+    """Those that are wanted; all if one is not there, because the error for that names what there is."""
+    return {name: outputs[name] for name in wanted} if wanted and outputs.keys() >= set(wanted) else outputs
+
+
+def _given(predictor: Predictor, inputs: Arrays) -> tuple[TensorType, ...]:
+    """Names, data types and shapes for a rehearsal; empty if there is none, which is so for text, too."""
+    if not hasattr(predictor, "rehearse"):
+        return ()
+    try:
+        found = tuple(TensorType(name, dtype_name(name, each.dtype), each.shape) for name, each in inputs.items())
+    except CallerError:  # a step made what no message tells
+        return ()
+    return () if any(each.dtype == "BYTES" for each in found) else found
+
+
+def _checked(outputs: Arrays) -> Arrays:
+    """What a predictor returned. Raises PredictorError for names and arrays that no step and no answer may have."""
+    if not isinstance(outputs, Mapping):
+        what = "nothing" if outputs is None else f"a value of the type {type(outputs).__name__}"
+        raise PredictorError(f"`predict` returned {what}; it must return a dict of output name -> array")
+    try:
+        for name, array in outputs.items():
+            check_name(name)
+            check_mask(name, array)
+    except CallerError as error:
+        raise PredictorError(f"what the predictor returned is no answer: {error}") from error
+    return outputs
+
+
+def _described(predictor: Predictor, which: str, stated: tuple[TensorType, ...], has_steps: bool) -> list[Message]:
+    """What the manifest states, else what the predictor tells, whose tensors are a request's only without steps."""
+    tell = None if has_steps else getattr(predictor, which, None)
+    found = stated or (tuple(tell()) if callable(tell) else ())
+    described = describe(found)
+    parse_tensors(described, f"what `{which}` of the predictor returns")
+    return described

@@ -1,0 +1,71 @@
+"""The file that keeps what templates have learned to import, so that the next endpoint's templates begin with it.
+
+A file that is damaged, of another version, or full of what no endpoint wrote counts as empty: losing it costs the first
+cold start of each framework some time, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from trims_predictors.children.launcher import Environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+_log = logging.getLogger(__name__)
+_VERSION = 1
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*\Z")
+_MOST_BYTES = 4 << 20
+#: Of one environment: more than any model imports.
+_MOST_MODULES = 4096
+
+
+def read_learned(path: Path) -> dict[Environment, list[str]]:
+    """Return the modules of each environment whose interpreter is still there; nothing if the file cannot be used."""
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(_MOST_BYTES))
+        if found["version"] != _VERSION:
+            return {}
+        rows = [_row(each) for each in found["environments"]]
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        _log.warning("%s is not used: what templates have learned is learned again (%s)", path, error)
+        return {}
+    return {environment: modules for environment, modules in rows if not environment.python or _is_file(environment)}
+
+
+def _row(raw: Any) -> tuple[Environment, list[str]]:
+    texts = [raw["framework"], raw["python"], raw["tenant"], *raw["modules"]]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"{raw!r:.80} is no environment")
+    modules = [name for name in raw["modules"] if _MODULE.match(name)]
+    return Environment(raw["framework"], raw["python"], raw["tenant"]), modules[:_MOST_MODULES]
+
+
+def _is_file(environment: Environment) -> bool:
+    return os.path.isfile(environment.python)
+
+
+def write_learned(path: Path, learned: Mapping[Environment, Sequence[str]]) -> None:
+    """Replace the file in one step. Failures are logged: an endpoint without it answers as well."""
+    rows = [
+        {"framework": each.framework, "python": each.python, "tenant": each.tenant, "modules": list(modules)}
+        for each, modules in learned.items()
+    ]
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")  # of this process: commands may run beside each other
+    try:
+        new.write_text(json.dumps({"version": _VERSION, "environments": rows}), encoding="utf-8")
+        new.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        _log.warning("what templates have learned is not kept: %s: %s", path, error.strerror)

@@ -1,0 +1,171 @@
+"""Lessons: what a predictor had to import for its model, the next template imports before it is forked.
+
+A template that learns is a new one. It takes the place of the last once it may be forked (see `gate`), so modules that
+are slow, hang or spoil a template cost no request its time. They are not asked for again. What was learned is kept in a
+file, and the first template of the next endpoint begins with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from trims.core.errors import LostPeerError
+from trims_predictors.warm.learned import read_learned, write_learned
+from trims_predictors.warm.preload_failures import Preloads
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from trims_predictors.children.launcher import Environment
+    from trims_predictors.children.template_process import Template
+    from trims_predictors.tasks import Background
+
+_log = logging.getLogger(__name__)
+#: Rounds of learning of one environment.
+_MOST_LESSONS = 32
+
+
+class School(Protocol):
+    """What starts the templates that learn: the nursery."""
+
+    def make_template(self, environment: Environment, modules: Sequence[str], *, gives_way: bool = False) -> Template:
+        """Start one that serves no request yet. Raises TrimsError if it cannot be started."""
+        ...
+
+    async def exchange(self, environment: Environment, template: Template) -> None:
+        """Have it serve from now on, and have spares of it in the place of those of the last."""
+        ...
+
+    async def calm(self) -> None:
+        """Wait until no request is being answered, but not for ever."""
+        ...
+
+
+class Lessons:
+    """What templates have learned, and what they are learning.
+
+    Args:
+        school: Starts templates.
+        background: Of the school's work.
+        file: Keeps what was learned for the next endpoint; None keeps it nowhere.
+
+    Attributes:
+        learned: What a template imports beside its framework, by environment.
+        preloads: Modules that cannot be imported in a template, and the models that ask for them.
+    """
+
+    def __init__(self, school: School, background: Background, file: Path | None = None) -> None:
+        self._school = school
+        self._background = background
+        self._file = file
+        self.learned: dict[Environment, list[str]] = {} if file is None else read_learned(file)
+        self._keeping = asyncio.Lock()
+        #: Environments whose modules an earlier endpoint learned, until a template with them was forked.
+        self._unproven = set(self.learned)
+        self.preloads = Preloads()
+        #: Modules of the last lesson in which a template was lost.
+        self._unfinished: dict[Environment, set[str]] = {}
+        self._running: set[Environment] = set()
+        self._given: dict[Environment, int] = {}
+
+    def modules_of(self, environment: Environment) -> list[str]:
+        """All that a template of the environment imports."""
+        return [*environment.modules(), *self.learned.get(environment, [])]
+
+    def prove(self, environment: Environment) -> None:
+        """Note that a template with all that was learned can be forked."""
+        self._unproven.discard(environment)
+
+    def doubt(self, environment: Environment) -> bool:
+        """Forget what an earlier endpoint learned, if no template with it could be forked yet; True if it was so.
+
+        A package may have been replaced since, and starts a thread now when it is imported.
+        """
+        if environment not in self._unproven:
+            return False
+        self._unproven.discard(environment)
+        modules = self.learned.pop(environment, [])
+        _log.warning(
+            "a template for %s cannot be forked with what was learned before, which is forgotten: %s",
+            environment.framework, ", ".join(modules[:20]),
+        )  # fmt: skip
+        self._background.start(self._keep())
+        return True
+
+    async def _keep(self) -> None:
+        """Write the file, once at a time: the last to write has all that was learned."""
+        if self._file is not None:
+            async with self._keeping:
+                known = {environment: list(modules) for environment, modules in self.learned.items()}
+                await asyncio.to_thread(write_learned, self._file, known)
+
+    def running(self) -> set[Environment]:
+        """Environments for which a template learns just now."""
+        return set(self._running)
+
+    def new_for(self, environment: Environment, template: Template, modules: Sequence[str]) -> list[str]:
+        """Those that a lesson could add to a template; none while another lesson runs, or if there were too many."""
+        if environment in self._running or self._given.get(environment, 0) >= _MOST_LESSONS:
+            return []  # the next predictor that lacks them tells it again
+        known = template.modules | self.preloads.banned.get(environment, {}).keys()
+        return [name for name in modules if name not in known and "__main__" not in name]
+
+    def begin(self, environment: Environment, modules: list[str]) -> None:
+        """Have a template learn these."""
+        self._given[environment] = self._given.get(environment, 0) + 1
+        self._running.add(environment)
+        self._background.start(self._run(environment, modules))
+
+    async def _run(self, environment: Environment, modules: list[str]) -> None:
+        try:
+            template = await self._taught(environment, modules)
+        finally:
+            self._running.discard(environment)
+        if template is None:
+            return
+        if template.spoilt is not None:
+            _log.warning(
+                "a template for %s cannot learn this; its predictors will import it themselves: %s (%s)",
+                environment.framework, ", ".join(modules[:20]), template.spoilt,
+            )  # fmt: skip
+            self.preloads.ban(environment, dict.fromkeys(modules, template.spoilt))
+            template.close("it was spoilt")
+            return
+        learned = [*self.learned.get(environment, []), *modules]
+        self.learned[environment] = [each for each in learned if each not in template.failed]
+        self.preloads.ban(environment, template.failed)
+        self._background.start(self._keep())
+        await self._school.exchange(environment, template)
+
+    async def _taught(self, environment: Environment, modules: list[str]) -> Template | None:
+        """A template that has imported these, too, or was spoilt by it; None if the lesson is to be given once more."""
+        await self._school.calm()
+        template = self._school.make_template(environment, [*self.modules_of(environment), *modules], gives_way=True)
+        try:
+            await asyncio.shield(template.ready)
+        except LostPeerError as error:
+            template.spoilt = str(error)
+            if self._may_try_again(environment, modules, template):
+                return None
+        except asyncio.CancelledError:
+            template.close("the endpoint ends")
+            raise
+        return template
+
+    def _may_try_again(self, environment: Environment, modules: list[str], template: Template) -> bool:
+        """Whether a lesson in which the template was lost may not be to blame for it: the first time it is not.
+
+        Memory may have been short, or an operator may have killed the process. The next predictor tells it again.
+        """
+        if self._unfinished.get(environment) == set(modules):
+            return False
+        self._unfinished[environment] = set(modules)
+        _log.warning(
+            "a template for %s was lost while it learned, which is tried once more: %s (%s)",
+            environment.framework, ", ".join(modules[:20]), template.spoilt,
+        )  # fmt: skip
+        template.close("it was lost")
+        return True

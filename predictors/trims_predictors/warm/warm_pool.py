@@ -1,0 +1,394 @@
+"""The nursery: a template for each framework and environment, and spare predictors forked from it.
+
+A *spare* is forked before it is needed: it is connected to the daemon, and its threads run. A request for a model that
+has no predictor takes the spare, so it waits neither for a fork nor for a framework's first steps.
+
+Templates learn what predictors had to import (`lessons`). Until the next one may be forked the last one serves, so
+modules that are slow, hang or spoil a template cost no request its time.
+
+Where a template may not be forked, the predictor is spawned as a program of its own, and the template is replaced.
+Where none can be (`unforkable`), the spares are such programs, too: they have imported what a template would have.
+
+Templates go when they are not used, or when their memory is needed (`turnover`, `upkeep`); the next request that needs
+one starts it again. An environment in which nothing runs any more may be removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from trims.core.errors import BadMessageError, DrainingError, LostPeerError, PredictorError, TrimsError
+from trims_predictors.children.template_process import Template
+from trims_predictors.children.worker_process import PredictorProcess, spawn
+from trims_predictors.ipc.os_errors import told_in_words
+from trims_predictors.tasks import Background
+from trims_predictors.warm.inventory import Stock
+from trims_predictors.warm.preload_learner import Lessons
+from trims_predictors.warm.reclaim_policy import End, EndHotSpare, EndSpare, Leave, Limits
+from trims_predictors.warm.reclaimer import Upkeep
+from trims_predictors.warm.unforkable import Unforkable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from trims_predictors.children.launcher import Environment, Launcher
+    from trims_predictors.warm.memory_usage import Footprint
+    from trims_predictors.warm.preload_failures import Preloads
+    from trims_predictors.warm.reclaim_policy import Standing, Step
+
+_log = logging.getLogger(__name__)
+_PREPARE_S = 30.0
+#: The same for a program of its own, which imports its framework first.
+_IMPORT_S = 120.0
+#: Between SIGKILL and the end of a process, which may take a while if it has much memory.
+_BURIAL_S = 10.0
+#: The same for templates, and the guards round them.
+_GONE_S = 10.0
+#: Between two looks whether requests are answered, and until they are not waited for any more.
+_CALM_S, _LONGEST_CALM_S = 0.05, 2.0
+_TOLD = {
+    EndHotSpare: "a hot spare ends",
+    EndSpare: "a spare ends",
+    End: "a template ends",
+    Leave: "a template ends with its last predictor",
+}
+
+
+class Nursery:
+    """Has predictors ready for each environment.
+
+    Args:
+        launcher: Starts templates.
+        spares: How many predictors each template has ready.
+        threads: What a spare warms up with.
+        busy: Whether requests are being answered. Spares and lessons, which compute for a while, wait until none is.
+        limits: What templates may cost.
+        learned: File that keeps what templates have learned to import; None for none.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        spares: int,
+        threads: int,
+        busy: Callable[[], bool],
+        limits: Limits | None = None,
+        learned: Path | None = None,
+    ) -> None:
+        self._launcher = launcher
+        self._busy = busy
+        self._most_spares = spares
+        self._threads = threads
+        self._stock = Stock()
+        self._background = Background("the nursery", self._explained)
+        self._lessons = Lessons(self, self._background, learned)
+        self._tending: set[Environment] = set()
+        self._unforkable = Unforkable()
+        #: All processes that were taken or are spares, until each has ended.
+        self._living: dict[PredictorProcess, Environment] = {}
+        self._upkeep = Upkeep(self, limits or Limits())
+        self._keeping = False
+        self._closing = False
+
+    @property
+    def preloads(self) -> Preloads:
+        """Modules that cannot be imported in a template, and who asks for them."""
+        return self._lessons.preloads
+
+    async def take(self, environment: Environment) -> PredictorProcess:
+        """A predictor's process that has loaded nothing yet.
+
+        Raises PredictorError if none can be started, CapacityError if descriptors or processes lack for it,
+        DrainingError if the nursery is closing.
+        """
+        self._use(environment)
+        process = await self._take(environment)
+        process.ended.add_done_callback(lambda _: self._use(environment))
+        return process
+
+    async def _take(self, environment: Environment) -> PredictorProcess:
+        self._leave_what_sees_too_much(environment)
+        spare = self._stock.take_spare(environment)
+        if spare is None:
+            return await self._new(environment)
+        spare.how = "spare"
+        return spare
+
+    async def _new(self, environment: Environment) -> PredictorProcess:
+        """A fork of a template, or a program of its own where none can be forked."""
+        if environment not in self._unforkable:
+            try:
+                return await self._forked(environment)
+            except (PredictorError, LostPeerError, BadMessageError) as error:
+                self._check_open()
+                _log.warning("a predictor for %s is spawned, not forked: %s", environment.framework, error)
+        return self._watch(spawn(self._launcher, environment), environment)
+
+    def _leave_what_sees_too_much(self, environment: Environment) -> None:
+        """Use a template and its spares no more if something that is hidden from them was replaced meanwhile."""
+        template = self._stock.serving(environment)
+        if template is None or template.identities == self._launcher.identities():
+            return
+        why = "a file or folder that is hidden from it was replaced"
+        _log.info("a template of %s is used no more: %s", environment.framework, why)
+        del self._stock.templates[environment]
+        template.retire()
+        for spare in self._stock.spares.pop(environment, []):
+            spare.kill(why)
+
+    def spares(self) -> dict[str, int]:
+        """How many spares each framework has."""
+        return self._stock.spares_by_framework()
+
+    def templates(self) -> dict[str, dict[str, int]]:
+        """Of each framework: templates that were started, those that have ended, and bytes of the others with spares.
+
+        The bytes are those of the last count, a second ago or longer if nothing has changed since.
+        """
+        return self._stock.templates_by_framework(self._upkeep.counted)
+
+    def learning(self) -> list[str]:
+        """Frameworks for which a template learns just now."""
+        return sorted({environment.framework for environment in self._lessons.running()})
+
+    def keep(self, environment: Environment) -> None:
+        """Have a template and its spares ready from now on, also without use."""
+        self._stock.kept.add(environment)
+        self.tend(environment)
+
+    def tend(self, environment: Environment) -> None:
+        """Make spares again, in the background. Called when a model has answered, so that nothing is in its way."""
+        if environment not in self._tending:
+            self._tending.add(environment)
+            self._background.start(self._tend(environment))
+
+    def teach(self, environment: Environment, modules: Sequence[str]) -> None:
+        """Tell what a predictor had to import; the template imports it, too, and its spares are replaced."""
+        template = self._stock.serving(environment)
+        if template is None:
+            return  # the next predictor that lacks them tells it again
+        new = self._lessons.new_for(environment, template, modules)
+        if new and self._has_room(self._stock.bytes_of_template(environment)):
+            self._lessons.begin(environment, new)
+
+    async def make(self, environment: Environment) -> PredictorProcess:
+        """A process of its own beside the spares, prepared as they are. Raises TrimsError."""
+        process = await self._new(environment)
+        pages = [] if process.pages is None else process.pages.told()
+        spawned = process.how == "spawned"
+        modules = self._lessons.modules_of(environment) if spawned else environment.modules()
+        prepare = {"op": "prepare", "modules": modules, "import": spawned, "threads": self._threads, "pages": pages}
+        try:
+            await process.ask(prepare, deadline_s=_IMPORT_S if spawned else _PREPARE_S)
+        except BaseException:
+            process.kill("it could not be prepared")
+            raise
+        return process
+
+    def shelve(self, process: PredictorProcess) -> None:
+        """Count a process as a hot spare, which goes first when memory is needed, until `unshelve` or its end."""
+        environment = self._living[process]
+        self._stock.hot.setdefault(environment, []).append(process)
+        process.going.add_done_callback(lambda _: self.unshelve(process))
+        self._upkeep.stir()
+
+    def unshelve(self, process: PredictorProcess) -> bool:
+        """Count it no more. False if it was not counted, because it is being ended."""
+        return self._stock.drop_hot(process)
+
+    def has_room_for_hot(self, environment: Environment) -> bool:
+        """Whether one more hot spare would not be ended again at once for its memory."""
+        return self._has_room(self._stock.bytes_of_spare(environment, hot=True))
+
+    def identities(self) -> object:
+        """What is hidden from processes that start now; another value once something of it was replaced."""
+        return self._launcher.identities()
+
+    async def _forked(self, environment: Environment) -> PredictorProcess:
+        """A fork of the template, or of the next one if this one is lost meanwhile: a new process takes as long."""
+        try:
+            return await self._fork(environment)
+        except LostPeerError as error:
+            _log.info("a template for %s was lost, and another one is forked: %s", environment.framework, error)
+            return await self._fork(environment)
+
+    async def _fork(self, environment: Environment) -> PredictorProcess:
+        self._check_open()
+        template = self._template(environment)
+        self._stock.leaving.discard(environment)
+        try:
+            with told_in_words("no predictor can be forked"):
+                process = await template.fork()
+        except (PredictorError, LostPeerError, BadMessageError):
+            if not self._lessons.doubt(environment) and template.spoilt is not None:
+                self._unforkable.note(environment)
+            self._discard(environment, template)
+            raise
+        self._lessons.prove(environment)
+        return self._watch(process, environment)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise DrainingError("the endpoint is ending and starts no predictors")
+
+    def _use(self, environment: Environment) -> None:
+        self._stock.use(environment)
+        self._upkeep.stir()
+
+    def _watch(self, process: PredictorProcess, environment: Environment) -> PredictorProcess:
+        self._living[process] = environment
+        process.ended.add_done_callback(lambda _: self._forget(process))
+        self._upkeep.stir()
+        if self._closing:
+            process.kill("the endpoint ended")
+        return process
+
+    def _forget(self, process: PredictorProcess) -> None:
+        self._let_go(self._living.pop(process))
+        self._upkeep.stir()
+
+    def _let_go(self, environment: Environment) -> None:
+        """Let an environment be removed if nothing runs in it any more."""
+        self._stock.forget_ended()
+        used = [*self._living.values(), *(each for each, _ in self._stock.made)]
+        if not any(each.python == environment.python for each in used):
+            self._launcher.let_go(environment.python)
+
+    def _template(self, environment: Environment) -> Template:
+        template = self._stock.serving(environment)
+        if template is None:
+            template = self.make_template(environment, self._lessons.modules_of(environment))
+            self._stock.templates[environment] = template
+        return template
+
+    def make_template(self, environment: Environment, modules: Sequence[str], *, gives_way: bool = False) -> Template:
+        """See `School`."""
+        with told_in_words(f"no template for {environment.framework} can be started"):
+            template = Template(self._launcher, environment, modules, gives_way=gives_way)
+        self._stock.add(environment, template)
+        template.ready.add_done_callback(lambda _: self._upkeep.stir())
+        template.gone.add_done_callback(lambda _: self._let_go(environment))
+        self._begin_upkeep()
+        return template
+
+    def _discard(self, environment: Environment, template: Template) -> None:
+        """A template could not be forked: the next request has another one."""
+        if self._stock.templates.get(environment) is template:
+            del self._stock.templates[environment]
+            template.close("it could not be forked")
+
+    async def exchange(self, environment: Environment, template: Template) -> None:
+        """See `School`."""
+        before, self._stock.templates[environment] = self._stock.templates.get(environment), template
+        self._stock.leaving.discard(environment)
+        if before is not None:
+            before.retire()
+        for spare in self._stock.spares.pop(environment, []):  # they lack what it has imported
+            await spare.end()
+        self.tend(environment)
+
+    async def _tend(self, environment: Environment) -> None:
+        try:
+            await self.calm()
+            while self._wants_spare(environment):
+                spare = await self.make(environment)
+                self._stock.spares.setdefault(environment, []).append(spare)
+                spare.going.add_done_callback(functools.partial(self._drop_spare, environment, spare))
+                self._upkeep.stir()
+        except Exception as error:  # noqa: BLE001 - without a spare, the next predictor is forked or spawned
+            _log.warning("no spare predictor for %s: %s", environment.framework, error)
+        finally:
+            self._tending.discard(environment)
+
+    def _drop_spare(self, environment: Environment, spare: PredictorProcess, _: object) -> None:
+        self._stock.drop_spare(environment, spare)
+
+    def _wants_spare(self, environment: Environment) -> bool:
+        """Whether to make one more: not for an environment without use, and not where it would be ended again."""
+        if len(self._stock.spares.get(environment, ())) >= self._most_spares:
+            return False
+        used = environment in self._stock.kept or environment in self._living.values()
+        wanted = used or self._stock.serving(environment) is not None
+        return wanted and self._has_room(self._stock.bytes_of_spare(environment))
+
+    def _has_room(self, nbytes: int) -> bool:
+        most_bytes = self._upkeep.limits.most_bytes
+        return most_bytes is None or self._upkeep.total_bytes + nbytes <= most_bytes
+
+    # -- upkeep ----------------------------------------------------------------------------------------------------
+
+    def _begin_upkeep(self) -> None:
+        if not self._keeping:
+            self._keeping = True
+            self._background.start(self._upkeep.run())
+
+    def pids(self) -> list[int]:
+        """See `Household`."""
+        return [pid for _, pid in self._stock.processes()]
+
+    def standings(self, counted: Mapping[int, Footprint]) -> tuple[list[Standing], int]:
+        """See `Household`."""
+        return self._stock.standings(counted)
+
+    async def carry_out(self, step: Step) -> None:
+        """See `Household`."""
+        environment: Environment = step.environment  # type: ignore[assignment]
+        _log.info("%s for %s: %s", _TOLD[type(step)], environment.framework, step.why)
+        if isinstance(step, Leave):
+            self._stock.leaving.add(environment)
+        elif isinstance(step, EndHotSpare):
+            await self._stock.hot[environment].pop(0).end()
+        elif isinstance(step, EndSpare):
+            await self._stock.spares[environment].pop(0).end()
+        else:
+            await self._end(environment)
+
+    async def _end(self, environment: Environment) -> None:
+        template, spares = self._stock.clear(environment)
+        if template is not None:
+            template.retire()  # it goes with its last spare
+        for spare in spares:
+            await spare.end()
+
+    async def calm(self) -> None:
+        """Wait until no request is answered, but not for ever."""
+        until = time.monotonic() + _LONGEST_CALM_S
+        while self._busy() and time.monotonic() < until:
+            await asyncio.sleep(_CALM_S)
+
+    @staticmethod
+    def _explained(error: BaseException) -> bool:
+        if isinstance(error, TrimsError):  # such as an environment that was removed since, or no descriptor left
+            _log.warning("a template cannot be started: %s", error)
+        return isinstance(error, TrimsError)
+
+    async def close(self) -> None:
+        """End all predictors and templates; none is left afterwards."""
+        self._closing = True
+        self._background.cancel()
+        await self._background.wait()
+        await self._end_all()  # before their templates, which alone learn how they end
+        for _, template in self._stock.running():
+            template.close()
+        await self._end_all()  # what was forked meanwhile
+        for _, template in self._stock.made:
+            template.end_all()
+        if self._stock.made:
+            await asyncio.wait([template.gone for _, template in self._stock.made], timeout=_GONE_S)
+
+    async def _end_all(self) -> None:
+        living = list(self._living)
+        for process in living:
+            process.kill("the endpoint ended")
+        if living:
+            _, remaining = await asyncio.wait([process.ended for process in living], timeout=_BURIAL_S)
+            for process in living:
+                if process.ended in remaining:
+                    _log.error("predictor process %d has not ended %g s after SIGKILL", process.pid, _BURIAL_S)
+                    process.abandon()

@@ -1,0 +1,37 @@
+"""Which modules a predictor had to import for its model, so that templates can import them before the next fork.
+
+Only modules that are new are touched. In a fork, a reference to one of the others' names copies the page that it lies
+in, and a framework has thousands of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+from trims_predictors.ipc.messages import MOST_BYTES
+
+#: Of the names in one message. Their commas and quotes count, and there is room for all else that it says.
+_MOST_LETTERS = MOST_BYTES // 2
+
+
+def count_of_modules() -> int:
+    """How many this process has imported."""
+    return len(sys.modules)
+
+
+def importable_since(count: int) -> list[str]:
+    """Modules imported since there were so many, the last one first; not those that no other process can import.
+
+    These are made of source text in a manifest. As many are listed as a message surely holds: a later predictor tells
+    of the rest.
+    """
+    found, letters = [], 0
+    for name in itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)):
+        if getattr(sys.modules[name], "__spec__", None) is None:
+            continue
+        letters += len(name) + 3
+        if letters > _MOST_LETTERS:
+            break
+        found.append(name)
+    return found

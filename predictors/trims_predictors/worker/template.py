@@ -1,0 +1,214 @@
+"""The template's process: it has imported a framework, has one thread, and forks predictors in milliseconds.
+
+Standard library only until it is told what to import. It touches no device and connects nowhere: its socket to the
+supervisor is the only one. Messages:
+
+                                        -> {"op": "here"} and pidfds of the template itself and its guard, at once
+    {"op": "import", "modules": [...]}  -> {"op": "imported", "failed": {module: why}, "spoilt": why or null}
+    {"op": "fork"} and three descriptors, the predictor's socket, the lifeline and what it prints to
+                                        -> {"op": "forked", "pid": ...} and a pidfd, or {"op": "refused", "why": ...}
+
+When a predictor ends, {"op": "ended", "pid": ..., "status": ...} tells how; the template ends with its socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+from trims.core.errors import LostPeerError, NotSupportedError
+from trims.wire.lifeline import depend_on
+from trims_predictors.frameworks import threads
+from trims_predictors.ipc import messages
+from trims_predictors.sandbox.landlock import restrict
+from trims_predictors.worker import fork_safety, reaper, worker
+from trims_predictors.worker.randomness import installed_reseeders, reseed
+
+if TYPE_CHECKING:
+    from trims.wire.frames import Message
+    from trims_predictors.worker.randomness import Reseeder
+
+#: Between the end of a predictor and the look for what it has left, so that forks do not wait for it.
+_SWEEP_S = 0.1
+
+
+class Template:
+    """Imports and forks as its socket says.
+
+    Args:
+        sock: To the supervisor.
+        runtime_dir: Folder of the daemon's sockets, for its predictors.
+        lifeline: Descriptor of this process's own, which its predictors must not have.
+        told: What the guard is told.
+        writable: The one folder that predictors may write to; empty if each has its user's rights.
+    """
+
+    def __init__(
+        self, sock: socket.socket, runtime_dir: str, lifeline: int, told: reaper.Told, writable: str = ""
+    ) -> None:
+        self._sock = sock
+        self._told = told
+        self._lifeline = lifeline
+        self._runtime_dir = runtime_dir
+        self._writable = writable
+        #: Where predictors have folders of their own; asked for now, because it takes room to find out.
+        self._temporary = tempfile.gettempdir() if writable else ""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(sock, selectors.EVENT_READ)
+        #: pidfd -> pid
+        self._children: dict[int, int] = {}
+        #: What plug-ins seed in each predictor, and why forks would repeat random numbers; None if they do not.
+        self._reseeders: list[Reseeder] = []
+        self._repeats: str | None = None
+        #: What modules have started, such as multiprocessing's tracker of resources.
+        self._helpers: set[int] = set()
+        #: When to look next for what predictors have left; None if none has ended since.
+        self._sweep_s: float | None = None
+
+    def serve(self) -> None:
+        """Carry out messages and bury predictors until the supervisor lets go."""
+        own = os.pidfd_open(os.getpid())  # the supervisor may be in another namespace, where numbers are others
+        guarding = os.pidfd_open(os.getppid())
+        messages.send(self._sock, {"op": "here"}, [own, guarding])
+        messages.close_all([own, guarding])
+        while True:
+            self._sweep()
+            for key, _ in self._selector.select(None if self._sweep_s is None else _SWEEP_S):
+                if key.fileobj is not self._sock:
+                    self._bury(key.fd)
+                elif not self._carry_out():
+                    return
+
+    def _carry_out(self) -> bool:
+        """One message; False once there are no more."""
+        received = messages.receive(self._sock)
+        if received is None:
+            return False
+        message, fds = received
+        if message["op"] == "import":
+            messages.send(self._sock, self._import(message["modules"]))
+        else:
+            self._fork(fds)
+        return True
+
+    def _import(self, modules: list[str]) -> Message:
+        failed = {}
+        for module in modules:
+            try:
+                importlib.import_module(module)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever one does, the others are wanted still
+                failed[module] = f"{type(error).__name__}: {error}"[:200]
+        threads.warm_up_template(modules)
+        for pid in set(reaper.children()) - set(self._children.values()) - self._helpers:
+            self._helpers.add(pid)
+            self._told.helps(pid)
+        try:
+            self._reseeders, self._repeats = installed_reseeders(), None
+        except NotSupportedError as error:
+            self._repeats = str(error)
+        gc.collect()
+        gc.freeze()  # or the first collection in each predictor would copy every page that has an object
+        return {"op": "imported", "failed": failed, "spoilt": self._why_not(self._known())}
+
+    def _why_not(self, own: set[int]) -> str | None:
+        return self._repeats or fork_safety.why_not(own)
+
+    def _known(self) -> set[int]:
+        return {self._sock.fileno(), self._lifeline}
+
+    def _fork(self, fds: list[int]) -> None:
+        theirs, lifeline, output = fds
+        why = self._why_not({*self._known(), *fds})
+        if why is not None:
+            messages.close_all(fds)
+            messages.send(self._sock, {"op": "refused", "why": why})
+            return
+        pid = os.fork()
+        if pid == 0:
+            self._be_predictor(theirs, lifeline, output)
+        self._told.begun(pid)
+        messages.close_all(fds)
+        pidfd = os.pidfd_open(pid)
+        self._children[pidfd] = pid
+        self._selector.register(pidfd, selectors.EVENT_READ)
+        messages.send(self._sock, {"op": "forked", "pid": pid}, [pidfd])
+
+    def _be_predictor(self, theirs: int, lifeline: int, output: int) -> None:
+        """In the child: never returns into the template's code."""
+        status = 70
+        try:
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            os.setsid()
+            self._selector.close()
+            self._sock.close()
+            os.close(self._lifeline)
+            self._told.close()
+            messages.close_all(list(self._children))
+            if self._writable:  # once more, which makes a border between this predictor and the others
+                restrict([self._writable])
+                _use_folder(self._folder_of(os.getpid()))
+            reseed(self._reseeders)
+            sock = socket.socket(fileno=theirs)
+            worker.run(sock, lifeline, self._runtime_dir, confined=bool(self._writable))
+            status = 0
+        except BaseException:  # noqa: BLE001 - nothing may get back into the template's code
+            sys.excepthook(*sys.exc_info())
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _bury(self, pidfd: int) -> None:
+        pid = self._children.pop(pidfd)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        _, status = os.waitpid(pid, 0)
+        self._told.ended(pid)
+        self._sweep_s = time.monotonic() + _SWEEP_S
+        if self._writable:
+            shutil.rmtree(self._folder_of(pid), ignore_errors=True)
+        messages.send(self._sock, {"op": "ended", "pid": pid, "status": os.waitstatus_to_exitcode(status)})
+
+    def _folder_of(self, pid: int) -> str:
+        """Where a predictor in a namespace has its temporary files."""
+        return os.path.join(self._temporary, f"predictor-{pid}")
+
+    def _sweep(self) -> None:
+        """End what predictors have left behind: none but those that have ended hands anything to this process."""
+        if self._sweep_s is not None and time.monotonic() >= self._sweep_s:
+            left = reaper.end_strays({*self._children.values(), *self._helpers})
+            self._sweep_s = time.monotonic() + _SWEEP_S if left else None
+
+
+def _use_folder(folder: str) -> None:
+    os.mkdir(folder, 0o700)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
+def main() -> None:
+    """Entry: the descriptors and the folder of the daemon's sockets are the arguments."""
+    options = worker.begin()
+    told = reaper.guarded(options.lifeline, options.socket)
+    reaper.adopt()
+    depend_on(options.lifeline)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=options.socket)
+    with contextlib.suppress(LostPeerError):
+        Template(sock, options.runtime_dir, options.lifeline, told, options.writable).serve()
+
+
+if __name__ == "__main__":
+    main()

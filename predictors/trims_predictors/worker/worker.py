@@ -1,0 +1,444 @@
+"""The predictor's process: it is told what to load, then answers one request after the other until its socket ends.
+
+It begins in a fork of a template, or as a program of its own where a fork is not possible. The other side is the
+supervisor (`fleet`). Messages:
+
+    {"op": "prepare", ...}  connect to the daemon and warm the framework up, before it is known for which model
+    {"op": "load", ...}     open the weights and make the predictor ready -> {"op": "loaded", ...}
+    {"op": "rehearse", ...} do what a first run does, with zeros of these shapes -> {"op": "rehearsed"}
+    {"op": "park"}          give the lease and the memory of the weights back until they are needed -> {"op": "parked"}
+    {"op": "wake", ...}     take them again, if they are the same -> {"op": "woken", ...}
+    {"op": "predict", ...}  answer one request -> {"op": "answer", ...}
+    {"op": "unload"}        give everything up and end
+
+Each message but the last has a number, `request`, which its answer repeats: nothing else that is written to the socket
+is taken for the answer.
+
+What goes wrong in all but the last is answered by {"op": "failed", "code": ..., "message": ...}. The traceback of an
+error that is not of trims's tree goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import importlib
+import io
+import os
+import select
+import signal
+import socket
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from trims_client.forks import adapt_in_children
+
+from trims.core.errors import BadMessageError, LostPeerError, PredictorError, TrimsError
+from trims.core.serving import parse_tensors
+from trims.process.forks import fork_count, parent_only
+from trims.wire.lifeline import depend_on, end_group
+from trims_predictors.api import Context
+from trims_predictors.frameworks import threads
+from trims_predictors.ipc import messages
+from trims_predictors.ipc.shared_buffers import Receiver, Sender
+from trims_predictors.malloc import keep_memory, take_ahead
+from trims_predictors.sandbox.landlock import restrict
+from trims_predictors.tensors import describe, to_array, types_of
+from trims_predictors.trace_context import handed_on
+from trims_predictors.tracebacks import told, traceback_of
+from trims_predictors.transforms.pipeline import Pipeline, Stages, pipeline_of
+from trims_predictors.worker.new_imports import count_of_modules, importable_since
+from trims_predictors.worker.prefault import Record, copy_ahead
+from trims_predictors.worker.reaper import adopt
+from trims_predictors.worker.rlimits import limit_memory, words_of_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from trims_client import Session
+    from trims_client.parking import Parked
+    from trims_client.weights import Weights
+
+    from trims.core.serving import TensorType
+    from trims.wire.frames import Message
+    from trims_predictors.tensors import Tensor
+
+#: Characters of an error that reaches a client.
+_MOST_LETTERS = 4000
+#: What code meets in a namespace that it would not meet with the rights of its user; names that are not found, too.
+_CONFINING = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENETUNREACH, socket.EAI_AGAIN, socket.EAI_NONAME)
+_OF_NAMESPACES = (
+    "its code runs in a namespace, where it has no network and writes temporary files only: `trims endpoint "
+    "--isolation process` gives it the rights of the endpoint's user"
+)
+#: Of a namespace (see `Isolation.scratch_bytes`).
+_SCRATCH = "/dev/shm"  # noqa: S108 - it is the namespace's own
+#: What models of some hundred megabytes take for one run beside their weights: a ResNet-50 22 MB, a GPT-2 25 MB.
+_AHEAD_BYTES = 32 << 20
+
+
+class Worker:
+    """Carries out what its socket says.
+
+    Args:
+        sock: To the supervisor.
+        runtime_dir: Folder of the daemon's sockets.
+        keeps_memory: The allocator keeps what is freed, so that memory may be taken ahead.
+        confined: It is in a namespace, which its errors may come from.
+    """
+
+    def __init__(
+        self, sock: socket.socket, runtime_dir: str, *, keeps_memory: bool = False, confined: bool = False
+    ) -> None:
+        self._sock = sock
+        self._runtime_dir = runtime_dir
+        self._keeps_memory = keeps_memory
+        self._confined = confined
+        #: Of its own that it may take; None for no limit.
+        self._memory_bytes: int | None = None
+        self._session: Session | None = None
+        self._weights: Weights | None = None
+        self._pipeline: Pipeline | None = None
+        self._place: str | None = None
+        #: Of the frameworks here, as they were set last.
+        self._threads = 0
+        self._parked: Parked | None = None
+        #: What the supervisor knows of what the predictor was given last.
+        self._told: tuple[TensorType, ...] = ()
+        #: Of the pages that are written until the first answer; None for no record.
+        self._record: Record | None = None
+        self._inbox = Receiver()
+        self._outbox = Sender()
+        self._untold: int | None = None
+        #: Inputs are copied out of the arena, because code of the model has kept some beyond its run.
+        self._copies = False
+        self._own = os.getpid()
+        self._arrivals = select.poll()
+        self._arrivals.register(sock, select.POLLIN)
+        adapt_in_children(self)
+        #: Arrays over the arena that the last request was given as.
+        self._lent: list[weakref.ref[np.ndarray[Any, Any]]] = []
+
+    def serve(self) -> bool:
+        """Answer until the other side is gone or says `unload`; True if it said that."""
+        operations: dict[str, Callable[[Message], tuple[Message, int | None]]] = {
+            "prepare": self._prepare,
+            "load": self._load,
+            "rehearse": self._rehearse,
+            "park": self._park,
+            "wake": self._wake,
+            "predict": self._predict,
+        }
+        told_to_end = False
+        with contextlib.suppress(LostPeerError):
+            while (received := self._receive()) is not None:
+                message, fds = received
+                for fd in fds:
+                    self._inbox.take(fd)
+                operation = message.get("op")
+                if operation == "unload":
+                    told_to_end = True
+                    break
+                self._carry_out(operations[str(operation)], message)
+        self._unload()
+        return told_to_end
+
+    def after_fork(self) -> None:
+        """In a child of this process, such as one forked by a handler of signals: let go of the supervisor's socket."""
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, self._sock.fileno())
+        os.close(nothing)
+
+    def _receive(self) -> tuple[Message, list[int]] | None:
+        """The next message. A child that was forked meanwhile ends here, and takes none of its parent's messages."""
+        with parent_only(self._own):
+            self._arrivals.poll()  # so that a child which code below Python forks is noticed before it takes a message
+        with parent_only(self._own):
+            return messages.receive(self._sock)
+
+    def _carry_out(self, operation: Callable[[Message], tuple[Message, int | None]], message: Message) -> None:
+        fd: int | None = None
+        forks = fork_count()
+        try:
+            with parent_only(self._own):
+                answer, fd = operation(message)
+        except TrimsError as error:
+            answer = _failed(error, self._limit_met(error))
+        except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the supervisor is told
+            sys.stderr.write(traceback_of(error))
+            answer = _failed(_blamed(message, error), self._limit_met(error) or self._confinement(error))
+        with parent_only(self._own):
+            self._answer(message, answer, fd, forked=fork_count() != forks)
+
+    def _limit_met(self, error: BaseException) -> str:
+        return words_of_limit(error, self._memory_bytes, _SCRATCH if self._confined else "")
+
+    def _confinement(self, error: BaseException) -> str:
+        """Return what of a namespace an error may come from; empty if it has nothing to do with that."""
+        return _OF_NAMESPACES if self._confined and isinstance(error, OSError) and error.errno in _CONFINING else ""
+
+    def _answer(self, message: Message, answer: Message, fd: int | None, *, forked: bool) -> None:
+        common = {"request": message["request"], **self._kept_inputs(forked=forked)}
+        try:
+            messages.send(self._sock, {**answer, **common}, [] if fd is None else [fd])
+        except BadMessageError as error:
+            answer = _failed(PredictorError(f"the answer has too many tensors: {error}"))
+            messages.send(self._sock, {**answer, **common})
+        finally:
+            if fd is not None:
+                os.close(fd)
+
+    def _kept_inputs(self, *, forked: bool) -> Message:
+        """Return what the supervisor must know if the model's code may still read or write the last inputs.
+
+        A thread that finishes late, or a child that was forked, has them still: the next request must lie in other
+        memory. From then on this process copies inputs before the model's code sees them.
+        """
+        lent, self._lent = self._lent, []
+        if self._copies or not (forked or any(array() is not None for array in lent)):
+            return {}
+        self._copies = True
+        return {"kept_inputs": True}
+
+    # -- operations ------------------------------------------------------------------------------------------------
+
+    def _prepare(self, message: Message) -> tuple[Message, None]:
+        """Do what does not depend on the model: threads, warm code paths, the connection to the daemon.
+
+        A program of its own imports first what a fork has from its template.
+        """
+        for module in message["modules"] if message["import"] else ():
+            with contextlib.suppress(Exception):  # a model that needs it imports it again, and tells its client
+                importlib.import_module(module)
+        self._threads = int(message["threads"])
+        threads.warm_up(message["modules"], self._threads)
+        if threads.are_among(message["modules"]) and self._keeps_memory:
+            take_ahead(_AHEAD_BYTES)
+        self._connect()
+        copy_ahead(message["pages"])
+        self._record = Record.begin()
+        return {"op": "prepared"}, None
+
+    def _connect(self) -> Session:
+        if self._session is None:
+            from trims_client import connect
+
+            self._session = connect(self._runtime_dir, agent="predictor")
+        return self._session
+
+    def _load(self, message: Message) -> tuple[Message, None]:
+        before, stages = count_of_modules(), Stages()
+        context = _context(message)
+        if not message.get("record"):
+            self._record = None
+        if message.get("memory_bytes") is not None:
+            self._memory_bytes = int(message["memory_bytes"])
+            limit_memory(self._memory_bytes)
+        with stages.timed("connect_s"):
+            session = self._connect()
+        with stages.timed("open_s"):
+            self._weights = self._opened(session, message)
+        there = threads.sharing()
+        self._share(context.threads)  # before the model's code is imported, which may choose another number
+        with stages.timed("import_s"):
+            pipeline = self._pipeline = pipeline_of(message, context)
+        if threads.sharing() != there:
+            threads.share_threads(0, context.threads)
+        with stages.timed("load_s"):
+            pipeline.load(self._weights)
+        return {
+            "op": "loaded",
+            "inputs": pipeline.inputs(),
+            "outputs": pipeline.outputs(),
+            "place": self._weights.place,
+            "warm": self._weights.warm,
+            "image": _image_of(self._weights),
+            "stages": stages.seconds,
+            "imported": importable_since(before),
+        }, None
+
+    def _opened(self, session: Session, message: Message) -> Weights:
+        """The weights by their name; of a predictor that is made ahead of need, only where they are resident."""
+        self._place, image = message["place"], message.get("image")
+        if image:
+            from trims_client.parking import open_resident
+
+            return open_resident(session, message["model"], *image)
+        return session.open(message["model"], place=self._place, deadline_s=message["deadline_s"])
+
+    def _rehearse(self, message: Message) -> tuple[Message, None]:
+        """Do what a first run does, so that the first request finds it done."""
+        assert self._pipeline is not None, "rehearse before load"
+        outputs = self._pipeline.rehearse(parse_tensors(message["given"], "given"))
+        if outputs:  # the next answer finds an arena of its size, in memory that is there already
+            fd = self._outbox.write(self._pipeline.tensors(outputs))[1]
+            if fd is not None:
+                self._keep_untold(fd)
+        return {"op": "rehearsed"}, None
+
+    def _keep_untold(self, fd: int | None) -> None:
+        """Keep the descriptor of an arena that the other side does not know yet, in the place of the last one."""
+        before, self._untold = self._untold, fd
+        if before is not None:
+            os.close(before)
+
+    def _park(self, message: Message) -> tuple[Message, None]:
+        """Wait for a first request without a lease on the weights."""
+        from trims_client.parking import Parked
+
+        del message
+        assert self._weights is not None, "park before load"
+        self._parked = Parked(self._connect(), self._weights, self._place)
+        return {"op": "parked"}, None
+
+    def _wake(self, message: Message) -> tuple[Message, None]:
+        """Have the weights again if the model still is what was loaded; `same` says it."""
+        from trims_client.parking import still_current
+
+        assert self._weights is not None, "wake before load"
+        stages = Stages()
+        with stages.timed("open_s"):
+            if self._parked is None:
+                same = still_current(self._connect(), self._weights, self._place)
+            else:
+                same = self._parked.wake(message["deadline_s"])
+        found = {"place": self._weights.place, "warm": self._weights.warm, "stages": stages.seconds}
+        return {"op": "woken", "same": same, **found}, None
+
+    def _predict(self, message: Message) -> tuple[Message, int | None]:
+        assert self._pipeline is not None, "predict before load"
+        stages = Stages()
+        self._share(int(message.get("threads", self._threads)))
+        with stages.timed("input_s"):
+            inputs = {tensor.name: self._input(tensor) for tensor in self._inbox.read(message["inputs"])}
+        with handed_on(message.get("context")):
+            outputs = self._pipeline.run(inputs, stages, message.get("wanted", ()))
+        with stages.timed("output_s"):
+            described, fd = self._outbox.write(self._pipeline.tensors(outputs))
+        if fd is None:
+            fd, self._untold = self._untold, None
+        else:
+            self._keep_untold(None)
+        return {"op": "answer", "outputs": described, "stages": stages.seconds, **self._news(self._pipeline.given)}, fd
+
+    def _input(self, tensor: Tensor) -> np.ndarray[Any, Any]:
+        """Return the array that the model's code is given: over the arena, or private (see `_kept_inputs`)."""
+        array = to_array(tensor)
+        if self._copies:
+            return array.copy()
+        self._lent.append(weakref.ref(array if array.base is None else array.base))  # the base of every view of it
+        return array
+
+    def _share(self, count: int) -> None:
+        """Have frameworks compute with so many threads, if they can change it between two runs."""
+        before, self._threads = self._threads, count
+        if count != before:
+            threads.share_threads(before, count)
+
+    def _news(self, given: tuple[TensorType, ...]) -> Message:
+        """What the supervisor does not know yet.
+
+        That is what a predictor that can rehearse was given, if it is something else than what was told last; and once
+        the pages that were written, if they are recorded.
+        """
+        news: Message = {}
+        if given != self._told:
+            self._told = given
+            news["given"] = describe(given)
+        if self._record is not None:
+            news["pages"] = self._record.end()
+            self._record = None
+        return news
+
+    def _unload(self) -> None:
+        """Give everything up, in order; what the predictor raises is its own affair, the process ends anyway."""
+        if self._pipeline is not None:
+            with contextlib.suppress(Exception):
+                self._pipeline.unload()
+        self._pipeline = None
+        if self._weights is not None:
+            self._weights.close()
+        if self._session is not None:
+            self._session.close()
+        self._keep_untold(None)
+
+
+def _image_of(weights: Weights) -> list[str]:
+    """Key and place of the image that the weights lie in."""
+    from trims_client.parking import image_of
+
+    return list(image_of(weights))
+
+
+def _failed(error: TrimsError, remedy: str = "") -> Message:
+    ending = f"; {remedy}" if remedy else ""
+    text = f"{str(error)[: _MOST_LETTERS - len(ending)]}{ending}".encode(
+        errors="replace"
+    ).decode()  # halves of surrogate pairs are no text
+    return {"op": "failed", "code": error.code, "message": text}
+
+
+def _blamed(message: Message, error: BaseException) -> PredictorError:
+    what = "could not load the model" if message.get("op") == "load" else f"failed in {message.get('op')}"
+    return PredictorError(f"the predictor {what}: {told(error)}")
+
+
+def _context(message: Message) -> Context:
+    return Context(
+        model=message["model"],
+        version=message["version"],
+        options=message["options"],
+        attributes=message["attributes"],
+        inputs=types_of(message["inputs"]),
+        outputs=types_of(message["outputs"]),
+        threads=int(message["threads"]),
+    )
+
+
+def run(sock: socket.socket, lifeline: int, runtime_dir: str, *, confined: bool) -> bool:
+    """Be a predictor's process, until the supervisor lets go of it, which returns True, or ends."""
+    depend_on(lifeline)
+    adopt()
+    keeps_memory = keep_memory()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the supervisor ends its predictors itself
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what it printed is told also if it is killed
+    return Worker(sock, runtime_dir, keeps_memory=keeps_memory, confined=confined).serve()
+
+
+def begin() -> argparse.Namespace:
+    """Read what the supervisor starts a program with, and lead a group of one's own.
+
+    A lifeline ends the whole group, which must not be the endpoint's. With `--writable` the process gives up writing to
+    files anywhere but beneath that folder (see `landlock`).
+    """
+    parser = argparse.ArgumentParser()
+    for name in ("--socket", "--lifeline"):
+        parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--runtime-dir", required=True)
+    parser.add_argument("--writable", default="")
+    options = parser.parse_args()
+    if options.writable:
+        restrict([options.writable])
+    for fd in (options.socket, options.lifeline):
+        os.set_inheritable(fd, False)
+    os.setsid()
+    return options
+
+
+def main() -> None:
+    """Entry where a fork is not possible: a program of its own.
+
+    If the supervisor ends, what the predictor has started ends here: there is no template that would end it.
+    """
+    options = begin()
+    sock = socket.socket(fileno=options.socket)
+    if not run(sock, options.lifeline, options.runtime_dir, confined=bool(options.writable)):
+        end_group()
+
+
+if __name__ == "__main__":
+    main()

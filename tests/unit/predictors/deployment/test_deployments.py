@@ -1,0 +1,297 @@
+"""From what the daemon says of a model to how it is run."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_environments import put
+from trims_predictors.children.launcher import Environment
+from trims_predictors.deployment import deployments
+from trims_predictors.deployment.deployments import Plans
+
+from trims.control.answers import Model, TensorInfo
+from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError
+from trims.environments.shelf import Shelf
+from trims.formats.picking import Picker
+
+
+def model(key: str = "", format_name: str = "", name: str = "m", **fields: Any) -> Model:
+    manifest = {"name": name, "version": "1.2.3", "artifact": {"path": "/m.safetensors"}, **fields}
+    return Model(
+        name=name, version="1.2.3", description="", framework="", format=format_name, key=key, replicas=(),
+        manifest_json=json.dumps(manifest), image_bytes=0, license="", origin="/folder", in_memory="",
+    )  # fmt: skip
+
+
+class Daemon:
+    """Knows models, and counts how often it is asked."""
+
+    def __init__(self, *models: Model) -> None:
+        self.models = {each.name: each for each in models}
+        self.asked = 0
+        self.away = False
+
+    async def show(self, name: str) -> Model:
+        self.asked += 1
+        if self.away:
+            raise DaemonAwayError("no daemon answers")
+        if name not in self.models:
+            raise ModelNotFoundError(f"no model {name!r}")
+        return self.models[name]
+
+
+@pytest.fixture
+def retired() -> list[str]:
+    return []
+
+
+def made(daemon: Daemon, retired: list[str], **environments: Path) -> Plans:
+    return Plans(daemon, Picker(environments), retired.append)  # type: ignore[arg-type]
+
+
+def test_while_the_daemon_is_away_a_plan_is_what_it_was(retired: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deployments, "_FRESH_S", -1.0)
+    predictor = {"call": "m:Class"}
+    daemon = Daemon(model(framework={"name": "numpy"}, predictor=predictor), model(name="other"))
+    kept = made(daemon, retired)
+
+    async def work() -> None:
+        before = await kept.of("m")
+        daemon.away = True
+        assert await kept.of("m", "1.2.3") is before
+        with pytest.raises(DaemonAwayError):
+            await kept.of("other")
+        daemon.away = False
+        daemon.models["m"] = model(framework={"name": "numpy"}, predictor={**predictor, "threads": 3})
+        assert (await kept.of("m")).threads == 3
+
+    asyncio.run(work())
+
+
+def test_an_order_to_load_asks_the_daemon_now_and_loses_nothing_if_it_is_away(retired: list[str]) -> None:
+    daemon = Daemon(model(framework={"name": "numpy"}, predictor={"call": "m:Class"}))
+    kept = made(daemon, retired)
+
+    async def work() -> None:
+        plan = await kept.renew("m")
+        assert retired == []
+        daemon.away = True
+        with pytest.raises(DaemonAwayError):
+            await kept.renew("m")
+        assert await kept.of("m") is plan
+        assert retired == []
+        daemon.away = False
+        assert (await kept.renew("m")).line == plan.line
+        assert retired == [plan.line]
+
+    asyncio.run(work())
+
+
+def test_a_question_whose_clients_have_all_hung_up_leaves_nothing_in_the_log(retired: list[str]) -> None:
+    logged: list[Any] = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        daemon = Daemon()
+        answer = asyncio.Event()
+
+        async def show(name: str) -> Model:
+            await answer.wait()
+            raise DaemonAwayError(f"no daemon tells of {name}")
+
+        daemon.show = show  # type: ignore[method-assign]
+        asking = asyncio.ensure_future(made(daemon, retired).of("m"))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait((asking,))
+        answer.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        gc.collect()
+
+    asyncio.run(work())
+    gc.collect()
+    assert logged == []
+
+
+def test_a_plan_says_what_the_manifest_says(retired: list[str]) -> None:
+    predictor = {"call": "m:Class", "instances": 2, "threads": 3, "max_batch_size": 4, "keep_alive_s": 5, "hot": 3}
+    inputs = [{"name": "x", "dtype": "FP32", "shape": [-1]}]
+    daemon = Daemon(model(framework={"name": "numpy"}, predictor=predictor, inputs=inputs, attributes={"a": 1}))
+    plan = asyncio.run(made(daemon, retired).of("m"))
+    assert (plan.model, plan.version, plan.call, plan.origin) == ("m", "1.2.3", "m:Class", "/folder")
+    assert (plan.instances, plan.threads, plan.batch, plan.keep_alive_s, plan.hot) == (2, 3, 4, 5.0, 3)
+    assert (plan.inputs[0].name, plan.attributes) == ("x", {"a": 1})
+    assert plan.environment == Environment("numpy")
+
+
+@pytest.mark.parametrize(
+    ("stated", "call", "how"),
+    [
+        ({"call": "m:Class"}, "m:Class", "class"),
+        ({"function": "m:function"}, "m:function", "function"),
+        ({"name": "my-predictor"}, "my-predictor", "plugin"),
+        ({}, "trims_predictors.frameworks.torch:TorchPredictor", "class"),
+    ],
+)
+def test_a_plan_tells_a_class_from_a_function_and_an_installed_predictor(
+    retired: list[str], stated: dict[str, Any], call: str, how: str
+) -> None:
+    step = {"softmax": {"input": "x"}}
+    daemon = Daemon(model(framework={"name": "torch"}, predictor=stated, preprocess=[step], postprocess=[step] * 2))
+    plan = asyncio.run(made(daemon, retired).of("m"))
+    assert (plan.call, plan.how) == (call, how)
+    assert [each.kind for each in (*plan.preprocess, *plan.postprocess)] == ["softmax"] * 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "format_name", "framework"),
+    [
+        ({"framework": {"name": "mxnet"}}, "", "mxnet"),
+        ({}, "onnx", "onnxruntime"),
+        ({"artifact": {"path": "/m", "format": "mxnet"}}, "", "mxnet"),
+        ({"artifact": {"path": "/m", "options": {"module": "a:b"}}}, "safetensors", "torch"),
+    ],
+)
+def test_the_framework_is_stated_or_follows_from_the_artifact(
+    retired: list[str], fields: dict[str, Any], format_name: str, framework: str
+) -> None:
+    daemon = Daemon(model(format_name=format_name, **fields))
+    plan = asyncio.run(made(daemon, retired, mxnet=Path("/envs/mxnet/python")).of("m"))
+    assert plan.environment == Environment(framework, "/envs/mxnet/python" if framework == "mxnet" else "")
+    assert plan.call.startswith(f"trims_predictors.frameworks.{framework}:")
+
+
+def test_a_model_that_nothing_runs_is_told_with_what_its_manifest_lacks(retired: list[str]) -> None:
+    with pytest.raises(NotSupportedError, match="its manifest needs `framework"):
+        asyncio.run(made(Daemon(model(format_name="safetensors")), retired).of("m"))
+
+
+def test_a_version_must_be_that_of_the_manifest(retired: list[str]) -> None:
+    async def run() -> None:
+        known = made(Daemon(model(framework={"name": "torch"})), retired)
+        assert (await known.of("m", "1.2.3")).version == "1.2.3"
+        with pytest.raises(ModelNotFoundError, match=r"has the version 1.2.3, not '2'"):
+            await known.of("m", "2")
+
+    asyncio.run(run())
+
+
+def test_the_daemon_is_asked_once_for_many_requests(retired: list[str]) -> None:
+    async def run() -> None:
+        daemon = Daemon(model(framework={"name": "torch"}))
+        known = made(daemon, retired)
+        await asyncio.gather(*(known.of("m") for _ in range(20)))
+        assert daemon.asked == 1
+        known.forget("m")
+        await known.of("m")
+        assert daemon.asked == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("after", "retires"),
+    [
+        ({"key": "one"}, False),
+        ({"key": "two"}, True),
+        ({"key": ""}, False),
+        ({"key": "one", "description": "changed"}, True),
+    ],
+)
+def test_another_manifest_or_artifact_retires_the_predictors_of_the_last(
+    retired: list[str], monkeypatch: pytest.MonkeyPatch, after: dict[str, Any], retires: bool
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(deployments, "_FRESH_S", -1.0)
+        daemon = Daemon(model("one", framework={"name": "torch"}))
+        known = made(daemon, retired)
+        line = (await known.of("m")).line
+        daemon.models["m"] = model(framework={"name": "torch"}, **after)
+        await known.of("m")
+        assert retired == ([line] if retires else [])
+
+    asyncio.run(run())
+
+
+def test_a_model_that_was_removed_retires_its_predictors_and_is_not_found(
+    retired: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        monkeypatch.setattr(deployments, "_FRESH_S", -1.0)
+        daemon = Daemon(model(framework={"name": "torch"}))
+        known = made(daemon, retired)
+        line = (await known.of("m")).line
+        daemon.models.clear()
+        with pytest.raises(ModelNotFoundError):
+            await known.of("m")
+        assert retired == [line]
+
+    asyncio.run(run())
+
+
+def test_a_model_moves_to_an_environment_that_is_made_and_back_when_it_is_removed(
+    retired: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(deployments, "_FRESH_S", 0.0)
+    shelf = Shelf(tmp_path / "environments")
+    old = put(shelf.folder, 1.0, torch="900.0")
+    daemon = Daemon(model(framework={"name": "torch", "version": ">=900"}))
+
+    async def work() -> None:
+        known = Plans(daemon, Picker(shelf=shelf), retired.append)  # type: ignore[arg-type]
+        first = await known.of("m")
+        assert (first.environment, retired) == (Environment("torch", str(old.python)), [])
+        new = put(shelf.folder, 2.0, torch="901.0")
+        second = await known.of("m")
+        assert second.environment == Environment("torch", str(new.python))
+        assert (second.line != first.line, retired) == (True, [first.line])
+        shelf.remove(new.name)
+        assert (await known.of("m")).line == first.line
+        shelf.remove(old.name)
+        with pytest.raises(NotSupportedError, match="trims env create 'torch>=900'"):
+            await known.of("m")
+
+    asyncio.run(work())
+
+
+def test_two_versions_of_one_framework_are_planned_side_by_side(retired: list[str], tmp_path: Path) -> None:
+    made = [put(tmp_path, 1.0, torch="900.0"), put(tmp_path, 2.0, torch="901.0")]
+    models = [model(name=f"m{n}", framework={"name": "torch", "version": f"=={n}.*"}) for n in (900, 901)]
+
+    async def work() -> None:
+        known = Plans(Daemon(*models), Picker(shelf=Shelf(tmp_path)), retired.append)  # type: ignore[arg-type]
+        found = [(await known.of(each.name)).environment.python for each in models]
+        assert found == [str(each.python) for each in made]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("fields", "inputs", "outputs", "plain"),
+    [
+        ({}, ["x"], ["y"], True),
+        ({"predictor": {"call": "m:Class"}}, [], [], False),
+        ({"predictor": {"function": "m:run"}}, [], [], False),
+        ({"preprocess": [{"top_k": {"input": "x"}}]}, [], ["y"], False),
+        ({"postprocess": [{"top_k": {"input": "y"}}]}, ["x"], [], False),
+    ],
+)
+def test_tensors_of_a_graph_are_those_of_requests_where_no_code_is_between(
+    retired: list[str], fields: dict[str, Any], inputs: list[str], outputs: list[str], plain: bool
+) -> None:
+    known = dataclasses.replace(
+        model(format_name="onnx", framework={"name": "numpy"} if "predictor" in fields else None, **fields),
+        inputs=(TensorInfo("x", "FP32", (-1,)),),
+        outputs=(TensorInfo("y", "FP32", (-1,)),),
+    )
+    plan = made(Daemon(known), retired).make(known)
+    assert [each.name for each in plan.found.inputs] == inputs
+    assert [each.name for each in plan.found.outputs] == outputs
+    assert plan.is_plain is plain

@@ -1,0 +1,89 @@
+"""Which models the endpoint asks hot spares for by itself: those whose manifests state them, for as long as they do."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from trims_predictors.endpoint.preloaded_models import HotModels
+
+from trims.core.errors import DaemonAwayError, ManifestError, NotSupportedError
+
+
+class Daemon:
+    def __init__(self) -> None:
+        self.hot: dict[str, Any] = {}
+        self.away = False
+
+    async def models(self) -> list[Any]:
+        if self.away:
+            raise DaemonAwayError("no daemon")
+        return [SimpleNamespace(name=name, manifest={"predictor": given}) for name, given in self.hot.items()]
+
+
+class Unreadable:
+    name = "broken"
+
+    @property
+    def manifest(self) -> Any:
+        raise ManifestError("no manifest")
+
+
+class Side:
+    """What the looks have led to."""
+
+    def __init__(self) -> None:
+        self.daemon = Daemon()
+        self.wanted: list[str] = []
+        self.forgotten: list[str] = []
+        self.looks = HotModels(self.daemon, self.plan, self.forgotten.append, self.wanted.append)  # type: ignore[arg-type]
+
+    async def plan(self, name: str) -> Any:
+        if name == "odd":
+            raise NotSupportedError("nothing runs it")
+        return name
+
+    def look(self) -> None:
+        asyncio.run(self.looks.look())
+
+
+def test_models_that_state_hot_spares_are_wanted_at_each_look() -> None:
+    side = Side()
+    side.daemon.hot = {"b": {"hot": 1}, "a": {"hot": 2}, "none": {"hot": 0}, "by-demand": {}, "plain": None}
+    side.look()
+    assert side.wanted == ["a", "b"]
+    side.look()
+    assert side.wanted == ["a", "b", "a", "b"]
+
+
+def test_a_model_that_is_gone_is_forgotten_once() -> None:
+    side = Side()
+    side.daemon.hot = {"a": {"hot": 1}, "b": {"hot": 1}}
+    side.look()
+    del side.daemon.hot["a"]
+    side.look()
+    side.look()
+    assert side.forgotten == ["a"]
+
+
+def test_a_model_that_cannot_be_run_or_read_does_not_stop_the_others() -> None:
+    side = Side()
+    side.daemon.hot = {"odd": {"hot": 1}, "wrong": {"hot": "x"}, "z": {"hot": 1}}
+    listed = side.daemon.models
+
+    async def models() -> list[Any]:
+        return [Unreadable(), *await listed()]
+
+    side.daemon.models = models  # type: ignore[method-assign]
+    side.look()
+    assert side.wanted == ["z"]
+
+
+def test_while_the_daemon_is_away_nothing_is_forgotten() -> None:
+    side = Side()
+    side.daemon.hot = {"a": {"hot": 1}}
+    side.look()
+    side.daemon.away = True
+    side.look()
+    assert (side.wanted, side.forgotten) == (["a"], [])

@@ -1,0 +1,100 @@
+"""Slots: each tenant's predictors come and go as if there were no other tenant."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from trims_predictors.pool.events import Fail, Job, Limits, Run, Start, Step, Stop
+from trims_predictors.pool.slots import Slots
+
+from trims.core.errors import BusyError, PredictorError
+
+ONE = Limits(instances=1, queue=4)
+
+
+def test_a_tenant_that_fills_its_slots_takes_none_of_another() -> None:
+    slots = Slots(16, {"greedy": 2})
+    started = [slots.submit(Job(f"m{number}@1/greedy"), ONE) for number in range(5)]
+    assert [len(steps) for steps in started] == [1, 1, 0, 0, 0]
+    assert isinstance(slots.submit(Job("m0@1/modest"), ONE)[0], Start)
+    assert isinstance(slots.submit(Job("m0@1"), ONE)[0], Start)
+    slots.validate()
+
+
+def test_numbers_of_predictors_are_given_once_for_all_tenants() -> None:
+    slots = Slots(4)
+    steps = [slots.submit(Job(line), ONE)[0] for line in ("m@1", "m@1/blue", "m@1/red")]
+    assert [step.predictor for step in steps if isinstance(step, Start)] == [1, 2, 3]
+    (run,) = slots.ready(2)
+    assert isinstance(run, Run)
+    assert run.jobs[0].line == "m@1/blue"
+    assert slots.line("m@1/blue")["busy"] == 1
+    assert slots.line("m@1")["starting"] == 1
+
+
+def test_an_event_of_a_predictor_that_has_ended_changes_nothing() -> None:
+    slots = Slots(1)
+    slots.submit(Job("m@1/blue"), ONE)
+    (failed,) = slots.failed(1, PredictorError("no"))[1:]
+    assert isinstance(failed, Fail)
+    slots.ended(1, "killed")
+    for steps in (slots.ready(1), slots.done(1), slots.lost(1), slots.ended(1, "again"), slots.expire(1, 1)):
+        assert steps == []
+    assert slots.failed(1, PredictorError("late")) == []
+    assert slots.idles(1) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_tenant_has_more_than_its_slots_and_each_request_is_answered(seed: int) -> None:  # noqa: C901
+    dice, most = random.Random(seed), {"greedy": 3, "modest": 1, "": 2}
+    slots = Slots(2, {name: count for name, count in most.items() if name})
+    running: dict[int, str] = {}
+    busy: dict[int, tuple[Job, ...]] = {}
+    starting: set[int] = set()
+    open_jobs: Counter[str] = Counter()
+
+    def follow(steps: list[Step]) -> None:
+        for step in steps:
+            if isinstance(step, Start):
+                running[step.predictor] = step.line.partition("/")[2]
+                starting.add(step.predictor)
+            elif isinstance(step, Run):
+                busy[step.predictor] = step.jobs
+            elif isinstance(step, Stop):
+                starting.discard(step.predictor)
+                del running[step.predictor]
+                follow(slots.ended(step.predictor, "stopped"))
+            else:
+                open_jobs[step.job.line.partition("/")[2]] -= 1
+
+    def go_on() -> None:
+        if busy and (not starting or dice.random() < 0.5):
+            predictor = dice.choice(list(busy))
+            for job in busy.pop(predictor):
+                open_jobs[job.line.partition("/")[2]] -= 1
+            follow(slots.done(predictor))
+        elif starting:
+            predictor = dice.choice(list(starting))
+            starting.discard(predictor)
+            follow(slots.ready(predictor))
+
+    for _ in range(400):
+        tenant = dice.choices(list(most), [6, 1, 1])[0]
+        if dice.random() < 0.5:
+            line = f"m{dice.randrange(6)}@1" + (f"/{tenant}" if tenant else "")
+            try:
+                steps = slots.submit(Job(line), ONE)
+            except BusyError:
+                continue
+            open_jobs[tenant] += 1
+            follow(steps)
+        else:
+            go_on()
+        slots.validate()
+        held = Counter(running.values())
+        assert all(held[name] <= count for name, count in most.items())
+    while busy or starting:
+        go_on()
+    assert not +open_jobs

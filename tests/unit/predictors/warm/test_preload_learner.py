@@ -1,0 +1,166 @@
+"""Templates learn what predictors had to import; what spoils them is learned by none and costs no request."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from nursing import NUMPY, nurse, until
+from trims_predictors.children import template_process
+from trims_predictors.warm.learned import read_learned, write_learned
+
+from trims.testing.descriptors import few_descriptors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trims_predictors.warm.warm_pool import Nursery
+
+
+def test_what_a_predictor_imported_is_known_to_the_next_template(modules: Path) -> None:
+    async def work(nursery: Nursery) -> None:
+        predictor = await nursery.take(NUMPY)
+        before = nursery._stock.templates[NUMPY]
+        nursery.teach(NUMPY, ["harmless", "no_such_module", "__main__"])
+        await until(lambda: nursery._lessons.learned.get(NUMPY))
+        assert nursery._lessons.learned[NUMPY] == ["harmless"]
+        assert "harmless" in nursery._stock.templates[NUMPY].modules
+        assert nursery._stock.templates[NUMPY] is not before
+        nursery.teach(NUMPY, ["harmless", "no_such_module"])
+        assert nursery._lessons._given[NUMPY] == 1, "nothing new is no lesson"
+        assert before.lost is None, "it learns how its predictor ends"
+        assert await predictor.end() == "it exited with status 0"
+        await until(lambda: before.lost)
+
+    nurse(modules, work)
+
+
+def test_a_lesson_whose_template_is_killed_from_outside_is_learned_the_next_time(modules: Path) -> None:
+    (modules / "slow.py").write_text("import time; time.sleep(0.5)")
+
+    async def work(nursery: Nursery) -> None:
+        await (await nursery.take(NUMPY)).end()
+        nursery.teach(NUMPY, ["slow"])
+        await until(lambda: len(nursery._stock.made) == 2)
+        os.kill(nursery._stock.made[1][1].pid, signal.SIGKILL)
+        await until(lambda: not nursery._lessons.running())
+        nursery.teach(NUMPY, ["slow"])
+        await until(lambda: nursery._lessons.learned.get(NUMPY))
+        assert nursery._lessons.learned[NUMPY] == ["slow"]
+
+    nurse(modules, work)
+
+
+@pytest.mark.parametrize("module", ["spoils", "hangs", "exits"])
+def test_a_lesson_that_spoils_a_template_costs_the_one_that_serves_nothing(
+    modules: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    monkeypatch.setattr(template_process, "_IMPORT_S", 10.0)
+
+    async def work(nursery: Nursery) -> None:
+        await (await nursery.take(NUMPY)).end()
+        before = nursery._stock.templates[NUMPY]
+        monkeypatch.setattr(template_process, "_IMPORT_S", 1.0 if module == "hangs" else 30.0)
+        nursery.teach(NUMPY, [module])
+        predictor = await nursery.take(NUMPY)
+        assert predictor.how == "forked", "meanwhile"
+        await predictor.end()
+        if module != "spoils":  # it may not be the module's fault that its template is gone
+            await until(lambda: not nursery._lessons.running())
+            assert not nursery.preloads.banned.get(NUMPY)
+            nursery.teach(NUMPY, [module])
+        await until(lambda: nursery.preloads.banned.get(NUMPY))
+        assert nursery._stock.templates[NUMPY] is before
+        lessons = nursery._lessons._given[NUMPY]
+        nursery.teach(NUMPY, [module])
+        assert nursery._lessons._given[NUMPY] == lessons
+
+    nurse(modules, work)
+    assert f"cannot learn this; its predictors will import it themselves: {module}" in caplog.text
+
+
+def test_a_module_that_a_manifest_names_in_vain_is_told_once_for_each_model(
+    modules: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (modules / "broken.py").write_text("1 / 0")
+
+    async def work(nursery: Nursery) -> None:
+        await (await nursery.take(NUMPY)).end()
+        for model in ("one", "two", "one"):
+            nursery.preloads.want(NUMPY, model, ["no_such_module", "broken", "harmless"])
+            nursery.teach(NUMPY, ["no_such_module", "broken", "harmless"])
+            await until(lambda: nursery._lessons.learned.get(NUMPY))
+
+    nurse(modules, work)
+    told = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert len(told) == 4
+    for model in ("one", "two"):
+        mine = "".join(each for each in told if f"`preload` of {model!r} names " in each)
+        assert "no_such_module, which the template for numpy cannot import: ModuleNotFoundError: No module" in mine
+        assert "broken, which the template for numpy cannot import: ZeroDivisionError: division by zero" in mine
+
+
+def test_more_modules_than_a_message_holds_are_learned(modules: Path) -> None:
+    for number in range(700):
+        (modules / f"{'long' * 40}_{number}.py").touch()
+    names = [f"{'long' * 40}_{number}" for number in range(700)]
+
+    async def work(nursery: Nursery) -> None:
+        await (await nursery.take(NUMPY)).end()
+        nursery.teach(NUMPY, names)
+        await until(lambda: nursery._lessons.learned.get(NUMPY))
+        assert nursery._lessons.learned[NUMPY] == names
+        nursery._stock.templates[NUMPY].close()
+        predictor = await nursery.take(NUMPY)
+        assert predictor.how == "forked"
+        await predictor.end()
+
+    nurse(modules, work)
+
+
+def test_a_lesson_without_descriptors_is_a_warning_and_no_bug(modules: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(nursery: Nursery) -> None:
+        predictor = await nursery.take(NUMPY)
+        with few_descriptors(left=0):
+            nursery.teach(NUMPY, ["harmless"])
+            await until(lambda: not nursery._lessons.running())
+            await until(lambda: not len(nursery._background) or "ulimit" in caplog.text)
+        await predictor.end()
+
+    nurse(modules, work)
+    assert "a template cannot be started: no template for numpy can be started: no descriptor left" in caplog.text
+    assert "a bug in trims" not in caplog.text
+
+
+def test_the_first_template_of_the_next_endpoint_begins_with_what_was_learned(modules: Path) -> None:
+    async def learn(nursery: Nursery) -> None:
+        await (await nursery.take(NUMPY)).end()
+        nursery.teach(NUMPY, ["harmless"])
+        await until(lambda: (modules / "learned.json").exists())
+
+    async def begin(nursery: Nursery) -> None:
+        predictor = await nursery.take(NUMPY)
+        assert (predictor.how, "harmless" in nursery._stock.templates[NUMPY].modules) == ("forked", True)
+        await predictor.end()
+
+    nurse(modules, learn, learned=modules / "learned.json")
+    nurse(modules, begin, learned=modules / "learned.json")
+
+
+def test_what_was_learned_and_keeps_a_template_from_forking_now_is_forgotten(modules: Path) -> None:
+    thread = "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
+    (modules / "starts.py").write_text(f"import threading, time\n{thread}")
+    write_learned(modules / "learned.json", {NUMPY: ["harmless", "starts"]})
+
+    async def work(nursery: Nursery) -> None:
+        hows = []
+        for _ in range(2):
+            predictor = await nursery.take(NUMPY)
+            hows.append(predictor.how)
+            await predictor.end()
+        assert hows == ["spawned", "forked"]
+        await until(lambda: read_learned(modules / "learned.json") == {})
+
+    nurse(modules, work, learned=modules / "learned.json")

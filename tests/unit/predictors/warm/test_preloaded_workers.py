@@ -1,0 +1,429 @@
+"""Hot spares with real daemons, templates and predictors: who gets one, what it holds, and what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from fleets import Driver, arrays, drive, register
+from in_namespaces import namespaces
+from trims_predictors.sandbox.sandbox import NAMESPACES, choose
+from trims_predictors.tensors import from_array
+from trims_predictors.warm.reclaim_policy import Limits as TemplateLimits
+
+from trims.control import admin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trims_predictors.deployment.deployment import Answer
+
+    from trims.daemon.main import Daemon
+
+#: A fleet in which a predictor ends with its request.
+FLEET = {"keep_alive_s": 0.0, "hot_spares": 1}
+
+
+@pytest.fixture
+def model(daemon: Daemon, checkpoint: Callable[..., Path]) -> Daemon:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Held"})
+    return daemon
+
+
+def pid(answer: Answer) -> int:
+    return int(arrays(answer)["pid"][0])
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    while not holds():
+        await asyncio.sleep(0.01)
+
+
+async def settled(driver: Driver) -> None:
+    """Wait until no predictor runs, no template learns and no hot spare is made."""
+    nursery, hot = driver.fleet._nursery, driver.fleet.hot
+    await until(lambda: not (driver.fleet._running or nursery._lessons.running() or hot._tending))
+
+
+async def heated(driver: Driver, name: str = "m") -> None:
+    """Ask until the model has a hot spare."""
+    while name not in driver.fleet.hot.report():
+        await driver.ask(name, x=[1.0])
+        await settled(driver)
+
+
+def leases(daemon: Daemon) -> int:
+    with admin(daemon.config.runtime_dir) as control:
+        return control.status().stats.leases
+
+
+async def in_thread(work: Callable[[], Any]) -> Any:
+    """What asks the daemon and waits would stop the loop."""
+    return await asyncio.to_thread(work)
+
+
+def test_a_model_in_steady_demand_gets_a_hot_spare_that_one_request_uses_up(model: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        answers = []
+        for _ in range(3):
+            assert driver.fleet.hot.report() == {}
+            answers.append(await driver.ask(x=[1.0, 2.0]))
+            await settled(driver)
+        assert [answer.how for answer in answers] == ["forked"] * 3
+        assert driver.fleet.report()["hot"] == {"m": 1}
+        waiting = driver.fleet.hot._waiting[0].process
+        assert waiting is not None
+        answer = await driver.ask(x=[1.0, 2.0])
+        assert arrays(answer)["y"].tolist() == [2.0, 4.0]
+        assert (answer.how, answer.cold, answer.place, answer.warm) == ("hot", True, "cpu", True)
+        assert pid(answer) == waiting.pid
+        assert answer.stages.keys() >= {"queue_s", "process_s", "open_s", "predict_s", "run_s"}
+        await settled(driver)
+        again = await driver.ask(x=[3.0])
+        assert (again.how, pid(again) == waiting.pid) == ("hot", False)
+        assert driver.fleet.counters["started_hot"] == 2
+
+    drive(model, work, **FLEET)
+
+
+def test_a_hot_spare_rehearses_the_shapes_of_the_last_request_and_no_values(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Rehearsed"})
+
+    async def work(driver: Driver) -> None:
+        await heated(driver)
+        answer = await driver.ask(x=[1.0, 2.0, 3.0])
+        assert (answer.how, arrays(answer)["rehearsed"].tolist()) == ("hot", [1.0])
+        assert arrays(answer)["y"].tolist() == [2.0, 4.0, 6.0]
+        await settled(driver)
+        assert await in_thread(lambda: leases(daemon)) == 0
+        answer = await driver.ask(x=[1.0])
+        assert (answer.how, arrays(answer)["rehearsed"].tolist()) == ("hot", [3.0])
+
+    drive(daemon, work, **FLEET)
+
+
+def test_a_model_whose_rehearsal_fails_has_hot_spares_without(
+    daemon: Daemon, checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Rehearsed", "options": {"refuses": True}})
+
+    async def work(driver: Driver) -> None:
+        await heated(driver)
+        for _ in range(2):
+            answer = await driver.ask(x=[1.0])
+            assert (answer.how, arrays(answer)["rehearsed"].tolist()) == ("hot", [])
+            await settled(driver)
+
+    drive(daemon, work, **FLEET)
+    assert caplog.text.count("hot spares of m run nothing before their first request: ") == 1
+    assert "zeros are no input" in caplog.text
+
+
+def test_a_hot_spare_holds_no_lease_and_its_weights_can_be_evicted(model: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        await heated(driver)
+        assert await in_thread(lambda: leases(model)) == 0
+        with admin(model.config.runtime_dir) as control:
+            await in_thread(lambda: control.evict("m", "cpu"))
+        answer = await driver.ask(x=[2.0])
+        assert arrays(answer)["y"].tolist() == [4.0]
+        assert answer.how == "forked"
+        assert driver.fleet.counters["hot_unused"] == 1
+        assert driver.fleet.hot.report() == {}
+
+    drive(model, work, **FLEET)
+
+
+def test_a_hot_spare_loads_no_weights_that_were_evicted(model: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        await heated(driver)
+        await driver.ask(x=[1.0])
+        with admin(model.config.runtime_dir) as control:
+            await in_thread(lambda: control.evict("m", "cpu", drain=True))
+        await settled(driver)
+        assert driver.fleet.hot.report() == {}
+        with admin(model.config.runtime_dir) as control:
+            assert not [each for each in control.show("m").replicas if each.place == "cpu"]
+
+    drive(model, work, **FLEET)
+
+
+def test_hot_spares_end_when_their_model_is_registered_again(model: Daemon, checkpoint: Callable[..., Path]) -> None:
+    async def work(driver: Driver) -> None:
+        await heated(driver)
+        waiting = driver.fleet.hot._waiting[0].process
+        assert waiting is not None
+        predictor = {"call": "own_predictors:Held", "options": {"bias": 5.0}}
+        await in_thread(lambda: register(model, checkpoint, predictor=predictor))
+        while arrays(answer := await driver.ask(x=[1.0]))["y"].tolist() != [7.0]:
+            await asyncio.sleep(0.1)
+        assert pid(answer) != waiting.pid
+        await waiting.ended
+
+    drive(model, work, **FLEET)
+
+
+def test_a_file_that_is_replaced_is_noticed_by_the_hot_spare_at_its_use(
+    model: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    async def work(driver: Driver) -> None:
+        await heated(driver)
+        await in_thread(lambda: checkpoint("m", {"factor": np.array(3.0)}))
+        await asyncio.sleep(0.6)  # for which the daemon trusts its last look at a file
+        answer = await driver.ask(x=[1.0])
+        assert arrays(answer)["y"].tolist() == [3.0]
+        assert answer.how == "forked"
+
+    drive(model, work, **FLEET)
+
+
+def test_hot_spares_wait_over_a_restart_of_the_daemon(model: Daemon, serve: Callable[..., Daemon]) -> None:
+    async def work(driver: Driver) -> None:
+        await heated(driver)
+        plan = await driver.plan()
+        await in_thread(model.stop)
+        await in_thread(serve)
+        answer = await driver.fleet.infer(plan, [from_array("x", np.array([1.0]))])
+        assert (answer.how, arrays(answer)["y"].tolist()) == ("hot", [2.0])
+
+    drive(model, work, **FLEET)
+
+
+def test_a_hot_spare_that_dies_while_it_waits_costs_no_request(model: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        await heated(driver)
+        waiting = driver.fleet.hot._waiting[0].process
+        assert waiting is not None
+        os.kill(waiting.pid, signal.SIGKILL)
+        await waiting.ended
+        assert driver.fleet.hot.report() == {}
+        assert (await driver.ask(x=[1.0])).how == "forked"
+        await settled(driver)
+        assert driver.fleet.hot.report() == {"m": 1}
+
+    drive(model, work, **FLEET)
+
+
+def test_a_model_whose_class_reads_its_weights_meanwhile_gets_no_more_hot_spares(
+    daemon: Daemon, checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Restless"})
+
+    async def work(driver: Driver) -> None:
+        hot = driver.fleet.hot
+        while not hot._unfit:
+            assert (await driver.ask(x=[1.0])).how in ("forked", "hot")
+            await settled(driver)
+            await asyncio.sleep(0.1)
+        for _ in range(3):
+            assert (await driver.ask(x=[1.0])).how != "hot"
+            await settled(driver)
+        assert hot.report() == {}
+
+    drive(daemon, work, **FLEET)
+    assert "a hot spare of m read its weights while it waited (it was ended by SIGSEGV)" in caplog.text
+
+
+def test_a_hot_spare_that_is_killed_unnoticed_costs_no_request(model: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        await heated(driver)
+        waiting = driver.fleet.hot._waiting[0].process
+        assert waiting is not None
+        plan = await driver.plan()
+        os.kill(waiting.pid, signal.SIGKILL)
+        answer = await driver.fleet.infer(plan, [from_array("x", np.array([1.0]))])
+        assert (answer.how, arrays(answer)["y"].tolist()) == ("forked", [2.0])
+
+    drive(model, work, **FLEET)
+
+
+def test_a_request_takes_the_hot_spare_that_is_loading(
+    daemon: Daemon, checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    flag = folder / "go"
+    predictor = {"call": "own_predictors:Held", "options": {"until": str(flag)}}
+    register(daemon, checkpoint, predictor=predictor)
+
+    async def work(driver: Driver) -> None:
+        flag.touch()
+        for _ in range(2):
+            await driver.ask(x=[1.0])
+            await settled(driver)
+        await driver.ask(x=[1.0])
+        flag.unlink()
+        hot = driver.fleet.hot
+        await until(lambda: hot._making is not None and hot._making.loads)
+        making = hot._making
+        assert making is not None
+        assert making.process is not None
+        asked = asyncio.ensure_future(driver.ask(x=[1.0]))
+        await until(lambda: making.claimed)
+        flag.touch()
+        answer = await asked
+        assert (answer.how, pid(answer)) == ("hot", making.process.pid)
+
+    drive(daemon, work, **FLEET)
+
+
+def test_requests_that_come_one_after_the_other_get_a_hot_spare_all_the_same(model: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        async with asyncio.timeout(60.0):
+            while (await driver.ask(x=[1.0])).how != "hot":
+                await asyncio.sleep(0.05)
+
+    drive(model, work, **FLEET)
+
+
+def test_a_request_does_not_wait_for_a_hot_spare_that_does_not_load_yet(model: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        hot, nursery = driver.fleet.hot, driver.fleet._nursery
+        for _ in range(2):
+            await driver.ask(x=[1.0])
+            await settled(driver)
+        made, nursery_make = asyncio.Event(), nursery.make
+
+        async def slowly(environment: Any) -> Any:
+            process = await nursery_make(environment)
+            await made.wait()
+            return process
+
+        nursery.make = slowly  # type: ignore[method-assign]
+        await driver.ask(x=[1.0])
+        await until(lambda: hot._making is not None)
+        assert (await driver.ask(x=[1.0])).how == "forked"
+        made.set()
+        await settled(driver)
+        assert hot.report() == {"m": 1}
+
+    drive(model, work, **FLEET)
+
+
+def test_a_manifest_may_state_hot_spares_which_are_there_before_the_first_request(
+    daemon: Daemon, checkpoint: Callable[..., Path]
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Held", "hot": 2})
+
+    async def work(driver: Driver) -> None:
+        driver.fleet.hot.want(await driver.plan())
+        await until(lambda: driver.fleet.hot.report() == {"m": 2})
+        assert (await driver.ask(x=[1.0])).how == "hot"
+        await settled(driver)
+        assert driver.fleet.hot.report() == {"m": 2}
+
+    drive(daemon, work, keep_alive_s=0.0, hot_spares=3)
+
+
+def test_a_manifest_may_refuse_hot_spares(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Held", "hot": 0})
+
+    async def work(driver: Driver) -> None:
+        for _ in range(4):
+            assert (await driver.ask(x=[1.0])).how == "forked"
+            await settled(driver)
+        assert driver.fleet.hot.report() == {}
+
+    drive(daemon, work, **FLEET)
+
+
+def test_a_model_that_cools_loses_its_hot_spare(model: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        hot, later_s = driver.fleet.hot, [0.0]
+        clock = hot._clock
+        hot._clock = lambda: clock() + later_s[0]
+        await heated(driver)
+        waiting = hot._waiting[0].process
+        assert waiting is not None
+        later_s[0] = 1000.0
+        hot.tend()
+        await waiting.ended
+        assert hot.report() == {}
+
+    drive(model, work, **FLEET)
+
+
+def test_hot_spares_go_before_spares_when_memory_is_needed(model: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        nursery, hot = driver.fleet._nursery, driver.fleet.hot
+        await heated(driver)
+        plan = await driver.plan()
+        waiting = hot._waiting[0].process
+        assert waiting is not None
+        await until(lambda: nursery._stock.spares.get(plan.environment) and not nursery._tending)
+        await until(lambda: waiting.pid in nursery._upkeep.counted)
+        await until(lambda: nursery._stock.spares[plan.environment][0].pid in nursery._upkeep.counted)
+        nursery._upkeep.limits = TemplateLimits(None, nursery._upkeep.total_bytes - 1)
+        nursery._upkeep.stir()
+        await waiting.ended
+        assert hot.report() == {}
+        assert nursery.spares() == {"numpy": 1}
+        hot._failed.clear()
+        await until(lambda: nursery._upkeep.total_bytes <= (nursery._upkeep.limits.most_bytes or 0))
+        hot.tend()
+        await until(lambda: not hot._tending)
+        assert hot.report() == {}
+
+    drive(model, work, spares=1, **FLEET)
+
+
+def test_a_predictor_that_cannot_be_loaded_ahead_is_said_once(
+    daemon: Daemon, checkpoint: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Missing", "hot": 1})
+
+    async def work(driver: Driver) -> None:
+        driver.fleet.hot.want(await driver.plan())
+        await until(lambda: driver.fleet.hot._failed)
+        driver.fleet.hot.want(await driver.plan())
+        await until(lambda: not driver.fleet.hot._tending)
+
+    drive(daemon, work, **FLEET)
+    assert caplog.text.count("no hot spare of m") == 1
+
+
+def test_without_room_for_hot_spares_none_are_made(model: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        for _ in range(4):
+            assert (await driver.ask(x=[1.0])).how == "forked"
+            await settled(driver)
+        assert not driver.fleet.hot._plans
+
+    drive(model, work, keep_alive_s=0.0, hot_spares=0)
+
+
+def test_the_end_of_a_fleet_ends_hot_spares_that_wait_or_load(
+    daemon: Daemon, checkpoint: Callable[..., Path], folder: Path
+) -> None:
+    register(daemon, checkpoint, predictor={"call": "own_predictors:Held", "hot": 1})
+    never = {"call": "own_predictors:Held", "hot": 1, "options": {"until": str(folder / "never")}}
+    register(daemon, checkpoint, "n", predictor=never)
+
+    async def work(driver: Driver) -> list[int]:
+        hot = driver.fleet.hot
+        hot.want(await driver.plan())
+        await until(lambda: hot.report() == {"m": 1})
+        hot.want(await driver.plan("n"))
+        await until(lambda: hot._making is not None and hot._making.loads)
+        assert hot._making is not None
+        return [each.process.pid for each in (hot._waiting[0], hot._making) if each.process is not None]
+
+    pids = drive(daemon, work, keep_alive_s=0.0, hot_spares=2)
+    assert len(pids) == 2
+    assert not [each for each in pids if os.path.exists(f"/proc/{each}")]
+
+
+@namespaces
+def test_in_namespaces_hot_spares_wait_without_a_lease_and_wake_too(model: Daemon) -> None:
+    async def work(driver: Driver) -> None:
+        await heated(driver)
+        assert await in_thread(lambda: leases(model)) == 0
+        answer = await driver.ask(x=[1.0])
+        assert (answer.how, arrays(answer)["y"].tolist()) == ("hot", [2.0])
+
+    drive(model, work, isolation=choose(NAMESPACES, []), **FLEET)

@@ -1,0 +1,102 @@
+"""Which template goes: by the time without use, and by memory; never one that a request waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from trims_predictors.warm.reclaim_policy import End, EndSpare, Leave, Limits, Standing, Step, next_end_s, next_step
+
+NOW_S = 1000.0
+BOUND = Limits(None, 100)
+TIME = Limits(60.0, None)
+
+
+def old(**fields: object) -> Standing:
+    return dataclasses.replace(Standing("old", 60, used_s=900.0), **fields)  # type: ignore[arg-type]
+
+
+def new(**fields: object) -> Standing:
+    return dataclasses.replace(Standing("new", 60, used_s=990.0), **fields)  # type: ignore[arg-type]
+
+
+def told(step: Step | None) -> tuple[type[Step], object] | None:
+    return None if step is None else (type(step), step.environment)
+
+
+def step(limits: Limits, *standings: Standing, other_bytes: int = 0) -> tuple[type[Step], object] | None:
+    return told(next_step(standings, limits, NOW_S, other_bytes))
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (End, "old")),
+        ({"spare_bytes": (10,)}, (End, "old")),
+        ({"used_s": 941.0}, None),
+        ({"used_s": 940.0}, (End, "old")),
+        ({"predictors": 1}, None),
+        ({"waited_for": True}, None),
+        ({"kept": True}, None),
+        ({"nbytes": 0, "spare_bytes": (10,)}, (End, "old")),
+    ],
+)
+def test_a_template_without_use_goes_when_its_time_is_over(fields: dict[str, object], expected: object) -> None:
+    assert step(TIME, new(), old(**fields)) == expected
+
+
+def test_without_limits_nothing_goes() -> None:
+    assert step(Limits(), old(used_s=0.0, nbytes=1 << 50)) is None
+
+
+def test_within_the_bound_nothing_goes() -> None:
+    assert step(BOUND, old(nbytes=40), new()) is None
+    assert step(BOUND, old(nbytes=40), new(), other_bytes=1) == (End, "old")
+
+
+@pytest.mark.parametrize(
+    ("standings", "expected"),
+    [
+        ((new(spare_bytes=(1,)), old()), (EndSpare, "new")),
+        ((new(spare_bytes=(1,)), old(spare_bytes=(1,))), (EndSpare, "old")),
+        ((new(), old()), (End, "old")),
+        ((new(), old(kept=True)), (End, "old")),
+        ((new(), old(predictors=1)), (End, "new")),
+        ((new(predictors=1), old(predictors=1)), (Leave, "old")),
+        ((new(predictors=1), old(predictors=1, leaving=True)), (Leave, "new")),
+        ((new(predictors=1, leaving=True), old(predictors=1, leaving=True)), None),
+        ((new(), old(waited_for=True)), (End, "new")),
+        ((new(waited_for=True), old(waited_for=True)), None),
+        ((new(waited_for=True), old(waited_for=True, spare_bytes=(1,))), (EndSpare, "old")),
+        ((new(waited_for=True, nbytes=200), old(nbytes=0)), None),
+    ],
+)
+def test_over_the_bound_spares_go_first_then_the_template_used_least_recently(
+    standings: tuple[Standing, ...], expected: object
+) -> None:
+    assert step(BOUND, *standings) == expected
+
+
+def test_a_template_that_was_to_go_with_its_last_predictor_goes_within_the_bound_too() -> None:
+    assert step(BOUND, old(nbytes=1, leaving=True)) == (End, "old")
+    assert step(BOUND, old(nbytes=1, leaving=True, waited_for=True)) is None
+
+
+def test_all_at_once_over_the_bound_go_one_by_one_until_it_holds() -> None:
+    standings = {str(n): Standing(str(n), 30, (10, 10), used_s=float(n)) for n in range(10)}
+    ended: list[tuple[type[Step], object] | None] = []
+    while (found := next_step(list(standings.values()), BOUND, NOW_S)) is not None:
+        ended.append(told(found))
+        before = standings.pop(str(found.environment))
+        if isinstance(found, EndSpare):
+            standings[str(found.environment)] = dataclasses.replace(before, spare_bytes=before.spare_bytes[1:])
+    spares = [(EndSpare, str(n)) for n in range(10) for _ in range(2)]
+    assert ended == [*spares, *((End, str(n)) for n in range(7))]
+
+
+def test_the_next_end_is_that_of_the_template_whose_time_is_over_first() -> None:
+    assert next_end_s([new(), old()], TIME) == 960.0
+    assert next_end_s([new(), old(predictors=1)], TIME) == 1050.0
+    assert next_end_s([new(kept=True), old(waited_for=True)], TIME) is None
+    assert next_end_s([new()], BOUND) is None
+    assert next_end_s([], TIME) is None

@@ -1,0 +1,109 @@
+"""Upkeep counts in a thread, ends one thing at a time, and looks again when something has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from trims_predictors.warm import reclaimer
+from trims_predictors.warm.memory_usage import Footprint
+from trims_predictors.warm.reclaim_policy import End, Limits, Standing, Step
+from trims_predictors.warm.reclaimer import Upkeep
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+SIZES = {1: 40, 2: 50, 3: 60}
+
+
+class Household:
+    """Templates named by their process; one that is ended is gone at once."""
+
+    def __init__(self) -> None:
+        self.living = set(SIZES)
+        self.steps: list[Step] = []
+        self.used_s = float("inf")
+
+    def pids(self) -> list[int]:
+        return sorted(self.living)
+
+    def standings(self, counted: Mapping[int, Footprint]) -> tuple[list[Standing], int]:
+        found = [Standing(pid, counted[pid].share_bytes if pid in counted else 0, used_s=pid + self.used_s)
+                 for pid in sorted(self.living)]  # fmt: skip
+        return found, 0
+
+    async def calm(self) -> None:
+        pass
+
+    async def carry_out(self, step: Step) -> None:
+        self.steps.append(step)
+        self.living.discard(step.environment)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
+    """The threads in which processes were counted; the sizes are those of `SIZES`."""
+    threads: list[threading.Thread] = []
+
+    def count(pid: int) -> Footprint:
+        threads.append(threading.current_thread())
+        return Footprint(SIZES[pid], 0)
+
+    monkeypatch.setattr(reclaimer, "footprint", count)
+    monkeypatch.setattr(reclaimer, "_PAUSE_S", 0.0)
+    return threads
+
+
+def look_after(household: Household, limits: Limits, work: Callable[[Upkeep], Awaitable[None]]) -> None:
+    async def run() -> None:
+        kept = Upkeep(household, limits)
+        task = asyncio.ensure_future(kept.run())
+        try:
+            await asyncio.wait_for(work(kept), 30)
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    asyncio.run(run())
+
+
+def test_memory_over_the_bound_is_ended_one_by_one_and_counted_again(counting: list[threading.Thread]) -> None:
+    household = Household()
+
+    async def work(kept: Upkeep) -> None:
+        kept.stir()
+        while kept.total_bytes != 60:
+            await asyncio.sleep(0.001)
+        assert [(type(step), step.environment) for step in household.steps] == [(End, 1), (End, 2)]
+        assert kept.counted == {3: Footprint(60, 0)}
+
+    look_after(household, Limits(None, 60), work)
+    assert len(counting) == 3 + 2 + 1
+    assert threading.main_thread() not in counting
+
+
+def test_nothing_is_counted_while_nothing_changes(counting: list[threading.Thread]) -> None:
+    async def work(kept: Upkeep) -> None:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not counting
+        kept.stir()
+        while kept.total_bytes != 150:
+            await asyncio.sleep(0.001)
+
+    look_after(Household(), Limits(), work)
+    assert len(counting) == 3
+
+
+def test_a_template_whose_time_is_over_ends_without_a_stir(counting: list[threading.Thread]) -> None:
+    household = Household()
+    household.used_s = 0.0
+
+    async def work(kept: Upkeep) -> None:
+        while household.living:
+            await asyncio.sleep(0.001)
+
+    look_after(household, Limits(0.0), work)
+    assert len(household.steps) == 3

@@ -1,0 +1,183 @@
+"""A guard ends all that its template and the predictors have started, and nothing before that."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+from trims_predictors.worker import reaper
+
+from trims.wire.lifeline import Lifeline
+
+#: Starts a process in a session of its own, whose parent ends at once, and tells its number.
+_DETACH = """
+import os, sys, time
+from trims_predictors.worker.reaper import adopt, end_strays, guarded
+from trims.wire.lifeline import depend_on
+def detach():
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(writing, b"%d\\n" % os.getpid())
+            time.sleep(600)
+        os._exit(0)
+    return os.read(reading, 100).decode()
+own, sock = int(sys.argv[1]), os.open(os.devnull, os.O_RDONLY)
+os.setsid()
+"""
+
+
+def start(lifeline: Lifeline, code: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _DETACH + code, str(lifeline.fileno())],
+        pass_fds=[lifeline.fileno()],
+        stdout=subprocess.PIPE,
+    )
+    lifeline.given()
+    return process
+
+
+def told(process: subprocess.Popen[bytes]) -> int:
+    assert process.stdout is not None
+    return os.pidfd_open(int(process.stdout.readline()))
+
+
+def ended(pidfd: int, within_s: float = 60) -> bool:
+    return bool(select.select([pidfd], [], [], within_s)[0])
+
+
+@pytest.mark.parametrize("first", ["nothing else", "the guarded process"])
+def test_what_made_a_session_of_its_own_ends_with_the_lifeline_after(first: str) -> None:
+    lifeline = Lifeline()
+    code = """
+told = guarded(own, sock)
+depend_on(own)
+detached = detach()
+told.begun(int(detached))
+print(os.getpid(), detached, sep="\\n", flush=True)
+time.sleep(600)
+"""
+    with start(lifeline, code) as process:
+        guarded, detached = told(process), told(process)
+        if first == "the guarded process":
+            signal.pidfd_send_signal(guarded, signal.SIGKILL)
+            assert ended(guarded)
+            assert not ended(detached, 0.2)
+            assert process.poll() is None
+        lifeline.close()
+        assert process.wait(60) == 0
+        assert ended(guarded)
+        assert ended(detached)
+    os.close(guarded)
+    os.close(detached)
+
+
+#: A template that has forked a predictor, which has detached a process of its own; and the same with a helper.
+_TEMPLATE = """
+told = guarded(own, sock)
+reading, writing = os.pipe()
+predictor = os.fork()
+if predictor == 0:
+    told.close()
+    adopt()
+    os.write(writing, detach().encode())
+    time.sleep(600)
+told.begun(predictor)
+stray, helper = os.read(reading, 100).decode(), os.fork()
+if helper == 0: time.sleep(600)
+told.helps(helper)
+print(os.getpid(), predictor, stray.strip(), helper, sep="\\n", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_predictors_leave_ends_with_them_also_when_their_template_is_gone() -> None:
+    lifeline = Lifeline()
+    with start(lifeline, _TEMPLATE) as process:
+        template, predictor, stray, helper = pidfds = [told(process) for _ in range(4)]
+        signal.pidfd_send_signal(template, signal.SIGKILL)
+        assert ended(template)
+        assert not ended(stray, 0.2), "its predictor lives"
+        assert not ended(helper, 0), "a predictor may need it"
+        assert process.poll() is None
+        signal.pidfd_send_signal(predictor, signal.SIGKILL)
+        assert ended(stray)
+        assert ended(helper)
+        assert process.wait(60) == 0, "nothing is left to guard"
+    lifeline.close()
+    for pidfd in pidfds:
+        os.close(pidfd)
+
+
+def test_what_a_template_leaves_that_ended_after_its_predictors_ends_with_it() -> None:
+    lifeline = Lifeline()
+    with start(lifeline, _TEMPLATE.replace("print(", "os.kill(predictor, 9)\nprint(")) as process:
+        template, predictor, stray, helper = pidfds = [told(process) for _ in range(4)]
+        assert ended(predictor)
+        assert not ended(stray, 0.1), "it is its template's to end"
+        signal.pidfd_send_signal(template, signal.SIGKILL)
+        assert ended(stray)
+        assert ended(helper)
+        assert process.wait(60) == 0
+    lifeline.close()
+    for pidfd in pidfds:
+        os.close(pidfd)
+
+
+def test_a_guard_ends_by_itself_once_nothing_is_left() -> None:
+    lifeline = Lifeline()
+    with start(lifeline, "guarded(own, sock); print(os.getpid(), flush=True)") as process:
+        assert process.wait(60) == 0
+    lifeline.close()
+
+
+def test_a_guarded_process_ends_with_its_guard() -> None:
+    lifeline = Lifeline()
+    with start(lifeline, "guarded(own, sock); print(os.getpid(), flush=True); time.sleep(600)") as process:
+        guarded = told(process)
+        process.kill()
+        assert ended(guarded)
+    os.close(guarded)
+    lifeline.close()
+
+
+def test_strays_are_ended_in_rounds_and_known_children_stay() -> None:
+    code = """
+adopt()
+known = os.fork()
+if known == 0: time.sleep(600)
+stray = detach()
+print(f"{known}\\n{stray}", end="", flush=True)
+while end_strays({known}): time.sleep(0.01)
+print("done", flush=True)
+time.sleep(600)
+"""
+    lifeline = Lifeline()
+    with start(lifeline, code) as process:
+        known, stray = told(process), told(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"done\n"
+        assert ended(stray)
+        assert not ended(known, 0)
+        process.kill()
+        signal.pidfd_send_signal(known, signal.SIGKILL)
+    os.close(known)
+    os.close(stray)
+    lifeline.close()
+
+
+def test_children_are_found_whatever_their_names_and_also_when_they_have_ended() -> None:
+    rename = "import ctypes; ctypes.CDLL(None).prctl(15, b') R 1 1 (', 0, 0, 0); print(flush=True); input()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", rename], **pipes) as living, subprocess.Popen(["true"]) as done:
+        assert living.stdout is not None
+        living.stdout.readline()
+        os.waitid(os.P_PID, done.pid, os.WEXITED | os.WNOWAIT)
+        assert {living.pid, done.pid} <= set(reaper.children())
+        living.communicate(b"\n")
+    assert living.pid not in reaper.children()
