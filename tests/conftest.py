@@ -251,7 +251,7 @@ def own_files() -> Iterator[None]:
 def cuda(folder: Path) -> Iterator[str]:
     """A fake device; what to call its driver."""
     from on_device import TOTAL_BYTES, UUID
-    from trims_client.device import leave_devices
+    from trims_client.mapping.device import leave_devices
 
     from trims.memory.cuda.api import Device
     from trims.testing.fake_cuda import make_devices

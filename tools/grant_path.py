@@ -26,7 +26,7 @@ from trims.daemon.main import Daemon
 if TYPE_CHECKING:
     from types import FrameType
 
-    from trims.store.asks import Granted
+    from trims.store.pending_requests import Granted
 
 _WATCHED = tuple(str(Path(trims.__file__).parent / name) for name in ("core", "store"))
 _WAIT_S = 60.0

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trims_client import Session, Weights, connect, faas, open_file
     from trims_client.frameworks import cupy, mxnet, onnxruntime, torch
-    from trims_client.losses import Loss
+    from trims_client.mapping.lost_leases import Loss
 
     from trims import errors
     from trims.control import aadmin, admin
@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
     if name in ("admin", "aadmin"):
         return getattr(importlib.import_module("trims.control"), name)
     if name == "Loss":
-        return importlib.import_module("trims_client.losses").Loss
+        return importlib.import_module("trims_client.mapping.lost_leases").Loss
     if name in _MODULES:
         return importlib.import_module(f"trims_client.{_MODULES[name]}")
     if name in __all__:

@@ -14,7 +14,7 @@ blue:
   predictors: 4
 ```
 
-Not covered: what a quota means (`trims.core.tenancy`).
+Not covered: what a quota means (`trims.core.policy.quotas`).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trims.core.errors import CallerError, ConfigError, PermissionDeniedError
-from trims.core.manifest import TRUSTS
-from trims.core.tenancy import Quota
+from trims.core.policy.quotas import Quota
 from trims.core.units import parse_bytes
 from trims.documents import load_yaml
+from trims.manifests.manifest import TRUSTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

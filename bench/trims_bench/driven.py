@@ -13,17 +13,17 @@ from collections import deque
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from trims.core import events
 from trims.core.lease import Waiter
 from trims.core.place import CPU
-from trims.core.residency import Residency
+from trims.core.residency import events
+from trims.core.residency.residency import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from trims.core.events import Event, Instruction
     from trims.core.lease import Lease
-    from trims.core.policy import Policy
+    from trims.core.policy.eviction import Policy
+    from trims.core.residency.events import Event, Instruction
 
 #: Of every image.
 _IMAGE_BYTES = 10

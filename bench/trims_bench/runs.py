@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims.core.manifest import Manifest, parse_manifest
-from trims.formats.build import RECORD
+from trims.formats.conversion.build import RECORD
+from trims.manifests.manifest import Manifest, parse_manifest
 from trims.process.python import run_module
 from trims.registry.base import read_manifest
 from trims_bench.answers import Answer

@@ -26,10 +26,10 @@ from trims.core.errors import (
 )
 from trims.wire.address import ATTACH_SOCKET, default_runtime_dir
 from trims_client import background
-from trims_client.channel import ends_session
-from trims_client.connection import GRACE_S, Connection, Deadline, log
-from trims_client.mappings import MappedImages
-from trims_client.sockets import explained, lacks_descriptors
+from trims_client.connection.channel import ends_session
+from trims_client.connection.connection import GRACE_S, Connection, Deadline, log
+from trims_client.connection.sockets import explained, lacks_descriptors
+from trims_client.mapping.mappings import MappedImages
 from trims_client.weights import Weights, warn_unclosed
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from trims.memory.cuda.drivers import Export
     from trims.memory.pages import Pages
     from trims.wire.frames import Message
-    from trims_client.channel import Channel
-    from trims_client.losses import Loss
-    from trims_client.mappings import Borrow
+    from trims_client.connection.channel import Channel
+    from trims_client.mapping.lost_leases import Loss
+    from trims_client.mapping.mappings import Borrow
 
 #: Errors after which the next place in order of preference is tried: this one cannot serve, at all or now.
 _CANNOT_SERVE = (NotSupportedError, CapacityError, DeviceLostError, InUseError)
@@ -358,9 +358,9 @@ class Session:
             self._connection.hear(channel)
         self._mappings.close_dropped()
         if self._mappings.untold:
-            from trims_client import losses
+            from trims_client.mapping import lost_leases
 
-            losses.tell(self._mappings, self._on_lost)
+            lost_leases.tell(self._mappings, self._on_lost)
         if self._mappings.collect is not None:
             self._mappings.collect()
         self._connection.flush()
@@ -374,7 +374,7 @@ class Session:
         channel = self._channel
         if channel is not None and self._mappings.upgrades:
             if self._upgrades:
-                from trims_client import upgrades
+                from trims_client.mapping import upgrades
 
                 upgrades.upgrade(channel, self._mappings)
             else:
@@ -432,7 +432,7 @@ def _watch_connection(
     reference: weakref.ref[Session], mappings: MappedImages, connection: Connection, gate: threading.Lock
 ) -> None:
     with gate:
-        from trims_client.watch import outlive, watch
+        from trims_client.connection.watch import outlive, watch
 
     watch(reference, gate)
     outlive(mappings, connection, gate)

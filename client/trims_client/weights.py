@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from trims.core.layout import Layout, TensorSpec
     from trims.image.program import Program
-    from trims_client.device import DeviceRegion, DeviceTensor
+    from trims_client.mapping.device import DeviceRegion, DeviceTensor
 
 #: safetensors dtype -> numpy's name. The names in `_ML_DTYPES` need the ml_dtypes package.
 _NUMPY = {
@@ -200,7 +200,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         return self._device_tensor(TensorSpec("", "U8", (view.nbytes - view.data_start,), 0))
 
     def _device_tensor(self, spec: TensorSpec) -> DeviceTensor:
-        from trims_client.device import DeviceTensor
+        from trims_client.mapping.device import DeviceTensor
 
         region = self._attachment.region
         if region is None:

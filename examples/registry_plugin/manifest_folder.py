@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trims.core.errors import ConfigError, ManifestError
-from trims.core.manifest import Manifest, parse_manifest
+from trims.manifests.manifest import Manifest, parse_manifest
 from trims.registry.base import check_manifest, json_of, parse_yaml, taken_name, unknown_model
 
 if TYPE_CHECKING:

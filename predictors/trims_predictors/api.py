@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from trims_client.weights import Weights
 
-    from trims.core.serving import TensorType
+    from trims.manifests.serving import TensorType
 
     Arrays = Mapping[str, "np.ndarray[Any, Any]"]
 

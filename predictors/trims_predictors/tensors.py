@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError, PredictorError
-from trims.core.serving import ITEM_BYTES, MOST_DIMENSIONS, TensorType
+from trims.manifests.serving import ITEM_BYTES, MOST_DIMENSIONS, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

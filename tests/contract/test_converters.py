@@ -24,8 +24,8 @@ from trims_client.weights import Weights
 from trims.core.errors import ArtifactError, TrimsError
 from trims.formats import plugins
 from trims.formats.base import Artifact, Converter
-from trims.formats.conversion import converter, detect, recipe, start_conversion
-from trims.formats.environments import Environment
+from trims.formats.conversion.conversion import converter, detect, recipe, start_conversion
+from trims.formats.conversion.environments import Environment
 from trims.formats.in_place import least_image_bytes
 from trims.testing.converters import LIMITS, convert
 
@@ -230,7 +230,7 @@ def test_a_truncated_file_is_an_error_that_names_it(case: Case, main: Path, tmp_
 WITHOUT_FRAMEWORK = """
 import sys
 from pathlib import Path
-from trims.formats.conversion import converter
+from trims.formats.conversion.conversion import converter
 chosen = converter(sys.argv[1])
 chosen.claims(Path(sys.argv[2]), Path(sys.argv[2]).read_bytes()[:4096])
 chosen.files(Path(sys.argv[2]), {})

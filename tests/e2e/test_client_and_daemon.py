@@ -135,7 +135,7 @@ def test_without_a_daemon_the_error_names_address_and_remedy(folder: Path) -> No
 def test_a_changed_file_is_noticed_and_never_served_stale(
     daemon: Daemon, session: Session, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trims.store.resolve._TRUST_S", 0.0)
+    monkeypatch.setattr("trims.store.resolve.resolver._TRUST_S", 0.0)
     path = checkpoint("m", {"a": np.zeros(4, np.float32)})
     with session.open_file(path) as old:
         checkpoint("m", {"a": np.ones(4, np.float32)})

@@ -23,7 +23,7 @@ from trims_predictors.endpoint.http.app import build_app
 
 import trims
 from trims.cli.main import build_parser
-from trims.core.manifest import parse_manifest
+from trims.manifests.manifest import parse_manifest
 from trims.tenants import read_tenants
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from looking import wait_until
 from on_device import UUID, client, kill_keeper, read, say
-from trims_client import connect, dlpack
+from trims_client import connect
+from trims_client.mapping import dlpack
 
 from trims.core.errors import CallerError, CapacityError, InUseError, NotSupportedError
 from trims.core.place import GPU

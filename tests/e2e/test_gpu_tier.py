@@ -10,7 +10,7 @@ import pytest
 from looking import states, wait_until
 from on_device import OTHER_UUID, TOTAL_BYTES, UUID, client, read, say
 from trims_client import connect
-from trims_client.device import leave_devices
+from trims_client.mapping.device import leave_devices
 
 from trims.core.errors import CapacityError, ConfigError, CudaError, InUseError, NotSupportedError
 from trims.core.place import CPU, GPU, Place

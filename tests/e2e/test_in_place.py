@@ -33,7 +33,8 @@ from trims.core.replica import State
 from trims.daemon.budget import Budget
 from trims.daemon.check import check_store
 from trims.image.in_place import MAX_FILES
-from trims.store import hashing, plans, resolve
+from trims.store.fill import plans
+from trims.store.resolve import hashing, resolver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -179,7 +180,7 @@ def test_arrays_of_numpy_are_served_from_their_files(daemon: Daemon, session: Se
 def test_arrays_that_need_it_are_converted_and_the_log_says_why(
     how: str, session: Session, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "trims.store.resolve")
+    caplog.set_level("INFO", "trims.store.resolve.resolver")
     array = np.arange(6.0).reshape(2, 3)
     stored = {"columns": np.asfortranarray(array), "big endian": array.astype(">f8")}.get(how, array)
     (np.savez_compressed if how == "compressed" else np.savez)(folder / "m.npz", w=stored)
@@ -500,9 +501,9 @@ def test_a_file_that_is_opened_while_it_is_written_is_read_again_when_it_rests(
 ) -> None:
     rests = [False]
     monkeypatch.setattr(daemon.store._opens._resolver, "_rest_s", lambda _: -1.0 if rests[0] else 0.05)
-    written = resolve.identity_of(model)  # a write in the same tick of the clock leaves it as it is
-    monkeypatch.setattr(resolve, "identity_of", lambda _: written)
-    for module in (resolve, plans):
+    written = resolver.identity_of(model)  # a write in the same tick of the clock leaves it as it is
+    monkeypatch.setattr(resolver, "identity_of", lambda _: written)
+    for module in (resolver, plans):
         monkeypatch.setattr(module, "identities_of", lambda _: (written,))
 
     def last_value() -> float:
@@ -793,7 +794,7 @@ def test_many_first_opens_of_what_must_be_converted_end(
     import logging
     import threading
 
-    caplog.set_level(logging.INFO, "trims.store.resolve")
+    caplog.set_level(logging.INFO, "trims.store.resolve.resolver")
     found: list[str] = []
     for turn in range(4):
         (folder / str(turn)).mkdir()

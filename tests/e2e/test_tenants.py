@@ -170,7 +170,7 @@ def test_the_next_daemon_knows_a_tenants_client_again(shared: Daemon, serve: Cal
 
 _CLIENT = """
 import ctypes, json, mmap, os, select, sys
-import trims, trims_client.watch
+import trims, trims_client.connection.watch
 with trims.connect(sys.argv[1]) as session:  # all is imported: another user may not be able to read Python's files
     session.open("shared").close()
 os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from looking import WAIT_S, states, wait_until
-from trims_client import connect, watch
+from trims_client import connect
+from trims_client.connection import watch
 
 from trims.core.errors import TrimsError
 from trims.core.place import CPU, DISK
@@ -243,7 +244,7 @@ def test_a_daemon_that_dies_in_the_midst_leaves_the_weights_readable_on_disk(
     checkpoint: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from trims_client import upgrades
+    from trims_client.mapping import upgrades
 
     process = start_process()
     path, died = checkpoint("a", nbytes=100_000), threading.Event()
@@ -274,7 +275,7 @@ def test_a_daemon_that_dies_in_the_midst_leaves_the_weights_readable_on_disk(
 def test_an_image_that_has_left_memory_again_is_not_loaded_for_an_upgrade(
     daemon: Daemon, session: Session, on_disk: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trims_client import upgrades
+    from trims_client.mapping import upgrades
 
     real, tried = upgrades._move, threading.Event()
 

@@ -27,7 +27,7 @@ from trims.core.errors import (
     TrimsError,
 )
 from trims.formats.base import Limits
-from trims.formats.process import LimitedChild
+from trims.formats.conversion.child_process import LimitedChild
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -43,7 +43,7 @@ WAYS: dict[str, Callable[[subprocess.Popen[str]], None]] = {
 SCRIPT = """
 import os, sys
 from trims_client import connect
-from trims_client.channel import Channel
+from trims_client.connection.channel import Channel
 run, model = sys.argv[1:]
 path = run + "/attach.sock"
 {moment}

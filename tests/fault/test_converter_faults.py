@@ -21,8 +21,8 @@ import pytest
 from trims.core.errors import ArtifactError, ConversionError, InternalError, NotSupportedError, TrimsError
 from trims.formats import plugins
 from trims.formats.base import Artifact, Limits
-from trims.formats.conversion import start_conversion
-from trims.formats.scratch import sweep_scratch
+from trims.formats.conversion.conversion import start_conversion
+from trims.formats.conversion.scratch import sweep_scratch
 from trims.testing.converters import convert, write_plugin
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def test_a_size_that_is_none_is_not_believed(faulty: Path, when: str, field: str
 
 
 def test_a_child_that_hangs_up_is_killed(faulty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trims.formats.process._BURIAL_S", 0.05)
+    monkeypatch.setattr("trims.formats.conversion.child_process._BURIAL_S", 0.05)
     with pytest.raises(ConversionError, match="hung up without an answer"):
         run(faulty, "hangs_up", "plan")
 
@@ -305,7 +305,7 @@ PARENT = """
 import sys
 from pathlib import Path
 from trims.formats.base import Artifact, Limits
-from trims.formats.conversion import start_conversion
+from trims.formats.conversion.conversion import start_conversion
 folder = Path(sys.argv[1])
 options = {"way": sys.argv[2], "when": "plan", "note": str(folder / "note")}
 start_conversion(Artifact("faulty", (folder / "m.faulty",), options), limits=Limits()).plan()

@@ -17,7 +17,7 @@ from looking import WAIT_S, Asker, wait_until
 from trims_client import connect
 
 from trims.core.errors import CapacityError, LostPeerError, from_code
-from trims.store.asks import Granted
+from trims.store.pending_requests import Granted
 from trims.testing.control import control
 from trims.wire import trims_pb2 as pb
 from trims.wire.frames import Decoder, encode

@@ -18,7 +18,7 @@ from trims.core.errors import ConfigError, TrimsError
 from trims.core.place import CPU, DISK
 from trims.daemon.check import check_store
 from trims.daemon.main import shm_prefix
-from trims.formats.scratch import Scratch
+from trims.formats.conversion.scratch import Scratch
 
 if TYPE_CHECKING:
     import subprocess

@@ -18,7 +18,7 @@ import pytest
 
 from trims.core.errors import ArtifactError, ConversionError, TrimsError
 from trims.formats.base import Artifact, Limits
-from trims.formats.conversion import converter, start_conversion
+from trims.formats.conversion.conversion import converter, start_conversion
 from trims.testing.converters import artifact_at, convert
 
 if TYPE_CHECKING:

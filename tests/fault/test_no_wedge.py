@@ -30,8 +30,8 @@ from trims.core.errors import (
 )
 from trims.core.place import CPU, DISK, GPU, Place
 from trims.store import catalog as catalog_module
-from trims.store import hashing, resolve
-from trims.store.asks import Granted, Pending
+from trims.store.pending_requests import Granted, Pending
+from trims.store.resolve import hashing, resolver
 from trims.testing.control import control
 from trims.tiers.cpu import CpuTier
 from trims.wire import trims_pb2 as pb
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from trims.core.replica import ReplicaId
     from trims.daemon.main import Daemon
-    from trims.store.asks import Outcome
-    from trims.store.plans import Plan
+    from trims.store.fill.plans import Plan
+    from trims.store.pending_requests import Outcome
     from trims.tiers.base import Extent
 
 
@@ -309,7 +309,7 @@ def hung_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event
         return real(path)
 
     monkeypatch.setattr(catalog_module, "identity_of", look)
-    monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
+    monkeypatch.setattr(resolver, "_TRUST_S", 0.0)
     yield entered, go_on
     go_on.set()
 
@@ -326,12 +326,12 @@ def test_a_file_that_cannot_be_looked_at_delays_no_other_model(
     hung = [checkpoint(f"hung{number}") for number in range(20)]
     for path in hung:
         asker.open(path)
-    from trims.store import mounts
+    from trims.store.resolve import mounts
 
     monkeypatch.setattr(mounts._mounts, "point_of", lambda path: "/dead" if "/hung" in path else "/")
     for path in hung:  # what is remembered of them says that they lie on a mount of their own
         known = daemon.store.resolver._known[f"file:{path}"]
-        daemon.store.resolver._known[f"file:{path}"] = resolve.replace(known, mount="/dead")
+        daemon.store.resolver._known[f"file:{path}"] = resolver.replace(known, mount="/dead")
     go_on.clear()
     waiting = [asker.ask(path) for path in hung]
     assert entered.wait(WAIT_S)
@@ -353,9 +353,9 @@ def long_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
             continue
         return real(file, part, reading)
 
-    monkeypatch.setattr(resolve, "_HASH_HERE_BYTES", 50_000)
+    monkeypatch.setattr(resolver, "_HASH_HERE_BYTES", 50_000)
     monkeypatch.setattr(hashing, "read_digests", read)
-    monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
+    monkeypatch.setattr(resolver, "_TRUST_S", 0.0)
     yield go_on
     go_on.set()
 
@@ -444,7 +444,7 @@ def test_two_files_that_take_for_ever_to_read_hold_up_no_other_open(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Formats whose headers do not tell the size, so that nothing but their turns is left to bound them."""
-    monkeypatch.setattr("trims.store.resolve.least_image_bytes", lambda artifact: 0)
+    monkeypatch.setattr("trims.store.resolve.resolver.least_image_bytes", lambda artifact: 0)
     monkeypatch.setattr(hashing, "TURN_BYTES", 16 << 20)
     other = Asker(daemon)
     hogs = [asker.ask(huge(folder, f"huge{number}", 1 << 40)) for number in range(12)]
@@ -732,7 +732,7 @@ def test_always_hash_finds_what_was_written_through_a_mapping(
     serve: Callable[..., Daemon], checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write through a shared mapping changes no time until the kernel writes the pages back."""
-    monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
+    monkeypatch.setattr(resolver, "_TRUST_S", 0.0)
     daemon, path = serve(always_hash=True), checkpoint("m")
     asker = Asker(daemon)
     before, identity = asker.open(path), catalog_module.identity_of(path)

@@ -33,7 +33,7 @@ from trims.core.errors import (
 )
 from trims.core.place import CPU, DISK
 from trims.daemon.control_door import MAX_STREAMS
-from trims.store.resolve import Resolver
+from trims.store.resolve.resolver import Resolver
 from trims.testing.control import control
 from trims.testing.tiers import SlowTier
 from trims.wire import trims_pb2 as pb

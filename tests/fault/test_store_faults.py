@@ -37,7 +37,7 @@ from trims.core.place import CPU, DISK, Place
 from trims.daemon.budget import Budget
 from trims.daemon.check import check_store
 from trims.daemon.main import shm_prefix
-from trims.formats.conversion import _LocalConversion
+from trims.formats.conversion.conversion import _LocalConversion
 from trims.memory.large_pages import LargePages
 from trims.testing.tiers import FaultyTier, SlowTier
 
@@ -331,7 +331,7 @@ def test_a_registered_model_whose_artifact_is_gone_is_served_from_its_disk_image
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trims.store.resolve._TRUST_S", 0.0)
+    monkeypatch.setattr("trims.store.resolve.resolver._TRUST_S", 0.0)
     path = checkpoint("m", nbytes=100_000)
     daemon.registry.put({"name": "m", "artifact": {"path": str(path)}}, "")
     daemon.store.load("m", DISK).result(WAIT_S)
@@ -364,7 +364,7 @@ def test_a_path_that_is_gone_is_an_error_even_if_its_image_is_there(
     daemon: Daemon, session: Session, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who opens a path means the file; a name stands for what it was given."""
-    monkeypatch.setattr("trims.store.resolve._TRUST_S", 0.0)
+    monkeypatch.setattr("trims.store.resolve.resolver._TRUST_S", 0.0)
     path = checkpoint("m")
     session.open_file(path).close()
     path.unlink()

@@ -22,6 +22,6 @@ def test_a_warm_grant_passes_few_calls_and_files(idle: bool, most_calls: int, mo
     tool = _tool("grant_path")
     calls = tool.path_of_a_warm_grant(idle=idle)  # type: ignore[attr-defined]
     assert calls[0] == "store/opens.py:open"
-    assert "core/ledger.py:grant" in calls
+    assert "core/residency/ledger.py:grant" in calls
     assert len(calls) <= most_calls, calls
     assert tool.changes_of_file(calls) <= most_changes, calls  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from trims.image.in_place import InPlacePlan
-    from trims.store.resolve import Resolved
+    from trims.store.resolve.resolver import Resolved
 
     from .choices import Choices
     from .judge import Judge
@@ -51,7 +51,7 @@ class SimFile:
 
 
 class SimBytes:
-    """`trims.store.copying.HostBytes` over simulated files. Descriptors are numbers no real file has."""
+    """`trims.store.fill.copying.HostBytes` over simulated files. Descriptors are numbers no real file has."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
@@ -344,7 +344,7 @@ class SimDevice(SimTier):
 
 
 class SimConversion:
-    """See `trims.formats.conversion.Conversion`. Reads the artifact when planned, and again when written."""
+    """See `trims.formats.conversion.conversion.Conversion`. Reads the artifact when planned, and again when written."""
 
     def __init__(self, resolved: Resolved, files: SimBytes, choices: Choices, judge: Judge) -> None:
         self._path = Path(resolved.artifact.files[0])

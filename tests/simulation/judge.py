@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trims.core.place import DISK, FILE, Place, TierKind
-from trims.core.tenancy import MEMORY
+from trims.core.policy.quotas import MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trims.core.events import Changed
+    from trims.core.residency.events import Changed
     from trims.tenants import Tenant
     from trims.tiers.base import Extent
 

@@ -41,7 +41,7 @@ def test_a_seed_is_replayed_by_one_command() -> None:
 
 
 def test_the_runs_reach_every_kind_of_event() -> None:
-    from trims.core import events
+    from trims.core.residency import events
 
     kinds = {kind.__name__ for kind in events.Event.__subclasses__()}
     seen = {event for seed in range(60) for event, _ in play(seed, 1000).world.seen}

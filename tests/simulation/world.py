@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import BadMessageError, CapacityError, InUseError, InvariantError, QuotaError, TrimsError
-from trims.core.events import Grant, Refuse, Requested
 from trims.core.place import CPU, DISK, FILE, GPU
-from trims.core.policy import FirstInFirstOut, GreedyDualSizeFrequency, LeastFrequentlyUsed, LeastRecentlyUsed
+from trims.core.policy.eviction import FirstInFirstOut, GreedyDualSizeFrequency, LeastFrequentlyUsed, LeastRecentlyUsed
+from trims.core.policy.quotas import Quota
 from trims.core.replica import State
-from trims.core.tenancy import Quota
+from trims.core.residency.events import Grant, Refuse, Requested
 from trims.daemon.requests import Requests
 from trims.formats.base import Limits
-from trims.formats.picking import Picker
+from trims.formats.conversion.interpreter_selection import Picker
 from trims.registry.sqlite import SqliteRegistry
-from trims.store.asks import Granted, Outcome
 from trims.store.catalog import Catalog
-from trims.store.resolve import ANY_READING, Resolved, Resolver
+from trims.store.pending_requests import Granted, Outcome
+from trims.store.resolve.resolver import ANY_READING, Resolved, Resolver
 from trims.store.store import Store
 from trims.tenants import Tenant
 from trims.trace.spans import Tracer
@@ -36,9 +36,9 @@ from .scheduler import Scheduler
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trims.core.events import Event
     from trims.core.lease import Lease
-    from trims.store.hashing import Reading
+    from trims.core.residency.events import Event
+    from trims.store.resolve.hashing import Reading
 
     from .choices import Choices
 
@@ -609,6 +609,6 @@ class World:
 
 
 def _changed() -> Any:
-    from trims.core.events import Changed
+    from trims.core.residency.events import Changed
 
     return Changed

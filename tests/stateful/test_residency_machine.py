@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from trims.core.errors import ConversionError, InUseError, TooLargeError
-from trims.core.events import (
+from trims.core.lease import Waiter
+from trims.core.place import CPU, DISK, GPU, Place, TierKind
+from trims.core.policy.eviction import FirstInFirstOut, GreedyDualSizeFrequency, LeastFrequentlyUsed, LeastRecentlyUsed
+from trims.core.residency.events import (
     Abandon,
     Changed,
     Closed,
@@ -41,10 +44,7 @@ from trims.core.events import (
     WaiterLeft,
     WorkspaceKnown,
 )
-from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, GPU, Place, TierKind
-from trims.core.policy import FirstInFirstOut, GreedyDualSizeFrequency, LeastFrequentlyUsed, LeastRecentlyUsed
-from trims.core.residency import Residency
+from trims.core.residency.residency import Residency
 
 SIZES = {"a": 10, "b": 30, "c": 50, "d": 60, "e": 101}
 OTHER_GPU = Place(TierKind.GPU, 1)

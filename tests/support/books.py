@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trims.core.events import (
+from trims.core.lease import Waiter
+from trims.core.place import CPU, DISK, GPU, Place, TierKind
+from trims.core.policy.eviction import LeastRecentlyUsed
+from trims.core.replica import State
+from trims.core.residency.events import (
     Adopted,
     Changed,
     Event,
@@ -17,16 +21,12 @@ from trims.core.events import (
     Refuse,
     Requested,
 )
-from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK, GPU, Place, TierKind
-from trims.core.policy import LeastRecentlyUsed
-from trims.core.replica import State
-from trims.core.residency import Residency
+from trims.core.residency.residency import Residency
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from trims.core.tenancy import Quota
+    from trims.core.policy.quotas import Quota
 
 #: The second device.
 OTHER = Place(TierKind.GPU, 1)

@@ -13,12 +13,12 @@ from typing import Any
 
 #: moment -> (where, attribute, whether the real thing is done first)
 MOMENTS: dict[str, tuple[str, str, bool]] = {
-    "while looking into the name": ("trims.store.resolve:Resolver", "resolve", False),
-    "while measuring": ("trims.formats.conversion:_LocalConversion", "plan", False),
-    "when measured": ("trims.formats.conversion:_LocalConversion", "plan", True),
+    "while looking into the name": ("trims.store.resolve.resolver:Resolver", "resolve", False),
+    "while measuring": ("trims.formats.conversion.conversion:_LocalConversion", "plan", False),
+    "when measured": ("trims.formats.conversion.conversion:_LocalConversion", "plan", True),
     "before memory is given": ("trims.tiers.cpu:CpuTier", "create", False),
     "when memory is given": ("trims.tiers.cpu:CpuTier", "create", True),
-    "when the image is written": ("trims.formats.conversion:_LocalConversion", "write", True),
+    "when the image is written": ("trims.formats.conversion.conversion:_LocalConversion", "write", True),
     "before sealing": ("trims.tiers.cpu:CpuTier", "seal", False),
     "between read-only and named": ("pathlib:Path", "rename", False),
     "when sealed, before it is reported": ("trims.tiers.cpu:CpuTier", "seal", True),

@@ -6,8 +6,8 @@ import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from trims_client import dlpack
-from trims_client.device import DeviceRegion, leave_devices
+from trims_client.mapping import dlpack
+from trims_client.mapping.device import DeviceRegion, leave_devices
 from trims_client.weights import Weights
 
 from trims.image.reader import ImageView

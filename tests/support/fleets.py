@@ -13,7 +13,7 @@ from trims_predictors.pool.pool import Fleet
 from trims_predictors.tensors import Tensor, from_array, to_array
 
 from trims.control import aadmin, admin
-from trims.formats.picking import Picker
+from trims.formats.conversion.interpreter_selection import Picker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

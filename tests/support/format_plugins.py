@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trims.formats.build import build_artifact
+from trims.formats.conversion.build import build_artifact
 from trims.testing.converters import LIMITS
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from trims.core.errors import TrimsError
 from trims.core.place import CPU, DISK, Place
 from trims.daemon.check import check_store
 from trims.daemon.main import shm_prefix
-from trims.store.asks import Granted, Pending
-from trims.store.resolve import rest_of
+from trims.store.pending_requests import Granted, Pending
+from trims.store.resolve.resolver import rest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,8 +12,8 @@ from base64 import urlsafe_b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trims.environments.environment_store import Made, Shelf
 from trims.environments.locks import Pin, locked
-from trims.environments.shelf import Made, Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

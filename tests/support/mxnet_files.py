@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.layout import DTYPE_BYTES, element_count
 from trims.formats.base import Artifact
-from trims.formats.mxnet import MxnetConverter
+from trims.formats.mxnet.converter import MxnetConverter
 from trims.image.check import check_image
 from trims.image.reader import ImageView
 

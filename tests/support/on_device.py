@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from trims_client.device import DeviceTensor
+    from trims_client.mapping.device import DeviceTensor
 
     from trims.daemon.main import Daemon
 

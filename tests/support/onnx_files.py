@@ -15,7 +15,7 @@ onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 
 from trims.formats.base import Artifact  # noqa: E402
-from trims.formats.onnx import OnnxConverter  # noqa: E402
+from trims.formats.onnx.converter import OnnxConverter  # noqa: E402
 from trims.image.check import check_image  # noqa: E402
 from trims.image.reader import ImageView  # noqa: E402
 

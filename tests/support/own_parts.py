@@ -17,8 +17,8 @@ from trims.tiers.disk import DiskTier
 if TYPE_CHECKING:
     import pytest
 
-    from trims.core.manifest import Manifest
     from trims.core.place import Place
+    from trims.manifests.manifest import Manifest
     from trims.registry.base import RegistrySettings
     from trims.tiers.base import TierSettings
 

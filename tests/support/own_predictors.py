@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trims.core.errors import CallerError
-from trims.core.serving import TensorType
+from trims.manifests.serving import TensorType
 
 if TYPE_CHECKING:
     from trims_client.weights import Weights

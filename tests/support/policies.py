@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from trims.core.policy import Policy, Usage
+    from trims.core.policy.eviction import Policy, Usage
 
 
 def order_of(policy: Policy, idle: list[Usage]) -> list[str]:

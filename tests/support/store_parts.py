@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import blake3
 
-from trims.core.manifest import parse_manifest
 from trims.formats.base import Artifact
-from trims.store.resolve import Resolved
+from trims.manifests.manifest import parse_manifest
+from trims.store.resolve.resolver import Resolved
 
 if TYPE_CHECKING:
     from collections.abc import Callable

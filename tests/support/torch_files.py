@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from trims_client.frameworks.torch import _DTYPES  # noqa: E402
 
 from trims.formats.base import Artifact  # noqa: E402
-from trims.formats.torch import TorchConverter  # noqa: E402
+from trims.formats.torch.converter import TorchConverter  # noqa: E402
 from trims.image.check import check_image  # noqa: E402
 from trims.image.reader import ImageView  # noqa: E402
 

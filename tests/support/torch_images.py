@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from trims_client.frameworks import torch as trims_torch  # noqa: E402
 
 from trims.formats.base import Artifact  # noqa: E402
-from trims.formats.conversion import converter  # noqa: E402
+from trims.formats.conversion.conversion import converter  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from fake_weights import DeviceShelf
 from raw_door import Door
-from trims_client.channel import Channel
+from trims_client.connection.channel import Channel
 
 from trims.image.plan import SourceTensor, plan_image
 

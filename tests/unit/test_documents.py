@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from trims.core.errors import ManifestError
-from trims.core.manifest import parse_manifest
 from trims.documents import load_yaml
+from trims.manifests.manifest import parse_manifest
 from trims.registry.base import parse_yaml
 
 MANIFEST = "name: TestModel\nartifact: {path: w.bin}\n"

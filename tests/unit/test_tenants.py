@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from trims.core.errors import CallerError, ConfigError, PermissionDeniedError
-from trims.core.tenancy import Quota
+from trims.core.policy.quotas import Quota
 from trims.tenants import ANY_USER, Tenant, Tenants, hash_of, read_tenants
 
 if TYPE_CHECKING:

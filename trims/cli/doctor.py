@@ -196,7 +196,7 @@ def _daemon(runtime_dir: str | None) -> Iterator[Finding]:
 
 def _frameworks() -> Iterator[Finding]:
     from trims.daemon.config import build_config
-    from trims.formats.environments import Environment
+    from trims.formats.conversion.environments import Environment
 
     here = Environment().versions(_FRAMEWORKS)
     elsewhere = build_config({}).environments
@@ -215,7 +215,7 @@ def _frameworks() -> Iterator[Finding]:
 
 def _made_frameworks() -> set[str]:
     from trims.daemon.config import build_config
-    from trims.environments.shelf import Shelf
+    from trims.environments.environment_store import Shelf
 
     return {name for made in Shelf(build_config({}).environments_dir).all() for name in made.versions}
 
@@ -224,7 +224,7 @@ def _environments() -> Iterator[Finding]:
     """Environments of `trims env`, as far as can be seen without starting them."""
     from trims.daemon.config import build_config
     from trims.environments.checking import glance
-    from trims.environments.shelf import Shelf
+    from trims.environments.environment_store import Shelf
 
     shelf = Shelf(build_config({}).environments_dir)
     for made in shelf.all():

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from trims.environments.checking import Fault
-    from trims.environments.shelf import Made, Shelf
+    from trims.environments.environment_store import Made, Shelf
 
 _EXAMPLE = "such as 'torch>=2.4,<2.5'; numpy and what else trims needs comes by itself"
 
@@ -68,7 +68,7 @@ def _add(
 
 def _shelf(options: argparse.Namespace) -> Shelf:
     """The folder of environments, without what killed commands have left in it."""
-    from trims.environments.shelf import Shelf, default_folder
+    from trims.environments.environment_store import Shelf, default_folder
 
     shelf = Shelf(default_folder() if options.environments_dir is None else options.environments_dir.absolute())
     for name in shelf.sweep():
@@ -79,7 +79,7 @@ def _shelf(options: argparse.Namespace) -> Shelf:
 def _create(options: argparse.Namespace) -> None:
     import trims
     from trims.core.errors import ConfigError
-    from trims.environments.making import Request, make
+    from trims.environments.create import Request, make
     from trims.environments.requirements import read_requirements
 
     requirements = read_requirements(options.requirement, options.requirements)
@@ -189,13 +189,13 @@ def _remove(options: argparse.Namespace) -> None:
 
 
 def _told_frameworks(made: Made) -> str:
-    from trims.core.manifest import FRAMEWORKS
+    from trims.manifests.manifest import FRAMEWORKS
 
     return ", ".join(f"{name} {made.versions[name]}" for name in FRAMEWORKS if name in made.versions)
 
 
 def _as_json(made: Made) -> dict[str, Any]:
-    from trims.core.manifest import FRAMEWORKS
+    from trims.manifests.manifest import FRAMEWORKS
 
     return {
         "name": made.name,

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from trims.core.manifest import Manifest
-    from trims.environments.shelf import Made, Shelf
-    from trims.formats.picking import Picker
+    from trims.environments.environment_store import Made, Shelf
+    from trims.formats.conversion.interpreter_selection import Picker
+    from trims.manifests.manifest import Manifest
 
 
 def users_of(made: Sequence[Made], shelf: Shelf, runtime_dir: str | None) -> Mapping[str, list[str]] | None:
@@ -50,7 +50,7 @@ def refuse_if_needed(name: str, shelf: Shelf, runtime_dir: str | None) -> bool:
 def _manifests(runtime_dir: str | None, *, every: bool = False) -> list[Manifest] | None:
     """Of all registered models; None without a daemon. With `every`, raises InUseError for one that cannot be read."""
     from trims.control import admin
-    from trims.core.manifest import parse_manifest
+    from trims.manifests.manifest import parse_manifest
 
     try:
         with admin(runtime_dir) as daemon:
@@ -68,7 +68,7 @@ def _manifests(runtime_dir: str | None, *, every: bool = False) -> list[Manifest
 
 def _picker(shelf: Shelf, without: str = "") -> Picker:
     from trims.daemon.config import build_config
-    from trims.formats.picking import Picker
+    from trims.formats.conversion.interpreter_selection import Picker
 
     return Picker(build_config({}).environments, shelf, without=without)
 

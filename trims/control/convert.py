@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 from trims.control.artifacts import manifest_for
 from trims.core.errors import TrimsError
 from trims.daemon.config import build_config
-from trims.environments.shelf import Shelf
+from trims.environments.environment_store import Shelf
 from trims.formats.base import Limits
-from trims.formats.conversion import start_conversion
-from trims.formats.picking import Picker
+from trims.formats.conversion.conversion import start_conversion
+from trims.formats.conversion.interpreter_selection import Picker
 from trims.registry.base import read_manifest
 from trims.registry.opening import open_registry
 from trims.registry.sqlite import SqliteRegistry
 from trims.store.catalog import Catalog
-from trims.store.resolve import Resolver
+from trims.store.resolve.resolver import Resolver
 
 if TYPE_CHECKING:
     from trims.daemon.config import Config

@@ -10,9 +10,9 @@ import yaml
 
 from trims.control.artifacts import check_text, manifest_for
 from trims.core.errors import CallerError, DaemonAwayError, ManifestError
-from trims.core.manifest import text_of_version
-from trims.core.manifest_fields import Fields
 from trims.documents import load_yaml
+from trims.manifests.fields import Fields
+from trims.manifests.manifest import text_of_version
 from trims.registry.base import read_manifest
 from trims.wire import trims_pb2 as pb
 from trims.wire.address import CONTROL_SOCKET, default_runtime_dir, why_too_long

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from trims.core.lease import Lease
     from trims.daemon.budget import Budget
-    from trims.store.asks import Outcome
+    from trims.store.pending_requests import Outcome
     from trims.store.store import Store
     from trims.tenants import Tenant
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trims.core.errors import ConfigError
-from trims.core.manifest import TRUSTS
 from trims.core.units import parse_bytes
 from trims.documents import load_yaml
+from trims.environments.environment_store import default_folder
 from trims.environments.interpreters import parse_interpreters
-from trims.environments.shelf import default_folder
 from trims.logs import FORMS, LEVELS
+from trims.manifests.manifest import TRUSTS
 from trims.memory.available import allowed_bytes
 from trims.memory.shm import SHM_FOLDER
 from trims.plugins import Choice

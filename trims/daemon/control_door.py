@@ -29,12 +29,12 @@ from trims.core.errors import (
 )
 from trims.core.place import CPU, Place
 from trims.core.replica import State
-from trims.core.serving import NO_SIGNATURE, Signature
 from trims.daemon import views
 from trims.daemon.check import check_store
 from trims.daemon.sockets import SocketName
+from trims.manifests.serving import NO_SIGNATURE, Signature
 from trims.registry.base import parse_yaml
-from trims.store.asks import Loaded
+from trims.store.pending_requests import Loaded
 from trims.wire import trims_pb2 as pb
 from trims.wire import trims_pb2_grpc
 from trims.wire.answers import PROTOCOL_VERSION
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from trims.core.manifest import Manifest
     from trims.daemon.attach_door import AttachDoor
     from trims.daemon.budget import Budget
     from trims.daemon.devices import Devices
     from trims.daemon.endpoint import EndpointKeeper
+    from trims.manifests.manifest import Manifest
     from trims.registry.base import Registry
-    from trims.store.asks import Pending
+    from trims.store.pending_requests import Pending
     from trims.store.store import Store
 
 log = logging.getLogger(__name__)

@@ -19,28 +19,28 @@ from typing import TYPE_CHECKING
 import trims
 from trims.core.errors import ConfigError
 from trims.core.place import CPU, DISK, FILE, Place
-from trims.core.policy import LeastRecentlyUsed, Policy
+from trims.core.policy.eviction import LeastRecentlyUsed, Policy
 from trims.daemon.attach_door import AttachDoor
 from trims.daemon.budget import budget, raise_limit
 from trims.daemon.config import unknown_variables
 from trims.daemon.control_door import ControlDoor
 from trims.daemon.devices import Devices
-from trims.daemon.ending import Ending
 from trims.daemon.endpoint import endpoint_of
 from trims.daemon.gpus import gpu_tiers
 from trims.daemon.notify import Notifier
-from trims.environments.shelf import Shelf
+from trims.daemon.shutdown import Ending
+from trims.environments.environment_store import Shelf
 from trims.formats.base import Limits
-from trims.formats.picking import Picker
+from trims.formats.conversion.interpreter_selection import Picker
+from trims.formats.conversion.scratch import sweep_scratch
 from trims.formats.plugins import load_all
-from trims.formats.scratch import sweep_scratch
 from trims.logs import configure, hand_down
 from trims.memory.heap import return_large_buffers
 from trims.memory.memfd import SealedMemfd
 from trims.memory.shm import PosixShm, check_folder
 from trims.registry.opening import open_registry
 from trims.store.catalog import Catalog
-from trims.store.resolve import Resolver
+from trims.store.resolve.resolver import Resolver
 from trims.store.store import Store
 from trims.tenants import read_tenants
 from trims.tiers.base import TierSettings

@@ -24,8 +24,8 @@ from trims.core.errors import (
 )
 from trims.core.place import ANYWHERE, DISK, FILE, Place
 from trims.memory.cuda.drivers import export_message
-from trims.store.asks import Granted, Outcome, log_failure
 from trims.store.catalog import FILE_PREFIX
+from trims.store.pending_requests import Granted, Outcome, log_failure
 from trims.wire.answers import error_message
 from trims.wire.messages import Attach, Close, Open, Resume, Workspace
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trims.core.serving import TensorType
+from trims.manifests.serving import TensorType
 from trims.wire import trims_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from trims.core.events import Changed
+    from trims.core.residency.events import Changed
     from trims.daemon.budget import Budget
     from trims.daemon.clients import Connection
     from trims.daemon.devices import Devices

@@ -24,7 +24,7 @@ from trims.process.python import run_code
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from trims.environments.shelf import Made
+    from trims.environments.environment_store import Made
 
 FRAMEWORKS = ("torch", "onnxruntime", "mxnet", "numpy")
 #: The framework of a cold disk takes long to import.
@@ -52,7 +52,7 @@ told["frameworks"] = {each: attempt(lambda each=each: str(getattr(importlib.impo
 os.write(answer, json.dumps(told).encode())
 """
 _OURS = {
-    "trims": ("trims.formats.child",),
+    "trims": ("trims.formats.conversion.child",),
     "trims_client": ("trims_client.session", "trims_client.weights"),
     "trims_predictors": ("trims_predictors.worker.worker", "trims_predictors.frameworks.resolve"),
 }

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
-    from trims.core.serving import Signature
     from trims.image.plan import Contents, ImagePlan
+    from trims.manifests.serving import Signature
 
 
 def check_options(main: Path, options: Mapping[str, Any], known: Collection[str]) -> None:

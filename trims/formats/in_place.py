@@ -9,7 +9,7 @@ from trims.core.errors import BrokenWeightsError, ImageError, InternalError, Not
 from trims.core.layout import DTYPE_BYTES, element_count
 from trims.core.units import format_bytes
 from trims.formats.base import is_in_place_format, tells_size
-from trims.formats.conversion import NOT_NEEDED, Conversion, broken, converter, is_large
+from trims.formats.conversion.conversion import NOT_NEEDED, Conversion, broken, converter, is_large
 from trims.formats.plugins import naming_foreign
 from trims.image.in_place import InPlacePlan, plan_in_place
 from trims.image.program import ONNX_ORIGINAL

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ArtifactError
 from trims.core.units import format_bytes
-from trims.formats.apart import names_apart
 from trims.formats.base import check_relative
-from trims.image.look import PARSE_HERE_BYTES
+from trims.formats.conversion.file_names import names_apart
+from trims.image.peek import PARSE_HERE_BYTES
 from trims.image.source import SourceFile
 
 if TYPE_CHECKING:

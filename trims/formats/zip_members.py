@@ -13,7 +13,7 @@ import zipfile
 from typing import NamedTuple
 
 from trims.core.errors import NotInPlaceError
-from trims.image.look import PARSE_HERE_BYTES
+from trims.image.peek import PARSE_HERE_BYTES
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _LOCAL_MAGIC = b"PK\x03\x04"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from trims.memory.pages import Pages
-    from trims.memory.parking import Parking
+    from trims.memory.suspended_mapping import Parking
 
 
 class Attachment:
@@ -118,7 +118,7 @@ class Attachment:
             NotSupportedError: It consists of several files, is closed, or is not found in the kernel's list.
             OSError: The kernel refused.
         """
-        from trims.memory.parking import Parking
+        from trims.memory.suspended_mapping import Parking
 
         with self._lock:
             if self._pages or self._closed or self._parked:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import yaml
 
 from trims.core.errors import ManifestError, ModelExistsError, ModelNotFoundError
-from trims.core.manifest import Manifest, parse_manifest
 from trims.core.units import format_bytes
 from trims.documents import load_yaml
+from trims.manifests.manifest import Manifest, parse_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

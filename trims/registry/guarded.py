@@ -16,7 +16,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trims.core.errors import DeadlineError, InternalError, TrimsError
-from trims.core.manifest import Manifest
+from trims.manifests.manifest import Manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

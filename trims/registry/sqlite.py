@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import ConfigError
-from trims.core.manifest import Manifest, parse_manifest
+from trims.manifests.manifest import Manifest, parse_manifest
 from trims.registry.base import json_of, taken_name, unknown_model
 from trims.registry.database import damaged, open_database
 

@@ -11,17 +11,17 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from trims.core.events import Adopted
 from trims.core.place import DISK
+from trims.core.residency.events import Adopted
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
     from trims.core.place import Place
-    from trims.core.residency import Residency
+    from trims.core.residency.residency import Residency
     from trims.store.catalog import Catalog
-    from trims.store.runner import Runner
+    from trims.store.fill.runner import Runner
     from trims.tiers.base import Extent, Tier
 
 log = logging.getLogger(__name__)

@@ -12,19 +12,19 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError, DeviceLostError, TrimsError
-from trims.core.events import Closed, PlaceLost, WorkspaceKnown
 from trims.core.replica import State
+from trims.core.residency.events import Closed, PlaceLost, WorkspaceKnown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from trims.core.lease import Lease
     from trims.core.place import Place
-    from trims.core.residency import Residency
+    from trims.core.residency.residency import Residency
     from trims.memory.cuda.drivers import Export
-    from trims.store.asks import Outcome
+    from trims.store.fill.workspace import Workspaces
+    from trims.store.pending_requests import Outcome
     from trims.store.shell import Shell
-    from trims.store.workspace import Workspaces
     from trims.tiers.base import DeviceTier
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@
    replica, an artifact that has changed) sends the request through the steps once more (`again`).
 
 Nothing here blocks. Not covered: how names are looked into (`lookups`, `resolve`), and what is decided
-(`trims.core.residency`).
+(`trims.core.residency.residency`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from trims.core.admission import IN_PLACE_STAYS, STAYS
-from trims.core.due import DueTimes
 from trims.core.errors import (
     ArtifactChangedError,
     InUseError,
@@ -27,25 +25,27 @@ from trims.core.errors import (
     TooLargeError,
     TrimsError,
 )
-from trims.core.events import KeepAlive, Requested
 from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, FILE, Place, TierKind
-from trims.store.asks import Ask, Outcome, Pending, log_failure
+from trims.core.residency.admission import IN_PLACE_STAYS, STAYS
+from trims.core.residency.events import KeepAlive, Requested
+from trims.core.residency.timer_heap import DueTimes
 from trims.store.catalog import FILE_PREFIX
-from trims.store.lookups import Lookups
-from trims.store.terms import Terms
+from trims.store.pending_requests import Ask, Outcome, Pending, log_failure
+from trims.store.residency_options import Terms
+from trims.store.resolve.lookups import Lookups
 from trims.store.work import thread_pool
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
-    from trims.store.pace import Pace
+    from trims.background.rate_limit import Pace
+    from trims.store.fill.workspace import Workspaces
     from trims.store.pins import Pins
-    from trims.store.resolve import Resolved, Resolver
+    from trims.store.resolve.resolver import Resolved, Resolver
     from trims.store.shell import Shell
     from trims.store.work import Pools, PoolsByMount
-    from trims.store.workspace import Workspaces
 
 #: Names whose terms are kept; then all are dropped, and worked out again when they are asked for.
 _TERMS_KEPT = 4096

@@ -12,16 +12,16 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trims.core import refusals
 from trims.core.errors import CallerError
 from trims.core.place import CPU, FILE, Place
+from trims.core.policy import capacity_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from trims.core.errors import TrimsError
     from trims.store.catalog import Catalog
-    from trims.store.resolve import Resolved, Resolver
+    from trims.store.resolve.resolver import Resolved, Resolver
 
 log = logging.getLogger(__name__)
 
@@ -95,9 +95,9 @@ class Pins:
     def check(self, place: Place) -> None:
         """Raise NotSupportedError if nothing can be pinned at the place."""
         if place not in self._places:
-            raise refusals.no_such_place(place, self._places)
+            raise capacity_errors.no_such_place(place, self._places)
         if place is FILE:
-            raise refusals.no_pins(place, self._places)
+            raise capacity_errors.no_pins(place, self._places)
 
     def stated(self, resolved: Resolved, epoch: int) -> None:
         """A model is opened whose manifest may say `pin: true`; and what the name stands for may have changed.

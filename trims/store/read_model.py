@@ -10,22 +10,22 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trims.core.choice import Verdict
 from trims.core.errors import InvariantError
 from trims.core.place import CPU
 from trims.core.replica import ReplicaId, State
+from trims.core.residency.placement import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from trims.core.manifest import Manifest
     from trims.core.place import Place
     from trims.core.replica import Replica
-    from trims.core.residency import Residency
-    from trims.core.serving import Signature
+    from trims.core.residency.residency import Residency
+    from trims.manifests.manifest import Manifest
+    from trims.manifests.serving import Signature
     from trims.store.catalog import Catalog
-    from trims.store.resolve import Resolver
-    from trims.store.runner import Runner
+    from trims.store.fill.runner import Runner
+    from trims.store.resolve.resolver import Resolver
     from trims.store.shell import Shell
     from trims.tiers.base import Extent
 

@@ -2,7 +2,7 @@
 
 One lock guards the books. Under it an event is decided, and what must be looked up before the books change again is
 bound; what takes time, answers included, is done after it is released. Not covered: names and orders (`store`), bytes
-(`runner`), decisions (`trims.core.residency`).
+(`runner`), decisions (`trims.core.residency.residency`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from trims.core.errors import (
     NotInPlaceError,
     TooLargeError,
 )
-from trims.core.events import (
+from trims.core.lease import Waiter
+from trims.core.place import CPU, DISK
+from trims.core.replica import ReplicaId, State
+from trims.core.residency.events import (
     Abandon,
     Changed,
     Closed,
@@ -47,10 +50,7 @@ from trims.core.events import (
     Requested,
     SessionEnded,
 )
-from trims.core.lease import Waiter
-from trims.core.place import CPU, DISK
-from trims.core.replica import ReplicaId, State
-from trims.store.asks import Ask, Granted, Loaded, session_ended
+from trims.store.pending_requests import Ask, Granted, Loaded, session_ended
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -60,9 +60,9 @@ if TYPE_CHECKING:
     from trims.core.lease import Lease
     from trims.core.place import Place
     from trims.core.replica import Replica
-    from trims.core.residency import Residency
-    from trims.store.resolve import Resolved
-    from trims.store.runner import Runner
+    from trims.core.residency.residency import Residency
+    from trims.store.fill.runner import Runner
+    from trims.store.resolve.resolver import Resolved
     from trims.store.watchers import Watchers
     from trims.tiers.base import Extent
 
@@ -288,7 +288,7 @@ class Shell:
             return self._residency.never_fits(nbytes, place, _NOBODY)
 
     def demand_of(self, key: str) -> float:
-        """How much in demand an image is (see `trims.core.demand`)."""
+        """How much in demand an image is (see `trims.core.policy.demand`)."""
         with self.lock:
             return self._residency.demand.of(key)
 

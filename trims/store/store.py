@@ -1,7 +1,7 @@
 """The store: names in, leases out. Life, sessions, orders and time of one daemon's models.
 
 Not covered: sockets (`trims.daemon`), how events become work and answers (`shell`), bytes (`runner`), decisions
-(`trims.core.residency`).
+(`trims.core.residency.residency`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trims.core.admission import STAYS
+from trims.background.rate_limit import Pace
 from trims.core.errors import (
     CallerError,
     InUseError,
@@ -26,7 +26,9 @@ from trims.core.errors import (
     ModelNotFoundError,
     TrimsError,
 )
-from trims.core.events import (
+from trims.core.place import DISK, FILE, Place
+from trims.core.residency.admission import STAYS
+from trims.core.residency.events import (
     Closed,
     DrainRequested,
     Event,
@@ -38,39 +40,37 @@ from trims.core.events import (
     Tick,
     WaiterLeft,
 )
-from trims.core.place import DISK, FILE, Place
-from trims.core.residency import Residency
+from trims.core.residency.residency import Residency
 from trims.store.adoption import Adoption
 from trims.store.catalog import FILE_PREFIX
 from trims.store.device_leases import DeviceLeases
-from trims.store.fills import Fills
-from trims.store.hashing import Reading
-from trims.store.lookups import READERS
-from trims.store.mounts import mount_of
+from trims.store.fill.completion import Fills
+from trims.store.fill.runner import Runner, converter_of
+from trims.store.fill.workspace import Workspaces
 from trims.store.opens import Opens
-from trims.store.pace import Pace
 from trims.store.pins import Pins, SizesAt
 from trims.store.read_model import ReadModel
-from trims.store.runner import Runner, converter_of
+from trims.store.resolve.hashing import Reading
+from trims.store.resolve.lookups import READERS
+from trims.store.resolve.mounts import mount_of
 from trims.store.shell import Shell
 from trims.store.ticker import Ticker
 from trims.store.watchers import Watchers
 from trims.store.work import PoolsByMount, thread_pool
-from trims.store.workspace import Workspaces
 from trims.tiers.base import DeviceTier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from trims.core.policy import Policy
+    from trims.core.policy.eviction import Policy
+    from trims.core.policy.quotas import Quota
     from trims.core.replica import ReplicaId
-    from trims.core.tenancy import Quota
     from trims.formats.base import Limits
-    from trims.formats.conversion import Conversion
+    from trims.formats.conversion.conversion import Conversion
     from trims.memory.pages import Pages
     from trims.store.catalog import Catalog
-    from trims.store.copying import HostBytes
-    from trims.store.resolve import Resolved, Resolver
+    from trims.store.fill.copying import HostBytes
+    from trims.store.resolve.resolver import Resolved, Resolver
     from trims.store.work import Pools
     from trims.tiers.base import Tier
     from trims.trace.spans import Tracer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections import Counter
 
-    from trims.core.events import Changed
+    from trims.core.residency.events import Changed
 
 log = logging.getLogger(__name__)
 _LENGTH = 1024

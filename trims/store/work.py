@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from trims.store.turns import Turns
+from trims.store.fair_queue import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

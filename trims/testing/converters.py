@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
-from trims.carrier.task import Running
+from trims.background.task import Running
 from trims.core.errors import ArtifactError, TrimsError
 from trims.formats.base import Artifact, Converter, Limits
-from trims.formats.conversion import converter, detect, recipe, start_conversion
-from trims.formats.environments import Environment
+from trims.formats.conversion.conversion import converter, detect, recipe, start_conversion
+from trims.formats.conversion.environments import Environment
 from trims.image.check import check_image
 from trims.image.reader import ImageView
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from trims.carrier.task import Order
-    from trims.formats.conversion import Conversion
+    from trims.background.task import Order
+    from trims.formats.conversion.conversion import Conversion
 
 #: Enough for any framework's import, little enough that a test that hangs is noticed.
 LIMITS = Limits(memory_bytes=8 << 30, time_s=100.0)

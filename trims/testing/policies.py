@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING
 
-from trims.core.policy import Policy, Usage
+from trims.core.policy.eviction import Policy, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

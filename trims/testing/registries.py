@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trims.core.errors import ManifestError, ModelExistsError, ModelNotFoundError, TrimsError
-from trims.core.manifest import parse_manifest
+from trims.manifests.manifest import parse_manifest
 from trims.plugins import Choice
 from trims.registry.base import Registry
 from trims.registry.opening import open_registry

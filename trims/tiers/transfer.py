@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import blake3
 
 from trims.core.errors import ArtifactError, ConversionError, ImageError
-from trims.image.apart import check_apart, check_here
-from trims.image.look import CHECK_HERE_BYTES, described_bytes
+from trims.image.check_in_child import check_apart, check_here
+from trims.image.peek import CHECK_HERE_BYTES, described_bytes
 from trims.memory.mapping import FileMapping
 from trims.memory.reading import Source, read_all
 

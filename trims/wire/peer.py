@@ -1,6 +1,6 @@
 """The process at the other end of a Unix socket, as the kernel tells it. For daemon and keepers.
 
-Clients ask for themselves (`trims_client.channel`): one more module would be a part of each cold start.
+Clients ask for themselves (`trims_client.connection.channel`): one more module would be a part of each cold start.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from trims_bench.figures import Bar, Comparison, Figure, Samples
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trims.core.residency import Residency
+    from trims.core.residency.residency import Residency
     from trims_bench.scenarios.base import Setup
 
 TITLE = "longest time `trims check` holds the books, with 10,000 replicas"

@@ -25,12 +25,12 @@ import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 
 from trims.core.errors import NotSupportedError
-from trims_client.dlpack import CUDA
+from trims_client.mapping.dlpack import CUDA
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from trims_client.device import DeviceTensor
+    from trims_client.mapping.device import DeviceTensor
     from trims_client.weights import Weights
 
 CPU_PROVIDER = "CPUExecutionProvider"

@@ -1,8 +1,8 @@
 """What a session does with a module that its manifest's builder made: check that the weights fit, and follow them.
 
-A converter refuses a module of other shapes or dtypes than the artifact's (`trims.formats.skeleton`). A session that
-builds the module itself must not be served something else meanwhile. Modules that have no skeleton often keep tensors
-that belong to their parameters: views, and what `torch.nn.utils.weight_norm` computed.
+A converter refuses a module of other shapes or dtypes than the artifact's (`trims.formats.torch.skeleton`). A session
+that builds the module itself must not be served something else meanwhile. Modules that have no skeleton often keep
+tensors that belong to their parameters: views, and what `torch.nn.utils.weight_norm` computed.
 """
 
 from __future__ import annotations

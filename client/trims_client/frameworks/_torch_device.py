@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trims.core.errors import NotSupportedError
-from trims_client.dlpack import CUDA
 from trims_client.frameworks._torch_dtypes import dtype_of
+from trims_client.mapping.dlpack import CUDA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

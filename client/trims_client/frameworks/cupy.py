@@ -21,7 +21,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import NotSupportedError, TensorNotFoundError
-from trims_client.dlpack import CUDA
+from trims_client.mapping.dlpack import CUDA
 from trims_client.weights import numpy_dtype
 
 if TYPE_CHECKING:

@@ -49,8 +49,9 @@ CPU_PROVIDER = "CPUExecutionProvider"
 _PROGRAM_KIND = "onnxruntime"
 _NO_PREPACKING = "session.disable_prepacking"
 _OWNER = "trims.model"
-#: The program declares the fed weights as external data in a file called `null` (see `trims.formats.onnx`). In this
-#: folder that file exists on every machine, so no file is written, and it has no bytes that could be read by mistake.
+#: The program declares the fed weights as external data in a file called `null` (see `trims.formats.onnx.converter`).
+#: In this folder that file exists on every machine, so no file is written, and it has no bytes that could be read by
+#: mistake.
 _EXTERNAL_FOLDER, _NO_FOLDER = "session.model_external_initializers_file_folder_path", "/dev"
 #: dtype -> (numpy's unsigned integer of the same width, onnx.TensorProto.DataType), for dtypes that numpy lacks.
 _FOREIGN = {

@@ -48,10 +48,10 @@ import torch
 from trims.core.errors import ArtifactError, CallerError, NotSupportedError, PermissionDeniedError
 from trims.core.layout import DTYPE_BYTES
 from trims.image.program import TORCH_BUILDER
-from trims_client.ahead import map_ahead
 from trims_client.frameworks._torch_built import Views, check_fits
 from trims_client.frameworks._torch_dtypes import DTYPES as _DTYPES
 from trims_client.frameworks._torch_dtypes import dtype_of
+from trims_client.mapping.prefault import map_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -135,7 +135,7 @@ def _importable(name: str, attributes: Mapping[str, Any]) -> Iterator[None]:
     """For the block, modules are found in the manifest's folder if they lie there. Raises NotSupportedError."""
     found: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if origin := attributes.get("origin"):
-        from trims.formats.building import modules_beside
+        from trims.image.torch_builders import modules_beside
 
         found = modules_beside(origin, attributes["modules"], repr(name), alike=True)
     try:
@@ -194,7 +194,7 @@ def without_initialization() -> contextlib.AbstractContextManager[Any]:
             module = BertModel(config)
         trims.torch.load_into(module, weights)
     """
-    from trims.formats.building import NoRandomInitialization
+    from trims.image.torch_builders import NoRandomInitialization
 
     return NoRandomInitialization()
 
@@ -362,7 +362,7 @@ def _program(weights: Weights) -> Program:
 
 def _built(weights: Weights, named: Mapping[str, Any], *, writable: bool) -> torch.nn.Module:
     """The module of a model that has no skeleton yet, as a converter would build it."""
-    from trims.formats.building import build_module, own_names
+    from trims.image.torch_builders import build_module, own_names
 
     ignore = named.get("ignore", ())
     try:

@@ -9,19 +9,20 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 
-from trims.environments.shelf import hold
+from trims.environments.environment_store import hold
 from trims.memory.shortage import killed_words
+from trims.process.lifeline import Lifeline
 from trims.process.python import run_code
 from trims.wire.address import ATTACH_FOLDER, TENANTS_FOLDER
-from trims.wire.lifeline import Lifeline
 from trims_predictors.ipc.os_errors import in_words
 from trims_predictors.ipc.output_pipes import Output, Outputs
 from trims_predictors.sandbox.sandbox import NAMESPACES, OWN_PROCESS, Isolation
 
 #: What each predictor needs, whatever its framework.
 _ALWAYS = (
-    "numpy", "ml_dtypes", "trims_client.parking", "trims_client.session", "trims_client.watch", "trims_client.weights",
-    "trims_predictors.worker.worker", "trims_predictors.frameworks.resolve", "trims_predictors.transforms.chain",
+    "numpy", "ml_dtypes", "trims_client.mapping.suspended", "trims_client.session", "trims_client.connection.watch",
+    "trims_client.weights", "trims_predictors.worker.worker", "trims_predictors.frameworks.resolve",
+    "trims_predictors.transforms.chain",
 )  # fmt: skip
 #: Libraries start threads at import, or when they ask for a device, unless these say otherwise (`gate` finds those
 #: that do nevertheless). ONNX Runtime would also tell its maker of its use.

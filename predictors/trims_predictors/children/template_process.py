@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import LostPeerError, PredictorError
-from trims.wire.weight import CHANGE_PAUSE_S, UNAWAITED, weigh
+from trims.process.scheduling_class import CHANGE_PAUSE_S, UNAWAITED, weigh
 from trims_predictors.children.launcher import tell_status
 from trims_predictors.children.worker_process import PredictorProcess
 from trims_predictors.ipc import messages

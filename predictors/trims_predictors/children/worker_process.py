@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from trims.core.errors import TrimsError
+    from trims.process.lifeline import Lifeline
     from trims.wire.frames import Message
-    from trims.wire.lifeline import Lifeline
     from trims_predictors.children.launcher import Environment, Launcher
     from trims_predictors.ipc.output_pipes import Output
     from trims_predictors.worker.prefault import WrittenPages

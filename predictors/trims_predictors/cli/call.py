@@ -56,8 +56,8 @@ def _run(options: argparse.Namespace) -> None:
 
     from trims.cli.output import note, say_json
     from trims.core.errors import ConfigError
-    from trims.environments.shelf import Shelf
-    from trims.formats.picking import Picker
+    from trims.environments.environment_store import Shelf
+    from trims.formats.conversion.interpreter_selection import Picker
     from trims.wire.address import default_runtime_dir
     from trims_predictors.cli.endpoint import environments_dir_of, environments_in
     from trims_predictors.cli.invocations import Call, invoke

@@ -272,7 +272,7 @@ def environments_in(text: str) -> dict[str, Path]:
 
 def environments_dir_of(options: argparse.Namespace) -> Path:
     """Where made environments are, as these options and the variables say."""
-    from trims.environments.shelf import default_folder
+    from trims.environments.environment_store import default_folder
 
     folder: Path | None = options.environments_dir
     return default_folder() if folder is None else folder.absolute()

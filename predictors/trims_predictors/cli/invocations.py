@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from trims.control import aadmin
 from trims.core.errors import DeadlineError, PredictorError
-from trims.core.manifest import parse_manifest
+from trims.manifests.manifest import parse_manifest
 from trims_predictors.children.launcher import Environment, Launcher
 from trims_predictors.children.worker_process import spawn
 from trims_predictors.cli.call_templates import CallTemplates
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from trims.control import Model
-    from trims.formats.picking import Picker
+    from trims.formats.conversion.interpreter_selection import Picker
     from trims_predictors.children.worker_process import PredictorProcess
 
 #: Between the kill of a process and its end.

@@ -67,8 +67,8 @@ def _run(options: argparse.Namespace) -> None:
 def _ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
     from trims.cli.output import note
     from trims.core.errors import ConfigError, DaemonAwayError
-    from trims.environments.shelf import Shelf
-    from trims.formats.picking import Picker
+    from trims.environments.environment_store import Shelf
+    from trims.formats.conversion.interpreter_selection import Picker
     from trims.wire.address import default_runtime_dir
     from trims.wire.endpoint_file import read_address
     from trims_predictors.cli.endpoint import environments_dir_of, environments_in

@@ -14,7 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
-from trims.core.serving import ANY, ITEM_BYTES, TensorType
+from trims.manifests.serving import ANY, ITEM_BYTES, TensorType
 from trims_predictors.endpoint.json.requests import parse_request
 from trims_predictors.tensors import Tensor, cast, from_array, join_bytes
 

@@ -22,13 +22,13 @@ from trims.core.errors import (
     PredictorError,
     TrimsError,
 )
-from trims.core.serving import TensorType
+from trims.manifests.serving import TensorType
 from trims_predictors.endpoint.json.requests import HEADER_LENGTH, parse_answer, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from trims.formats.picking import Picker
+    from trims.formats.conversion.interpreter_selection import Picker
     from trims_predictors.tensors import Tensor
 
     #: Makes the tensors of the request, once the model's inputs are known.

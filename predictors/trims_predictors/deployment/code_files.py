@@ -11,13 +11,13 @@ import itertools
 import os
 from typing import TYPE_CHECKING
 
-from trims.core.steps import CALL_STEP
-from trims.formats.beside import files_beside
+from trims.image.modules_beside import files_beside
+from trims.manifests.steps import CALL_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trims.core.manifest import Manifest
+    from trims.manifests.manifest import Manifest
 
 #: Files of one model that are looked at, at most once a second.
 _MOST_FILES = 512

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
-from trims.core.serving import NO_SIGNATURE
+from trims.manifests.serving import NO_SIGNATURE
 from trims_predictors.deployment.cpu_shares import share
 from trims_predictors.sandbox.sandbox import OWN_PROCESS, Isolation
 from trims_predictors.tensors import describe
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from trims.core.serving import Signature, TensorType
-    from trims.core.steps import Step
+    from trims.manifests.serving import Signature, TensorType
+    from trims.manifests.steps import Step
     from trims.wire.frames import Message
     from trims_predictors.children.launcher import Environment
     from trims_predictors.tensors import Tensor

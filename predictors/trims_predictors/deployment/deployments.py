@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from trims.control import TensorInfo
 from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError, TrimsError
-from trims.core.manifest import parse_manifest
-from trims.core.serving import NO_SIGNATURE, Signature
+from trims.manifests.manifest import parse_manifest
+from trims.manifests.serving import NO_SIGNATURE, Signature
 from trims_predictors.children.launcher import Environment
 from trims_predictors.deployment.code_files import code_identity
 from trims_predictors.deployment.cpu_shares import processors
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims.control import AsyncAdmin, Model
-    from trims.core.manifest import Manifest
-    from trims.formats.picking import Picker
+    from trims.formats.conversion.interpreter_selection import Picker
+    from trims.manifests.manifest import Manifest
     from trims_predictors.deployment.signatures import Keep
 
 #: Seconds for which a plan is used before the daemon is asked again.

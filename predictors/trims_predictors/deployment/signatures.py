@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trims.core.serving import ANY, NO_SIGNATURE, Signature, TensorType
+from trims.manifests.serving import ANY, NO_SIGNATURE, Signature, TensorType
 from trims_predictors.tensors import types_of
 
 if TYPE_CHECKING:

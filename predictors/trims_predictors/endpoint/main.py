@@ -16,8 +16,8 @@ import uvloop
 
 from trims.control import aadmin
 from trims.core.errors import ConfigError
-from trims.environments.shelf import Shelf
-from trims.formats.picking import Picker
+from trims.environments.environment_store import Shelf
+from trims.formats.conversion.interpreter_selection import Picker
 from trims.logs import configure
 from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
 from trims_predictors.children.launcher import Environment

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 MOST_TENSORS = 1024
 #: Parameters of a request, and of each of its inputs and outputs.
 MOST_PARAMETERS = 256
-#: Letters in the name of an input or output, as in a manifest (`trims.core.serving.TENSOR`).
+#: Letters in the name of an input or output, as in a manifest (`trims.manifests.serving.TENSOR`).
 MOST_NAME_LETTERS = 256
 #: Largest values of one output that a request may ask for as texts, and texts of one answer.
 MOST_CLASSES, MOST_CLASS_TEXTS = 100_000, 1_000_000

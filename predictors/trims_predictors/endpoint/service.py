@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trims.control import AsyncAdmin, Evicted, Model, Replica
-    from trims.core.serving import TensorType
-    from trims.formats.picking import Picker
+    from trims.formats.conversion.interpreter_selection import Picker
+    from trims.manifests.serving import TensorType
     from trims_predictors.deployment.deployment import Answer, Plan
     from trims_predictors.endpoint.infer_request import InferRequest
     from trims_predictors.endpoint.otlp import RequestSpan, Tracing

@@ -20,7 +20,7 @@ import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trims_client.sockets import explained, lacks_descriptors
+from trims_client.connection.sockets import explained, lacks_descriptors
 
 from trims.core.errors import CallerError, CapacityError, NotOfferedError
 from trims_predictors.endpoint.principals import caller

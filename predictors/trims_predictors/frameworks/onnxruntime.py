@@ -10,7 +10,7 @@ import onnxruntime
 from trims_client.frameworks import onnxruntime as over_weights
 
 from trims.core.errors import CallerError, NotSupportedError
-from trims.core.serving import ANY, TensorType
+from trims.manifests.serving import ANY, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@ import contextlib
 import errno
 from typing import TYPE_CHECKING
 
-from trims_client.sockets import explained, lacks_descriptors
+from trims_client.connection.sockets import explained, lacks_descriptors
 
 from trims.core.errors import CapacityError, PredictorError, TrimsError
 

@@ -12,7 +12,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
-from trims_client.sockets import explained, lacks_descriptors
+from trims_client.connection.sockets import explained, lacks_descriptors
 
 from trims.core.errors import BadMessageError
 from trims_predictors.tensors import Tensor

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trims.core.errors import CallerError, PredictorError, TrimsError
-from trims.core.steps import Step
+from trims.manifests.steps import Step
 from trims_predictors.tensors import check_is_array
 from trims_predictors.tracebacks import told
 from trims_predictors.transforms import arrays, images, ranking, text

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trims.core.errors import CallerError, NotSupportedError, PredictorError, TrimsError
-from trims.core.steps import SOURCE_STEP
+from trims.manifests.steps import SOURCE_STEP
 from trims.process.forks import parent_only
 from trims_predictors.frameworks.resolve import imported
 from trims_predictors.tensors import check_array, check_name, check_texts
@@ -21,7 +21,7 @@ from trims_predictors.transforms.base import is_apart
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from trims.core.steps import Step
+    from trims.manifests.steps import Step
     from trims_predictors.transforms.base import Array
 
 #: Modules of source text begin with it.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError, PredictorError
-from trims.core.serving import TensorType, parse_tensors
+from trims.manifests.serving import TensorType, parse_tensors
 from trims.process.forks import parent_only
 from trims_predictors.tensors import check_mask, check_name, describe, dtype_name, from_array, numpy_dtype
 

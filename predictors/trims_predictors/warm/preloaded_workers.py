@@ -2,10 +2,10 @@
 
 A hot spare is a process that has never seen a request. It has opened the weights and made the model ready, so a request
 that finds no predictor of the model takes it and only has to run, for the second time if its predictor can rehearse
-(`rehearsals`). It is used up by that, and another one is made in the
-background. While it waits it holds neither a lease nor the memory of the weights (`trims_client.parking`). At its use
-it opens the model by name. If that stands for other weights by now, or they lie elsewhere, the hot spare ends, and the
-request has a predictor as if there had been none.
+(`rehearsals`). It is used up by that, and another one is made in the background. While it waits it holds neither a
+lease nor the memory of the weights (`trims_client.mapping.suspended`). At its use it opens the model by name. If that
+stands for other weights by now, or they lie elsewhere, the hot spare ends, and the request has a predictor as if there
+had been none.
 
 Which models have some is decided by `demand`. One is made at a time, only of weights that are resident, and only if
 there is room for it; the nursery counts its memory and ends it before anything else.

@@ -24,7 +24,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from trims.wire.lifeline import has_ended
+from trims.process.lifeline import has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Collection

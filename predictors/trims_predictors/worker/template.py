@@ -27,7 +27,7 @@ import time
 from typing import TYPE_CHECKING
 
 from trims.core.errors import LostPeerError, NotSupportedError
-from trims.wire.lifeline import depend_on
+from trims.process.lifeline import depend_on
 from trims_predictors.frameworks import threads
 from trims_predictors.ipc import messages
 from trims_predictors.sandbox.landlock import restrict

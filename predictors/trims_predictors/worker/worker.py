@@ -36,9 +36,9 @@ from typing import TYPE_CHECKING, Any
 from trims_client.forks import adapt_in_children
 
 from trims.core.errors import BadMessageError, LostPeerError, PredictorError, TrimsError
-from trims.core.serving import parse_tensors
+from trims.manifests.serving import parse_tensors
 from trims.process.forks import fork_count, parent_only
-from trims.wire.lifeline import depend_on, end_group
+from trims.process.lifeline import depend_on, end_group
 from trims_predictors.api import Context
 from trims_predictors.frameworks import threads
 from trims_predictors.ipc import messages
@@ -59,10 +59,10 @@ if TYPE_CHECKING:
 
     import numpy as np
     from trims_client import Session
-    from trims_client.parking import Parked
+    from trims_client.mapping.suspended import Parked
     from trims_client.weights import Weights
 
-    from trims.core.serving import TensorType
+    from trims.manifests.serving import TensorType
     from trims.wire.frames import Message
     from trims_predictors.tensors import Tensor
 
@@ -264,7 +264,7 @@ class Worker:
         """The weights by their name; of a predictor that is made ahead of need, only where they are resident."""
         self._place, image = message["place"], message.get("image")
         if image:
-            from trims_client.parking import open_resident
+            from trims_client.mapping.suspended import open_resident
 
             return open_resident(session, message["model"], *image)
         return session.open(message["model"], place=self._place, deadline_s=message["deadline_s"])
@@ -287,7 +287,7 @@ class Worker:
 
     def _park(self, message: Message) -> tuple[Message, None]:
         """Wait for a first request without a lease on the weights."""
-        from trims_client.parking import Parked
+        from trims_client.mapping.suspended import Parked
 
         del message
         assert self._weights is not None, "park before load"
@@ -296,7 +296,7 @@ class Worker:
 
     def _wake(self, message: Message) -> tuple[Message, None]:
         """Have the weights again if the model still is what was loaded; `same` says it."""
-        from trims_client.parking import still_current
+        from trims_client.mapping.suspended import still_current
 
         assert self._weights is not None, "wake before load"
         stages = Stages()
@@ -368,7 +368,7 @@ class Worker:
 
 def _image_of(weights: Weights) -> list[str]:
     """Key and place of the image that the weights lie in."""
-    from trims_client.parking import image_of
+    from trims_client.mapping.suspended import image_of
 
     return list(image_of(weights))
 

@@ -19,8 +19,8 @@ from trims_bench.answers import Answer, compare
 from trims_bench.builders import resnet50, vgg16_mxnet
 from trims_bench.stages import Stages
 
-from trims.core.manifest import parse_manifest
 from trims.formats.base import Artifact
+from trims.manifests.manifest import parse_manifest
 
 MXNET_PYTHON = Path(os.environ.get("TRIMS_MXNET_PYTHON", ROOT / ".venv-mxnet" / "bin" / "python"))
 
@@ -41,7 +41,7 @@ def resnet50_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def resnet50_image(resnet50_file: Path) -> Path:
     pytest.importorskip("onnxruntime")
-    from trims.formats.onnx import OnnxConverter
+    from trims.formats.onnx.converter import OnnxConverter
 
     plan = OnnxConverter().plan(Artifact("onnx", (resnet50_file,)))
     path = resnet50_file.with_name("image")

@@ -26,7 +26,7 @@ from trims_bench.scenarios.open import measure as measure_open
 from trims_bench.scenarios.predictor import share_of_ideal
 from trims_bench.turns import take_turns
 
-from trims.formats.build import RECORD
+from trims.formats.conversion.build import RECORD
 
 
 def test_a_ratio_is_the_median_of_pairs_and_not_the_ratio_of_medians() -> None:

@@ -16,8 +16,8 @@ from trims_bench.raw import HELLO, RawClient
 from trims_bench.report import readable
 from trims_bench.scenarios.books import POLICIES
 
-from trims.core.events import Free
 from trims.core.place import CPU
+from trims.core.residency.events import Free
 from trims.memory import shm
 
 if TYPE_CHECKING:

@@ -12,15 +12,15 @@ import pytest
 from made_environments import put
 
 from trims.cli.main import main
-from trims.environments import checking, making
-from trims.environments.shelf import hold
+from trims.environments import checking, create
+from trims.environments.environment_store import hold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from trims.environments.making import Request
-    from trims.environments.shelf import Made, Shelf
+    from trims.environments.create import Request
+    from trims.environments.environment_store import Made, Shelf
 
     Env = Callable[..., tuple[int, str, str]]
 
@@ -54,7 +54,7 @@ def requests(monkeypatch: pytest.MonkeyPatch, shelf_folder: Path) -> list[Reques
         fresh = not shelf.all()
         return (put(shelf_folder, torch="2.4.1", numpy="2.0") if fresh else shelf.all()[0]), fresh
 
-    monkeypatch.setattr(making, "make", make)
+    monkeypatch.setattr(create, "make", make)
     return seen
 
 

@@ -15,7 +15,7 @@ from operators import MODEL, Operator
 from trims import control
 from trims.cli.env_users import refuse_if_needed, users_of
 from trims.core.errors import DaemonAwayError, InUseError
-from trims.environments.shelf import Shelf
+from trims.environments.environment_store import Shelf
 
 if TYPE_CHECKING:
     from trims.control import Model

@@ -188,7 +188,7 @@ def test_an_open_waits_until_everything_mapped_is_leased_from_a_restarted_daemon
         assert asked.wait(WAIT_S)
         opening.start()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("trims_client.connection.GRACE_S", 0.05)
+            patch.setattr("trims_client.connection.connection.GRACE_S", 0.05)
             with pytest.raises(DeadlineError, match=r"the deadline of 0 s"):
                 session.open("o", deadline_s=0.0)
         answer_now.set()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from raw_door import WAIT_S, Door, Peer, grant
 from trims_client import forks
-from trims_client.channel import Channel
+from trims_client.connection.channel import Channel
 
 from trims.core.errors import LostPeerError
 

@@ -289,12 +289,12 @@ class World:
 def world(segment: Callable[..., int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     made = World(segment)
     fake = {**vars(socket), "socket": lambda *kind: FakeSocket(made)}
-    monkeypatch.setattr("trims_client.channel.socket", SimpleNamespace(**fake))
-    monkeypatch.setattr("trims_client.channel._BUSY_POLL_S", 1e-5)
+    monkeypatch.setattr("trims_client.connection.channel.socket", SimpleNamespace(**fake))
+    monkeypatch.setattr("trims_client.connection.channel._BUSY_POLL_S", 1e-5)
 
     def patience(seconds: float) -> None:
-        monkeypatch.setattr("trims_client.connection.SETTLE_S", seconds)
-        monkeypatch.setattr("trims_client.connection.GRACE_S", seconds)
+        monkeypatch.setattr("trims_client.connection.connection.SETTLE_S", seconds)
+        monkeypatch.setattr("trims_client.connection.connection.GRACE_S", seconds)
 
     patience(0.002)  # what is asked in the midst of a request has no thread of its own to read the answer
     made.calm_down = lambda: patience(WAIT_S)

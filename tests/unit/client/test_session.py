@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from trims_client.channel import Channel
+    from trims_client.connection.channel import Channel
 
     from trims.wire.frames import Message
 
@@ -184,7 +184,7 @@ def test_a_grant_that_outlives_its_daemon_before_it_is_mapped_is_taken_up(
 def test_a_restarted_daemon_that_hangs_does_not_hang_a_close(
     door: Door, folder: Path, segment: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trims_client.connection.GRACE_S", 0.05)
+    monkeypatch.setattr("trims_client.connection.connection.GRACE_S", 0.05)
     fd, hung = segment(), threading.Event()
 
     def hang(peer: Peer) -> None:

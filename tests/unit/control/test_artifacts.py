@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trims.control.artifacts import _WEIGHTS, _name_for, manifest_for
 from trims.core.errors import ArtifactNotFoundError, CallerError
-from trims.core.manifest import parse_manifest
+from trims.manifests.manifest import parse_manifest
 
 
 def made(path: Path) -> Path:

@@ -12,7 +12,7 @@ from operators import MODEL
 
 from trims.control import orders
 from trims.core.errors import ArtifactNotFoundError, CallerError, ManifestError
-from trims.core.manifest import parse_manifest
+from trims.manifests.manifest import parse_manifest
 from trims.registry.base import parse_yaml
 from trims.wire import trims_pb2 as pb
 

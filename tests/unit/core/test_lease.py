@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trims.core.events import Adopted, Grant, Requested
 from trims.core.lease import Lease, Waiter
-from trims.core.ledger import Ledger
 from trims.core.place import CPU
-from trims.core.policy import LeastRecentlyUsed
-from trims.core.residency import Residency
+from trims.core.policy.eviction import LeastRecentlyUsed
+from trims.core.residency.events import Adopted, Grant, Requested
+from trims.core.residency.ledger import Ledger
+from trims.core.residency.residency import Residency
 
 
 def _ledger(first_lease: int = 1) -> Ledger:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 from books import Bench, error_of, kinds, only
 
-from trims.core.admission import BELIEVED_FULL_S
 from trims.core.errors import NoSpaceError, TooLargeError
-from trims.core.events import Closed, Fill, FillFailed, Free, Grant, Measure, Refuse, SessionEnded, Tick
 from trims.core.place import CPU, DISK
 from trims.core.replica import State
+from trims.core.residency.admission import BELIEVED_FULL_S
+from trims.core.residency.events import Closed, Fill, FillFailed, Free, Grant, Measure, Refuse, SessionEnded, Tick
 
 if TYPE_CHECKING:
-    from trims.core.events import Instruction
     from trims.core.place import Place
+    from trims.core.residency.events import Instruction
 
 
 class Full(Bench):

@@ -12,7 +12,7 @@ import pytest
 from trims.cli import daemon_commands
 from trims.core.errors import ConfigError
 from trims.daemon.config import Config, build_config, unknown_variables
-from trims.environments.shelf import default_folder
+from trims.environments.environment_store import default_folder
 from trims.memory.available import allowed_bytes
 from trims.plugins import Choice
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from trims.core.manifest import Manifest
     from trims.daemon.main import Daemon
+    from trims.manifests.manifest import Manifest
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from trims.daemon.clients import Connection
 from trims.daemon.requests import MAX_FILES_WITH_GRANT, MAX_PENDING, Requests, file_name, grant_message
 from trims.memory.cuda.drivers import Export
 from trims.memory.pages import Pages
-from trims.store.asks import Granted, Outcome
+from trims.store.pending_requests import Granted, Outcome
 from trims.tenants import Tenant
 from trims.wire.messages import Attach, Close, Open, Resume, Workspace, parse_request
 from trims.wire.peer import Peer

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from trims.core.events import Changed
 from trims.core.place import CPU
 from trims.core.replica import ReplicaId, State
+from trims.core.residency.events import Changed
 from trims.daemon import views
 from trims.daemon.budget import Budget
 from trims.daemon.clients import Connection

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from made_environments import write_wheel
 
-from trims.environments.shelf import Shelf
+from trims.environments.environment_store import Shelf
 
 if TYPE_CHECKING:
     from pathlib import Path

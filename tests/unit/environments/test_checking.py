@@ -12,13 +12,13 @@ from trims.environments import checking
 from trims.environments.checking import check, glance, installed
 
 if TYPE_CHECKING:
-    from trims.environments.shelf import Made, Shelf
+    from trims.environments.environment_store import Made, Shelf
 
 
 @pytest.fixture(autouse=True)
 def _light(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of trims only what needs no numpy: there is none in environments that were made by hand."""
-    monkeypatch.setattr(checking, "_OURS", {"trims": ("trims.formats.child",)})
+    monkeypatch.setattr(checking, "_OURS", {"trims": ("trims.formats.conversion.child",)})
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_framework_that_cannot_be_imported_is_told(made: Made) -> None:
 
 
 def test_what_trims_lacks_in_it_is_told(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "_OURS", {"trims": ("trims.store.resolve",)})
+    monkeypatch.setattr(checking, "_OURS", {"trims": ("trims.store.resolve.resolver",)})
     (fault,) = told(made)
     assert fault == f"trims cannot be imported by {made.python}: ModuleNotFoundError: No module named 'blake3'"
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from trims.core.errors import ArtifactError
 from trims.formats.base import Converter, Measurable, check_options, check_relative
-from trims.formats.npy import NpyConverter
-from trims.formats.safetensors import SafetensorsConverter
+from trims.formats.numpy.npy import NpyConverter
+from trims.formats.safetensors.converter import SafetensorsConverter
 
 
 @pytest.mark.parametrize("name", ["", "/a", "..", "../a", "a/../../b", "a\0"])

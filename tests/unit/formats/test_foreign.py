@@ -11,7 +11,7 @@ from safetensors_files import safetensors_file
 
 from trims.core.errors import ArtifactError, NotSupportedError
 from trims.formats.base import Artifact
-from trims.formats.conversion import converter, detect, start_conversion
+from trims.formats.conversion.conversion import converter, detect, start_conversion
 from trims.formats.foreign import describe_archive, describe_failed_download, describe_foreign
 from trims.formats.in_place import InPlace
 from trims.formats.plugins import formats, naming_foreign

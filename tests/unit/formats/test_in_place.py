@@ -12,7 +12,7 @@ from safetensors_files import MANY, a_file, an_image
 
 from trims.core.errors import ArtifactError, InternalError, NotInPlaceError
 from trims.formats.base import Artifact, InPlaceFormat
-from trims.formats.conversion import converter
+from trims.formats.conversion.conversion import converter
 from trims.formats.in_place import InPlace, least_image_bytes, may_be_in_place
 
 if TYPE_CHECKING:

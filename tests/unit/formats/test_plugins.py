@@ -14,7 +14,7 @@ from format_plugins import PLUGIN
 from trims.core.errors import ArtifactError, ConfigError, NotSupportedError, TrimsError
 from trims.formats import plugins as registered
 from trims.formats.base import Artifact
-from trims.formats.conversion import converter, detect, start_conversion
+from trims.formats.conversion.conversion import converter, detect, start_conversion
 from trims.formats.plugins import broken, formats, load_all
 from trims.testing.converters import LIMITS, write_plugin
 
@@ -168,7 +168,7 @@ def test_two_plugins_of_one_name_keep_no_other_format_from_being_detected(plugin
 
 def test_a_plugin_with_the_name_of_a_format_of_trims_is_left_out(plugins: Path, tmp_path: Path) -> None:
     write_plugin(plugins, "plugin_of_test_k", PLUGIN.format(name="safetensors", claims="True"), safetensors="Converter")
-    assert type(detect(safetensors_file(tmp_path))).__module__ == "trims.formats.safetensors"
+    assert type(detect(safetensors_file(tmp_path))).__module__ == "trims.formats.safetensors.converter"
     assert converter("safetensors").version != 3
     assert broken() == {}
 

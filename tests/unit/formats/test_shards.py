@@ -10,7 +10,7 @@ from safetensors_files import safetensors_file
 
 from trims.core.errors import ArtifactError, NotInPlaceError
 from trims.formats.base import Artifact
-from trims.formats.conversion import detect
+from trims.formats.conversion.conversion import detect
 from trims.image.reader import ImageView
 from trims.testing.converters import artifact_at
 

@@ -16,9 +16,9 @@ import pytest
 from trims.core.errors import CapacityError
 from trims.formats import plugins
 from trims.formats.base import Artifact
-from trims.formats.build import build_artifact
-from trims.formats.conversion import converter, detect, start_conversion
-from trims.formats.process import LimitedChild
+from trims.formats.conversion.build import build_artifact
+from trims.formats.conversion.child_process import LimitedChild
+from trims.formats.conversion.conversion import converter, detect, start_conversion
 from trims.image.descriptors import explain_descriptors
 from trims.testing.converters import LIMITS, write_plugin
 from trims.testing.descriptors import few_descriptors

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from trims.core.errors import ImageError, NotInPlaceError
 from trims.core.layout import TensorSpec
 from trims.formats.base import Artifact
-from trims.formats.safetensors import SafetensorsConverter
+from trims.formats.safetensors.converter import SafetensorsConverter
 from trims.image import in_place
 from trims.image.in_place import InPlacePlan, plan_in_place
 from trims.image.plan import Contents, SourceTensor

@@ -12,10 +12,10 @@ import pytest
 from safetensors_files import FEW, MANY, a_file, an_image, mxnet_model, shards
 
 from trims.core.errors import ArtifactError, ConversionError
-from trims.formats import conversion as conversions
 from trims.formats.base import Artifact, Limits
-from trims.formats.conversion import detect, start_conversion
-from trims.image.look import PARSE_HERE_BYTES
+from trims.formats.conversion import conversion as conversions
+from trims.formats.conversion.conversion import detect, start_conversion
+from trims.image.peek import PARSE_HERE_BYTES
 from trims.testing.converters import LIMITS, convert
 from trims.tiers import transfer
 

@@ -21,7 +21,7 @@ from trims_predictors.tensors import (
 )
 
 from trims.core.errors import CallerError
-from trims.core.serving import ITEM_BYTES, TensorType
+from trims.manifests.serving import ITEM_BYTES, TensorType
 
 
 @pytest.mark.parametrize("dtype", sorted(ITEM_BYTES.keys() - {"BYTES"}))

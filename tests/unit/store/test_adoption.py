@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from store_parts import Workers
 
-from trims.core.events import Adopted, Event, Filled
 from trims.core.place import CPU, DISK, Place
-from trims.core.policy import LeastRecentlyUsed
+from trims.core.policy.eviction import LeastRecentlyUsed
 from trims.core.replica import State
-from trims.core.residency import Residency
+from trims.core.residency.events import Adopted, Event, Filled
+from trims.core.residency.residency import Residency
 from trims.memory.shm import PosixShm
 from trims.store.adoption import Adoption, seal_identity
 from trims.store.catalog import Catalog, ImageRecord
-from trims.store.runner import Runner
+from trims.store.fill.runner import Runner
 from trims.testing.tiers import an_image, put
 from trims.tiers.base import Extent, identity_of
 from trims.tiers.cpu import CpuTier
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from trims.store.resolve import Resolved
+    from trims.store.resolve.resolver import Resolved
     from trims.tiers.base import Tier
 
 

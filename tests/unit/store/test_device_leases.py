@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from trims.core.errors import CapacityError, DeviceLostError
-from trims.core.events import Adopted, Event, Freed, PinChanged, Requested
 from trims.core.lease import Waiter
 from trims.core.place import CPU, GPU, Place
-from trims.core.policy import LeastRecentlyUsed
-from trims.core.residency import Residency
+from trims.core.policy.eviction import LeastRecentlyUsed
+from trims.core.residency.events import Adopted, Event, Freed, PinChanged, Requested
+from trims.core.residency.residency import Residency
 from trims.store.device_leases import REFILL_TRIES, DeviceLeases
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trims.store.asks import Outcome
+    from trims.store.pending_requests import Outcome
 
 LOST = DeviceLostError("the keeper has ended")
 

@@ -9,7 +9,7 @@ from looking import WAIT_S, Asker, error_of, leases, states
 
 from trims.core.errors import ArtifactNotFoundError, ModelNotFoundError, NotInPlaceError
 from trims.core.place import CPU, DISK, FILE, Place
-from trims.store.asks import Granted, Pending
+from trims.store.pending_requests import Granted, Pending
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,16 +21,16 @@ from trims.core.errors import (
     ModelNotFoundError,
     TrimsError,
 )
-from trims.core.events import Closed, EvictRequested, Filled, PlaceLost, Requested, Tick
 from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, Place
-from trims.core.policy import LeastRecentlyUsed
+from trims.core.policy.eviction import LeastRecentlyUsed
 from trims.core.replica import State
-from trims.core.residency import Residency
+from trims.core.residency.events import Closed, EvictRequested, Filled, PlaceLost, Requested, Tick
+from trims.core.residency.residency import Residency
 from trims.memory.shm import PosixShm
 from trims.store import shell as module
-from trims.store.asks import Ask, Granted, Loaded, Outcome
-from trims.store.runner import Runner
+from trims.store.fill.runner import Runner
+from trims.store.pending_requests import Ask, Granted, Loaded, Outcome
 from trims.store.shell import Shell
 from trims.store.watchers import Watchers
 from trims.testing.tiers import an_image
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from trims.store.resolve import Resolved
+    from trims.store.resolve.resolver import Resolved
     from trims.tiers.base import Tier
 
 KEY = "a" * 64

@@ -11,14 +11,14 @@ from looking import WAIT_S, Asker, error_of, leases, states, wait_until
 from trims.core.errors import CapacityError, DrainingError, InUseError, ModelNotFoundError
 from trims.core.place import CPU, DISK
 from trims.core.replica import State
-from trims.store import resolve
+from trims.store.resolve import resolver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from trims.daemon.main import Daemon
-    from trims.store.asks import Pending
+    from trims.store.pending_requests import Pending
 
 
 def test_an_image_is_named_by_the_beginning_of_its_key_too(
@@ -66,7 +66,7 @@ def test_a_pin_keeps_an_image_from_eviction_and_does_not_load_it(daemon: Daemon,
 def test_an_image_whose_artifact_was_edited_goes_once_the_new_one_is_there(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, pinned: bool
 ) -> None:
-    monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
+    monkeypatch.setattr(resolver, "_TRUST_S", 0.0)
     daemon.registry.put({"name": "m", "artifact": {"path": str(checkpoint("m"))}}, "")
     if pinned:
         daemon.store.pin("m", CPU, pinned=True)
@@ -86,7 +86,7 @@ def test_an_image_whose_artifact_was_edited_goes_once_the_new_one_is_there(
 def test_an_image_that_another_name_stands_for_stays_when_one_is_edited(
     daemon: Daemon, asker: Asker, checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
+    monkeypatch.setattr(resolver, "_TRUST_S", 0.0)
     path = checkpoint("m")
     shutil.copy(path, folder / "copy.npz")
     daemon.registry.put({"name": "m", "artifact": {"path": str(path)}}, "")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from trims.core.events import Changed
 from trims.core.place import CPU
 from trims.core.replica import State
+from trims.core.residency.events import Changed
 from trims.store import watchers as module
 from trims.store.watchers import Watchers
 

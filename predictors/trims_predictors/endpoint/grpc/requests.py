@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from trims.core.errors import CallerError
-from trims.core.serving import MOST_DIMENSIONS
+from trims.manifests.serving import MOST_DIMENSIONS
 from trims_predictors.endpoint.grpc import inference_pb2 as pb
 from trims_predictors.endpoint.grpc.wire import Received, not_protobuf
 from trims_predictors.endpoint.infer_request import InferRequest, make_request

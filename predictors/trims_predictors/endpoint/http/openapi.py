@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import trims
-from trims.core.serving import ITEM_BYTES
+from trims.manifests.serving import ITEM_BYTES
 from trims_predictors.endpoint.request_limits import MOST_CLASSES, MOST_TENSORS
 
 Json = dict[str, Any]

@@ -6,14 +6,14 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError
-from trims.core.serving import ANY
+from trims.manifests.serving import ANY
 from trims_predictors.endpoint.infer_request import InferRequest
 from trims_predictors.tensors import Tensor, nbytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from trims.core.serving import TensorType
+    from trims.manifests.serving import TensorType
 
 #: The length of the JSON that such a request states in its header: it has none.
 NO_JSON = "0"

@@ -25,8 +25,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
-from trims.core.serving import ITEM_BYTES
-from trims.wire.lifeline import depend_on
+from trims.manifests.serving import ITEM_BYTES
+from trims.process.lifeline import depend_on
 from trims_predictors.endpoint.json.requests import shrink, to_json
 from trims_predictors.endpoint.json.text import SMALL_BYTES
 from trims_predictors.tensors import Tensor, join_bytes, split_bytes

@@ -15,8 +15,8 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trims.core.errors import CallerError, CapacityError
+from trims.process.lifeline import Lifeline
 from trims.process.python import run_code
-from trims.wire.lifeline import Lifeline
 from trims_predictors.endpoint.json.child import DONE, FRAME, REFUSED
 
 if TYPE_CHECKING:

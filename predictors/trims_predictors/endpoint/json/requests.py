@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import CallerError
-from trims.core.serving import MOST_DIMENSIONS
+from trims.manifests.serving import MOST_DIMENSIONS
 from trims_predictors.endpoint.infer_request import InferRequest, Parameters, make_request, shared_range
 from trims_predictors.endpoint.json.numbers import flat, numbers
 from trims_predictors.endpoint.json.text import SMALL_BYTES, load_json

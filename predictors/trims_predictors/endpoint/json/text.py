@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from trims.core.errors import CallerError
-from trims.core.serving import MOST_DIMENSIONS
+from trims.manifests.serving import MOST_DIMENSIONS
 
 #: Bytes of JSON that are read or written where they are. The worst content of so many takes about 1 ms, and the event
 #: loop stands still meanwhile. More goes to another process (`json_workers`).

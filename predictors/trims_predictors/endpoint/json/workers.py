@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import BusyError, CallerError
-from trims.core.serving import ITEM_BYTES
 from trims.core.units import format_bytes
+from trims.manifests.serving import ITEM_BYTES
 from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.json.child import COUNT, PACK, READ, WRITE
 from trims_predictors.endpoint.json.process import JsonProcess, TooMuchWorkError

@@ -7,8 +7,8 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trims_client import dlpack
 from trims_client.frameworks import cupy as shared
+from trims_client.mapping import dlpack
 from trims_client.weights import Weights
 
 from trims.core.errors import NotSupportedError, TensorNotFoundError

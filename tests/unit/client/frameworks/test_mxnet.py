@@ -12,7 +12,7 @@ import pytest
 from repository import ROOT, SUPPORT
 
 from trims.formats.base import Artifact
-from trims.formats.mxnet import MxnetConverter
+from trims.formats.mxnet.converter import MxnetConverter
 from trims.image.in_place import InPlacePlan, plan_in_place
 from trims.image.plan import ImagePlan, SourceTensor, plan_image
 from trims.image.program import Program

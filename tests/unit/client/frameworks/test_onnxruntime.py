@@ -24,7 +24,7 @@ from trims_client.weights import Weights  # noqa: E402
 
 from trims.core.errors import ArtifactChangedError, CallerError, NotSupportedError  # noqa: E402
 from trims.formats.base import Artifact  # noqa: E402
-from trims.formats.onnx import OnnxConverter  # noqa: E402
+from trims.formats.onnx.converter import OnnxConverter  # noqa: E402
 from trims.image.plan import SourceTensor, plan_image  # noqa: E402
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from onnx_models import (  # noqa: E402
     value,
     write_image,
 )
-from trims_client import dlpack  # noqa: E402
 from trims_client.frameworks import onnxruntime as shared  # noqa: E402
+from trims_client.mapping import dlpack  # noqa: E402
 
 from trims.core.errors import NotSupportedError  # noqa: E402
 from trims.formats.base import Artifact  # noqa: E402
-from trims.formats.onnx import INLINE_INTEGERS_BELOW_BYTES, OnnxConverter  # noqa: E402
+from trims.formats.onnx.converter import INLINE_INTEGERS_BELOW_BYTES, OnnxConverter  # noqa: E402
 from trims.testing.in_place import reads_in_place  # noqa: E402
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from trims_client.frameworks._onnxruntime_packed import Packing, file_behind  # 
 from trims_client.weights import Weights  # noqa: E402
 
 from trims.formats.base import Artifact  # noqa: E402
-from trims.formats.onnx import OnnxConverter  # noqa: E402
+from trims.formats.onnx.converter import OnnxConverter  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

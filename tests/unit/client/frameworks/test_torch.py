@@ -20,7 +20,7 @@ from trims_client.weights import Weights  # noqa: E402
 
 from trims.core.errors import CallerError, ClosedError, NotSupportedError, PermissionDeniedError  # noqa: E402
 from trims.formats.base import Artifact  # noqa: E402
-from trims.formats.conversion import converter  # noqa: E402
+from trims.formats.conversion.conversion import converter  # noqa: E402
 from trims.image.plan import Contents, SourceTensor, plan_image  # noqa: E402
 from trims.image.program import Program  # noqa: E402
 from trims.image.source import FileSpan, SourceFile  # noqa: E402

@@ -12,8 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch_images import IMAGES, WORDS, image_file, state, with_skeleton  # noqa: E402
-from trims_client import dlpack  # noqa: E402
 from trims_client.frameworks import torch as trims_torch  # noqa: E402
+from trims_client.mapping import dlpack  # noqa: E402
 from trims_client.weights import Weights  # noqa: E402
 
 from trims.core.errors import CallerError, NotSupportedError  # noqa: E402

@@ -15,7 +15,7 @@ from made_environments import put
 from trims_predictors.children.launcher import Environment, Launcher, tell_status
 
 from trims.core.errors import InUseError, PredictorError
-from trims.environments.shelf import Shelf
+from trims.environments.environment_store import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from trims_predictors.children.launcher import Environment, Launcher
 from trims_predictors.children.template_process import Template
 
 from trims.core.errors import LostPeerError
-from trims.wire.weight import UNAWAITED
+from trims.process.scheduling_class import UNAWAITED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

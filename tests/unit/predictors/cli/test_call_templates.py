@@ -13,7 +13,7 @@ from trims_predictors.children.launcher import Environment
 from trims_predictors.cli.invocations import Call, invoke
 from trims_predictors.warm.learned import read_learned, write_learned
 
-from trims.formats.picking import Picker
+from trims.formats.conversion.interpreter_selection import Picker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

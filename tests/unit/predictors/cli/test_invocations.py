@@ -19,7 +19,7 @@ from trims.core.errors import (
     NotSupportedError,
     PredictorError,
 )
-from trims.formats.picking import Picker
+from trims.formats.conversion.interpreter_selection import Picker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

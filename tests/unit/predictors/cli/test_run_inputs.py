@@ -11,7 +11,7 @@ from trims_predictors.cli.run_inputs import RunInputs
 from trims_predictors.tensors import to_array
 
 from trims.core.errors import CallerError
-from trims.core.serving import TensorType
+from trims.manifests.serving import TensorType
 
 if TYPE_CHECKING:
     from pathlib import Path

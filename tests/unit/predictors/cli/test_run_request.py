@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from trims_predictors.tensors import Tensor
 
-    from trims.core.serving import TensorType
+    from trims.manifests.serving import TensorType
 
 METADATA = {"inputs": [{"name": "x", "datatype": "FP64", "shape": [-1]}]}
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from trims_predictors.deployment.code_files import code_identity
 
-from trims.core.manifest import Manifest, parse_manifest
+from trims.manifests.manifest import Manifest, parse_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,8 @@ from trims_predictors.deployment.deployments import Plans
 
 from trims.control.answers import Model, TensorInfo
 from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError
-from trims.environments.shelf import Shelf
-from trims.formats.picking import Picker
+from trims.environments.environment_store import Shelf
+from trims.formats.conversion.interpreter_selection import Picker
 
 
 def model(key: str = "", format_name: str = "", name: str = "m", **fields: Any) -> Model:

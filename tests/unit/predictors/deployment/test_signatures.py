@@ -10,7 +10,7 @@ from trims_predictors.deployment.deployment import Plan
 from trims_predictors.deployment.signatures import Signatures
 from trims_predictors.tensors import Tensor, describe
 
-from trims.core.serving import Signature, TensorType
+from trims.manifests.serving import Signature, TensorType
 
 X, Y, Z = (TensorType(name, "FP32", (-1, 3)) for name in "xyz")
 PLAN = Plan("m@1", "m", "1.0.0", "a:B", Environment("numpy"))

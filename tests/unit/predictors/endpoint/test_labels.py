@@ -12,7 +12,7 @@ from trims_predictors.deployment.deployment import Plan
 from trims_predictors.endpoint.labels import Labels
 
 from trims.core.errors import NotSupportedError
-from trims.core.serving import TensorType
+from trims.manifests.serving import TensorType
 
 if TYPE_CHECKING:
     from pathlib import Path

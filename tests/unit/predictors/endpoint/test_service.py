@@ -24,8 +24,8 @@ from trims.core.errors import (
     ModelNotFoundError,
     PredictorError,
 )
-from trims.core.serving import TensorType
-from trims.formats.picking import Picker
+from trims.formats.conversion.interpreter_selection import Picker
+from trims.manifests.serving import TensorType
 
 
 def model(name: str, *states: str, also: tuple[str, ...] = (), **fields: Any) -> Model:

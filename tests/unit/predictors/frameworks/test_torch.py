@@ -12,7 +12,7 @@ from trims_predictors.api import Context
 from trims_predictors.frameworks import torch as builtin
 
 from trims.core.errors import CallerError
-from trims.core.serving import TensorType
+from trims.manifests.serving import TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from trims_predictors.pool.events import Job
 from trims_predictors.tensors import from_array, to_array
 
 from trims.core.errors import CallerError, DeadlineError, PredictorError
-from trims.core.serving import TensorType
+from trims.manifests.serving import TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ from trims_predictors.transforms.base import apart
 from trims_predictors.transforms.functions import StepContext, call, function_of
 
 from trims.core.errors import CallerError, NotSupportedError, PredictorError
-from trims.core.steps import Step
+from trims.manifests.steps import Step
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from trims_predictors.transforms.chain import Chain, steps_of
 from trims_predictors.transforms.pipeline import Pipeline, Stages
 
 from trims.core.errors import CallerError, PredictorError
-from trims.core.serving import TensorType
+from trims.manifests.serving import TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from trims_predictors.warm import reclaimer
 from trims_predictors.warm.reclaim_policy import Limits
 
 from trims.core.errors import CapacityError, DrainingError, InUseError, PredictorError
-from trims.environments.shelf import Shelf
+from trims.environments.environment_store import Shelf
 from trims.testing.descriptors import few_descriptors
 
 if TYPE_CHECKING:

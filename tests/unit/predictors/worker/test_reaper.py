@@ -11,13 +11,13 @@ import sys
 import pytest
 from trims_predictors.worker import reaper
 
-from trims.wire.lifeline import Lifeline
+from trims.process.lifeline import Lifeline
 
 #: Starts a process in a session of its own, whose parent ends at once, and tells its number.
 _DETACH = """
 import os, sys, time
 from trims_predictors.worker.reaper import adopt, end_strays, guarded
-from trims.wire.lifeline import depend_on
+from trims.process.lifeline import depend_on
 def detach():
     reading, writing = os.pipe()
     if os.fork() == 0:

@@ -16,7 +16,7 @@ from trims_predictors.children.template_process import pid_behind
 from trims_predictors.ipc import messages
 from trims_predictors.sandbox import landlock
 
-from trims.wire.lifeline import Lifeline
+from trims.process.lifeline import Lifeline
 
 if TYPE_CHECKING:
     import socket

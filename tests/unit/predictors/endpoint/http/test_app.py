@@ -24,7 +24,7 @@ from trims_predictors.endpoint.shared_memory import SharedMemory
 from trims_predictors.tensors import from_array, to_array
 
 from trims.core.errors import BusyError, CallerError, ModelNotFoundError, PredictorError
-from trims.core.serving import TensorType
+from trims.manifests.serving import TensorType
 
 REQUEST = {"id": "7", "inputs": [{"name": "x", "datatype": "FP64", "shape": [2], "data": [1, 2]}]}
 

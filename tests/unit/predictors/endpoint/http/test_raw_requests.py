@@ -7,7 +7,7 @@ from trims_predictors.endpoint.http.raw_requests import raw_request
 from trims_predictors.tensors import Tensor, to_array
 
 from trims.core.errors import CallerError
-from trims.core.serving import TensorType
+from trims.manifests.serving import TensorType
 
 
 @pytest.mark.parametrize(

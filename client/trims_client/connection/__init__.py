@@ -1,0 +1,1 @@
+"""A session's connection to the daemon. Door: `connection`."""

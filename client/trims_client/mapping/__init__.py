@@ -1,0 +1,1 @@
+"""Images that a session has mapped, on the host and on devices. Door: `mappings`."""

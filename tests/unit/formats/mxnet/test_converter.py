@@ -1,0 +1,143 @@
+"""MXNet's files become images without MXNet: every generation of the format is read, every lie refused."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from mxnet_files import CONVERTER, SYMBOL, array, image, params, save
+
+from trims.core.errors import ArtifactError
+from trims.formats.base import Artifact, Converter
+from trims.formats.mxnet.params import is_params
+from trims.manifests.serving import Signature, TensorType
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_converter_keeps_the_protocol_and_needs_nothing() -> None:
+    assert isinstance(CONVERTER, Converter)
+    assert not CONVERTER.needs_child({})
+    assert CONVERTER.frameworks({}) == ()
+
+
+def test_a_model_is_claimed_by_the_symbols_name_or_the_first_bytes(tmp_path: Path) -> None:
+    data = params({"arg:w": array("F32", (2,))})
+    assert is_params(data)
+    assert CONVERTER.claims(tmp_path / "m-symbol.json", b"{")
+    assert CONVERTER.claims(tmp_path / "m-0000.params", data[:64])
+    assert not CONVERTER.claims(tmp_path / "m.json", b"{")
+    assert not CONVERTER.claims(tmp_path / "m.params", b"\x80\x02")
+
+
+def test_either_file_finds_the_other(tmp_path: Path) -> None:
+    symbol = save(tmp_path, {"arg:w": array("F32", (2,))}, epoch=12)
+    other = tmp_path / "m-0012.params"
+    assert CONVERTER.files(symbol, {}) == (symbol, other)
+    assert CONVERTER.files(other, {}) == (other, symbol)
+
+
+def test_the_epoch_chooses_among_several_files(tmp_path: Path) -> None:
+    save(tmp_path, {"arg:w": array("F32", (2,), 1)}, epoch=3)
+    symbol = save(tmp_path, {"arg:w": array("F32", (2,), 2)}, epoch=7)
+    assert CONVERTER.files(symbol, {"epoch": 7})[1].name == "m-0007.params"
+    assert bytes(image(symbol, epoch=3).tensor("w")) == bytes([1]) * 8
+    with pytest.raises(ArtifactError, match=r"m-0003\.params, m-0007\.params; the option epoch"):
+        CONVERTER.files(symbol, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "complaint"),
+    [
+        ("m-symbol.json", {}, "there is none"),
+        ("m-symbol.json", {"epoch": 1}, r"m-0001\.params cannot be read"),
+        ("m-symbol.json", {"epoch": "1"}, "option epoch is a number"),
+        ("m-symbol.json", {"epoch": -1}, "option epoch is a number"),
+        ("m-symbol.json", {"epoch": True}, "option epoch is a number"),
+        ("m-symbol.json", {"ctx": "gpu"}, "unknown options ctx"),
+        ("weights.params", {}, r"PREFIX-NNNN\.params"),
+        ("m-0000.params", {"epoch": 0}, "needs no option epoch"),
+        ("n-0000.params", {}, r"n-symbol\.json cannot be read"),
+    ],
+)
+def test_a_missing_file_or_a_wrong_option_is_named(
+    tmp_path: Path, name: str, options: dict[str, Any], complaint: str
+) -> None:
+    (tmp_path / name).write_bytes(b"{}")
+    with pytest.raises(ArtifactError, match=complaint):
+        CONVERTER.files(tmp_path / name, options)
+
+
+def test_tensors_take_the_names_the_graph_knows(tmp_path: Path) -> None:
+    main = save(tmp_path, {"arg:w": array("F32", (2, 3)), "aux:mean": array("F64", (3,), 7)})
+    view = image(main)
+    program = view.program()
+    assert list(view.layout.tensors) == ["w", "mean"]
+    assert bytes(view.tensor("mean")) == bytes([7]) * 24
+    assert program is not None
+    assert program.kind == "mxnet-symbol"
+    assert program.attributes == {"auxiliary": ["mean"], "inputs": ["data"]}
+    assert json.loads(program.body) == SYMBOL
+
+
+@pytest.mark.parametrize(
+    "symbol",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"[]",
+        b"{}",
+        b'{"nodes": []}',
+        b'{"nodes": [1]}',
+        b'{"nodes": [{"op": "null"}]}',
+        b'{"nodes": [{"op": "null", "name": 3}]}',
+        b'{"nodes": 5}',
+    ],
+)
+def test_a_symbol_that_is_none_is_refused(tmp_path: Path, symbol: bytes) -> None:
+    main = save(tmp_path, {"arg:w": array("F32", (2,))}, symbol)
+    with pytest.raises(ArtifactError, match="is not a symbol"):
+        image(main)
+
+
+def test_a_file_that_changes_before_it_is_read_is_refused(tmp_path: Path) -> None:
+    main = save(tmp_path, {"arg:w": array("F32", (2,))})
+    plan = CONVERTER.plan(Artifact("mxnet", CONVERTER.files(main, {})))
+    save(tmp_path, {"arg:w": array("F32", (3,))})
+    with pytest.raises(ArtifactError, match="changed"):
+        plan.write_into(memoryview(bytearray(plan.nbytes)))
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (params({"w": array("F32", (2,))}), "neither arg:NAME nor aux:NAME"),
+        (params({"arg:": array("F32", (2,))}), "neither arg:NAME nor aux:NAME"),
+        (params({"arg:w": array("F32", (2,)), "aux:w": array("F32", (2,))}), "'w' is there twice"),
+    ],
+)
+def test_a_name_that_the_graph_cannot_know_is_refused(tmp_path: Path, data: bytes, complaint: str) -> None:
+    main = save(tmp_path, data)
+    with pytest.raises(ArtifactError, match=complaint):
+        image(main)
+
+
+def signature(folder: Path, *stated: dict[str, str]) -> Signature:
+    """Of a model whose inputs have these attributes."""
+    inputs = [{"op": "null", "name": f"x{index}", "attrs": each} for index, each in enumerate(stated)]
+    symbol = {"nodes": [*inputs, {"op": "null", "name": "w"}, {"op": "abs", "name": "y"}]}
+    main = save(folder, {"arg:w": array("F32", (2,))}, symbol)
+    return CONVERTER.signature(Artifact("mxnet", CONVERTER.files(main, {})))
+
+
+def test_inputs_are_known_if_each_variable_states_shape_and_type(tmp_path: Path) -> None:
+    whole, half = {"__shape__": "(0, 3)", "__dtype__": "6"}, {"__shape__": "[4]", "__dtype__": "2"}
+    assert signature(tmp_path, whole, half).inputs == (
+        TensorType("x0", "INT64", (-1, 3)),
+        TensorType("x1", "FP16", (4,)),
+    )
+    for other in ({}, {"__shape__": "(1,)"}, {"__shape__": "()", "__dtype__": "0"}, {**whole, "__dtype__": "12"}):
+        assert signature(tmp_path, whole, other) == Signature()

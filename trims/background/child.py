@@ -1,0 +1,133 @@
+"""`python -m trims.background.child FD`: the carrier. It does what the daemon at the other end of a socket asks.
+
+It runs when no other program wants the processor (SCHED_IDLE), and the kernel gives its disk requests the last place
+with that. So it must hold nothing that another process waits for: it shares no interpreter and no lock with the daemon.
+It ends when the daemon's end of the socket is closed, or when nothing was asked for a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from trims.background.cpu_quota import Share
+from trims.background.messages import failure, read_order, receive, send
+from trims.background.task import Running, SourceFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Without a request for so long, the memory of a process is worth more than its start.
+IDLE_S = 30.0
+#: A shorter pause is kept for after the next piece: each one wakes a processor.
+_LEAST_PAUSE_S = 0.0005
+
+
+def give_way() -> None:
+    """Have the least priority and, where that is allowed, run only when no other program wants the processor."""
+    os.nice(19)  # as this its time is counted, too: see `share`
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    # Where the kernel groups processes by session, the group has a weight of its own, whatever its processes are.
+    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
+        group.write("19")
+
+
+class Carrier:
+    """The requests of one connection.
+
+    Args:
+        connection: To the daemon.
+        sleep: Waits for as many seconds; None to end meanwhile if the daemon does.
+        share: What it may take of a processor while the bandwidth is limited.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        sleep: Callable[[float], None] | None = None,
+        share: Callable[[], float] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._share = share or Share().now
+        self._sleep = sleep or self._pause
+        self._running: Running | None = None
+        self._fds: list[int] = []
+        self._free_at_s = 0.0
+
+    def serve(self) -> None:
+        """Answer requests until the daemon is gone, or silent for long."""
+        try:
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    self._connection.settimeout(IDLE_S if self._running is None else None)
+                    send(self._connection, self._answer(*receive(self._connection)))
+        finally:
+            self._drop()
+
+    def _answer(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        what = request["do"]
+        try:
+            if what == "begin":
+                return self._begin(request, fds)
+            assert self._running is not None, "nothing was begun"
+            if what == "go":
+                return {"done": self._go(request["nbytes"], request["bytes_per_s"])}
+            digests = self._running.digests() if what == "end" else {}
+        except (SourceFailedError, OSError) as error:
+            self._drop()
+            return failure(error)
+        self._drop()
+        return {"digests": digests}
+
+    def _begin(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        self._drop()
+        self._fds = fds
+        self._running = Running(read_order(request, fds))
+        return {"done": 0}
+
+    def _go(self, nbytes: int, bytes_per_s: float | None) -> int:
+        """Do as many bytes, with pauses that keep the bandwidth, and the share of a processor (see `share`)."""
+        assert self._running is not None, "nothing was begun"
+        done, until = self._running.done_bytes, self._running.done_bytes + nbytes
+        began_s = time.process_time()
+        while done < until and (now := self._running.advance()) > done:
+            if bytes_per_s is not None:
+                took_s, began_s = time.process_time() - began_s, time.process_time()
+                pause_s = max((now - done) / bytes_per_s, took_s * (1 / self._share() - 1))
+                self._free_at_s = max(self._free_at_s, time.monotonic()) + pause_s
+                if (left_s := self._free_at_s - time.monotonic()) >= _LEAST_PAUSE_S:
+                    self._sleep(left_s)
+            done = now
+        return done
+
+    def _pause(self, seconds: float) -> None:
+        """Raises EOFError if the daemon has gone: it sends nothing while it waits for an answer."""
+        if select.select([self._connection], [], [], seconds)[0]:
+            raise EOFError("the daemon has ended")
+
+    def _drop(self) -> None:
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+
+
+def main() -> None:
+    """Entry of the process; the argument is its end of the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    give_way()
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        Carrier(connection).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""The daemon's half of its carriers: start them, hand them tasks, and go on without them where that must be.
+
+A carrier does one task at a time. More are started when more tasks run at once: each file system has workers of its
+own, so there are few. One that dies, or cannot be started, costs nothing but priority: its task is done again in the
+thread that asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from trims.background.messages import MOST_FDS, check, receive, send, send_order
+from trims.background.task import Running, SourceFailedError
+from trims.memory.mapping import LARGE_PAGE_BYTES
+from trims.process.python import run_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from trims.background.task import Order
+
+log = logging.getLogger(__name__)
+#: Between two looks at whether a request waits: as much as is reserved at once, some milliseconds at most bandwidths.
+SLICE_BYTES = LARGE_PAGE_BYTES
+#: Up to this length a task is not worth a process: it takes a few milliseconds.
+HERE_BYTES = 4 << 20
+#: Seconds that a request waits for the end of a slice. Then the carrier is killed: it may get no processor at all.
+_PATIENCE_S = 0.2
+_LOOK_S = 0.05
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+#: The package from its own folder, whatever else lies beside it.
+_BOOTSTRAP = """
+import importlib.util
+spec = importlib.util.spec_from_file_location("trims", sys.argv[2] + "/__init__.py",
+                                              submodule_search_locations=[sys.argv[2]])
+sys.modules["trims"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["trims"])
+from trims.background.child import main
+main()
+"""
+
+
+class LostCarrierError(Exception):
+    """A carrier ended, or could not be started; the task may be done again."""
+
+
+class Process:
+    """One carrier. Raises LostCarrierError if it cannot be started."""
+
+    def __init__(self) -> None:
+        try:
+            self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise LostCarrierError(f"no carrier can be started: {error}") from error
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    run_code(_BOOTSTRAP, str(theirs.fileno()), _PACKAGE),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._socket.close()
+                raise LostCarrierError(f"no carrier can be started: {error}") from error
+        try:  # it ends by itself when it had nothing to do for a while, and is buried then
+            threading.Thread(target=self._process.wait, name="trims-carrier", daemon=True).start()
+        except RuntimeError as error:
+            self.kill()
+            raise LostCarrierError(f"no carrier can be started: {error}") from error
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether it ended, or is about to because nothing was asked."""
+        if self._socket.fileno() < 0 or self._process.poll() is not None:
+            return True
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def begin(self, order: Order, is_awaited: Callable[[], bool] = lambda: False) -> bool:
+        """Hand it a task; False as None of `ask`. Raises LostCarrierError, OSError for a target."""
+        try:
+            send_order(self._socket, order)
+        except OSError as error:
+            raise self._lost(error) from error
+        return self._answer(is_awaited) is not None
+
+    def ask(self, request: dict[str, Any], is_awaited: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
+        """Its answer; None if a request has come to wait and it took too long: it was killed then, and is gone.
+
+        Raises LostCarrierError, SourceFailedError, OSError for a target.
+        """
+        try:
+            send(self._socket, request)
+        except OSError as error:
+            raise self._lost(error) from error
+        return self._answer(is_awaited)
+
+    def _answer(self, is_awaited: Callable[[], bool]) -> dict[str, Any] | None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        awaited_s = 0.0
+        while not poll.poll(_LOOK_S * 1e3):
+            awaited_s += _LOOK_S if is_awaited() else 0.0
+            if awaited_s > _PATIENCE_S:
+                self.kill()
+                return None
+        try:
+            answer, _ = receive(self._socket)
+        except (EOFError, OSError) as error:
+            raise self._lost(error) from error
+        return check(answer)
+
+    def kill(self) -> None:
+        """End it, and wait for that: then it writes nowhere any more."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()
+
+    def close(self) -> None:
+        """Let it end, once it has done what it was asked; returns at once."""
+        self._socket.close()
+
+    def end(self) -> None:
+        """End it while it has nothing to do; returns at once."""
+        self._process.kill()  # also one that is stopped
+        self._socket.close()
+
+    def _lost(self, error: Exception) -> LostCarrierError:
+        self.kill()
+        return LostCarrierError(f"carrier {self.pid} ended with status {self._process.returncode} ({error})")
+
+
+class Carriers:
+    """All carriers of a daemon; safe to call from several threads.
+
+    Args:
+        start: Starts one.
+    """
+
+    def __init__(self, start: Callable[[], Process] = Process) -> None:
+        self._start = start
+        self._lock = threading.Lock()
+        self._idle: list[Process] = []
+        self._closed = False
+
+    def carry(
+        self,
+        order: Order,
+        *,
+        bytes_per_s: float | None,
+        moved: Callable[[int, float], None],
+        is_awaited: Callable[[], bool],
+    ) -> dict[str, str] | None:
+        """Do a task; returns the digests by name. Blocks.
+
+        Args:
+            order: What to do.
+            bytes_per_s: The bandwidth; None for no limit.
+            moved: Called after each slice with its bytes and the seconds that it took; may wait.
+            is_awaited: Whether a request has come to wait for it.
+
+        Returns:
+            None if a request has come to wait: then nothing is written any more, and the task is to be done again, as
+            fast as can be.
+
+        Raises:
+            SourceFailedError: A file ended early or cannot be read.
+            OSError: The target cannot be written.
+        """
+        told_bytes = 0
+
+        def tell(done_bytes: int, took_s: float) -> None:  # what is done for the second time is not told again
+            nonlocal told_bytes
+            if done_bytes > told_bytes:
+                more, told_bytes = done_bytes - told_bytes, done_bytes
+                moved(more, took_s)
+
+        if order.task.nbytes > HERE_BYTES and len(order.files) <= MOST_FDS:
+            try:
+                return self._carry(order, bytes_per_s, tell, is_awaited)
+            except LostCarrierError as error:
+                log.warning("%s; its work goes on in the daemon, with a higher priority", error)
+        return _do_here(order, tell, is_awaited)
+
+    def _carry(
+        self,
+        order: Order,
+        bytes_per_s: float | None,
+        tell: Callable[[int, float], None],
+        is_awaited: Callable[[], bool],
+    ) -> dict[str, str] | None:
+        process = self._take()
+        try:
+            if not process.begin(order, is_awaited):
+                return None
+            done = 0
+            while done < order.task.nbytes:
+                if is_awaited():
+                    if process.ask({"do": "drop"}, is_awaited) is not None:
+                        self._give_back(process)
+                    return None
+                began_s = time.monotonic()
+                answer = process.ask({"do": "go", "nbytes": SLICE_BYTES, "bytes_per_s": bytes_per_s}, is_awaited)
+                if answer is None:
+                    return None
+                done = answer["done"]
+                tell(done, time.monotonic() - began_s)
+            answer = process.ask({"do": "end"}, is_awaited)
+        except (SourceFailedError, OSError):  # said by the carrier, which has let go of all
+            self._give_back(process)
+            raise
+        except BaseException:
+            process.close()
+            raise
+        if answer is None:
+            return None
+        self._give_back(process)
+        digests: dict[str, str] = answer["digests"]
+        return digests
+
+    def _take(self) -> Process:
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if not process.ended:
+                    return process
+                process.close()
+        return self._start()
+
+    def _give_back(self, process: Process) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(process)
+                return
+        process.close()
+
+    def close(self) -> None:
+        """Let all end that have nothing to do, and the others once they are done. Idempotent."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.end()
+
+
+def _do_here(order: Order, tell: Callable[[int, float], None], is_awaited: Callable[[], bool]) -> dict[str, str] | None:
+    running = Running(order)
+    try:
+        while running.done_bytes < order.task.nbytes:
+            if is_awaited():
+                return None
+            began_s = time.monotonic()
+            tell(running.advance(), time.monotonic() - began_s)
+        return running.digests()
+    finally:
+        running.close()

@@ -1,0 +1,88 @@
+"""What a daemon and its carrier say to each other: one request, one answer, over a socket that keeps messages whole.
+
+Requests: `begin` (a task, with its descriptors), `go` (do as many bytes, at a bandwidth), `end` (tell the digests and
+let go of all), `drop` (let go of all). Each answer has the same fields. The list of parts may be long, so it travels as
+a file in memory.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from trims.background.task import Order, Part, SourceFailedError, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Descriptors of one message; the kernel takes 253.
+MOST_FDS = 200
+_MESSAGE_BYTES = 64 << 10
+_NUMBERS = 4
+
+
+def send(connection: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send one message. Raises OSError if the other side is gone."""
+    socket.send_fds(connection, [json.dumps(message).encode()], list(fds))
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """The next message and its descriptors, which are the caller's. Raises EOFError if the other side is gone."""
+    data, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, MOST_FDS + 2)
+    if not data:
+        raise EOFError("the other side has closed the connection")
+    return json.loads(data), fds
+
+
+def send_order(connection: socket.socket, order: Order) -> None:
+    """Send `begin`. Raises OSError."""
+    task, target = order.task, order.target
+    numbers = array.array("Q")
+    for part in task.parts:
+        numbers.extend((part.begin, part.nbytes, part.file, part.offset))
+    parts_fd = os.memfd_create("parts", os.MFD_CLOEXEC)
+    try:
+        with open(parts_fd, "wb", closefd=False) as parts:
+            parts.write(numbers.tobytes())
+        message = {
+            "do": "begin",
+            "nbytes": task.nbytes,
+            "hashes": task.hashes,
+            "large_pages": task.large_pages,
+            "has_target": target is not None,
+        }
+        send(connection, message, [parts_fd, *([] if target is None else [target]), *order.files])
+    finally:
+        os.close(parts_fd)
+
+
+def read_order(message: dict[str, Any], fds: Sequence[int]) -> Order:
+    """What a `begin` orders. The descriptors stay the caller's to close."""
+    numbers = array.array("Q")
+    parts_fd, *others = fds
+    with open(parts_fd, "rb", closefd=False) as parts:
+        parts.seek(0)
+        numbers.frombytes(parts.read())
+    found = [Part(*numbers[at : at + _NUMBERS]) for at in range(0, len(numbers), _NUMBERS)]
+    task = Task(message["nbytes"], found, tuple(message["hashes"]), large_pages=message["large_pages"])
+    return Order(task, others[1:], others[0]) if message["has_target"] else Order(task, others)
+
+
+def failure(error: SourceFailedError | OSError) -> dict[str, Any]:
+    """An answer that says what failed."""
+    if isinstance(error, SourceFailedError):
+        return {"failed": "source", "file": error.file, "at": error.at, "errno": error.errno}
+    return {"failed": "target", "errno": error.errno, "words": str(error)}
+
+
+def check(answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer, if it is no failure. Raises SourceFailedError, OSError for a target."""
+    failed = answer.get("failed")
+    if failed == "source":
+        raise SourceFailedError(answer["file"], answer["at"], answer["errno"])
+    if failed == "target":
+        raise OSError(answer["errno"], answer["words"])
+    return answer

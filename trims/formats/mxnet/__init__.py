@@ -1,0 +1,1 @@
+"""MXNet models. Door: `converter`."""

@@ -1,0 +1,192 @@
+"""MXNet models: a symbol file and a `.params` file, as `HybridBlock.export` and `save_checkpoint` write them.
+
+Both are read without MXNet: neither child nor environment is needed to convert, and the weights go from the
+file straight into the image. The symbol becomes the program. Covered: dense arrays of all dtypes. Not
+covered: sparse arrays, and `.params` files of gluon's `save_parameters`, which name no graph.
+
+Options:
+    epoch: Number in the name of the `.params` file; needed if there are several beside the symbol.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trims.core.errors import ArtifactError
+from trims.core.units import format_bytes
+from trims.formats.base import check_options
+from trims.formats.mxnet.params import is_params, params_described_bytes, read_params
+from trims.image.plan import Contents, SourceTensor
+from trims.image.program import Program
+from trims.image.source import FileSpan, SourceFile
+from trims.manifests.serving import ANY, Signature, TensorType
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from trims.formats.base import Artifact
+    from trims.image.plan import ImagePlan
+
+PROGRAM_KIND = "mxnet-symbol"
+_SYMBOL_SUFFIX = "-symbol.json"
+_PARAMS = re.compile(r"(?P<prefix>.+)-(?P<epoch>[0-9]{4,})\.params\Z", re.DOTALL)
+_MAX_SYMBOL_BYTES = 64 << 20
+#: A shape as an attribute has it, of at least one length: that of no length says that the shape is not known.
+_SHAPE = re.compile(r"[(\[]\s*(-?\d{1,18}(?:\s*,\s*-?\d{1,18})*)\s*,?\s*[)\]]\Z")
+#: mshadow's type flag, as an attribute has it -> the protocol's data type.
+_FLAGS = {"0": "FP32", "1": "FP64", "2": "FP16", "3": "UINT8", "4": "INT32", "5": "INT8", "6": "INT64", "7": "BOOL"}
+
+
+class MxnetConverter:
+    """See the module."""
+
+    format: ClassVar[str] = "mxnet"
+    version: ClassVar[int] = 1
+    host_specific: ClassVar[bool] = False
+
+    def needs_child(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Never for its own sake: nothing of the artifact is run."""
+        return False
+
+    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
+        """None: the image holds what the files hold."""
+        return ()
+
+    def claims(self, main: Path, first_bytes: bytes) -> bool:
+        """By the symbol's name, or by the first bytes of a list of arrays."""
+        return main.name.endswith(_SYMBOL_SUFFIX) or is_params(first_bytes)
+
+    def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
+        """The file given, and the one that belongs to it."""
+        check_options(main, options, ("epoch",))
+        other = _params_of(main, options.get("epoch")) if _is_symbol(main) else _symbol_of(main, options.get("epoch"))
+        for path in (main, other):
+            SourceFile.look(path)
+        return main, other
+
+    def described_bytes(self, artifact: Artifact) -> int:
+        """The symbol, which is parsed, and what describes the arrays."""
+        symbol, params = sorted(artifact.files[:2], key=_is_symbol, reverse=True)
+        return SourceFile.look(symbol).nbytes + params_described_bytes(SourceFile.look(params))
+
+    def may_be_in_place(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
+        """Always: arrays lie in the file as they are in memory."""
+        return True
+
+    def plan(self, artifact: Artifact) -> ImagePlan:
+        """Check both files and lay the image out."""
+        return self.contents(artifact).plan()
+
+    def signature(self, artifact: Artifact) -> Signature:
+        """Inputs whose variables in the symbol state shape and type, if that are all. Outputs are not stated."""
+        symbol, params = sorted(artifact.files[:2], key=_is_symbol, reverse=True)
+        known = {array.name.partition(":")[2] for array in read_params(SourceFile.look(params))}
+        file = SourceFile.look(symbol)
+        nodes = _nodes(_body(file), file.path)
+        stated = [_stated(node) for node in nodes if node["op"] == "null" and node["name"] not in known]
+        return Signature(tuple(each for each in stated if each is not None)) if None not in stated else Signature()
+
+    def contents(self, artifact: Artifact) -> Contents:
+        """What both files say."""
+        symbol, params = sorted(artifact.files[:2], key=_is_symbol, reverse=True)
+        file = SourceFile.look(params)
+        sources, auxiliary = _sources(file)
+        return Contents(sources, _program(SourceFile.look(symbol), sources, auxiliary))
+
+
+def _is_symbol(path: Path) -> bool:
+    return path.name.endswith(_SYMBOL_SUFFIX)
+
+
+def _params_of(symbol: Path, epoch: Any) -> Path:
+    prefix = symbol.name[: -len(_SYMBOL_SUFFIX)]
+    if epoch is not None:
+        if type(epoch) is not int or epoch < 0:
+            raise ArtifactError(f"{symbol}: option epoch is a number, not {epoch!r}")
+        return symbol.with_name(f"{prefix}-{epoch:04d}.params")
+    matches = ((path, _PARAMS.match(path.name)) for path in symbol.parent.iterdir())
+    found = sorted(path for path, match in matches if match and match["prefix"] == prefix)
+    if len(found) != 1:
+        listed = ", ".join(path.name for path in found) or "none"
+        raise ArtifactError(
+            f"{symbol} needs one {prefix}-NNNN.params beside it, there is {listed}; the option epoch chooses"
+        )
+    return found[0]
+
+
+def _symbol_of(params: Path, epoch: Any) -> Path:
+    match = _PARAMS.match(params.name)
+    if match is None or epoch is not None:
+        raise ArtifactError(
+            f"{params}: a file of parameters is named PREFIX-NNNN.params, with PREFIX-symbol.json beside it, "
+            "and needs no option epoch; export the model with HybridBlock.export or save_checkpoint"
+        )
+    return params.with_name(match["prefix"] + _SYMBOL_SUFFIX)
+
+
+def _sources(file: SourceFile) -> tuple[list[SourceTensor], list[str]]:
+    """The tensors by their names in the graph, and which of them are auxiliary states."""
+    sources: dict[str, SourceTensor] = {}
+    auxiliary = []
+    for array in read_params(file):
+        kind, _, name = array.name.partition(":")
+        if kind not in ("arg", "aux") or not name:
+            raise ArtifactError(
+                f"{file.path}: {array.name!r} is neither arg:NAME nor aux:NAME; export the model with "
+                "HybridBlock.export or save_checkpoint, save_parameters does not keep the graph"
+            )
+        if name in sources:
+            raise ArtifactError(f"{file.path}: {name!r} is there twice")
+        sources[name] = SourceTensor(name, array.dtype, array.shape, span=FileSpan(file, array.offset))
+        if kind == "aux":
+            auxiliary.append(name)
+    return list(sources.values()), auxiliary
+
+
+def _body(file: SourceFile) -> bytes:
+    if file.nbytes > _MAX_SYMBOL_BYTES:
+        raise ArtifactError(
+            f"{file.path}: {format_bytes(file.nbytes)} are no symbol; {format_bytes(_MAX_SYMBOL_BYTES)} are the limit"
+        )
+    return file.read(file.nbytes)
+
+
+def _program(file: SourceFile, sources: list[SourceTensor], auxiliary: list[str]) -> Program:
+    body = _body(file)
+    known = {source.name for source in sources}
+    inputs = [name for name in _variables(body, file.path) if name not in known]
+    return Program(PROGRAM_KIND, {"auxiliary": auxiliary, "inputs": inputs}, body)
+
+
+def _variables(body: bytes, path: Path) -> list[str]:
+    """Names of the graph's variables: inputs and parameters."""
+    return [node["name"] for node in _nodes(body, path) if node["op"] == "null"]
+
+
+def _nodes(body: bytes, path: Path) -> list[Any]:
+    try:
+        nodes: list[Any] = json.loads(body)["nodes"]
+        names = [node["name"] for node in nodes if node["op"] == "null"]
+    except (ValueError, RecursionError, TypeError, KeyError) as error:
+        raise ArtifactError(f"{path} is not a symbol: {type(error).__name__}: {error}") from error
+    if not nodes or not all(isinstance(name, str) for name in names):
+        raise ArtifactError(f"{path} is not a symbol: it has no nodes, or nodes without a name")
+    return nodes
+
+
+def _stated(variable: Any) -> TensorType | None:
+    """What `mx.sym.var` was given as shape and type; None if one is missing."""
+    # Symbols of before MXNet 0.12 have `attr`.
+    attributes = variable.get("attrs") or variable.get("attr")
+    if not isinstance(attributes, dict):
+        return None
+    shape, flag = _SHAPE.match(str(attributes.get("__shape__", ""))), str(attributes.get("__dtype__", ""))
+    dtype = _FLAGS.get(flag)
+    if shape is None or dtype is None:
+        return None
+    lengths = [int(each) for each in shape[1].split(",") if each.strip()]
+    # MXNet writes 0, or -1 with shapes of numpy's, for a length that is not known.
+    return TensorType(variable["name"], dtype, tuple(each if each > 0 else ANY for each in lengths))

@@ -1,0 +1,1 @@
+"""Arrays of NumPy, alone and in zip files. Doors: `npy`, `npz`."""

@@ -1,0 +1,1 @@
+"""safetensors files and their shards. Door: `converter`."""

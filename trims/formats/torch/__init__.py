@@ -1,0 +1,1 @@
+"""PyTorch checkpoints. Door: `converter`."""

@@ -1,0 +1,199 @@
+"""PyTorch checkpoints: what `torch.save` wrote, zip or legacy, as a state dict or wrapped in a training checkpoint.
+
+Converted by `torch.load` with `weights_only=True`, in a child. Tensors that share storage, place and shape stay tied.
+Values that are no tensors, and the state of a training, are left out and named in the image's metadata under `ignored`;
+a checkpoint with other tensors beside its state dict is refused. Sharded checkpoints are given by their index
+(`pytorch_model.bin.index.json`). Quantized, sparse and
+subclassed tensors are refused: their bytes alone do not make them again. A zip file whose tensors are dense is served
+in place as well, without torch (`trims.formats.torch.zip`).
+
+Options:
+    allow_pickle: unpickle anything, which runs the file's code; a whole `nn.Module` then becomes a skeleton too.
+    module: "package.module:function", called with `module_args` (a map), returns the `nn.Module` that the weights
+        belong to; the image then carries it as a skeleton (`trims.formats.torch.skeleton`).
+    ignore: glob patterns of tensors that need not belong to the module.
+    state_key: which of the checkpoint's values is the state dict, where it lies under no usual name or there are
+        several: a key, keys with dots between them, or a list of keys.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trims.core.errors import ArtifactError
+from trims.formats.base import check_options
+from trims.formats.shards import check_shards, is_index, names_of, refuse_shard, shard_files, weight_map
+from trims.formats.torch.refusals import explain
+from trims.formats.torch.state import builder_of, key_of, metadata_of, select, state_dict
+from trims.formats.torch.tensors import describe
+from trims.formats.torch.zip import is_stored, read_checkpoint, read_shards
+from trims.image.descriptors import explain_descriptors, lacks_descriptors
+from trims.image.plan import ImagePlan, plan_image
+from trims.image.source import SourceFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import torch
+
+    from trims.formats.base import Artifact
+    from trims.formats.torch.state import Key
+    from trims.image.plan import Contents, SourceTensor
+    from trims.image.program import Program
+
+_OPTIONS = ("module", "module_args", "ignore", "state_key")
+_SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
+_ZIP_MAGIC = b"PK\x03\x04"
+#: How `torch.save`'s legacy format begins: its magic number, pickled with protocol 2.
+_LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
+
+
+class TorchConverter:
+    """See the module."""
+
+    format: ClassVar[str] = "torch"
+    version: ClassVar[int] = 2
+    host_specific: ClassVar[bool] = False
+
+    def needs_child(self, options: Mapping[str, Any]) -> bool:
+        """Always: it imports torch."""
+        del options
+        return True
+
+    def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """A skeleton belongs to the versions that made it; plain tensors do not change with torch."""
+        return ("torch", "transformers") if "module" in options or options.get("allow_pickle") else ()
+
+    def claims(self, main: Path, first_bytes: bytes) -> bool:
+        """By the legacy magic number; a zip file by its first name or its suffix; an index of shards by its name."""
+        if _is_index(main) or first_bytes.startswith(_LEGACY_MAGIC):
+            return True
+        names_torch = b"/data.pkl" in first_bytes[:512] or b"/.format_version" in first_bytes[:512]
+        return first_bytes.startswith(_ZIP_MAGIC) and (names_torch or main.suffix in _SUFFIXES)
+
+    def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
+        """The one file, or the index and its shards."""
+        _check(main, options)
+        if _is_index(main):
+            return shard_files(type(self), main, options)
+        SourceFile.look(main)
+        refuse_shard(main)
+        return (main,)
+
+    def names_here(self, main: Path, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of the shards of an index, parsed in this process whatever its size."""
+        del options
+        return names_of(main)
+
+    def plan(self, artifact: Artifact) -> ImagePlan:
+        """Load the checkpoint, memory-mapped where its format allows."""
+        main, options = artifact.files[0], artifact.options
+        key = _check(main, options)
+        files, module = tuple(SourceFile.look(path) for path in artifact.files), None
+        if _is_index(main):
+            sources, ignored = _read_shards(main, options)
+        else:
+            loaded = _load(main, options)
+            module, tensors, ignored = _weights_in(loaded, main, key)
+            sources = describe(tensors, main)
+        program: Program | None = None
+        if "module" in options or module is not None:
+            from trims.formats.torch.skeleton import add_skeleton
+
+            sources, program = add_skeleton(sources, main, options, module, artifact.origin)
+        return plan_image(sources, program=program, metadata=metadata_of(ignored), files=files)
+
+    def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
+        """Always: a session can build the module that has no skeleton yet."""
+        del options
+        return True
+
+    def contents(self, artifact: Artifact) -> Contents:
+        """What the zip file's directory and its pickle say, read without torch."""
+        main = artifact.files[0]
+        key = _check(main, artifact.options)
+        found = read_shards(main, key) if _is_index(main) else read_checkpoint(main, key)
+        return replace(found, program=builder_of(artifact))
+
+
+def _is_index(main: Path) -> bool:
+    return is_index(main, ".bin")
+
+
+def _check(main: Path, options: Mapping[str, Any]) -> tuple[Key, ...] | None:
+    """Return the state key. Raises ArtifactError for options that are unknown or wrong."""
+    check_options(main, options, _OPTIONS)
+    return key_of(options, main)
+
+
+def _read_shards(main: Path, options: Mapping[str, Any]) -> tuple[list[SourceTensor], list[str]]:
+    """Return the tensors of all shards of an index, and the names of what was left out."""
+    expected, key = weight_map(main), key_of(options, main)
+    sources: list[SourceTensor] = []
+    names: list[tuple[str, list[str]]] = []
+    ignored: list[str] = []
+    for shard in sorted(set(expected.values())):
+        path = main.parent / shard
+        tensors, left = state_dict(_load(path, options), path, _is_tensor, key)
+        names.append((shard, list(tensors)))
+        sources += describe(tensors, path)
+        ignored += [name for name in left if name not in ignored]
+    check_shards(main, expected, names)
+    return sources, ignored
+
+
+def _weights_in(
+    loaded: Any, path: Path, key: Sequence[Key] | None
+) -> tuple[torch.nn.Module | None, dict[str, torch.Tensor], list[str]]:
+    """Return the module, if the checkpoint or the value under the key is one, its tensors, and what was left out."""
+    chosen, beside = (loaded, []) if key is None else select(loaded, path, key)
+    if (module := _as_module(chosen)) is not None:
+        tensors, ignored = state_dict(module.state_dict(), path, _is_tensor)
+        return module, tensors, [*beside, *ignored]
+    return None, *state_dict(loaded, path, _is_tensor, key, lambda value: _as_module(value) is not None)
+
+
+#: What torch writes its messages in colours with.
+_TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+def _load(path: Path, options: Mapping[str, Any]) -> Any:
+    import torch
+
+    allow_pickle = bool(options.get("allow_pickle", False))
+    with path.open("rb") as file:
+        is_zip = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
+    try:
+        # A mapping gives the bytes as they lie there: torch inflates nothing in it, and looks at no member's head.
+        return torch.load(path, map_location="cpu", weights_only=not allow_pickle, mmap=is_zip and is_stored(path))
+    except pickle.UnpicklingError as error:
+        said = _TERMINAL_CODES.sub("", str(error))
+        if allow_pickle:
+            raise ArtifactError(f"{path}: it cannot be unpickled: {said}"[:2000]) from error
+        raise ArtifactError(
+            f"{path}: not a checkpoint of tensors only: {explain(path, said)}; or let the file's code run in the "
+            "converter (artifact.allow_pickle: true in a manifest)"
+        ) from error
+    except MemoryError:
+        raise
+    except (RuntimeError, EOFError, KeyError, ValueError, AttributeError, IndexError, TypeError, OSError) as error:
+        if isinstance(error, OSError) and lacks_descriptors(error):
+            raise explain_descriptors(error) from error
+        told = _TERMINAL_CODES.sub("", f"{path}: torch cannot read it: {type(error).__name__}: {error}")
+        raise ArtifactError(told[:2000]) from error
+
+
+def _as_module(loaded: Any) -> torch.nn.Module | None:
+    import torch
+
+    return loaded if isinstance(loaded, torch.nn.Module) else None
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)

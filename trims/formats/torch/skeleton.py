@@ -1,0 +1,301 @@
+"""Torch skeletons: a module pickled without its tensors, so that a client has it ready in milliseconds.
+
+Every parameter, buffer and other tensor of the module is pickled as a number: its place in the image's layout.
+`trims_client.frameworks.torch` unpickles with a table of views. Runs in a converter child, as it calls the module's
+builder. A module that cannot be pickled (parametrizations such as weight_norm's, lambdas, hooks that are closures) has
+no skeleton: the image then names the builder, which sessions call. Not covered: compiled modules, extra state.
+
+The program's attributes:
+    versions: of every package the skeleton's classes come from, which must be the same where it is used.
+    buffers: names that a forward pass may write; clients give them private copy-on-write memory.
+    non_persistent: buffers that are not in the state dict, carried as tensors of the image.
+    constants: other tensors found in the module, carried under names of their own; private as well.
+    frozen: parameters without requires_grad.
+    tied: lists of names that are one parameter.
+    class, training (always false: the module is in eval mode).
+    origin, modules: folder of the manifest, and which of the modules that the pickle names lie there; only if some do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import io
+import logging
+import pickle
+import sys
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trims.core.errors import ArtifactError
+from trims.formats.torch.state import builder_program
+from trims.formats.torch.tensors import dtype_of, filler
+from trims.image.descriptors import lacks_descriptors
+from trims.image.modules_beside import files_beside
+from trims.image.plan import SourceTensor
+from trims.image.program import Program
+from trims.image.torch_builders import build_module, own_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+KIND = "torch-skeleton"
+_SHOWN_NAMES = 20
+_log = logging.getLogger(__name__)
+
+
+def add_skeleton(
+    sources: Sequence[SourceTensor],
+    path: Path,
+    options: Mapping[str, Any],
+    module: torch.nn.Module | None = None,
+    origin: str = "",
+) -> tuple[list[SourceTensor], Program]:
+    """Match the artifact's tensors with the module and pickle it without them.
+
+    Args:
+        sources: The artifact's tensors.
+        path: The artifact, for messages.
+        options: `module`, `module_args`, `ignore`: see `trims.formats.torch.converter`.
+        module: The module, if the artifact was one; otherwise it is built.
+        origin: Folder of the manifest, where the builder may lie.
+
+    Returns:
+        The artifact's tensors followed by what only the module knows, and the skeleton. If the module has none, the
+        artifact's tensors and a program that names the builder.
+
+    Raises:
+        ArtifactError: Names, shapes or dtypes do not fit, or a module without a builder cannot be pickled.
+    """
+    if module is None:
+        module = build_module(options["module"], options.get("module_args", {}), str(path), origin)
+    skeleton = _Skeleton(module.eval(), sources, path, options.get("ignore", []))
+    skeleton.match()
+    try:
+        body = skeleton.pickle()
+        # Without a builder the folder is not in the image's key, so it is not in the image.
+        attributes = skeleton.attributes(body, origin if "module" in options else "")
+    except _NoSkeletonError as error:
+        if "module" not in options:
+            raise ArtifactError(
+                f"{path}: {error}; save module.state_dict() instead, and name the function that builds the module "
+                "(option module)"
+            ) from error
+        _log.warning("%s: %s; each session builds it by %s", path, str(error), options["module"])
+        return list(sources), builder_program(options, origin)
+    return skeleton.sources, Program(KIND, attributes, body)
+
+
+class _NoSkeletonError(Exception):
+    """A module that cannot be carried as a pickle; the message says why."""
+
+
+@contextlib.contextmanager
+def _as_no_skeleton(module: torch.nn.Module) -> Iterator[None]:
+    """Raise _NoSkeletonError for whatever the code of a module's author raises when it is pickled or unpickled."""
+    try:
+        yield
+    except (MemoryError, _NoSkeletonError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and lacks_descriptors(error):
+            raise
+        reason = str(error).partition("\n")[0][:500] or type(error).__name__
+        raise _NoSkeletonError(f"the module {type(module).__name__} cannot be pickled ({reason})") from error
+
+
+class _Skeleton:
+    """One module being matched with the tensors of one artifact."""
+
+    def __init__(
+        self, module: torch.nn.Module, sources: Sequence[SourceTensor], path: Path, ignore: Sequence[str]
+    ) -> None:
+        self.module = module
+        self.sources = list(sources)
+        self.path = path
+        self._ignore = tuple(ignore)
+        self._names = own_names(module, [source.name for source in sources])
+        self._numbers = {self._names[source.name]: number for number, source in enumerate(sources)}
+        self._state = module.state_dict(keep_vars=True)
+        self._buffers = dict(module.named_buffers(remove_duplicate=False))
+        self._constants: list[str] = []
+        #: id of a tensor of the module -> its number; the tensors live as long as the module.
+        self._places: dict[int, int] = {}
+        self._storages = {storage for each in module.parameters() if (storage := _storage_of(each))}
+
+    def match(self) -> None:
+        """Give every tensor of the module its number."""
+        self._refuse_extra_state()
+        names = defaultdict(list)
+        for name, tensor in self._state.items():
+            names[id(tensor)].append(name)
+        missing = [name for group in names.values() for name in self._tie(group)]
+        extra = [name for name in self._buffers if name not in self._state]
+        unexpected = [name for name in self._numbers if name not in self._state and name not in extra]
+        unexpected = [name for name in unexpected if not self._is_ignored(name)]
+        if missing or unexpected:
+            raise ArtifactError(
+                f"{self.path} does not fit its module: missing {_listed(missing)}; unexpected {_listed(unexpected)} "
+                "(option ignore: takes patterns of names that may be left over)"
+            )
+        self._check_alike()
+        for name in extra:
+            self._add_non_persistent(name)
+
+    def _refuse_extra_state(self) -> None:
+        for name, value in self._state.items():
+            if not isinstance(value, torch.Tensor):
+                raise ArtifactError(f"{self.path}: the module has extra state {name!r}, which images do not carry")
+
+    def _tie(self, names: Sequence[str]) -> Sequence[str]:
+        """Number the tensor that has these names. Returns those that are missing: all of them, or none."""
+        known = [name for name in names if name in self._numbers]
+        if not known:
+            return names
+        # Loading a state dict writes a tied tensor once for each name: the last one stays.
+        self._places[id(self._state[known[-1]])] = self._numbers[known[-1]]
+        owner = self.sources[self._numbers[known[-1]]]
+        for name in names:
+            if name not in self._numbers:
+                self._add(SourceTensor(name, owner.dtype, owner.shape, tied_to=owner.tied_to or owner.name))
+        return []
+
+    def _is_ignored(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self._ignore)
+
+    def _check_alike(self) -> None:
+        for name, tensor in self._state.items():
+            source = self.sources[self._numbers[name]]
+            dtype = dtype_of(tensor, name, self.path)
+            if (source.dtype, source.shape) != (dtype, tuple(tensor.shape)):
+                raise ArtifactError(
+                    f"{self.path}: tensor {name!r} is {source.dtype}{list(source.shape)}, the module has "
+                    f"{dtype}{list(tensor.shape)}; let its builder return a module of the artifact's shapes and dtypes"
+                )
+
+    def _add_non_persistent(self, name: str) -> None:
+        """A buffer the state dict does not know: frameworks keep the module's own value, so that one must count."""
+        tensor = self._buffers[name]
+        if name not in self._numbers:
+            self._places[id(tensor)] = self._add_tensor(name, tensor)
+            return
+        source = self.sources[self._numbers[name]]
+        described = SourceTensor(name, dtype_of(tensor, name, self.path), tuple(tensor.shape), fill=filler(tensor))
+        self.sources[self._numbers[name]] = described
+        self._places[id(tensor)] = self._numbers[name]
+        if (source.dtype, source.shape) != (described.dtype, described.shape) and not self._is_ignored(name):
+            raise ArtifactError(f"{self.path}: {name!r} has another shape or dtype than the module's own buffer")
+
+    def _add_tensor(self, name: str, tensor: torch.Tensor) -> int:
+        dtype = dtype_of(tensor, name, self.path)
+        return self._add(SourceTensor(name, dtype, tuple(tensor.shape), fill=filler(tensor)))
+
+    def _add(self, source: SourceTensor) -> int:
+        self._numbers[source.name] = len(self.sources)
+        self.sources.append(source)
+        return len(self.sources) - 1
+
+    def number_of(self, tensor: torch.Tensor) -> int:
+        """The number under which a tensor is pickled; one seen for the first time becomes a constant."""
+        known = self._places.get(id(tensor))
+        if known is not None:
+            return known
+        if tensor.grad_fn is not None or _storage_of(tensor) in self._storages:
+            raise _NoSkeletonError(
+                f"the module {type(self.module).__name__} keeps a tensor of shape {list(tensor.shape)} that was "
+                "computed from its parameters before they had their values"
+            )
+        name = f"__constant__.{len(self._constants)}"
+        self._constants.append(name)
+        self._places[id(tensor)] = self._add_tensor(name, tensor)
+        return self._places[id(tensor)]
+
+    def pickle(self) -> bytes:
+        """The module, its tensors replaced by numbers. Raises _NoSkeletonError."""
+        if renamed := [name for name, own in self._names.items() if name != own]:
+            raise _NoSkeletonError(f"the module {type(self.module).__name__} renames tensors ({_listed(renamed)})")
+        body = io.BytesIO()
+        with _as_no_skeleton(self.module):
+            _Pickler(body, self).dump(self.module)
+        return body.getvalue()
+
+    def attributes(self, body: bytes, origin: str) -> dict[str, Any]:
+        """What a client must know before it unpickles. Unpickles once, which also proves that it can be done.
+
+        Raises _NoSkeletonError if it cannot.
+        """
+        reader = _Recorder(body, self._tensors())
+        with _as_no_skeleton(self.module):
+            reader.load()
+        kind = type(self.module)
+        beside = sorted(name for name in reader.modules if files_beside(origin, name))
+        return {
+            **({"origin": origin, "modules": beside} if beside else {}),
+            "class": f"{kind.__module__}.{kind.__qualname__}",
+            "training": False,
+            "versions": _versions({name.partition(".")[0] for name in reader.modules}),
+            "buffers": sorted(self._buffers),
+            "non_persistent": sorted(name for name in self._buffers if name not in self._state),
+            "constants": self._constants,
+            "frozen": sorted(name for name, tensor in self._state.items() if not tensor.requires_grad),
+            "tied": self._tied(),
+        }
+
+    def _tensors(self) -> dict[int, torch.Tensor]:
+        tensors: Iterable[torch.Tensor] = (*self._state.values(), *self._buffers.values())
+        found = {self._places[id(tensor)]: tensor for tensor in tensors}
+        return defaultdict(lambda: torch.empty(0), found)
+
+    def _tied(self) -> list[list[str]]:
+        groups = defaultdict(list)
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            groups[id(parameter)].append(name)
+        return [names for names in groups.values() if len(names) > 1]
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, skeleton: _Skeleton) -> None:
+        super().__init__(file, protocol=5)
+        self._skeleton = skeleton
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if isinstance(obj, torch.Tensor):
+            return self._skeleton.number_of(obj)
+        return None
+
+
+class _Recorder(pickle.Unpickler):
+    def __init__(self, body: bytes, tensors: Mapping[int, torch.Tensor]) -> None:
+        super().__init__(io.BytesIO(body))
+        self._tensors = tensors
+        self.modules: set[str] = set()
+
+    def persistent_load(self, pid: int) -> torch.Tensor:
+        return self._tensors[pid]
+
+    def find_class(self, module: str, name: str) -> Any:
+        self.modules.add(module)
+        return super().find_class(module, name)
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    """Return the address of a plain tensor's memory; 0 for none."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return tensor.untyped_storage().data_ptr() if plain else 0
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    found = {"torch": str(torch.__version__)}
+    for package in packages:
+        version = getattr(sys.modules[package], "__version__", None)
+        if package not in sys.stdlib_module_names and isinstance(version, str):
+            found[package] = str(version)
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
+    return ", ".join(map(repr, names[:_SHOWN_NAMES])) + more if names else "nothing"

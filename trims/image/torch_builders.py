@@ -1,0 +1,121 @@
+"""Building the torch module that weights belong to, by the function that a manifest names.
+
+Converters do it to make a skeleton, and sessions whose model has no skeleton yet, so both have the same module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from trims.core.errors import ArtifactError, NotSupportedError, TrimsError
+from trims.image.descriptors import explain_descriptors, lacks_descriptors
+from trims.image.modules_beside import load_name, modules_beside, refuse_others
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+__all__ = ["NoRandomInitialization", "build_module", "modules_beside", "own_names"]
+
+from trims.process.packages import install_words
+
+
+def build_module(call: Any, arguments: Any, what: str, origin: str = "") -> torch.nn.Module:
+    """Call the builder; parameters of the module are not filled.
+
+    Args:
+        call: `package.module:function`.
+        arguments: Its keyword arguments.
+        what: Whose module it is, for messages.
+        origin: Folder of the manifest, where the builder may lie; empty if there is none.
+
+    Raises:
+        ArtifactError: It is named wrongly, raises, or returns no module.
+        NotSupportedError: It cannot be imported here, or another module of its name has been.
+    """
+    if not isinstance(call, str) or ":" not in call or not isinstance(arguments, dict):
+        raise ArtifactError(f"{what}: option module must be 'package.module:function' and module_args a map")
+    with modules_beside(origin, [call.partition(":")[0]], what), _settings_kept():
+        try:
+            module = _call(call, arguments, what, origin)
+        except (TrimsError, MemoryError):
+            raise
+        except ImportError as error:
+            remedy = f"; install it there: {install_words(error.name, sys.executable)}" if error.name else ""
+            raise NotSupportedError(f"{what}: {call} lacks a module in {sys.prefix}: {error}{remedy}") from error
+        except (Exception, SystemExit) as error:
+            if isinstance(error, OSError) and lacks_descriptors(error):
+                raise explain_descriptors(error) from error
+            raise ArtifactError(f"{what}: {call} raised {type(error).__name__}: {error}") from error
+    if not isinstance(module, torch.nn.Module):
+        raise ArtifactError(f"{what}: {call} returned a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _call(call: str, arguments: Mapping[str, Any], what: str, origin: str) -> Any:
+    builder = load_name(call, f"{what}: the module builder")
+    refuse_others(origin, [call.partition(":")[0]], what)
+    with NoRandomInitialization():
+        return builder(**arguments)
+
+
+def own_names(module: torch.nn.Module, names: Collection[str]) -> dict[str, str]:
+    """Return what a module calls the tensors of a file, by their names in the file.
+
+    Modules rename what older versions of them saved, by hooks that run when a state dict is loaded: `weight_g` of
+    weight_norm becomes `parametrizations.weight.original0`. The hooks get tensors without elements here; where one
+    fails or does more than rename, names stay as they are.
+    """
+    kept = {name: name for name in names}
+    state = module.state_dict(keep_vars=True)
+    if all(name in state for name in names):
+        return kept
+    given: dict[str, Any] = {name: torch.empty(0, device="meta") for name in names}
+    known = {id(tensor): name for name, tensor in given.items()}
+    alive = list(given.values())  # so that no other tensor gets the id of one
+    try:
+        for prefix, each in module.named_modules():
+            for hook in each._load_state_dict_pre_hooks.values():
+                hook(given, f"{prefix}." if prefix else "", {}, True, [], [], [])
+    except Exception:  # noqa: BLE001 - the code of the module's author, which is called with its real tensors later
+        return kept
+    found = {known[id(tensor)]: name for name, tensor in given.items() if id(tensor) in known}
+    del alive
+    return {**kept, **found}
+
+
+@contextlib.contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Undo what a builder sets for the whole process or thread, so that it does not last."""
+    dtype, grad = torch.get_default_dtype(), torch.is_grad_enabled()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(grad)
+
+
+class NoRandomInitialization(TorchFunctionMode):  # type: ignore[misc]  # torch is not followed
+    """Skips filling parameters with random numbers, seconds for a large model: all of them come from the artifact."""
+
+    #: By name: libraries put functions of their own in the place of torch's, which call those where no mode looks.
+    _FILLS = frozenset(
+        (
+            "normal_", "uniform_", "erfinv_", "kaiming_uniform_", "kaiming_normal_", "xavier_uniform_",
+            "xavier_normal_", "trunc_normal_", "orthogonal_",
+        )
+    )  # fmt: skip
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        given = dict(kwargs or {})
+        target = args[0] if args else given.get("tensor")
+        if getattr(func, "__name__", "") in self._FILLS and isinstance(target, torch.nn.Parameter):
+            return target
+        return func(*args, **given)

@@ -1,0 +1,590 @@
+"""From a name to an image key: manifest, files, digests, recipe.
+
+The first resolution reads every byte of the artifact once (blake3, and sha256 where the manifest states one); later
+ones compare identities. The key is content-true: digests of all files, and everything else the image depends on.
+
+A name has an *epoch*, which rises whenever its manifest changes or goes. A resolution that began in an earlier epoch
+is not remembered, and its askers are resolved again: they never get what the name stood for before they asked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import logging
+import math
+import os
+import stat
+import threading
+import time
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import blake3
+
+from trims.core.errors import (
+    ArtifactChangedError,
+    ArtifactError,
+    ArtifactNotFoundError,
+    DigestMismatchError,
+    ManifestError,
+    TrimsError,
+)
+from trims.core.place import FILE, TierKind
+from trims.formats.base import Artifact, Converter, Limits
+from trims.formats.conversion.build import build_artifact
+from trims.formats.conversion.conversion import builder_of_options, converter, detect, recipe
+from trims.formats.conversion.environments import Environment
+from trims.formats.in_place import least_image_bytes, may_be_in_place
+from trims.formats.plugins import naming_foreign
+from trims.manifests.manifest import ArtifactSource, Manifest
+from trims.store.catalog import FILE_PREFIX, identities_of, identity_of
+from trims.store.resolve import hashing
+from trims.store.resolve.hashing import DigestNeededError, Digests, LongReadError, Progress, Reading
+from trims.store.resolve.mounts import mount_of, mount_of_now
+from trims.store.resolve.signatures import Signatures
+from trims.store.work import stepped_back
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from trims.formats.conversion.interpreter_selection import Picker
+    from trims.registry.base import Registry
+    from trims.store.catalog import Catalog
+
+log = logging.getLogger(__name__)
+#: Seconds for which an open trusts that the artifact's files are still as they were at the last look.
+_TRUST_S = 0.5
+#: A file was last written when its times say, or up to this many seconds later: some file systems keep whole seconds,
+#: and the times of one call of `write` are those of its beginning. Such a call takes longer for more bytes, of which it
+#: writes 2 GiB at most.
+_REST_S, _WRITTEN_BYTES_PER_S, _MOST_WRITTEN_BYTES = 2.0, 64 << 20, 2 << 30
+#: Marks a digest in the catalog that was read of a file which may still have been written.
+_UNCERTAIN = " uncertain"
+#: A file up to this length is hashed in less time than a thread takes to start on a busy machine.
+_HASH_HERE_BYTES = 1 << 20
+#: Names kept in memory; the oldest are looked up in the catalog again, which reads no artifact.
+_REMEMBERED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A name that has been looked into.
+
+    Attributes:
+        name: As asked for.
+        key: Image key.
+        artifact: Files and options for the converter.
+        recipe: What besides the bytes decides the image.
+        python: Interpreter of the environment conversion runs in; None for the daemon's own.
+        identities: Of each file, to notice changes.
+        checked_at_s: When they were last compared, on the store's clock.
+        converted: True if making the image takes a converter child.
+        mount: Mount point of the main file: looking at it may hang with that file system.
+        epoch: Of the name, when the look began.
+        in_place: Key under which the artifact's own files may be served; None if they may not.
+        why_not: What keeps them from being served: the end of a sentence. Empty if nothing does.
+        hashed: False while `key` is `in_place`, because the files were not read yet.
+        certain: False if the files were read so soon after they were written that they may have changed since, although
+            their identities have not.
+        rests_at_s: From then on, on the store's clock, a reading of the files is certain.
+        builder: Identity of the module builder's file that its options name, to notice edits; empty without one.
+    """
+
+    name: str
+    key: str
+    manifest: Manifest
+    artifact: Artifact
+    recipe: Mapping[str, Any]
+    python: Path | None
+    identities: tuple[str, ...]
+    checked_at_s: float
+    converted: bool
+    mount: str = "/"
+    epoch: int = 0
+    in_place: str | None = None
+    why_not: str = ""
+    hashed: bool = True
+    certain: bool = True
+    rests_at_s: float = -math.inf
+    builder: Mapping[str, str] = field(default_factory=dict)
+
+
+ANY_READING = Reading()
+
+
+class Resolver:
+    """Resolves names, and remembers.
+
+    Args:
+        registry: Where manifests are.
+        catalog: Where digests are kept.
+        picker: Says which environment a framework runs in.
+        artifacts: Folder for what builders make.
+        limits: For builders.
+        always_hash: Read every artifact whenever its files would only be compared: for artifacts that are written
+            through shared mappings, which changes no time that could be compared.
+        in_place: Artifacts may be served from their own files before they were read.
+        clock: Monotonic seconds.
+        rest_s: Seconds until a reading of a file is certain to see all of its last write; see `rest_of`.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        catalog: Catalog,
+        picker: Picker,
+        artifacts: Path,
+        limits: Limits,
+        *,
+        always_hash: bool = False,
+        in_place: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        rest_s: Callable[[Path], float] | None = None,
+    ) -> None:
+        self._rest_s = rest_s or rest_of
+        self._registry = registry
+        self._catalog = catalog
+        self._picker = picker
+        self._artifacts = artifacts
+        self._limits = limits
+        self._always_hash = always_hash
+        self._in_place = in_place and not always_hash
+        #: Keys of artifacts that turned out to need a conversion, and why.
+        self._not_in_place: dict[str, str] = {}
+        self._clock = clock
+        self._known: dict[str, Resolved] = {}
+        self._epochs: dict[str, int] = {}
+        self._lock = threading.Lock()
+        #: Inputs and outputs of models.
+        self.signatures = Signatures(catalog)
+        #: Called from a worker with the key that no name stands for any more, and the key that took its place.
+        self.on_superseded: Callable[[str, str], None] = lambda before, now: None  # noqa: ARG005 - set by the store
+
+    @property
+    def compares(self) -> bool:
+        """Whether a file whose identity is the same is taken to hold the same bytes."""
+        return not self._always_hash
+
+    @property
+    def in_place(self) -> bool:
+        """Whether any artifact may be served before it was read."""
+        return self._in_place
+
+    def known(self, name: str) -> Resolved | None:
+        """What the name stands for, if that was looked at within the last half second. Memory only: never blocks."""
+        known = self._known.get(name)
+        fresh = known is not None and self._clock() - known.checked_at_s < _TRUST_S
+        return known if fresh and known is not None and known.in_place not in self._not_in_place else None
+
+    def remembered(self, name: str) -> Resolved | None:
+        """What the name stood for when it was last looked at, however long ago. Memory only: never blocks."""
+        return self._known.get(name)
+
+    def epoch(self, name: str) -> int:
+        """Rises whenever the name's manifest changes or goes."""
+        return self._epochs.get(name, 0)
+
+    def resolve(self, name: str, reading: Reading = ANY_READING) -> Resolved:
+        """Look into the name, reading the artifact if its files changed. Slow; call it from a worker.
+
+        Raises ModelNotFoundError, ManifestError, ArtifactError, DigestMismatchError or NotSupportedError, and what
+        `reading` says.
+        """
+        while True:
+            epoch = self.epoch(name)
+            try:
+                resolved = self._looked_at_again(name, reading) or self._resolve(name, reading)
+                resolved = self._unless_converted(resolved)
+            except TrimsError:
+                if epoch == self.epoch(name):
+                    raise
+                continue  # an error about a manifest that is gone
+            if self._remember(name, resolved := replace(resolved, epoch=epoch), epoch):
+                return resolved
+
+    def _looked_at_again(self, name: str, reading: Reading) -> Resolved | None:
+        """What is known of the name, if its files are still those that were looked at."""
+        known = self._known.get(name)
+        if known is not None and self._registry.changes_outside and self.manifest(name) != known.manifest:
+            return None
+        if known is None or (reading.digest and not known.hashed):
+            return None
+        if self._always_hash and known.checked_at_s + _TRUST_S <= self._clock():
+            return None
+        if reading.behind is not None and not known.certain:
+            return None
+        same = identities_of(known.artifact.files) == known.identities and builder_is_as_before(known)
+        if self._python_again(known.manifest, required=known.converted) != known.python:
+            return None  # an environment was made or removed
+        return replace(known, checked_at_s=self._clock()) if same else None
+
+    def _resolve(self, name: str, reading: Reading) -> Resolved:
+        manifest = self.manifest(name)
+        return self._without_artifact(name, manifest) or self._from_artifact(name, manifest, reading)
+
+    def _remember(self, name: str, resolved: Resolved, epoch: int) -> bool:
+        """Keep it; False if the manifest changed since `epoch`. The catalog keeps it in the same order."""
+        with self._lock:
+            if self.epoch(name) != epoch:
+                return False
+            self._known[name] = resolved
+            while len(self._known) > _REMEMBERED:
+                self._known.pop(next(iter(self._known)))
+            manifest = _text_of(resolved.manifest)
+            self._catalog.remember_format(name, resolved.artifact.format, manifest)
+            superseded = self._catalog.remember_key(name, resolved.key, manifest) if resolved.hashed else None
+        if superseded is not None:
+            self.on_superseded(superseded, resolved.key)
+        return True
+
+    def format_known(self, manifest: Manifest) -> str:
+        """Return the format of a model's artifact, as stated or found in this life or an earlier one; empty if unknown.
+
+        Memory only: never blocks.
+        """
+        return manifest.artifact.format or self._catalog.format_under(manifest.name, _text_of(manifest))
+
+    def find_format(self, name: str) -> str:
+        """Look at the first bytes of a model's file for its format; empty if it has no file yet. Slow, as a look.
+
+        Raises what `resolve` raises.
+        """
+        manifest = self.manifest(name)
+        if manifest.artifact.builder is not None:
+            return ""
+        found = manifest.artifact.format or detect(self._main_file(manifest)).format
+        self._catalog.remember_format(name, found, _text_of(manifest))
+        return found
+
+    def where_now(self, name: str) -> str | None:
+        """The same as `where`, if that is known without reading anything. Memory only: never blocks."""
+        known = self._known.get(name)
+        if known is not None:
+            return known.mount
+        return mount_of_now(Path(name.removeprefix(FILE_PREFIX))) if name.startswith(FILE_PREFIX) else None
+
+    def where(self, name: str) -> str:
+        """What a look into the name may hang on: the mount point of its file, or `builder`. Reads the registry.
+
+        Raises ModelNotFoundError or ManifestError.
+        """
+        source = (manifest := self.manifest(name)).artifact
+        return "builder" if source.path is None else mount_of(Path(manifest.origin, source.path))
+
+    def manifest(self, name: str) -> Manifest:
+        """The registered manifest, or one made up for a path."""
+        if name.startswith(FILE_PREFIX):
+            return Manifest(name=name, artifact=ArtifactSource(path=name.removeprefix(FILE_PREFIX)))
+        return self._registry.get(name)
+
+    def forget(self, name: str) -> None:
+        """The manifest changed or went: what is being looked up under it now counts no more."""
+        with self._lock:
+            self._epochs[name] = self.epoch(name) + 1
+            self._known.pop(name, None)
+
+    def looked_stale(self, name: str) -> None:
+        """What is known of the name is out of date before its time: compare its files at the next look."""
+        with self._lock:
+            known = self._known.get(name)
+            if known is not None:
+                self._known[name] = replace(known, checked_at_s=-math.inf)
+
+    def _from_artifact(self, name: str, manifest: Manifest, reading: Reading) -> Resolved:
+        main = self._main_file(manifest)
+        chosen = converter(manifest.artifact.format) if manifest.artifact.format else detect(main)
+        return self._look(name, manifest, chosen, main, reading)
+
+    def _without_artifact(self, name: str, manifest: Manifest) -> Resolved | None:
+        """A registered model whose file is gone stands for the image it stood for last; a path stands for its file."""
+        if name.startswith(FILE_PREFIX) or manifest.artifact.path is None:
+            return None
+        main = Path(manifest.origin, manifest.artifact.path).absolute()
+        key = None if main.exists() else self._catalog.key_under(name, _text_of(manifest))
+        record = self._catalog.image(key) if key is not None else None
+        if record is None:
+            return None
+        log.warning("%s: %s is gone; the image made of it serves for as long as there is one", name, main)
+        chosen = converter(str(record.recipe["format"]))
+        options = _options(manifest, chosen)
+        return Resolved(
+            name=name,
+            key=record.key,
+            manifest=manifest,
+            artifact=Artifact(chosen.format, (main,), options),
+            recipe=record.recipe,
+            python=self._python_again(manifest, required=chosen.needs_child(options)),
+            identities=identities_of((main,)),
+            checked_at_s=self._clock(),
+            converted=chosen.needs_child(options),
+            mount=_true_mount(main),
+        )
+
+    def _look(self, name: str, manifest: Manifest, chosen: Converter, main: Path, reading: Reading) -> Resolved:
+        options = _options(manifest, chosen)
+        with naming_foreign(chosen.format, [main]):
+            files = chosen.files(main, options)
+        artifact = Artifact(chosen.format, files, options, manifest.origin)
+        python = self._python(manifest, required=chosen.needs_child(options))
+        made_by = recipe(chosen, artifact, Environment(python))
+        identities = identities_of(files)
+        in_place, why_not = self._in_place_key(manifest, chosen, artifact, (identities, made_by))
+        if in_place is None and not reading.digest:
+            raise DigestNeededError(name)
+        rests_at_s = self._clock() + max(map(self._rest_s, files))
+        check = partial(self._check_size, manifest, artifact, reading)
+        known = None if reading.digest else self._known_digests(files, identities)
+        digests = self._digests(files, manifest, reading, check) if reading.digest else known
+        key = _key(files, [each.blake3 for each in digests], made_by) if digests is not None else str(in_place)
+        self.signatures.look(chosen, artifact, key, in_place)
+        return Resolved(
+            name=name,
+            key=key,
+            in_place=in_place,
+            why_not=why_not,
+            hashed=digests is not None,
+            certain=digests is None or all(each.certain for each in digests),
+            rests_at_s=rests_at_s,
+            manifest=manifest,
+            artifact=artifact,
+            recipe=made_by,
+            python=python,
+            identities=identities,
+            checked_at_s=self._clock(),
+            converted=chosen.needs_child(options),
+            builder=made_by.get("builder", {}),
+            mount=_true_mount(files[0]),
+        )
+
+    def _in_place_key(
+        self, manifest: Manifest, chosen: Converter, artifact: Artifact, facts: tuple[object, ...]
+    ) -> tuple[str | None, str]:
+        """The key under which the artifact's own files may be served: of their identities, not bytes. Else why not."""
+        why = self._why_not(manifest, chosen, artifact)
+        if why:
+            return None, why
+        key = str(blake3.blake3(json.dumps(["in place", *facts], sort_keys=True).encode()).hexdigest())
+        return (None, self._not_in_place[key]) if key in self._not_in_place else (key, "")
+
+    def _why_not(self, manifest: Manifest, chosen: Converter, artifact: Artifact) -> str:
+        """What keeps the artifact's own files from being served before they are looked into; empty if nothing does.
+
+        Files that another user may change are read first, and so are those of which a digest is stated, or whose
+        manifest asks for it. A manifest that names a place, pins or persists wants an image.
+        """
+        source = manifest.artifact
+        if not self._in_place:
+            return "by its settings (`trust`, `always_hash`) this daemon reads every artifact before it serves it"
+        if source.sha256 or source.trust == "verified":
+            return "its manifest (`sha256`, or `trust: verified`) has its files read first"
+        if not may_be_in_place(chosen, artifact.options):
+            return f"its format {chosen.format}, with its options, is always converted"
+        if _wants_image(manifest):
+            return "its manifest wants an image (`place`, `pin`, or `persist: always`)"
+        others = [file for file in artifact.files if not _is_own(file)]
+        return f"{others[0]} may be written by users other than the daemon's (chown, chmod go-w)" if others else ""
+
+    def _unless_converted(self, resolved: Resolved) -> Resolved:
+        """The resolution; raises DigestNeededError if its artifact has turned out meanwhile to need a conversion.
+
+        Otherwise a look that began before that was known would send its asks round in a circle.
+        """
+        if resolved.in_place is None or resolved.in_place not in self._not_in_place:
+            return resolved
+        if not resolved.hashed:
+            raise DigestNeededError(resolved.name)
+        return replace(resolved, in_place=None, why_not=self._not_in_place[resolved.in_place])
+
+    def needs_conversion(self, name: str, in_place: str, why: str) -> None:
+        """An artifact turned out not to be served from its own files: it is read before the next answer."""
+        with self._lock:
+            if in_place not in self._not_in_place:
+                log.info("%s is converted: %s", name, why)
+            self._not_in_place[in_place] = why
+            while len(self._not_in_place) > _REMEMBERED:
+                self._not_in_place.pop(next(iter(self._not_in_place)))
+
+    def _read(
+        self, file: Path, which: tuple[str, str, bool], certain: bool, reading: Reading, check: Callable[[], None]
+    ) -> Digests:
+        """Read a file, from where its last turn ended."""
+        long, (_, identity, _) = file.stat().st_size > _HASH_HERE_BYTES, which
+        if long:
+            check()
+        if long and not reading.long:
+            raise LongReadError(str(file))
+        progress = reading.progress or Progress()
+        part = progress.part(which, certain=certain)
+        read = partial(hashing.read_digests, file, part, reading)
+        found = stepped_back(read) if long else read()
+        if identity_of(file) != identity:
+            raise ArtifactChangedError(f"{file} changed while it was read; open it again once it is written")
+        progress.remember(which, found)
+        mark = "" if found.certain else _UNCERTAIN
+        self._catalog.remember_digests(str(file), identity + mark, found.blake3, found.sha256)
+        return found
+
+    def _known_digests(self, files: tuple[Path, ...], identities: tuple[str, ...]) -> list[Digests] | None:
+        """Digests of all files, if the catalog has them."""
+        known = [self._known_digest(file, each) for file, each in zip(files, identities, strict=True)]
+        found = [each for each in known if each is not None]
+        return found if len(found) == len(files) else None
+
+    def _known_digest(self, file: Path, identity: str) -> Digests | None:
+        for mark in ("", _UNCERTAIN):
+            found = self._catalog.digests(str(file), identity + mark)
+            if found is not None:
+                return Digests(*found, certain=not mark)
+        return None
+
+    def _python(self, manifest: Manifest, *, required: bool) -> Path | None:
+        wanted = manifest.framework
+        if wanted is None:
+            return None
+        return self._picker.pick(manifest.name, wanted.name, wanted.version, required=required)
+
+    def _python_again(self, manifest: Manifest, *, required: bool) -> Path | None:
+        """The same at less cost, for a look that converts nothing; None, too, if no environment satisfies."""
+        wanted = manifest.framework
+        if wanted is None:
+            return None
+        try:
+            return self._picker.again(manifest.name, wanted.name, wanted.version, required=required)
+        except TrimsError:
+            return None
+
+    def _main_file(self, manifest: Manifest) -> Path:
+        source = manifest.artifact
+        if source.path is not None:
+            main = Path(manifest.origin, source.path)
+        elif source.package is not None:
+            main = _inside_package(*source.package)
+        else:
+            main = self._build(manifest)
+        if not main.is_file():
+            if manifest.name.startswith(FILE_PREFIX):
+                raise ArtifactNotFoundError(f"{main} is not a file; correct the path, or put it there")
+            raise ArtifactNotFoundError(
+                f"{manifest.name}: {main} is not a file; correct the manifest's artifact, or put it there"
+            )
+        return main.absolute()
+
+    def _build(self, manifest: Manifest) -> Path:
+        """Run the builder once; the folder of its output is named by a hash of what it is made from."""
+        builder = manifest.artifact.builder
+        assert builder is not None, "validate() admits no manifest without a source"
+        wanted = json.dumps([builder.call, builder.args, manifest.version], sort_keys=True)
+        folder = self._artifacts / f"{manifest.name}-{hashlib.sha256(wanted.encode()).hexdigest()[:16]}"
+        return build_artifact(
+            builder.call,
+            builder.args,
+            folder,
+            python=self._python(manifest, required=False),
+            limits=self._limits,
+            extra_paths=(Path(manifest.origin),) if manifest.origin else (),
+        )
+
+    @staticmethod
+    def _check_size(manifest: Manifest, artifact: Artifact, reading: Reading) -> None:
+        """Have requests refused for which the image is too large, before a long file is read. Raises as `Sizes`."""
+        if reading.sizes is None:
+            return
+        progress, stated = reading.progress or Progress(), manifest.residency.place
+        if progress.least_bytes is None:
+            in_all = sum(file.stat().st_size for file in artifact.files)
+            large = reading.sizes.may_refuse(in_all, stated)
+            progress.least_bytes = least_image_bytes(artifact) if large else 0
+        reading.sizes.refuse(progress.least_bytes, stated)
+
+    def _digests(
+        self, files: tuple[Path, ...], manifest: Manifest, reading: Reading, check: Callable[[], None]
+    ) -> list[Digests]:
+        stated = dict(manifest.artifact.sha256)
+        unknown = set(stated) - {file.name for file in files}
+        if unknown:
+            raise ManifestError(
+                f"{manifest.name}: artifact.sha256 names {sorted(unknown)[0]!r}, which is not a file of it"
+            )
+        return [self._digest(file, stated.get(file.name), reading, check) for file in files]
+
+    def _digest(self, file: Path, stated_sha256: str | None, reading: Reading, check: Callable[[], None]) -> Digests:
+        identity, certain = identity_of(file), self._rest_s(file) <= 0
+        known = None if self._always_hash else self._known_digest(file, identity)
+        again = known is not None and not known.certain and certain and reading.behind is not None
+        if known is None or again or (stated_sha256 is not None and known.sha256 is None):
+            which = (str(file), identity, stated_sha256 is not None)
+            whole = None if reading.progress is None else reading.progress.known(which, certain=again)
+            known = whole or self._read(file, which, certain, reading, check)
+        if stated_sha256 is not None and known.sha256 != stated_sha256:
+            raise DigestMismatchError(
+                f"{file}: sha256 is {known.sha256}, the manifest states {stated_sha256}; fetch the file again, or "
+                f"correct the manifest"
+            )
+        return known
+
+
+def rest_of(file: Path) -> float:
+    """Seconds until a reading of the file is certain to see all of its last write; none or less if it is now.
+
+    A file that is written once more within one tick of its file system's clock keeps its times. So does a file for as
+    long as one call of `write` is under way. What is read meanwhile may not be what the file holds in the end; git has
+    the same rule and calls such files racy. Times that lie in the future say nothing: the clock was wrong then.
+    """
+    status, now_s = file.stat(), time.time()
+    written_s = max((each for each in (status.st_mtime, status.st_ctime) if each <= now_s), default=-math.inf)
+    takes_s = _REST_S + min(status.st_size, _MOST_WRITTEN_BYTES) / _WRITTEN_BYTES_PER_S
+    return written_s + takes_s - now_s
+
+
+def builder_is_as_before(resolved: Resolved) -> bool:
+    """False if the file of the module builder was edited since the name was looked into. Reads that file."""
+    return not resolved.builder or builder_of_options(resolved.artifact) == resolved.builder
+
+
+def _true_mount(main: Path) -> str:
+    """The mount point of the file itself: it was looked at just now, so links may be followed."""
+    return mount_of(Path(os.path.realpath(main)))
+
+
+def _options(manifest: Manifest, chosen: Converter) -> dict[str, Any]:
+    """The manifest's; for a model that lives on a device, what its format has there unless the manifest says else."""
+    place = manifest.residency.place
+    on_device = place is not None and place.tier is TierKind.GPU
+    options = {**(getattr(chosen, "device_options", {}) if on_device else {}), **manifest.artifact.options}
+    if manifest.artifact.allow_pickle:
+        options["allow_pickle"] = True
+    return options
+
+
+def _wants_image(manifest: Manifest) -> bool:
+    """True if the manifest wants an image made of it, in memory or on disk."""
+    keep = manifest.residency
+    return keep.place not in (None, FILE) or keep.pin or keep.persist == "always"
+
+
+def _is_own(file: Path) -> bool:
+    """True if only this user or root may write to the file."""
+    status = file.stat()
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _text_of(manifest: Manifest) -> str:
+    return json.dumps(asdict(manifest), default=str, sort_keys=True)
+
+
+def _inside_package(package: str, path: str) -> Path:
+    """A file inside an installed package, found without importing it."""
+    spec = importlib.util.find_spec(package.split(".", maxsplit=1)[0])
+    if spec is None or not spec.submodule_search_locations:
+        raise ArtifactError(f"the Python package {package!r} is not installed beside the daemon; install it first")
+    return Path(spec.submodule_search_locations[0]).joinpath(*package.split(".")[1:], path)
+
+
+def _key(files: tuple[Path, ...], digests: list[str], made_by: Mapping[str, Any]) -> str:
+    names = [file.name for file in files[1:]]  # the main file's name says nothing about the image
+    facts: list[Any] = [digests, names, dict(made_by)]
+    return str(blake3.blake3(json.dumps(facts, sort_keys=True).encode()).hexdigest())
