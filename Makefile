@@ -26,11 +26,16 @@ help: ## show this
 demo: env mxnet-env ## three real models: framework alone, trims unseen, cold, warm; then eight processes, one copy
 	$(BIN)/python -m trims_bench.demo
 
-# Processes that run tests beside each other; most tests wait more than they compute. The tests of a file stay together.
-JOBS ?= 2
+# Processes that run tests beside each other: more than there are cores, as most tests wait more than they compute.
+JOBS ?= $(shell echo $$(( $$(nproc) + 1 )))
+PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 .PHONY: test
-test: env mxnet-env clients-env ## all tests; ARGS="tests/unit -k door" for some, JOBS=0 for one after the other
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+test: env mxnet-env clients-env ## all tests but the long ones; ARGS="tests/unit -k door" for some, JOBS=0 for one after the other
+	$(PYTEST) -m "not soak and not bench_smoke" $(ARGS)
+
+.PHONY: bench-smoke
+bench-smoke: env mxnet-env clients-env ## each benchmark once, with tiny sizes; before a release
+	$(PYTEST) -m bench_smoke $(ARGS)
 
 # With the oldest versions that pyproject.toml allows: what the store, the doors and the command need, no framework.
 LOWEST_TESTS := tests/unit/core tests/unit/wire tests/unit/control tests/unit/registry tests/unit/daemon tests/unit/cli \
@@ -144,11 +149,13 @@ $(CLIENTS_READY): Makefile tools/fetch_perf_analyzer.py
 clean: ## remove environments and caches
 	rm -rf $(VENV) $(MXNET_VENV) $(CLIENTS_VENV) $(PROTO_VENV) $(LOWEST_VENV) .gpu-site .whl .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
-# The same simulation as in the tests, for as long as wanted and on all cores: `make soak SOAK_SECONDS=3600`.
+# The same simulation as in the tests, for as long as wanted and on all cores: `make soak SOAK_SECONDS=3600`. Then the
+# tests that take long: endurance, the demo, and the check of a GPU on its stand-in.
 SOAK_SECONDS ?= 600
 SOAK_FIRST ?= 1000000
 .PHONY: soak
-soak: env ## simulate the store on all cores; print which states met which events
+soak: env mxnet-env clients-env ## simulate the store on all cores, then the long tests; before a release
+	$(PYTEST) -m soak $(ARGS)
 	$(BIN)/python -m tests.simulation --seconds $(SOAK_SECONDS) --first $(SOAK_FIRST) --jobs $$(nproc) --coverage
 
 .PHONY: mutants

@@ -33,10 +33,12 @@ os.environ["TRIMS_ENDPOINT"] = "no"
 os.environ["TRIMS_ENVIRONMENTS_DIR"] = "/nonexistent/environments"
 #: bubblewrap, where `make clients-env` could fetch it and the machine has none.
 os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], str(Path(__file__).parents[1] / ".venv-clients" / "bin")])
-#: A shell that starts the tests in the background ignores SIGINT for them. Python then installs no handler, and every
-#: program that a test starts inherits the same: interrupting it would have no effect.
+#: A shell that starts the tests in the background ignores SIGINT for them, and nohup ignores SIGHUP. Every program that
+#: a test starts would inherit that: these signals would have no effect on it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 _SETTLE_S = 30.0
 #: Threads and descriptors that libraries keep for the life of the process, once used.
 _LIBRARY_THREADS = ("pytest_timeout", "ThreadPoolExecutor-", "asyncio_")
@@ -150,7 +152,16 @@ def leaks(request: pytest.FixtureRequest) -> Iterator[None]:
             gc.unfreeze()  # perhaps something older became garbage in this test
             gc.collect()
         time.sleep(0.01)  # ends of threads and processes are seen late, never missed
-    pytest.fail(f"{request.node.nodeid} leaked: {left}")
+    left = _without_grpcs_poller(left)
+    if any(left.values()):
+        pytest.fail(f"{request.node.nodeid} leaked: {left}")
+
+
+def _without_grpcs_poller(left: dict[str, set[str]]) -> dict[str, set[str]]:
+    """gRPC for asyncio ends its poller, a thread with two sockets, when its last call is collected: perhaps late."""
+    pollers = {thread for thread in left.get("thread", ()) if "(_poll_wrapper)" in thread}
+    sockets = sorted(each for each in left.get("descriptor", ()) if " -> socket:" in each)[: 2 * len(pollers)]
+    return {kind: found - pollers - set(sockets) for kind, found in left.items()}
 
 
 @pytest.hookimpl(wrapper=True)

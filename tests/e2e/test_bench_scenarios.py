@@ -1,4 +1,7 @@
-"""Every benchmark runs, with tiny sizes and untimed, so that none of them rots. No time is held against anything."""
+"""Benchmarks run, with tiny sizes and untimed, so that none of them rots. No time is held against anything.
+
+Three run with all tests; the others with `make bench-smoke`.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from trims_bench.scenarios import NAMES, scenario
 from trims_bench.scenarios.base import Setup
 
 from trims.cli.main import main
+from trims.manifests.manifest import parse_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,10 +44,14 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
 #: Those that ask as clients by others.
 CLIENTS = ("endpoint", "throughput")
 MARKS = {"mxnet": pytest.mark.mxnet, **dict.fromkeys(CLIENTS, pytest.mark.clients)}
+#: Through the store's door, through a framework, and through the endpoint.
+ALWAYS = ("fresh", "attach", "endpoint")
+LONG = [pytest.mark.bench_smoke, pytest.mark.timeout(600)]
 
 
 def with_mark(name: str) -> object:
-    return pytest.param(name, marks=MARKS[name]) if name in MARKS else name
+    marks = [MARKS[name]] if name in MARKS else []
+    return pytest.param(name, marks=marks if name in ALWAYS else [*marks, *LONG])
 
 
 def skip_without_clients() -> None:
@@ -53,7 +61,17 @@ def skip_without_clients() -> None:
         pytest.skip(f"no clients: {missing}")
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scenario_has_a_title_and_can_be_run(name: str) -> None:
+    assert scenario(name).TITLE
+    assert callable(scenario(name).run)
+
+
+def test_the_models_of_the_scenarios_are_manifests(setup: Setup) -> None:
+    for raw in (setup.vgg16, setup.resnet50_mxnet):
+        assert parse_manifest(raw, "a scenario's manifest").name == raw["name"]
+
+
 @pytest.mark.parametrize("name", [with_mark(name) for name in NAMES])
 def test_a_scenario_gives_a_well_formed_figure(name: str, setup: Setup) -> None:
     for package in NEEDS.get(name, ()):
@@ -78,7 +96,7 @@ def test_a_scenario_gives_a_well_formed_figure(name: str, setup: Setup) -> None:
     assert not list(setup.work.glob("scratch-*"))
 
 
-@pytest.mark.slow
+@pytest.mark.bench_smoke
 def test_a_crowd_is_more_than_the_daemon_can_hold(setup: Setup) -> None:
     (note, _) = scenario("crowd").run(setup).notes
     served, refused = (int(count) for count in re.findall(r"(\d+) were", note))
@@ -88,7 +106,7 @@ def test_a_crowd_is_more_than_the_daemon_can_hold(setup: Setup) -> None:
     assert "anything else: none" in note
 
 
-@pytest.mark.slow
+@pytest.mark.bench_smoke
 def test_every_disturbance_of_the_door_has_disturbed(setup: Setup) -> None:
     *notes, _ = scenario("door").run(setup).notes
     for note in notes:

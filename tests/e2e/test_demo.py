@@ -42,7 +42,8 @@ def demo(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProce
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_the_demo_shows_three_ways_equal_answers_and_one_copy(folder: Path) -> None:
     pytest.importorskip("onnxruntime")
     done = demo(folder, "--models", "resnet50")

@@ -26,6 +26,7 @@ NOT_CHECKED = "positive_data_acceptance"
 
 
 @pytest.mark.clients
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not SCHEMATHESIS.exists(), reason="no environment of clients: make clients-env")
 @pytest.mark.parametrize("model", ["m", None])
 def test_the_endpoint_does_what_its_document_says(

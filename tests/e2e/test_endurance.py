@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 DAEMON = SUPPORT / "dying_daemon.py"
 WARM_UP, CYCLES = 2_000, 50_000
 #: What 50,000 cycles may add: less than 170 bytes each.

@@ -113,6 +113,7 @@ def outputs(answer: Any) -> dict[str, Any]:
     return {each["name"]: each["data"] for each in answer["outputs"]}
 
 
+@pytest.mark.timeout(300)
 def test_two_versions_answer_side_by_side_and_come_and_go_without_a_restart(
     daemon: Daemon, trims: Trims, endpoint: Endpoint, wheels: list[str], checkpoint: Callable[..., Path], folder: Path
 ) -> None:
@@ -157,7 +158,8 @@ def test_a_configured_interpreter_comes_before_a_made_environment(
     assert "  900.0\n" in out
 
 
-@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_two_real_versions_of_onnxruntime_convert_and_answer_side_by_side(
     daemon: Daemon, trims: Trims, endpoint: Endpoint, folder: Path
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from typing import TYPE_CHECKING
 
+import pytest
 from fleets import register
 from fork_soak import GROWTH_BYTES, Held, Look, Soak, grown, plan_of
 from looking import rested
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from trims.daemon.main import Daemon
 
 
+@pytest.mark.soak
 def test_hundreds_of_forks_from_one_template_leave_nothing(daemon: Daemon, checkpoint: Callable[..., Path]) -> None:
     register(daemon, lambda *given: rested(checkpoint(*given)), "soak")
 

@@ -64,6 +64,8 @@ def by_number(parts: dict[str, Any]) -> dict[str, Any]:
     return {name.partition(" ")[0]: part for name, part in parts.items()}
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_every_part_has_a_result_or_says_why_it_has_none(record: dict[str, Any]) -> None:
     experiments, figures = by_number(record["experiments"]), by_number(record["figures"])
     assert (set(experiments), set(figures)) == (EXPERIMENTS, FIGURES)
@@ -75,6 +77,8 @@ def test_every_part_has_a_result_or_says_why_it_has_none(record: dict[str, Any])
     assert {"machine", "versions", "commit", "date", "doctor", "missing", "nvidia_smi"} <= record.keys()
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_a_handle_stands_for_the_whole_allocation(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["1"]
     assert found["raw"]["opens_at_the_beginning"] is True
@@ -82,6 +86,8 @@ def test_a_handle_stands_for_the_whole_allocation(record: dict[str, Any]) -> Non
     assert "unavailable" in found["cupy"]
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_the_death_of_an_exporter_is_told_for_both_ways(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["2"]
     assert found["vmm"]["importer_reads_on"] is True
@@ -89,6 +95,8 @@ def test_the_death_of_an_exporter_is_told_for_both_ways(record: dict[str, Any]) 
     assert "exporter has freed it or is dead" in found["ipc"]["opens_after_its_death"]
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_opening_is_timed_apart_from_the_context(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["3"]
     for driver in ("vmm", "ipc"):
@@ -97,6 +105,8 @@ def test_opening_is_timed_apart_from_the_context(record: dict[str, Any]) -> None
         assert len(taken["again_ns"]) == 4
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_the_offender_and_the_bytes_of_others_are_told_apart(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["4"]
     for way in ("copy", "kernel"):
@@ -107,18 +117,24 @@ def test_the_offender_and_the_bytes_of_others_are_told_apart(record: dict[str, A
     assert "real device" in found["torch add_"]["unavailable"]
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_a_parked_descriptor_keeps_the_bytes_and_the_charge(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["5"]
     assert found["bytes_intact"] is True
     assert (found["charged_while_parked_bytes"], found["charged_after_bytes"]) == (4 * MIB, 0)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_every_way_to_the_device_has_a_rate(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["8"]["bytes_per_s"]
     assert found.keys() == {"staged", "registered", "unregistered", "O_DIRECT into a pinned pool", "pinned copy"}
     assert all(rates for rates in found.values())
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_process_id_namespaces_are_told_for_both_ways(record: dict[str, Any]) -> None:
     found = by_number(record["experiments"])["9"]
     assert (found["vmm"]["opens"], found["ipc"]["opens"]) == (True, False)
@@ -128,6 +144,8 @@ def lines(record: dict[str, Any], figure: str) -> dict[str, dict[str, Any]]:
     return {line["what"]: line for line in by_number(record["figures"])[figure]["lines"]}
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_every_line_has_its_bar_beside_it_and_whether_it_is_met(record: dict[str, Any]) -> None:
     every = [line for figure in FIGURES for line in lines(record, figure).values()]
     assert {line["met"] for line in every} <= {True, False, None, "unavailable"}
@@ -138,6 +156,8 @@ def test_every_line_has_its_bar_beside_it_and_whether_it_is_met(record: dict[str
     assert {"<= 1.5", "<= 0.2", "<= 1.2", ">= 0.9", "<= 1.05", ">= 24", ">= 210", "<= 3.35544e+07"} <= bars
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_opens_are_timed_by_each_way_to_share(record: dict[str, Any]) -> None:
     found = lines(record, "a")
     for driver in ("vmm", "ipc"):
@@ -147,12 +167,16 @@ def test_opens_are_timed_by_each_way_to_share(record: dict[str, Any]) -> None:
     assert {"open", "bare", "vmm_import", "vmm_map"} <= set(split)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_the_weights_of_all_predictors_are_one_copy(record: dict[str, Any]) -> None:
     found = lines(record, "d")
     assert found["2 processes, 4194304 bytes: weights / one copy"]["met"] is True
     assert found["context of a process"]["value"] == CONTEXT_BYTES
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_a_keeper_takes_nothing_but_weights_while_it_rests(record: dict[str, Any]) -> None:
     found = {what: line["value"] for what, line in lines(record, "f").items()}
     assert found == {
@@ -163,6 +187,8 @@ def test_a_keeper_takes_nothing_but_weights_while_it_rests(record: dict[str, Any
     }
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_what_needs_a_framework_on_the_device_is_unavailable_and_not_left_out(record: dict[str, Any]) -> None:
     assert [line["met"] for line in lines(record, "e").values()] == ["unavailable"] * 4
     found = lines(record, "c")
@@ -170,6 +196,8 @@ def test_what_needs_a_framework_on_the_device_is_unavailable_and_not_left_out(re
     assert found["disk image to the device, p50"]["value"] > 0
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_the_end_of_the_run_says_what_was_missed(whole: tuple[int, str, dict[str, Any]]) -> None:
     status, out, record = whole
     missed = [line for figure in FIGURES for line in lines(record, figure).values() if line["met"] is False]
@@ -234,6 +262,7 @@ def test_an_interrupted_run_leaves_what_it_has(folder: Path, number: int) -> Non
     assert "vmm" in record["experiments"]["3 open cost"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("after", [0, 1, 3, 8, 14])
 def test_a_check_that_is_killed_leaves_a_whole_file(folder: Path, after: int) -> None:
     """After so many lines of its output; what had not ended or begun says so."""

@@ -40,6 +40,8 @@ def machine(folder: Path) -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": str(libraries), "TRIMS_STUB_DRIVER": str(memory)}
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_the_tests_for_a_device_pass_through_nvidias_packages(machine: dict[str, str], folder: Path) -> None:
     report = folder / "report.xml"
     command = [sys.executable, "-m", "pytest", "-m", "gpu and not kernels", "-q", f"--junitxml={report}", "tests"]
@@ -145,6 +147,8 @@ def test_what_the_driver_refuses_for_now_ends_no_keeper_and_loses_nothing(
     _assert_nobody_holds(folder / "memory")
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_the_check_of_a_device_runs_through_nvidias_packages(machine: dict[str, str], folder: Path) -> None:
     """Experiments and figures that need no framework; no time is held against anything."""
     out = folder / "gpu.json"

@@ -125,7 +125,8 @@ def test_a_model_of_transformers_is_made_by_its_names() -> None:
     assert made.config.hidden_size == 24
 
 
-@pytest.mark.slow
+@pytest.mark.bench_smoke
+@pytest.mark.timeout(600)
 def test_bert_base_is_the_same_from_the_same_seed(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
@@ -140,7 +141,8 @@ def test_bert_base_is_the_same_from_the_same_seed(tmp_path: Path) -> None:
     assert sum(tensor.numel() for tensor in state.values()) == 109_482_240
 
 
-@pytest.mark.slow
+@pytest.mark.bench_smoke
+@pytest.mark.timeout(600)
 @pytest.mark.mxnet
 def test_vgg16_is_the_same_from_the_same_seed(tmp_path: Path) -> None:
     if not MXNET_PYTHON.exists():

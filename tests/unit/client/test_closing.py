@@ -26,7 +26,7 @@ SOON_S = 60.0
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that waits five minutes, not five seconds, for an answer that it needs: a close that did shows."""
-    for module in ("connection", "session"):
+    for module in ("connection.connection", "session"):
         monkeypatch.setattr(f"trims_client.{module}.GRACE_S", 300.0)
 
 

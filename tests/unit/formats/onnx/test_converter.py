@@ -287,7 +287,8 @@ def test_the_same_model_gives_the_same_image(tmp_path: Path) -> None:
     assert bytes(first._data) != bytes(image(main, optimize="none")._data)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_more_than_2_gib_of_external_data_is_streamed(tmp_path: Path) -> None:
     rows, width = 5000, 1 << 18
     data = tmp_path / "w.bin"
