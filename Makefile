@@ -30,7 +30,9 @@ demo: env mxnet-env ## three real models: framework alone, trims unseen, cold, w
 JOBS ?= $(shell echo $$(( $$(nproc) + 1 )))
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal
 .PHONY: test
+# Compiled first: the thousands of processes that the tests start would each compile the product where it is not kept.
 test: env mxnet-env clients-env ## all tests but the long ones; ARGS="tests/unit -k door" for some, JOBS=0 for one after the other
+	@$(BIN)/python -m compileall -q trims client predictors bench
 	$(PYTEST) -m "not soak and not bench_smoke" $(ARGS)
 
 .PHONY: bench-smoke

@@ -355,8 +355,8 @@ def test_a_lease_of_the_next_daemon_outlives_a_close_of_the_same_old_number(
 
     door.serves(first_life, second_life)
     with connect(folder) as session:
+        channel = session._channel  # before the first life ends, behind which the session has another
         first, second = session.open("m"), session.open("m")
-        channel = session._channel
         assert channel is not None
         channel.read_to_end()
         session.prefetch("m")
