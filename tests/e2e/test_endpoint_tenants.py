@@ -254,6 +254,6 @@ def test_a_client_that_hangs_up_in_its_request_leaves_no_traceback(endpoint: End
 
 def test_tenants_need_a_token_of_the_operator(folder: Path) -> None:
     (folder / "tenants.yaml").write_text(TENANTS)
-    settings = EndpointSettings(fleet=Settings(str(folder)), tenants=read_tenants(folder / "tenants.yaml"))
+    settings = EndpointSettings(pool=Settings(str(folder)), tenants=read_tenants(folder / "tenants.yaml"))
     with pytest.raises(ConfigError, match="needs a token of the operator as well"):
         settings.validate()

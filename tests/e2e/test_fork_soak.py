@@ -11,7 +11,7 @@ from fleets import register
 from fork_soak import GROWTH_BYTES, Held, Look, Soak, grown, plan_of
 from looking import rested
 from trims_predictors.children.launcher import Launcher
-from trims_predictors.warm.warm_pool import Nursery
+from trims_predictors.warm.warm_pool import WarmPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +26,8 @@ def test_hundreds_of_forks_from_one_template_leave_nothing(daemon: Daemon, check
 
     async def run() -> None:
         launcher = Launcher(str(daemon.config.runtime_dir))
-        nursery = Nursery(launcher, spares=0, threads=2, busy=lambda: False)
-        soak = Soak(nursery, plan_of("numpy", "soak"))
+        warm_pool = WarmPool(launcher, spares=0, threads=2, busy=lambda: False)
+        soak = Soak(warm_pool, plan_of("numpy", "soak"))
         try:
             await soak.run(100)
             before = await soak.look()
@@ -35,7 +35,7 @@ def test_hundreds_of_forks_from_one_template_leave_nothing(daemon: Daemon, check
             assert grown(before, await soak.look()) == []
             assert soak.forks == 300
         finally:
-            await nursery.close()
+            await warm_pool.close()
             launcher.close()
 
     asyncio.run(run())

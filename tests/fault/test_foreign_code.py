@@ -20,7 +20,7 @@ def answers(daemon: Daemon, count: int = 8, **settings: object) -> list[tuple[in
 
     async def work(driver: Driver) -> list[tuple[int, int]]:
         found = [arrays(await driver.ask(x=[1.0])) for _ in range(count)]
-        assert driver.fleet.counters == {"started_forked": 1}
+        assert driver.pool.counters == {"started_forked": 1}
         return [(int(each["pid"][0]), int(each["status"][0])) for each in found]
 
     return list(drive(daemon, work, **settings))

@@ -1,4 +1,4 @@
-"""A fleet over a daemon of the test, driven from tests that are no coroutines."""
+"""A pool over a daemon of the test, driven from tests that are no coroutines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from trims_predictors.deployment.deployment import Answer, Plan, Settings
 from trims_predictors.deployment.deployments import Plans
-from trims_predictors.pool.pool import Fleet
+from trims_predictors.pool.pool import WorkerPool
 from trims_predictors.tensors import Tensor, from_array, to_array
 
 from trims.control import aadmin, admin
@@ -32,16 +32,16 @@ def register(daemon: Daemon, checkpoint: Callable[..., Path], name: str = "m", *
 
 
 class Driver:
-    """A fleet and the plans of its daemon's models, inside one event loop."""
+    """A pool and the plans of its daemon's models, inside one event loop."""
 
-    def __init__(self, fleet: Fleet, plans: Plans) -> None:
-        self.fleet = fleet
+    def __init__(self, pool: WorkerPool, plans: Plans) -> None:
+        self.pool = pool
         self.plans = plans
 
     async def ask(self, name: str = "m", wait_s: float | None = None, **arrays: Any) -> Answer:
         """One request."""
         tensors = [from_array(key, np.asarray(value)) for key, value in arrays.items()]
-        return await self.fleet.infer(await self.plan(name), tensors, queue_deadline_s=wait_s)
+        return await self.pool.infer(await self.plan(name), tensors, queue_deadline_s=wait_s)
 
     async def plan(self, name: str = "m") -> Plan:
         """The plan of a model; its class may lie beside the tests' helpers."""
@@ -56,17 +56,17 @@ def drive(
     environments: Mapping[str, Path] | None = None,
     **settings: Any,
 ) -> Any:
-    """Run `work` with a fleet of these settings, and end the fleet."""
+    """Run `work` with a pool of these settings, and end the pool."""
 
     async def run() -> Any:
         async with aadmin(daemon.config.runtime_dir) as control:
-            fleet = Fleet(Settings(str(daemon.config.runtime_dir), **{"spares": 0, "hot_spares": 0, **settings}))
+            pool = WorkerPool(Settings(str(daemon.config.runtime_dir), **{"spares": 0, "hot_spares": 0, **settings}))
             try:
                 return await asyncio.wait_for(
-                    work(Driver(fleet, Plans(control, Picker(environments), fleet.retire))), 120
+                    work(Driver(pool, Plans(control, Picker(environments), pool.retire))), 120
                 )
             finally:
-                await fleet.close(1.0)
+                await pool.close(1.0)
 
     return asyncio.run(run())
 

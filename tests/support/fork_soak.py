@@ -29,7 +29,7 @@ from trims_predictors.children.launcher import Environment, Launcher
 from trims_predictors.deployment.cpu_shares import processors
 from trims_predictors.deployment.deployment import Plan, load_message
 from trims_predictors.tensors import from_array, to_array
-from trims_predictors.warm.warm_pool import Nursery
+from trims_predictors.warm.warm_pool import WarmPool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -91,15 +91,15 @@ class Look:
 
 
 class Soak:
-    """Forks from one template of a nursery.
+    """Forks from one template of a warm pool.
 
     Args:
-        nursery: It has one template.
+        warm pool: It has one template.
         plan: Of a model with the weight `factor` 2.
     """
 
-    def __init__(self, nursery: Nursery, plan: Plan) -> None:
-        self._nursery = nursery
+    def __init__(self, warm_pool: WarmPool, plan: Plan) -> None:
+        self._warm_pool = warm_pool
         self._plan = plan
         self.forks = 0
 
@@ -116,7 +116,7 @@ class Soak:
 
     async def _one(self, number: int) -> None:
         environment = self._plan.environment
-        child = await self._nursery.take(environment)
+        child = await self._warm_pool.take(environment)
         assert child.how == "forked", f"fork {number} was {child.how}"
         modules = environment.modules()
         prepare = {"op": "prepare", "modules": modules, "import": False, "threads": 2, "pages": []}
@@ -130,14 +130,14 @@ class Soak:
 
     def template(self) -> Template:
         """The one that there is."""
-        ((_, template),) = self._nursery._stock.made
+        ((_, template),) = self._warm_pool._inventory.made
         return template
 
     async def look(self) -> Look:
         """What there is now; waits for the last words of the last children."""
         template = self.template()
         for _ in range(1000):
-            if not template.predictors and not self._nursery._living:
+            if not template.predictors and not self._warm_pool._living:
                 break
             await asyncio.sleep(0.01)
         gc.collect()
@@ -145,12 +145,12 @@ class Soak:
             "statuses": len(template._statuses),
             "living": len(template._living),
             "answers": len(template._answers),
-            "processes": len(self._nursery._living),
-            "made": len(self._nursery._stock.made),
-            "tasks of the nursery": len(self._nursery._background),
+            "processes": len(self._warm_pool._living),
+            "made": len(self._warm_pool._inventory.made),
+            "tasks of the warm pool": len(self._warm_pool._background),
             "tasks": len(asyncio.all_tasks()),
-            "environments": len(self._nursery._stock._used_s),
-            "counted": len(self._nursery._upkeep.counted),
+            "environments": len(self._warm_pool._inventory._used_s),
+            "counted": len(self._warm_pool._reclaimer.counted),
         }
         return Look(Held.of(template.pid), Held.of(os.getpid()), records)
 
@@ -214,8 +214,8 @@ def _daemon(folder: Path) -> Iterator[Path]:
 
 async def _soak(runtime_dir: Path, forks: int, framework: str, at_once: int, seconds: float) -> int:
     launcher = Launcher(str(runtime_dir))
-    nursery = Nursery(launcher, spares=0, threads=2, busy=lambda: False)
-    soak = Soak(nursery, plan_of(framework, "soak"))
+    warm_pool = WarmPool(launcher, spares=0, threads=2, busy=lambda: False)
+    soak = Soak(warm_pool, plan_of(framework, "soak"))
     try:
         await soak.run(min(200, forks), at_once)  # until caches are full
         before, began_s = await soak.look(), time.monotonic()
@@ -231,7 +231,7 @@ async def _soak(runtime_dir: Path, forks: int, framework: str, at_once: int, sec
         _say(f"{soak.forks} forks from one template of {framework}: none hung, nothing grew")
         return 0
     finally:
-        await nursery.close()
+        await warm_pool.close()
         launcher.close()
 
 

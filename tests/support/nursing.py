@@ -1,4 +1,4 @@
-"""A nursery for a test."""
+"""A warm pool for a test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from trims_predictors.children.launcher import Environment, Launcher
-from trims_predictors.warm.warm_pool import Nursery
+from trims_predictors.warm.warm_pool import WarmPool
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -21,18 +21,18 @@ OTHER = Environment("numpy", sys.executable)
 
 def nurse(
     folder: Path,
-    work: Callable[[Nursery], Awaitable[Any]],
+    work: Callable[[WarmPool], Awaitable[Any]],
     spares: int = 0,
     limits: Limits | None = None,
     learned: Path | None = None,
 ) -> Any:
     async def run() -> Any:
         launcher = Launcher(str(folder))
-        nursery = Nursery(launcher, spares=spares, threads=1, busy=lambda: False, limits=limits, learned=learned)
+        warm_pool = WarmPool(launcher, spares=spares, threads=1, busy=lambda: False, limits=limits, learned=learned)
         try:
-            return await asyncio.wait_for(work(nursery), 120)
+            return await asyncio.wait_for(work(warm_pool), 120)
         finally:
-            await nursery.close()
+            await warm_pool.close()
             launcher.close()
 
     return asyncio.run(run())

@@ -272,7 +272,7 @@ class Prober:
 
 
 class Held(Scaler):
-    """Loads no sooner than the file beside its weights that `context.options` names is there; tells its process."""
+    """Loads no sooner than the file beside its weights that `context.options` names is there."""
 
     def load(self, weights: Weights, context: Context) -> None:
         while not os.path.exists(context.options.get("until", "/")):

@@ -92,7 +92,7 @@ def measure_loads(
 
 
 def _loader(rival: str, path: str, held: list[Any]) -> Callable[[], None]:
-    """Loads all tensors to the device, as its documentation does, and waits; `held` gets what keeps them."""
+    """Load all tensors to the device, as its documentation does, and waits; `held` gets what keeps them."""
 
     def over_safetensors() -> None:
         import torch

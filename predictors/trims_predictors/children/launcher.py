@@ -14,7 +14,7 @@ from trims.memory.shortage import killed_words
 from trims.process.lifeline import Lifeline
 from trims.process.python import run_code
 from trims.wire.address import ATTACH_FOLDER, TENANTS_FOLDER
-from trims_predictors.ipc.os_errors import in_words
+from trims_predictors.ipc.os_errors import as_trims_error
 from trims_predictors.ipc.output_pipes import Output, Outputs
 from trims_predictors.sandbox.sandbox import NAMESPACES, OWN_PROCESS, Isolation
 
@@ -134,7 +134,7 @@ class Launcher:
             output = self.outputs.open(_CALLED.get(module, module))
         except OSError as error:
             lifeline.close()
-            raise in_words(error, f"{module} cannot be started") from error
+            raise as_trims_error(error, f"{module} cannot be started") from error
         door = os.path.join(TENANTS_FOLDER, environment.tenant) if environment.tenant else ATTACH_FOLDER
         command = [
             *run_code(_BOOTSTRAP, json.dumps(_packages()), module, python=environment.python),
@@ -159,7 +159,7 @@ class Launcher:
         except (OSError, subprocess.SubprocessError) as error:
             lifeline.close()
             output.close()
-            raise in_words(error, f"{isolated.command[0]} cannot be started") from error
+            raise as_trims_error(error, f"{isolated.command[0]} cannot be started") from error
         finally:
             isolated.close()
         lifeline.given()

@@ -234,7 +234,7 @@ class Template:
             return
         self.lost = why
         self._peer.close()
-        self._wait_for_end()  # before the kill, which may bury the process
+        self._wait_for_end()  # before the kill, which may reap the process
         self._kill()
         for answer in self._answers:
             if not answer.done():

@@ -25,7 +25,7 @@ from trims.memory.shortage import tells_of_memory
 from trims_predictors.children.launcher import tell_status
 from trims_predictors.ipc.connection import Peer
 from trims_predictors.ipc.messages import close_all, pair
-from trims_predictors.ipc.os_errors import told_in_words
+from trims_predictors.ipc.os_errors import as_trims_errors
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
 from trims_predictors.tensors import COPIED_AT_ONCE_BYTES, Tensor
 from trims_predictors.worker.prefault import check_pages
@@ -182,7 +182,7 @@ class PredictorProcess:
             return
         write = self._outbox.write
         large = sum(tensor.nbytes for tensor in tensors) > COPIED_AT_ONCE_BYTES
-        with told_in_words("the request cannot be handed to its predictor"):
+        with as_trims_errors("the request cannot be handed to its predictor"):
             described, fd = await asyncio.to_thread(write, tensors) if large else write(tensors)
         try:
             self._peer.send({**message, "inputs": described}, [] if fd is None else [fd])
@@ -242,7 +242,7 @@ class PredictorProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # what it has started goes with it
         self.going.set_result(None)
-        self._burial = asyncio.ensure_future(self._bury())
+        self._burial = asyncio.ensure_future(self._reap())
 
     def _release(self) -> None:
         """Give back the descriptors."""
@@ -255,7 +255,7 @@ class PredictorProcess:
         if self._lifeline is not None:
             self._lifeline.close()
 
-    async def _bury(self) -> None:
+    async def _reap(self) -> None:
         status = await self._tell_status()
         self.ended.set_result(self._why_killed or f"{status}{self._lack_of_memory()}")
         self._break(LostPeerError(self.ended.result()))
@@ -306,7 +306,7 @@ class PredictorProcess:
 
 def spawn(launcher: Launcher, environment: Environment) -> PredictorProcess:
     """A new process that has imported nothing yet. Raises as `Launcher.start` does."""
-    with told_in_words("no predictor can be started"), contextlib.ExitStack() as undo:
+    with as_trims_errors("no predictor can be started"), contextlib.ExitStack() as undo:
         ours, theirs = pair()
         undo.callback(ours.close)
         with theirs:

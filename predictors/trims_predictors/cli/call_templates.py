@@ -1,6 +1,6 @@
 """Templates of one `trims call`: the next one has imported what the process of the last cold invocation had to import.
 
-The endpoint's templates learn the same way (`lessons`). What is learned is kept in the daemon's state folder, in a file
+The endpoint's templates learn the same way (`learner`). What is learned is kept in the daemon's state folder, in a file
 beside the endpoint's, so that a later command begins with it; an endpoint that writes its own file loses none of it.
 """
 

@@ -114,7 +114,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
     if predictor_bytes is not None:
         isolation = replace(isolation, scratch_bytes=predictor_bytes)
     check_hidden(options.hide, isolation, runtime_dir)
-    fleet = Settings(
+    pool = Settings(
         runtime_dir=runtime_dir,
         predictors=_at_least(options.predictors, "--predictors", 1),
         of_tenants={name: each.predictors for name, each in tenants.by_name.items() if each.predictors is not None},
@@ -132,7 +132,7 @@ def _settings(options: argparse.Namespace) -> EndpointSettings:
         run_deadline_s=_work_deadline(options.run_deadline_s, "--run-deadline-s"),
     )
     return EndpointSettings(
-        fleet=fleet,
+        pool=pool,
         host=options.host,
         port=_port(options.port, "--port"),
         grpc_port=None if options.grpc_port == "none" else _port(options.grpc_port, "--grpc-port", " or none"),

@@ -162,7 +162,7 @@ def _error_of(status: int, body: bytes) -> TrimsError:
 
 
 def run_alone(runtime_dir: str, picker: Picker, model: str, make: MakeInputs, deadline_s: float | None) -> Ran:
-    """Answer one request by a predictor that ends with it. Raises what `Fleet.infer` raises."""
+    """Answer one request by a predictor that ends with it. Raises what `WorkerPool.infer` raises."""
     return asyncio.run(_run_alone(runtime_dir, picker, model, make, deadline_s))
 
 
@@ -170,15 +170,15 @@ async def _run_alone(runtime_dir: str, picker: Picker, model: str, make: MakeInp
     from trims.control import aadmin
     from trims_predictors.deployment.deployment import Settings
     from trims_predictors.deployment.deployments import Plans, keeping
-    from trims_predictors.pool.pool import Fleet
+    from trims_predictors.pool.pool import WorkerPool
 
     async with aadmin(runtime_dir) as daemon:
-        fleet = Fleet(Settings(runtime_dir, predictors=1, spares=0, plain_output=True))
-        fleet.keep = keeping(daemon)
+        pool = WorkerPool(Settings(runtime_dir, predictors=1, spares=0, plain_output=True))
+        pool.keep = keeping(daemon)
         try:
-            plan = await Plans(daemon, picker, fleet.retire).of(model)
-            tensors = make(fleet.signatures.described(plan)[0])
-            answer = await fleet.infer(plan, tensors, queue_deadline_s=deadline_s)
+            plan = await Plans(daemon, picker, pool.retire).of(model)
+            tensors = make(pool.signatures.described(plan)[0])
+            answer = await pool.infer(plan, tensors, queue_deadline_s=deadline_s)
             return Ran(plan.model, plan.version, told(answer), answer.outputs)
         finally:
-            await fleet.close()
+            await pool.close()

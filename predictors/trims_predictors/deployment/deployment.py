@@ -1,4 +1,4 @@
-"""What a fleet is made with, what it is asked with, what it answers, and how it tells a predictor what to load."""
+"""What a pool is made with, what it is asked with, what it answers, and how it tells a predictor what to load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of a fleet.
+    """Of a pool.
 
     Attributes:
         runtime_dir: Folder of the daemon's sockets.

@@ -185,7 +185,7 @@ class Plans:
 
 
 def keeping(daemon: AsyncAdmin) -> Keep:
-    """Return what has a daemon keep the inputs and outputs of a model's first run; see `Fleet.keep`."""
+    """Return what has a daemon keep the inputs and outputs of a model's first run; see `WorkerPool.keep`."""
 
     async def keep(model: str, key: str, seen: Signature) -> None:
         try:

@@ -1,1 +1,1 @@
-"""The inference endpoint: the Open Inference Protocol over HTTP and gRPC, answered by the fleet."""
+"""The inference endpoint: the Open Inference Protocol over HTTP and gRPC, answered by the pool."""

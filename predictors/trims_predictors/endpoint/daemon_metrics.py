@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from trims.core.errors import TrimsError
-from trims_predictors.endpoint.single_flight import SharedLook
+from trims_predictors.endpoint.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,7 @@ class DaemonFigures:
 
     def __init__(self, daemon: AsyncAdmin) -> None:
         self._daemon = daemon
-        self._look = SharedLook(self._ask, fresh_s=_FRESH_S, patience_s=_PATIENCE_S)
+        self._look = SingleFlight(self._ask, fresh_s=_FRESH_S, patience_s=_PATIENCE_S)
 
     async def look(self) -> Stats | None:
         """The daemon's counters, at most some seconds old; None if it does not answer soon."""

@@ -28,14 +28,14 @@ class _Load:
     orders: int = 0
 
 
-class Loads:
-    """Loads models. Used in one event loop.
+class LoadRequests:
+    """Load models. Used in one event loop.
 
     Args:
         daemon: Which has them loaded.
         make_way: Ends an idle predictor, which holds a lease; says whether there was one.
         patience_s: See `load`.
-        at_once: Loads that run; others wait for one of them to end.
+        at_once: Requests that run; others wait for one of them to end.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The endpoint's process: one event loop for HTTP and the fleet, from a free port to a graceful end."""
+"""The endpoint's process: one event loop for HTTP and the pool, from a free port to a graceful end."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from trims_predictors.children.launcher import Environment
 from trims_predictors.endpoint.access_log import RequestLog
 from trims_predictors.endpoint.grpc.health import Health
 from trims_predictors.endpoint.grpc.service import start_server
+from trims_predictors.endpoint.hot_models import HotModels
 from trims_predictors.endpoint.http.app import build_app
 from trims_predictors.endpoint.http.connections import ImpatientProtocol, most_connections, shares
 from trims_predictors.endpoint.http.listening import accept_no_more, listening
 from trims_predictors.endpoint.json.workers import JsonWorkers
-from trims_predictors.endpoint.preloaded_models import HotModels
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.settings import is_loopback
 from trims_predictors.endpoint.shared_memory import SharedMemory
 from trims_predictors.endpoint.tracing import make_tracing
 from trims_predictors.malloc import keep_memory
-from trims_predictors.pool.pool import Fleet
+from trims_predictors.pool.pool import WorkerPool
 from trims_predictors.sandbox.sandbox import PROCESS
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 #: Seconds after which a connection without requests is closed. Clients that keep one for less do not meet its end.
 _KEEP_CONNECTIONS_S = 75
-#: Between the end of the fleet, which fails what runs, and that of connections: the clients are told.
+#: Between the end of the pool, which fails what runs, and that of connections: the clients are told.
 _LAST_WORDS_S = 5.0
 #: Between the last connection that is accepted and the end of those that are idle.
 _LINGER_S = 0.3
@@ -60,7 +60,7 @@ def serve(settings: EndpointSettings) -> None:
     settings.validate()
     keep_memory()
     configure(settings.log_level, settings.log_format)
-    isolation = settings.fleet.isolation
+    isolation = settings.pool.isolation
     _log.info("predictors are isolated at the level %s", isolation.level)
     if isolation.why_not_more:
         _log.warning("predictors have the rights of this user: no namespaces, because %s", isolation.why_not_more)
@@ -70,22 +70,22 @@ def serve(settings: EndpointSettings) -> None:
 async def _serve(settings: EndpointSettings) -> None:
     tracing = make_tracing(os.environ)
     with listening(settings.host, settings.port) as sock:
-        async with aadmin(settings.fleet.runtime_dir) as daemon:
-            fleet = Fleet(settings.fleet)
+        async with aadmin(settings.pool.runtime_dir) as daemon:
+            pool = WorkerPool(settings.pool)
             shelf = None if settings.environments_dir is None else Shelf(settings.environments_dir)
             picker = Picker(settings.environments, shelf)
             shared_memory = SharedMemory(offered=settings.shared_memory, most_bytes=settings.most_body_bytes)
-            service = Service(daemon, fleet, picker, tracing, shared_memory)
+            service = Service(daemon, pool, picker, tracing, shared_memory)
             workers = JsonWorkers(settings.most_body_bytes)
-            ending = _Ending(fleet, settings.drain_s)
+            ending = _Ending(pool, settings.drain_s)
             ending.add_sign(service.drain)
-            if settings.tenants and settings.fleet.isolation.level == PROCESS:
+            if settings.tenants and settings.pool.isolation.level == PROCESS:
                 _log.warning("predictors run at the level process, which is no border between tenants: see --isolation")
             looks = asyncio.ensure_future(_look_for_hot_models(settings, daemon, service))
             try:
                 for framework in settings.preload:
                     python = picker.pick(f"--preload {framework}", framework)
-                    fleet.prepare(Environment(framework, "" if python is None else str(python)))
+                    pool.prepare(Environment(framework, "" if python is None else str(python)))
                 grpc = await _start_grpc(settings, service, workers, ending)
                 with _announced(settings, sock, grpc, ending):
                     await _answer(settings, service, workers, sock, ending)
@@ -99,24 +99,24 @@ async def _serve(settings: EndpointSettings) -> None:
 
 
 async def _look_for_hot_models(settings: EndpointSettings, daemon: AsyncAdmin, service: Service) -> None:
-    if settings.fleet.hot_spares:
-        await HotModels(daemon, service.plan, service.forget, service.fleet.hot.want).run()
+    if settings.pool.hot_spares:
+        await HotModels(daemon, service.plan, service.forget, service.pool.hot.want).run()
 
 
 class _Ending:
     """The end of all parts. None takes requests from its beginning on, and those that run may finish.
 
     1. All say that they are not ready, so that no more requests are sent here. Servers go on answering that.
-    2. The fleet lets what runs finish.
+    2. The pool lets what runs finish.
     3. Servers close their ports, and send the answers that are left.
 
     Args:
-        fleet: When the time is over it fails what still runs, so that each client is told.
+        pool: When the time is over it fails what still runs, so that each client is told.
         drain_s: That time.
     """
 
-    def __init__(self, fleet: Fleet, drain_s: float) -> None:
-        self._fleet = fleet
+    def __init__(self, pool: WorkerPool, drain_s: float) -> None:
+        self._pool = pool
         self._drain_s = drain_s
         self._signs: list[Callable[[], None]] = []
         self._servers: list[Callable[[float], Awaitable[None]]] = []
@@ -141,7 +141,7 @@ class _Ending:
 
     async def _drain(self) -> None:
         try:
-            await self._fleet.close(self._drain_s)
+            await self._pool.close(self._drain_s)
         finally:
             self.release()
 
@@ -156,7 +156,7 @@ class _Ending:
         """Fail now what still runs. Begins, if that has not been done."""
         self.begin()
         self._until_s = 0.0
-        self._tasks.append(asyncio.ensure_future(self._fleet.close(0.0)))
+        self._tasks.append(asyncio.ensure_future(self._pool.close(0.0)))
 
     async def wait(self) -> None:
         """Until all have ended. Begins, if that has not been done."""
@@ -198,7 +198,7 @@ async def _start_grpc(settings: EndpointSettings, service: Service, workers: Jso
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn's own handlers would end the process before the fleet has ended.
+    """Leaves signals to us: uvicorn's own handlers would end the process before the pool has ended.
 
     Args:
         config: Its own.
@@ -296,9 +296,9 @@ def _protocol(settings: EndpointSettings) -> type[ImpatientProtocol]:
 
 def _connections(settings: EndpointSettings) -> tuple[int, int]:
     """How many over HTTP and over gRPC leave enough descriptors for predictors."""
-    fleet = settings.fleet
-    of_tenants = sum(fleet.of_tenants.get(name, fleet.predictors) for name in settings.tenants.by_name)
-    most = most_connections(fleet.predictors + of_tenants + fleet.hot_spares)
+    pool = settings.pool
+    of_tenants = sum(pool.of_tenants.get(name, pool.predictors) for name in settings.tenants.by_name)
+    most = most_connections(pool.predictors + of_tenants + pool.hot_spares)
     return shares(most, grpc=settings.grpc_port is not None)
 
 
@@ -307,7 +307,7 @@ def _announced(settings: EndpointSettings, sock: socket.socket, grpc: str, endin
     """Say where it answers, in the log and in the daemon's folder, until it ends: the socket listens already."""
     scheme = "https" if settings.certificate else "http"
     host, port = sock.getsockname()[:2]
-    url, folder = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", settings.fleet.runtime_dir
+    url, folder = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", settings.pool.runtime_dir
     try:
         leave_address(folder, EndpointAddress(os.getpid(), url, grpc))
     except OSError as error:

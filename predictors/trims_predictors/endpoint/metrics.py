@@ -131,10 +131,10 @@ class Metrics:
         """Everything in Prometheus's text format.
 
         Args:
-            report: Of the fleet.
+            report: Of the pool.
             daemon: The daemon's figures.
         """
-        return generate_latest(_Found([*_of_requests(self._registry), *_of_fleet(report), *daemon]))
+        return generate_latest(_Found([*_of_requests(self._registry), *_of_pool(report), *daemon]))
 
 
 class _Found:
@@ -155,7 +155,7 @@ def _of_requests(registry: CollectorRegistry) -> Iterator[Metric]:
         yield metric
 
 
-def _of_fleet(report: Mapping[str, Any]) -> Iterator[Metric]:
+def _of_pool(report: Mapping[str, Any]) -> Iterator[Metric]:
     predictors = GaugeMetricFamily("trims_predictors", "Predictors by model and state.", labels=("model", "state"))
     queued = GaugeMetricFamily("trims_queued_requests", "Requests that wait for a predictor.", labels=("model",))
     for model, line in report["models"].items():

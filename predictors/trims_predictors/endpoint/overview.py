@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import trims
 from trims.core.errors import TrimsError
-from trims_predictors.endpoint.single_flight import SharedLook
+from trims_predictors.endpoint.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,12 +48,12 @@ class Overview:
         self._daemon = daemon
         self._trouble = trouble
         self._failure = failure
-        self._look = SharedLook(self._ask, fresh_s=_FRESH_S, patience_s=_PATIENCE_S)
+        self._look = SingleFlight(self._ask, fresh_s=_FRESH_S, patience_s=_PATIENCE_S)
 
     async def page(self, report: Callable[[], Mapping[str, Any]]) -> bytes:
-        """The state as JSON, with the report of the fleet."""
+        """The state as JSON, with the report of the pool."""
         found = await self._look.look() or _away(f"the daemon has not answered within {_PATIENCE_S:g} s")
-        # In a thread, because many models make it long; what it reads of the fleet is a copy.
+        # In a thread, because many models make it long; what it reads of the pool is a copy.
         return await asyncio.to_thread(_write, found, report())
 
     def expire(self) -> None:

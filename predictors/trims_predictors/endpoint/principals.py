@@ -24,7 +24,7 @@ class UnknownCallerError(Exception):
     """The token is missing or wrong."""
 
 
-class Callers:
+class Principals:
     """Who may ask.
 
     Args:

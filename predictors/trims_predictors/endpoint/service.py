@@ -12,7 +12,7 @@ from trims.core.errors import ModelNotFoundError, TrimsError
 from trims_predictors.deployment.deployments import Plans, keeping
 from trims_predictors.endpoint.daemon_metrics import DaemonFigures, figures
 from trims_predictors.endpoint.labels import Labels
-from trims_predictors.endpoint.load_requests import Loads
+from trims_predictors.endpoint.load_requests import LoadRequests
 from trims_predictors.endpoint.metrics import Metrics
 from trims_predictors.endpoint.outputs import Output, arrange
 from trims_predictors.endpoint.overview import Overview
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trims_predictors.endpoint.infer_request import InferRequest
     from trims_predictors.endpoint.otlp import RequestSpan, Tracing
     from trims_predictors.endpoint.shared_memory import Lent
-    from trims_predictors.pool.pool import Fleet
+    from trims_predictors.pool.pool import WorkerPool
 
 #: Between two questions where the daemon has its files: another one may have been started.
 _HIDE_AGAIN_S = 30.0
@@ -58,7 +58,7 @@ class Service:
 
     Args:
         daemon: The control door of the daemon whose models it serves.
-        fleet: Answers.
+        pool: Answers.
         picker: Says which environment a framework runs in.
         tracing: Makes spans of requests; None for none.
         shared_memory: Regions of callers; None where they are switched off.
@@ -67,16 +67,16 @@ class Service:
     def __init__(
         self,
         daemon: AsyncAdmin,
-        fleet: Fleet,
+        pool: WorkerPool,
         picker: Picker,
         tracing: Tracing | None = None,
         shared_memory: SharedMemory | None = None,
     ) -> None:
         self._daemon = daemon
-        self._loads = Loads(daemon, fleet.make_way)
-        self.fleet = fleet
-        self._plans = Plans(daemon, picker, fleet.retire)
-        fleet.keep = keeping(daemon)
+        self._loads = LoadRequests(daemon, pool.make_way)
+        self.pool = pool
+        self._plans = Plans(daemon, picker, pool.retire)
+        pool.keep = keeping(daemon)
         #: By tenant and model; those without a tenant are of all requests.
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._figures = DaemonFigures(daemon)
@@ -127,7 +127,7 @@ class Service:
         except TrimsError:
             return  # no model can be opened either, and the next request asks again
         self._look_again_s = now_s + _HIDE_AGAIN_S
-        self.fleet.hide(told.health.state_dir)
+        self.pool.hide(told.health.state_dir)
 
     async def plan(self, model: str, version: str = "") -> Plan:
         """See `Plans.of`. A tenant has predictors of its own. Raises PermissionDeniedError if it may not open it."""
@@ -140,7 +140,7 @@ class Service:
         except ModelNotFoundError as error:
             if not self._plans.knows(model):  # else only this version is not there
                 self.metrics.forget(model)
-                self.fleet.failures.forget(model)
+                self.pool.failures.forget(model)
             # Clients of Triton know the error by these words.
             raise ModelNotFoundError(f"Request for unknown model: {error}") from error
         self.metrics.register(model)
@@ -149,11 +149,11 @@ class Service:
     async def metrics_page(self) -> bytes:
         """What is counted, for Prometheus; with the daemon's figures if it answers soon."""
         found = list(figures(await self._figures.look()))
-        # In a thread, because many models make it long; what it reads of the fleet is a copy.
-        return await asyncio.to_thread(self.metrics.page, self.fleet.report(), found)
+        # In a thread, because many models make it long; what it reads of the pool is a copy.
+        return await asyncio.to_thread(self.metrics.page, self.pool.report(), found)
 
     async def close(self) -> None:
-        """Let go of the daemon. The fleet is closed by itself."""
+        """Let go of the daemon. The pool is closed by itself."""
         self.shared_memory.close()
         await self._figures.close()
         await self.overview.close()
@@ -168,7 +168,7 @@ class Service:
         binary: bool = False,
         span: RequestSpan | None = None,
     ) -> Answered:
-        """Answer one request, count it, and tell its span; see `Fleet.infer`.
+        """Answer one request, count it, and tell its span; see `WorkerPool.infer`.
 
         Args:
             model: As registered.
@@ -178,7 +178,7 @@ class Service:
             binary: Whether outputs are binary where the request says nothing of them.
             span: Of the request.
 
-        Raises as `Fleet.infer` and `arrange`.
+        Raises as `WorkerPool.infer` and `arrange`.
         """
         plan, answer = await self._infer(model, version, asked, span)
         outputs = await arrange(
@@ -196,13 +196,13 @@ class Service:
         guess = self._plans.guess(model, version)
         if guess is not None and (tenant is None or tenant.may_open(model)):
             guess = guess if place is None else guess.at(place)
-            self.fleet.expect(guess if tenant is None else guess.for_tenant(tenant.name), tensors)
+            self.pool.expect(guess if tenant is None else guess.for_tenant(tenant.name), tensors)
         plan = await self.plan(model, version)
         if place is not None:
             plan = plan.at(place)
         statistics = self._statistics_of(model)
         try:
-            answer = await self.fleet.infer(
+            answer = await self.pool.infer(
                 plan,
                 tensors,
                 queue_deadline_s=asked.queue_deadline_s,
@@ -231,7 +231,7 @@ class Service:
     async def inputs_of(self, model: str, version: str = "") -> tuple[Sequence[TensorType], bool]:
         """The inputs of a model as far as they are known, and whether it takes batches."""
         plan = await self.plan(model, version)
-        return self.fleet.signatures.stated(plan)[0], bool(plan.batch)
+        return self.pool.signatures.stated(plan)[0], bool(plan.batch)
 
     async def describe(self, model: str, version: str = "") -> dict[str, Any]:
         """Metadata of a model: inputs and outputs as the manifest, a predictor, its graph or its first run has them.
@@ -239,8 +239,8 @@ class Service:
         If it could not be loaded last, its `properties` say why.
         """
         plan = await self.plan(model, version)
-        inputs, outputs = self.fleet.signatures.described(plan)
-        reason = self.fleet.failures.reason(plan)
+        inputs, outputs = self.pool.signatures.described(plan)
+        reason = self.pool.failures.reason(plan)
         return {
             **({"properties": {"ready": "false", "reason": reason}} if reason else {}),
             "name": plan.model,
@@ -256,12 +256,12 @@ class Service:
         Raises as `plan` does.
         """
         plan = await self.plan(model, version)
-        return "the endpoint is ending" if self._draining else self.fleet.failures.reason(plan)
+        return "the endpoint is ending" if self._draining else self.pool.failures.reason(plan)
 
     async def configuration(self, model: str, version: str = "") -> dict[str, Any]:
         """As Triton's model configuration: load generators ask for it before they begin."""
         plan = await self.plan(model, version)
-        inputs, outputs = self.fleet.signatures.described(plan)
+        inputs, outputs = self.pool.signatures.described(plan)
         skipped = 1 if plan.batch else 0
         levels = {"priority_levels": plan.priority_levels, "default_priority_level": plan.default_priority}
         return {
@@ -319,7 +319,7 @@ class Service:
     def _failure(self, model: Model) -> str:
         """Why a model that something can run could not be loaded last; empty if nothing is known. For a worker, too."""
         try:
-            return self.fleet.failures.reason(self._plans.make(model))
+            return self.pool.failures.reason(self._plans.make(model))
         except TrimsError:
             return ""
 
@@ -327,18 +327,18 @@ class Service:
         """Have a model's weights in memory, and a predictor that has loaded it: so it is known whether it runs.
 
         What was known of it is forgotten, except for a failure, which ends only with a predictor that has loaded it.
-        Raises as `Loads.load` and `Fleet.load`.
+        Raises as `LoadRequests.load` and `WorkerPool.load`.
         """
         require_operator("load models")
         plan = await self._plans.renew(model)
         try:
             await self._loads.load(model)
         except TrimsError as error:
-            self.fleet.failures.learn(plan, error)
+            self.pool.failures.learn(plan, error)
             raise
         finally:
             self.overview.expire()
-        await self.fleet.load(plan)
+        await self.pool.load(plan)
 
     def forget(self, model: str) -> None:
         """Let the predictors and hot spares of a model end: it was removed."""
@@ -357,7 +357,7 @@ class Service:
             self._plans.forget(name)
 
     async def bring(self, model: str, place: str | None) -> Replica:
-        """Have a model's weights at a place, None for what its manifest says. Its predictors stay. See `Loads.load`."""
+        """Have a model's weights at a place, None for its manifest's. Its predictors stay. See `LoadRequests.load`."""
         try:
             return await self._loads.load(model, place)
         finally:

@@ -21,7 +21,7 @@ class EndpointSettings:
     """Of one endpoint.
 
     Attributes:
-        fleet: Of its predictors.
+        pool: Of its predictors.
         host: Address or name to listen on.
         port: For HTTP; 0 for any free one.
         grpc_port: For gRPC; 0 for any free one, None for no gRPC.
@@ -41,7 +41,7 @@ class EndpointSettings:
         access_log: Whether each request is a line of the log.
     """
 
-    fleet: Settings
+    pool: Settings
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int | None = 8001

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _Found = TypeVar("_Found")
 
 
-class SharedLook(Generic[_Found]):
+class SingleFlight(Generic[_Found]):
     """Looks again at most once in a while, however many ask. Used in one event loop.
 
     Args:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _NO_ROOM = (errno.EAGAIN, errno.ENOMEM)
 
 
-def in_words(error: Exception, what: str) -> TrimsError:
+def as_trims_error(error: Exception, what: str) -> TrimsError:
     """The error to raise for one of the system; it begins with `what`.
 
     A lack of descriptors, processes or memory passes, so it is a CapacityError, which clients try again.
@@ -35,11 +35,11 @@ def in_words(error: Exception, what: str) -> TrimsError:
 
 
 @contextlib.contextmanager
-def told_in_words(what: str) -> Iterator[None]:
-    """Turn errors of the system into errors of ours (see `in_words`)."""
+def as_trims_errors(what: str) -> Iterator[None]:
+    """Turn errors of the system into errors of ours (see `as_trims_error`)."""
     try:
         yield
     except TrimsError:
         raise
     except OSError as error:
-        raise in_words(error, what) from error
+        raise as_trims_error(error, what) from error

@@ -107,7 +107,7 @@ class Runs:
     """Has predictors answer jobs, whose payloads are requests.
 
     Args:
-        settings: Of the fleet.
+        settings: Of the pool.
         computing: Which predictors compute now, and share the processors.
         ran: Told of each run: the plan, the predictor's answer and how long it took, in seconds.
         fail: Tells a job's client of an error.

@@ -34,13 +34,13 @@ class Job:
 
     Jobs of a lower `level` go before those of higher ones.
 
-    A job that is not `ripe` waits for others to run with; `ripen` ends that.
+    A job that is not `batch_ready` waits for others to run with; `ripen` ends that.
     """
 
     line: str
     rows: int = 1
     group: Hashable = None
-    ripe: bool = True
+    batch_ready: bool = True
     payload: Any = None
     number: int = -1
     level: int = 0
@@ -141,4 +141,4 @@ def next_batch(queue: Collection[Job], most_rows: int) -> tuple[Job, ...]:
             return tuple(taken)  # full: there is nothing to wait for
         taken.append(job)
         rows += job.rows
-    return tuple(taken) if rows >= most_rows or any(job.ripe for job in taken) else ()
+    return tuple(taken) if rows >= most_rows or any(job.batch_ready for job in taken) else ()

@@ -1,4 +1,4 @@
-"""The fleet: predictors of all models. Carries out what `schedule` and `slots` decide and tells them what came of it.
+"""The pool: predictors of all models. Carries out what `scheduler` and `slots` decide and tells them what came of it.
 
 One event loop, no threads of its own. A request waits in its model's line, is answered by a predictor in one run, alone
 or in a batch, and learns which stages took how long. Not covered: what a model is (`plans`), and protocols.
@@ -19,7 +19,7 @@ from trims_predictors.deployment.cpu_shares import Computing, processors
 from trims_predictors.deployment.deployment import load_message
 from trims_predictors.deployment.loading import load
 from trims_predictors.deployment.signatures import Signatures
-from trims_predictors.ipc.os_errors import in_words
+from trims_predictors.ipc.os_errors import as_trims_error
 from trims_predictors.pool.batching import rows_of
 from trims_predictors.pool.dispatch import Request, Running, Runs, told_of
 from trims_predictors.pool.events import Fail, Job, Limits, Run, Start, Step, Stop
@@ -27,9 +27,9 @@ from trims_predictors.pool.load_failures import Failures
 from trims_predictors.pool.slots import Slots
 from trims_predictors.tasks import Background
 from trims_predictors.tensors import check_against
-from trims_predictors.warm.preloaded_workers import HotSpares
+from trims_predictors.warm.hot_spares import HotSpares
 from trims_predictors.warm.reclaim_policy import Limits as TemplateLimits
-from trims_predictors.warm.warm_pool import Nursery
+from trims_predictors.warm.warm_pool import WarmPool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,7 +48,7 @@ _AFTERWARDS_S = 0.2
 _FIRST = -1
 
 
-class Fleet:
+class WorkerPool:
     """See the module. Made and used in one event loop.
 
     Args:
@@ -59,7 +59,7 @@ class Fleet:
         self._settings = settings
         self._slots = Slots(settings.predictors, settings.of_tenants)
         self._launcher = Launcher(settings.runtime_dir, settings.isolation, plain=settings.plain_output)
-        self._nursery = Nursery(
+        self._warm_pool = WarmPool(
             self._launcher,
             spares=settings.spares,
             threads=processors(),
@@ -68,7 +68,7 @@ class Fleet:
             learned=settings.learned,
         )
         #: Predictors that have loaded a model ahead of need.
-        self.hot = HotSpares(self._nursery, settings, self._count)
+        self.hot = HotSpares(self._warm_pool, settings, self._count)
         self._running: dict[int, Running] = {}
         #: Predictors whose process is just being had, and that are wanted.
         self._coming: set[int] = set()
@@ -79,11 +79,11 @@ class Fleet:
         self._plans: dict[str, Plan] = {}
         #: Inputs and outputs of models.
         self.signatures = Signatures()
-        #: Keeps what the first run of a model had beyond the life of this fleet.
+        #: Keeps what the first run of a model had beyond the life of this pool.
         self.keep: Keep | None = None
         #: Why models could not be loaded.
         self.failures = Failures()
-        self._background = Background("the fleet")
+        self._background = Background("the pool")
         self._loop = asyncio.get_running_loop()
         self._closing = False
         self._grace_until_s = 0.0
@@ -150,7 +150,7 @@ class Fleet:
         plan, answer = job.payload.plan, job.payload.answer
         self._plans[plan.line] = plan
         self._do(self._slots.submit(job, self._limits(plan)))
-        if not job.ripe:
+        if not job.batch_ready:
             self._loop.call_later(plan.batch_delay_s, lambda: self._do(self._slots.ripen(job)))
         deadline_s = self._settings.queue_deadline_s if queue_deadline_s is None else queue_deadline_s
         timer = self._loop.call_later(deadline_s, self._give_up, job, deadline_s)
@@ -186,7 +186,9 @@ class Fleet:
             raise CallerError(
                 f"the request has {rows} rows; {plan.model!r} takes {plan.batch} at once (max_batch_size)"
             )
-        return Job(plan.line, rows, group, ripe=not (plan.batch and plan.batch_delay_s), payload=request, level=level)
+        return Job(
+            plan.line, rows, group, batch_ready=not (plan.batch and plan.batch_delay_s), payload=request, level=level
+        )
 
     def _limits(self, plan: Plan) -> Limits:
         return Limits(plan.instances, self._settings.queue, plan.batch)
@@ -237,17 +239,17 @@ class Fleet:
             models.setdefault(plan.subject, Counter()).update(self._slots.line(line))
         return {
             "models": {model: dict(counts) for model, counts in models.items() if any(counts.values())},
-            "spares": self._nursery.spares(),
+            "spares": self._warm_pool.spares(),
             "hot": self.hot.report(),
-            "learning": self._nursery.learning(),
-            "templates": self._nursery.templates(),
+            "learning": self._warm_pool.learning(),
+            "templates": self._warm_pool.templates(),
             "counters": dict(self.counters),
             "isolation": self._settings.isolation.report(),
         }
 
     def prepare(self, environment: Environment) -> None:
         """Start a template and its spares before they are needed, and keep them also without use."""
-        self._nursery.keep(environment)
+        self._warm_pool.keep(environment)
 
     def hide(self, path: str) -> None:
         """Have predictors in a namespace not see a folder or file of the daemon's. See `Launcher.hide`."""
@@ -275,7 +277,7 @@ class Fleet:
             taken = time.perf_counter()
         except (TrimsError, OSError) as error:
             self._coming.discard(predictor)
-            self._refuse(predictor, plan, in_words(error, "no predictor can be started"))
+            self._refuse(predictor, plan, as_trims_error(error, "no predictor can be started"))
             self._forget(predictor, plan.line, "it was not started")
             return
         running = self._running[predictor] = Running(plan, process, process.how, began)
@@ -300,14 +302,14 @@ class Fleet:
             return
         self._loaded(predictor, running, answer, taken - began)
         if running.how != "spawned":
-            self._nursery.preloads.want(plan.environment, plan.model, plan.preload)
-            self._nursery.teach(plan.environment, [*plan.preload, *answer["imported"]])
+            self._warm_pool.preloads.want(plan.environment, plan.model, plan.preload)
+            self._warm_pool.teach(plan.environment, [*plan.preload, *answer["imported"]])
 
     async def _taken(self, plan: Plan) -> PredictorProcess:
         """A process for a model; idle predictors end for it if descriptors or processes lack."""
         while True:
             try:
-                return await self._nursery.take(plan.environment)
+                return await self._warm_pool.take(plan.environment)
             except CapacityError:
                 if not await self._make_way(plan.line):
                     raise
@@ -366,7 +368,7 @@ class Fleet:
         if not running.process.dying:  # else its end will be told
             self._do(self._slots.done(predictor))
             self._watch_idle(predictor)
-        self._nursery.tend(running.plan.environment)
+        self._warm_pool.tend(running.plan.environment)
         self.hot.tend()
 
     async def _stop(self, predictor: int) -> None:
@@ -442,7 +444,7 @@ class Fleet:
         for running in list(self._running.values()):
             running.process.kill("the endpoint ended")
         await self.hot.close()
-        await self._nursery.close()
+        await self._warm_pool.close()
         while self._background:  # tasks that end may start others
             await self._background.wait()
         self._launcher.close()

@@ -1,6 +1,6 @@
 """Which predictor answers which request, and which predictors there are: pure decisions, no clock, no process.
 
-Every event returns the steps that the fleet carries out; each step's outcome comes back as an event. A model's requests
+Every event returns the steps that the pool carries out; each step's outcome comes back as an event. A model's requests
 wait in its *line*. A line has up to `instances` predictors, all lines together have `most` slots. If no slot is free,
 the predictor that has been idle longest gives its slot up, or one that loads for requests that are gone. If there is
 none, the next one that finishes does, provided that the other line's request came first. So no line starves, whatever
@@ -116,7 +116,7 @@ class Schedule:
 
     def ripen(self, job: Job) -> list[Step]:
         """The job has waited long enough for others."""
-        job.ripe = True
+        job.batch_ready = True
         line = self._lines.get(job.line)
         return self._serve(line) if line is not None and job in line.queue else []
 

@@ -1,7 +1,7 @@
-"""The stock of a nursery: templates, spares and hot spares of each environment, and what they cost.
+"""The inventory of a warm pool: templates, spares and hot spares of each environment, and what they cost.
 
-It is what the nursery has ready. Predictors that were taken are not of it, and what becomes of its parts is decided
-elsewhere (`turnover`).
+It is what the warm pool has ready. Predictors that were taken are not of it, and what becomes of its parts is decided
+elsewhere (`reclaim_policy`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from trims_predictors.warm.reclaim_policy import Standing
+from trims_predictors.warm.reclaim_policy import Usage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trims_predictors.warm.memory_usage import Footprint
 
 
-class Stock:
+class Inventory:
     """What there is, by environment.
 
     Attributes:
@@ -104,8 +104,12 @@ class Stock:
         """All templates that are alive."""
         return [each for each in self.made if each[1].lost is None]
 
-    def processes(self) -> list[tuple[Environment, int]]:
+    def pids(self) -> list[int]:
         """Process ids of all templates and spares."""
+        return [pid for _, pid in self.processes()]
+
+    def processes(self) -> list[tuple[Environment, int]]:
+        """Process ids of all templates and spares, with their environments."""
         templates = [(environment, pid) for environment, template in self.running() for pid in template.pids]
         return templates + [(each, spare.pid) for each, spares in self._waiting() for spare in spares]
 
@@ -143,15 +147,18 @@ class Stock:
         missing = 0 if self.serving(environment) is not None else self.bytes_of_template(environment)
         return missing + (self._hot_bytes.get(environment, own) if hot else own)
 
-    def standings(self, counted: Mapping[int, Footprint]) -> tuple[list[Standing], int]:
-        """See `upkeep.Household`. What was counted is remembered as what each thing takes."""
+    def usages(self, counted: Mapping[int, Footprint]) -> tuple[list[Usage], int]:
+        """Return each environment's state now, and the bytes of templates that cannot be ended.
+
+        What was counted is remembered as what each thing takes.
+        """
         served = {id(template) for template in self.templates.values()}
         others = [pid for _, template in self.running() if id(template) not in served for pid in template.pids]
         environments = {*self.templates, *(each for each, spares in self._waiting() if spares)}
-        found = [self._standing(each, counted) for each in environments]
+        found = [self._usage(each, counted) for each in environments]
         return found, sum(counted[pid].share_bytes for pid in others if pid in counted)
 
-    def _standing(self, environment: Environment, counted: Mapping[int, Footprint]) -> Standing:
+    def _usage(self, environment: Environment, counted: Mapping[int, Footprint]) -> Usage:
         template = self.serving(environment)
         spares, hot = self.spares.get(environment, []), self.hot.get(environment, [])
         nbytes = sum(counted[pid].share_bytes for pid in template.pids if pid in counted) if template else 0
@@ -161,7 +168,7 @@ class Stock:
         if hot and hot[-1].pid in counted:
             self._hot_bytes[environment] = counted[hot[-1].pid].own_bytes
         waiting = {each.pid for each in [*spares, *hot]}
-        return Standing(
+        return Usage(
             environment,
             nbytes=nbytes,
             spare_bytes=_shares(spares, counted),

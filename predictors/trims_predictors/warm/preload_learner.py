@@ -1,22 +1,22 @@
-"""Lessons: what a predictor had to import for its model, the next template imports before it is forked.
+"""PreloadLearner: what a predictor had to import for its model, the next template imports before it is forked.
 
-A template that learns is a new one. It takes the place of the last once it may be forked (see `gate`), so modules that
-are slow, hang or spoil a template cost no request its time. They are not asked for again. What was learned is kept in a
-file, and the first template of the next endpoint begins with it.
+A template that learns is a new one. It takes the place of the last once it may be forked (see `fork_safety`), so
+modules that are slow, hang or spoil a template cost no request its time. They are not asked for again. What was learned
+is kept in a file, and the first template of the next endpoint begins with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from trims.core.errors import LostPeerError
 from trims_predictors.warm.learned import read_learned, write_learned
 from trims_predictors.warm.preload_failures import Preloads
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
     from trims_predictors.children.launcher import Environment
@@ -28,28 +28,14 @@ _log = logging.getLogger(__name__)
 _MOST_LESSONS = 32
 
 
-class School(Protocol):
-    """What starts the templates that learn: the nursery."""
-
-    def make_template(self, environment: Environment, modules: Sequence[str], *, gives_way: bool = False) -> Template:
-        """Start one that serves no request yet. Raises TrimsError if it cannot be started."""
-        ...
-
-    async def exchange(self, environment: Environment, template: Template) -> None:
-        """Have it serve from now on, and have spares of it in the place of those of the last."""
-        ...
-
-    async def calm(self) -> None:
-        """Wait until no request is being answered, but not for ever."""
-        ...
-
-
-class Lessons:
+class PreloadLearner:
     """What templates have learned, and what they are learning.
 
     Args:
-        school: Starts templates.
-        background: Of the school's work.
+        make_template: Starts a template that serves no request yet. Raises TrimsError if it cannot be started.
+        serve: Has a template serve from now on, and has spares of it in the place of those of the last.
+        calm: Waits until no request is being answered, but not for ever.
+        background: Runs the lessons.
         file: Keeps what was learned for the next endpoint; None keeps it nowhere.
 
     Attributes:
@@ -57,8 +43,17 @@ class Lessons:
         preloads: Modules that cannot be imported in a template, and the models that ask for them.
     """
 
-    def __init__(self, school: School, background: Background, file: Path | None = None) -> None:
-        self._school = school
+    def __init__(
+        self,
+        make_template: Callable[[Environment, Sequence[str]], Template],
+        serve: Callable[[Environment, Template], Awaitable[None]],
+        calm: Callable[[], Awaitable[None]],
+        background: Background,
+        file: Path | None = None,
+    ) -> None:
+        self._make_template = make_template
+        self._serve = serve
+        self._calm = calm
         self._background = background
         self._file = file
         self.learned: dict[Environment, list[str]] = {} if file is None else read_learned(file)
@@ -138,12 +133,12 @@ class Lessons:
         self.learned[environment] = [each for each in learned if each not in template.failed]
         self.preloads.ban(environment, template.failed)
         self._background.start(self._keep())
-        await self._school.exchange(environment, template)
+        await self._serve(environment, template)
 
     async def _taught(self, environment: Environment, modules: list[str]) -> Template | None:
         """A template that has imported these, too, or was spoilt by it; None if the lesson is to be given once more."""
-        await self._school.calm()
-        template = self._school.make_template(environment, [*self.modules_of(environment), *modules], gives_way=True)
+        await self._calm()
+        template = self._make_template(environment, [*self.modules_of(environment), *modules])
         try:
             await asyncio.shield(template.ready)
         except LostPeerError as error:

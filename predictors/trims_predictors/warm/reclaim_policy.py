@@ -30,7 +30,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Usage:
     """One environment's template and spares.
 
     Attributes:
@@ -97,39 +97,39 @@ Step = EndHotSpare | EndSpare | End | Leave
 _OVER, _UNUSED = "memory is needed (--template-memory)", "it was not used (--template-keep-alive-s)"
 
 
-def next_step(standings: Sequence[Standing], limits: Limits, now_s: float, other_bytes: int = 0) -> Step | None:
+def next_step(usages: Sequence[Usage], limits: Limits, now_s: float, other_bytes: int = 0) -> Step | None:
     """What is to be done first; None if all is well.
 
     Args:
-        standings: Of all environments.
+        usages: Of all environments.
         limits: What they may cost.
         now_s: On the clock of `used_s`.
         other_bytes: Of templates that serve no more, or not yet: they count, but cannot be ended.
     """
-    for each in standings:
+    for each in usages:
         idle = not each.predictors and not each.waited_for
         if idle and each.leaving:
             return End(each.environment, _OVER)
         if idle and _ends_s(each, limits) <= now_s:
             return End(each.environment, _UNUSED)
-    if limits.most_bytes is None or other_bytes + sum(each.all_bytes for each in standings) <= limits.most_bytes:
+    if limits.most_bytes is None or other_bytes + sum(each.all_bytes for each in usages) <= limits.most_bytes:
         return None
-    return _make_room(sorted(standings, key=lambda each: each.used_s))
+    return _make_room(sorted(usages, key=lambda each: each.used_s))
 
 
-def next_end_s(standings: Sequence[Standing], limits: Limits) -> float | None:
+def next_end_s(usages: Sequence[Usage], limits: Limits) -> float | None:
     """When the next template is without use for too long, if nothing happens; None if that is never."""
-    ends = [_ends_s(each, limits) for each in standings if not each.predictors and not each.waited_for]
+    ends = [_ends_s(each, limits) for each in usages if not each.predictors and not each.waited_for]
     return min((each for each in ends if each != float("inf")), default=None)
 
 
-def _ends_s(standing: Standing, limits: Limits) -> float:
-    if standing.kept or limits.keep_alive_s is None:
+def _ends_s(usage: Usage, limits: Limits) -> float:
+    if usage.kept or limits.keep_alive_s is None:
         return float("inf")
-    return standing.used_s + limits.keep_alive_s
+    return usage.used_s + limits.keep_alive_s
 
 
-def _make_room(oldest_first: Sequence[Standing]) -> Step | None:
+def _make_room(oldest_first: Sequence[Usage]) -> Step | None:
     for each in oldest_first:
         if each.hot_bytes:
             return EndHotSpare(each.environment, _OVER)

@@ -1,7 +1,7 @@
 """Environments whose templates cannot be forked: a library there starts a thread or opens a device when it is imported.
 
 Each new template would find that out again, for seconds of imports. So it is remembered for a while, and predictors are
-programs of their own meanwhile; the nursery keeps some of them imported and ready, as it does with forks.
+programs of their own meanwhile; the warm pool keeps some of them imported and ready, as it does with forks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _AGAIN_S = 600.0
 
 
 class Unforkable:
-    """What is known of them. Used in the nursery's event loop.
+    """What is known of them. Used in the warm pool's event loop.
 
     Args:
         clock: Seconds that only grow.

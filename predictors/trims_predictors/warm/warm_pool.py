@@ -1,16 +1,16 @@
-"""The nursery: a template for each framework and environment, and spare predictors forked from it.
+"""The warm pool: a template for each framework and environment, and spare predictors forked from it.
 
 A *spare* is forked before it is needed: it is connected to the daemon, and its threads run. A request for a model that
 has no predictor takes the spare, so it waits neither for a fork nor for a framework's first steps.
 
-Templates learn what predictors had to import (`lessons`). Until the next one may be forked the last one serves, so
+Templates learn what predictors had to import (`learner`). Until the next one may be forked the last one serves, so
 modules that are slow, hang or spoil a template cost no request its time.
 
 Where a template may not be forked, the predictor is spawned as a program of its own, and the template is replaced.
 Where none can be (`unforkable`), the spares are such programs, too: they have imported what a template would have.
 
-Templates go when they are not used, or when their memory is needed (`turnover`, `upkeep`); the next request that needs
-one starts it again. An environment in which nothing runs any more may be removed.
+Templates go when they are not used, or when their memory is needed (`reclaim_policy`, `reclaimer`); the next request
+that needs one starts it again. An environment in which nothing runs any more may be removed.
 """
 
 from __future__ import annotations
@@ -24,22 +24,21 @@ from typing import TYPE_CHECKING
 from trims.core.errors import BadMessageError, DrainingError, LostPeerError, PredictorError, TrimsError
 from trims_predictors.children.template_process import Template
 from trims_predictors.children.worker_process import PredictorProcess, spawn
-from trims_predictors.ipc.os_errors import told_in_words
+from trims_predictors.ipc.os_errors import as_trims_errors
 from trims_predictors.tasks import Background
-from trims_predictors.warm.inventory import Stock
-from trims_predictors.warm.preload_learner import Lessons
+from trims_predictors.warm.inventory import Inventory
+from trims_predictors.warm.preload_learner import PreloadLearner
 from trims_predictors.warm.reclaim_policy import End, EndHotSpare, EndSpare, Leave, Limits
-from trims_predictors.warm.reclaimer import Upkeep
+from trims_predictors.warm.reclaimer import Reclaimer
 from trims_predictors.warm.unforkable import Unforkable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from trims_predictors.children.launcher import Environment, Launcher
-    from trims_predictors.warm.memory_usage import Footprint
     from trims_predictors.warm.preload_failures import Preloads
-    from trims_predictors.warm.reclaim_policy import Standing, Step
+    from trims_predictors.warm.reclaim_policy import Step
 
 _log = logging.getLogger(__name__)
 _PREPARE_S = 30.0
@@ -59,7 +58,7 @@ _TOLD = {
 }
 
 
-class Nursery:
+class WarmPool:
     """Has predictors ready for each environment.
 
     Args:
@@ -85,27 +84,27 @@ class Nursery:
         self._busy = busy
         self._most_spares = spares
         self._threads = threads
-        self._stock = Stock()
-        self._background = Background("the nursery", self._explained)
-        self._lessons = Lessons(self, self._background, learned)
+        self._inventory = Inventory()
+        self._background = Background("the warm pool", self._explained)
+        self._learner = PreloadLearner(self._make_giving_way, self._serve, self.calm, self._background, learned)
         self._tending: set[Environment] = set()
         self._unforkable = Unforkable()
         #: All processes that were taken or are spares, until each has ended.
         self._living: dict[PredictorProcess, Environment] = {}
-        self._upkeep = Upkeep(self, limits or Limits())
+        self._reclaimer = Reclaimer(self._inventory, limits or Limits(), self.calm, self._carry_out)
         self._keeping = False
         self._closing = False
 
     @property
     def preloads(self) -> Preloads:
         """Modules that cannot be imported in a template, and who asks for them."""
-        return self._lessons.preloads
+        return self._learner.preloads
 
     async def take(self, environment: Environment) -> PredictorProcess:
         """A predictor's process that has loaded nothing yet.
 
         Raises PredictorError if none can be started, CapacityError if descriptors or processes lack for it,
-        DrainingError if the nursery is closing.
+        DrainingError if the warm pool is closing.
         """
         self._use(environment)
         process = await self._take(environment)
@@ -114,7 +113,7 @@ class Nursery:
 
     async def _take(self, environment: Environment) -> PredictorProcess:
         self._leave_what_sees_too_much(environment)
-        spare = self._stock.take_spare(environment)
+        spare = self._inventory.take_spare(environment)
         if spare is None:
             return await self._new(environment)
         spare.how = "spare"
@@ -132,34 +131,34 @@ class Nursery:
 
     def _leave_what_sees_too_much(self, environment: Environment) -> None:
         """Use a template and its spares no more if something that is hidden from them was replaced meanwhile."""
-        template = self._stock.serving(environment)
+        template = self._inventory.serving(environment)
         if template is None or template.identities == self._launcher.identities():
             return
         why = "a file or folder that is hidden from it was replaced"
         _log.info("a template of %s is used no more: %s", environment.framework, why)
-        del self._stock.templates[environment]
+        del self._inventory.templates[environment]
         template.retire()
-        for spare in self._stock.spares.pop(environment, []):
+        for spare in self._inventory.spares.pop(environment, []):
             spare.kill(why)
 
     def spares(self) -> dict[str, int]:
         """How many spares each framework has."""
-        return self._stock.spares_by_framework()
+        return self._inventory.spares_by_framework()
 
     def templates(self) -> dict[str, dict[str, int]]:
         """Of each framework: templates that were started, those that have ended, and bytes of the others with spares.
 
         The bytes are those of the last count, a second ago or longer if nothing has changed since.
         """
-        return self._stock.templates_by_framework(self._upkeep.counted)
+        return self._inventory.templates_by_framework(self._reclaimer.counted)
 
     def learning(self) -> list[str]:
         """Frameworks for which a template learns just now."""
-        return sorted({environment.framework for environment in self._lessons.running()})
+        return sorted({environment.framework for environment in self._learner.running()})
 
     def keep(self, environment: Environment) -> None:
         """Have a template and its spares ready from now on, also without use."""
-        self._stock.kept.add(environment)
+        self._inventory.kept.add(environment)
         self.tend(environment)
 
     def tend(self, environment: Environment) -> None:
@@ -170,19 +169,19 @@ class Nursery:
 
     def teach(self, environment: Environment, modules: Sequence[str]) -> None:
         """Tell what a predictor had to import; the template imports it, too, and its spares are replaced."""
-        template = self._stock.serving(environment)
+        template = self._inventory.serving(environment)
         if template is None:
             return  # the next predictor that lacks them tells it again
-        new = self._lessons.new_for(environment, template, modules)
-        if new and self._has_room(self._stock.bytes_of_template(environment)):
-            self._lessons.begin(environment, new)
+        new = self._learner.new_for(environment, template, modules)
+        if new and self._has_room(self._inventory.bytes_of_template(environment)):
+            self._learner.begin(environment, new)
 
     async def make(self, environment: Environment) -> PredictorProcess:
         """A process of its own beside the spares, prepared as they are. Raises TrimsError."""
         process = await self._new(environment)
         pages = [] if process.pages is None else process.pages.told()
         spawned = process.how == "spawned"
-        modules = self._lessons.modules_of(environment) if spawned else environment.modules()
+        modules = self._learner.modules_of(environment) if spawned else environment.modules()
         prepare = {"op": "prepare", "modules": modules, "import": spawned, "threads": self._threads, "pages": pages}
         try:
             await process.ask(prepare, deadline_s=_IMPORT_S if spawned else _PREPARE_S)
@@ -194,17 +193,17 @@ class Nursery:
     def shelve(self, process: PredictorProcess) -> None:
         """Count a process as a hot spare, which goes first when memory is needed, until `unshelve` or its end."""
         environment = self._living[process]
-        self._stock.hot.setdefault(environment, []).append(process)
+        self._inventory.hot.setdefault(environment, []).append(process)
         process.going.add_done_callback(lambda _: self.unshelve(process))
-        self._upkeep.stir()
+        self._reclaimer.wake()
 
     def unshelve(self, process: PredictorProcess) -> bool:
         """Count it no more. False if it was not counted, because it is being ended."""
-        return self._stock.drop_hot(process)
+        return self._inventory.drop_hot(process)
 
     def has_room_for_hot(self, environment: Environment) -> bool:
         """Whether one more hot spare would not be ended again at once for its memory."""
-        return self._has_room(self._stock.bytes_of_spare(environment, hot=True))
+        return self._has_room(self._inventory.bytes_of_spare(environment, hot=True))
 
     def identities(self) -> object:
         """What is hidden from processes that start now; another value once something of it was replaced."""
@@ -221,16 +220,16 @@ class Nursery:
     async def _fork(self, environment: Environment) -> PredictorProcess:
         self._check_open()
         template = self._template(environment)
-        self._stock.leaving.discard(environment)
+        self._inventory.leaving.discard(environment)
         try:
-            with told_in_words("no predictor can be forked"):
+            with as_trims_errors("no predictor can be forked"):
                 process = await template.fork()
         except (PredictorError, LostPeerError, BadMessageError):
-            if not self._lessons.doubt(environment) and template.spoilt is not None:
+            if not self._learner.doubt(environment) and template.spoilt is not None:
                 self._unforkable.note(environment)
             self._discard(environment, template)
             raise
-        self._lessons.prove(environment)
+        self._learner.prove(environment)
         return self._watch(process, environment)
 
     def _check_open(self) -> None:
@@ -238,58 +237,60 @@ class Nursery:
             raise DrainingError("the endpoint is ending and starts no predictors")
 
     def _use(self, environment: Environment) -> None:
-        self._stock.use(environment)
-        self._upkeep.stir()
+        self._inventory.use(environment)
+        self._reclaimer.wake()
 
     def _watch(self, process: PredictorProcess, environment: Environment) -> PredictorProcess:
         self._living[process] = environment
         process.ended.add_done_callback(lambda _: self._forget(process))
-        self._upkeep.stir()
+        self._reclaimer.wake()
         if self._closing:
             process.kill("the endpoint ended")
         return process
 
     def _forget(self, process: PredictorProcess) -> None:
         self._let_go(self._living.pop(process))
-        self._upkeep.stir()
+        self._reclaimer.wake()
 
     def _let_go(self, environment: Environment) -> None:
         """Let an environment be removed if nothing runs in it any more."""
-        self._stock.forget_ended()
-        used = [*self._living.values(), *(each for each, _ in self._stock.made)]
+        self._inventory.forget_ended()
+        used = [*self._living.values(), *(each for each, _ in self._inventory.made)]
         if not any(each.python == environment.python for each in used):
             self._launcher.let_go(environment.python)
 
     def _template(self, environment: Environment) -> Template:
-        template = self._stock.serving(environment)
+        template = self._inventory.serving(environment)
         if template is None:
-            template = self.make_template(environment, self._lessons.modules_of(environment))
-            self._stock.templates[environment] = template
+            template = self._make_template(environment, self._learner.modules_of(environment))
+            self._inventory.templates[environment] = template
         return template
 
-    def make_template(self, environment: Environment, modules: Sequence[str], *, gives_way: bool = False) -> Template:
-        """See `School`."""
-        with told_in_words(f"no template for {environment.framework} can be started"):
+    def _make_giving_way(self, environment: Environment, modules: Sequence[str]) -> Template:
+        return self._make_template(environment, modules, gives_way=True)
+
+    def _make_template(self, environment: Environment, modules: Sequence[str], *, gives_way: bool = False) -> Template:
+        with as_trims_errors(f"no template for {environment.framework} can be started"):
             template = Template(self._launcher, environment, modules, gives_way=gives_way)
-        self._stock.add(environment, template)
-        template.ready.add_done_callback(lambda _: self._upkeep.stir())
+        self._inventory.add(environment, template)
+        template.ready.add_done_callback(lambda _: self._reclaimer.wake())
         template.gone.add_done_callback(lambda _: self._let_go(environment))
-        self._begin_upkeep()
+        self._begin_reclaimer()
         return template
 
     def _discard(self, environment: Environment, template: Template) -> None:
         """A template could not be forked: the next request has another one."""
-        if self._stock.templates.get(environment) is template:
-            del self._stock.templates[environment]
+        if self._inventory.templates.get(environment) is template:
+            del self._inventory.templates[environment]
             template.close("it could not be forked")
 
-    async def exchange(self, environment: Environment, template: Template) -> None:
-        """See `School`."""
-        before, self._stock.templates[environment] = self._stock.templates.get(environment), template
-        self._stock.leaving.discard(environment)
+    async def _serve(self, environment: Environment, template: Template) -> None:
+        """Have a template serve from now on, and have spares of it in the place of those of the last."""
+        before, self._inventory.templates[environment] = self._inventory.templates.get(environment), template
+        self._inventory.leaving.discard(environment)
         if before is not None:
             before.retire()
-        for spare in self._stock.spares.pop(environment, []):  # they lack what it has imported
+        for spare in self._inventory.spares.pop(environment, []):  # they lack what it has imported
             await spare.end()
         self.tend(environment)
 
@@ -298,59 +299,50 @@ class Nursery:
             await self.calm()
             while self._wants_spare(environment):
                 spare = await self.make(environment)
-                self._stock.spares.setdefault(environment, []).append(spare)
+                self._inventory.spares.setdefault(environment, []).append(spare)
                 spare.going.add_done_callback(functools.partial(self._drop_spare, environment, spare))
-                self._upkeep.stir()
+                self._reclaimer.wake()
         except Exception as error:  # noqa: BLE001 - without a spare, the next predictor is forked or spawned
             _log.warning("no spare predictor for %s: %s", environment.framework, error)
         finally:
             self._tending.discard(environment)
 
     def _drop_spare(self, environment: Environment, spare: PredictorProcess, _: object) -> None:
-        self._stock.drop_spare(environment, spare)
+        self._inventory.drop_spare(environment, spare)
 
     def _wants_spare(self, environment: Environment) -> bool:
         """Whether to make one more: not for an environment without use, and not where it would be ended again."""
-        if len(self._stock.spares.get(environment, ())) >= self._most_spares:
+        if len(self._inventory.spares.get(environment, ())) >= self._most_spares:
             return False
-        used = environment in self._stock.kept or environment in self._living.values()
-        wanted = used or self._stock.serving(environment) is not None
-        return wanted and self._has_room(self._stock.bytes_of_spare(environment))
+        used = environment in self._inventory.kept or environment in self._living.values()
+        wanted = used or self._inventory.serving(environment) is not None
+        return wanted and self._has_room(self._inventory.bytes_of_spare(environment))
 
     def _has_room(self, nbytes: int) -> bool:
-        most_bytes = self._upkeep.limits.most_bytes
-        return most_bytes is None or self._upkeep.total_bytes + nbytes <= most_bytes
+        most_bytes = self._reclaimer.limits.most_bytes
+        return most_bytes is None or self._reclaimer.total_bytes + nbytes <= most_bytes
 
-    # -- upkeep ----------------------------------------------------------------------------------------------------
+    # -- memory ----------------------------------------------------------------------------------------------------
 
-    def _begin_upkeep(self) -> None:
+    def _begin_reclaimer(self) -> None:
         if not self._keeping:
             self._keeping = True
-            self._background.start(self._upkeep.run())
+            self._background.start(self._reclaimer.run())
 
-    def pids(self) -> list[int]:
-        """See `Household`."""
-        return [pid for _, pid in self._stock.processes()]
-
-    def standings(self, counted: Mapping[int, Footprint]) -> tuple[list[Standing], int]:
-        """See `Household`."""
-        return self._stock.standings(counted)
-
-    async def carry_out(self, step: Step) -> None:
-        """See `Household`."""
+    async def _carry_out(self, step: Step) -> None:
         environment: Environment = step.environment  # type: ignore[assignment]
         _log.info("%s for %s: %s", _TOLD[type(step)], environment.framework, step.why)
         if isinstance(step, Leave):
-            self._stock.leaving.add(environment)
+            self._inventory.leaving.add(environment)
         elif isinstance(step, EndHotSpare):
-            await self._stock.hot[environment].pop(0).end()
+            await self._inventory.hot[environment].pop(0).end()
         elif isinstance(step, EndSpare):
-            await self._stock.spares[environment].pop(0).end()
+            await self._inventory.spares[environment].pop(0).end()
         else:
             await self._end(environment)
 
     async def _end(self, environment: Environment) -> None:
-        template, spares = self._stock.clear(environment)
+        template, spares = self._inventory.clear(environment)
         if template is not None:
             template.retire()  # it goes with its last spare
         for spare in spares:
@@ -374,13 +366,13 @@ class Nursery:
         self._background.cancel()
         await self._background.wait()
         await self._end_all()  # before their templates, which alone learn how they end
-        for _, template in self._stock.running():
+        for _, template in self._inventory.running():
             template.close()
         await self._end_all()  # what was forked meanwhile
-        for _, template in self._stock.made:
+        for _, template in self._inventory.made:
             template.end_all()
-        if self._stock.made:
-            await asyncio.wait([template.gone for _, template in self._stock.made], timeout=_GONE_S)
+        if self._inventory.made:
+            await asyncio.wait([template.gone for _, template in self._inventory.made], timeout=_GONE_S)
 
     async def _end_all(self) -> None:
         living = list(self._living)

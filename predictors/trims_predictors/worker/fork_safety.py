@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
-def why_not(own: Collection[int]) -> str | None:
+def fork_blocker(own: Collection[int]) -> str | None:
     """Why this process must not be forked; None if it may be.
 
     Args:

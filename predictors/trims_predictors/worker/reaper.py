@@ -134,7 +134,7 @@ class _Guard:
             self._poll.register(fd, select.POLLIN)
         more = False
         while not has_ended(self._lifeline):
-            ended = self._bury()
+            ended = self._reap()
             self._hear()  # after it: what a template has told of those that have ended is here by now
             for known in (self._predictors, self._helpers):
                 known.difference_update(ended)
@@ -163,7 +163,7 @@ class _Guard:
             for what, pid in _LINE.iter_unpack(told):
                 sets[what](pid)
 
-    def _bury(self) -> list[int]:
+    def _reap(self) -> list[int]:
         """Take in all children that have ended; returns which."""
         ended = []
         with contextlib.suppress(ChildProcessError):

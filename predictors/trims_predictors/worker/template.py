@@ -76,7 +76,7 @@ class Template:
         self._sweep_s: float | None = None
 
     def serve(self) -> None:
-        """Carry out messages and bury predictors until the supervisor lets go."""
+        """Carry out messages and reap predictors until the supervisor lets go."""
         own = os.pidfd_open(os.getpid())  # the supervisor may be in another namespace, where numbers are others
         guarding = os.pidfd_open(os.getppid())
         messages.send(self._sock, {"op": "here"}, [own, guarding])
@@ -85,7 +85,7 @@ class Template:
             self._sweep()
             for key, _ in self._selector.select(None if self._sweep_s is None else _SWEEP_S):
                 if key.fileobj is not self._sock:
-                    self._bury(key.fd)
+                    self._reap(key.fd)
                 elif not self._carry_out():
                     return
 
@@ -118,17 +118,17 @@ class Template:
             self._repeats = str(error)
         gc.collect()
         gc.freeze()  # or the first collection in each predictor would copy every page that has an object
-        return {"op": "imported", "failed": failed, "spoilt": self._why_not(self._known())}
+        return {"op": "imported", "failed": failed, "spoilt": self._fork_blocker(self._known())}
 
-    def _why_not(self, own: set[int]) -> str | None:
-        return self._repeats or fork_safety.why_not(own)
+    def _fork_blocker(self, own: set[int]) -> str | None:
+        return self._repeats or fork_safety.fork_blocker(own)
 
     def _known(self) -> set[int]:
         return {self._sock.fileno(), self._lifeline}
 
     def _fork(self, fds: list[int]) -> None:
         theirs, lifeline, output = fds
-        why = self._why_not({*self._known(), *fds})
+        why = self._fork_blocker({*self._known(), *fds})
         if why is not None:
             messages.close_all(fds)
             messages.send(self._sock, {"op": "refused", "why": why})
@@ -171,7 +171,7 @@ class Template:
                 sys.stderr.flush()
             os._exit(status)
 
-    def _bury(self, pidfd: int) -> None:
+    def _reap(self, pidfd: int) -> None:
         pid = self._children.pop(pidfd)
         self._selector.unregister(pidfd)
         os.close(pidfd)

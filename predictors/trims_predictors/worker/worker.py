@@ -1,7 +1,7 @@
 """The predictor's process: it is told what to load, then answers one request after the other until its socket ends.
 
 It begins in a fork of a template, or as a program of its own where a fork is not possible. The other side is the
-supervisor (`fleet`). Messages:
+supervisor (`pool`). Messages:
 
     {"op": "prepare", ...}  connect to the daemon and warm the framework up, before it is known for which model
     {"op": "load", ...}     open the weights and make the predictor ready -> {"op": "loaded", ...}

@@ -19,7 +19,7 @@ async def fail(error: Exception) -> None:
 
 def test_work_that_fails_is_told_with_its_owner(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        background = Background("the fleet")
+        background = Background("the pool")
         background.start(fail(ValueError("no such luck")))
         assert background
         await background.wait()
@@ -27,7 +27,7 @@ def test_work_that_fails_is_told_with_its_owner(caplog: pytest.LogCaptureFixture
 
     asyncio.run(work())
     (record,) = caplog.records
-    assert record.getMessage() == "a bug in trims: the work of the fleet failed"
+    assert record.getMessage() == "a bug in trims: the work of the pool failed"
     assert record.exc_info is not None
 
 
@@ -35,7 +35,7 @@ def test_what_the_owner_explains_is_no_bug(caplog: pytest.LogCaptureFixture) -> 
     explained: list[BaseException] = []
 
     async def work() -> None:
-        background = Background("the nursery", lambda error: not explained.append(error))
+        background = Background("the warm pool", lambda error: not explained.append(error))
         background.start(fail(OSError("gone")))
         await background.wait()
 
@@ -46,7 +46,7 @@ def test_what_the_owner_explains_is_no_bug(caplog: pytest.LogCaptureFixture) -> 
 
 def test_work_that_is_cancelled_ends_and_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
-        background = Background("the fleet")
+        background = Background("the pool")
         background.start(asyncio.sleep(1000))
         background.cancel()
         await background.wait()

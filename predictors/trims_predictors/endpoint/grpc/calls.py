@@ -23,7 +23,7 @@ from trims_predictors.endpoint.bodies import TooLargeBodyError
 from trims_predictors.endpoint.extensions import why_no_method
 from trims_predictors.endpoint.grpc.wire import not_protobuf
 from trims_predictors.endpoint.json.text import SMALL_BYTES
-from trims_predictors.endpoint.principals import Callers, UnknownCallerError, caller
+from trims_predictors.endpoint.principals import Principals, UnknownCallerError, caller
 from trims_predictors.endpoint.status import RETRY_AFTER_S
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Calls(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in
         lines: Whether each call is a line of the log.
     """
 
-    def __init__(self, callers: Callers, count: Callable[[TrimsError], None], *, lines: bool = False) -> None:
+    def __init__(self, callers: Principals, count: Callable[[TrimsError], None], *, lines: bool = False) -> None:
         self._lines = lines
         self._callers = callers
         self._count = count

@@ -21,7 +21,7 @@ from trims_predictors.endpoint.grpc.requests import parse_request, write_answer
 from trims_predictors.endpoint.grpc.streams import AnswerStream
 from trims_predictors.endpoint.grpc.wire import Received, receive
 from trims_predictors.endpoint.json.workers import JsonWorkers
-from trims_predictors.endpoint.principals import Callers, caller
+from trims_predictors.endpoint.principals import Principals, caller
 from trims_predictors.endpoint.tracing import grpc_span
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ async def start_server(
     options += [(f"grpc.{each}max_metadata_size", _MOST_METADATA_BYTES) for each in ("", "absolute_")]
     # Calls that the event loop has not taken yet: gRPC cancels some of them at random beyond these bounds.
     options += [(f"grpc.server.max_pending_requests{each}", _MOST_PENDING) for each in ("", "_hard_limit")]
-    calls = Calls(Callers(token, tenants), lambda error: service.metrics.refused("grpc", error), lines=access_log)
+    calls = Calls(Principals(token, tenants), lambda error: service.metrics.refused("grpc", error), lines=access_log)
     server = grpc.aio.server(interceptors=[calls], options=options)
     servicer = InferenceServicer(service, workers or JsonWorkers(most_body_bytes))
     inference_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call] # generated

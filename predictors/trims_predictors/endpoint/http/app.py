@@ -30,7 +30,7 @@ from trims_predictors.endpoint.json.requests import HEADER_LENGTH, write_answer
 from trims_predictors.endpoint.json.text import SMALL_BYTES
 from trims_predictors.endpoint.json.workers import JsonWorkers
 from trims_predictors.endpoint.outcomes import GONE
-from trims_predictors.endpoint.principals import Callers, UnknownCallerError, caller, may_ask_for
+from trims_predictors.endpoint.principals import Principals, UnknownCallerError, caller, may_ask_for
 from trims_predictors.endpoint.request_limits import check_fields
 from trims_predictors.endpoint.status import RETRY_AFTER_S, status_of
 from trims_predictors.endpoint.tracing import http_span
@@ -90,7 +90,7 @@ def build_app(
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _bug)
-    app.add_middleware(Guard, callers=Callers(token, tenants), loopback=loopback)
+    app.add_middleware(Guard, callers=Principals(token, tenants), loopback=loopback)
     return app
 
 
@@ -100,7 +100,7 @@ class Guard:
     Not a middleware of Starlette's own kind, which would put a queue and two tasks between each request and its answer.
     """
 
-    def __init__(self, app: ASGIApp, callers: Callers, *, loopback: bool) -> None:
+    def __init__(self, app: ASGIApp, callers: Principals, *, loopback: bool) -> None:
         self._app = app
         self._callers = callers
         self._loopback = loopback
@@ -192,7 +192,7 @@ def _add_server_routes(router: APIRouter, service: Service) -> None:
 
     @router.get("/state")
     async def state() -> dict[str, Any]:
-        return service.fleet.report()
+        return service.pool.report()
 
     @router.get("/metrics")
     async def metrics() -> Response:

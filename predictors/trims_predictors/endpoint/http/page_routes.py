@@ -51,7 +51,7 @@ def add_page_routes(router: APIRouter, service: Service, most_body_bytes: int) -
 
     @router.get("/ui/state")
     async def state() -> Response:
-        return Response(await service.overview.page(service.fleet.report), media_type="application/json")
+        return Response(await service.overview.page(service.pool.report), media_type="application/json")
 
 
 def _add_files(router: APIRouter) -> None:

@@ -155,7 +155,7 @@ def test_templates_of_a_framework_import_it_and_our_parts_for_it() -> None:
     ]
 
 
-def test_how_a_process_ended_is_told_in_words() -> None:
+def test_how_a_process_ended_is_as_trims_errors() -> None:
     assert tell_status(3) == "it exited with status 3"
     assert tell_status(-11) == "it was ended by SIGSEGV"
     assert tell_status(-9).startswith(

@@ -30,12 +30,12 @@ def test_flags_become_settings(tmp_path: Path) -> None:
     flags += ["--isolation", "process", "--predictor-memory", "4GiB"]
     found = _settings(build_parser().parse_args(["endpoint", "--runtime-dir", "/run/x", *flags]))
     assert (found.port, found.token, found.most_body_bytes) == (0, "secret", 1 << 20)
-    assert (found.fleet.predictors, found.fleet.queue, found.fleet.keep_alive_s) == (3, 4, None)
+    assert (found.pool.predictors, found.pool.queue, found.pool.keep_alive_s) == (3, 4, None)
     assert (found.preload, found.environments) == (("torch", "onnxruntime"), {"mxnet": Path(sys.executable)})
-    assert (found.fleet.template_keep_alive_s, found.fleet.most_template_bytes) == (5.0, 2 << 30)
-    assert (found.fleet.isolation, found.fleet.most_predictor_bytes) == (Isolation(scratch_bytes=4 << 30), 4 << 30)
-    assert (found.fleet.load_deadline_s, found.fleet.queue_deadline_s, found.fleet.run_deadline_s) == (7.0, 8.5, 9.0)
-    assert found.fleet.runtime_dir == "/run/x"
+    assert (found.pool.template_keep_alive_s, found.pool.most_template_bytes) == (5.0, 2 << 30)
+    assert (found.pool.isolation, found.pool.most_predictor_bytes) == (Isolation(scratch_bytes=4 << 30), 4 << 30)
+    assert (found.pool.load_deadline_s, found.pool.queue_deadline_s, found.pool.run_deadline_s) == (7.0, 8.5, 9.0)
+    assert found.pool.runtime_dir == "/run/x"
 
 
 def test_the_default_isolation_is_the_best_that_needs_no_privilege() -> None:

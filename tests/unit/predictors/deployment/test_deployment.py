@@ -1,4 +1,4 @@
-"""What a fleet is made with: the command's defaults are the fleet's own; and plans of tenants and places."""
+"""What a pool is made with: the command's defaults are the pool's own; and plans of tenants and places."""
 
 from __future__ import annotations
 

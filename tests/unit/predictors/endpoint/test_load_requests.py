@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from trims_predictors.endpoint.load_requests import Loads
+from trims_predictors.endpoint.load_requests import LoadRequests
 
 from trims.core.errors import CapacityError, DeadlineError, InUseError, ModelNotFoundError, TooLargeError, TrimsError
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class Daemon:
-    """Loads when it is let to, or answers what it is told to answer."""
+    """Load when it is let to, or answers what it is told to answer."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str | None, float | None]] = []
         self.ended: list[str] = []
         self.answers: list[TrimsError] = []
         self.go = asyncio.Event()
-        #: Predictors of the fleet that are idle.
+        #: Predictors of the pool that are idle.
         self.idle = 0
 
     async def make_way(self) -> bool:
@@ -40,17 +40,17 @@ class Daemon:
         return f"{name} at {place}"
 
 
-def drive(work: Callable[[Daemon, Loads], Awaitable[None]], **given: Any) -> None:
+def drive(work: Callable[[Daemon, LoadRequests], Awaitable[None]], **given: Any) -> None:
     async def run() -> None:
         daemon = Daemon()
-        loads = Loads(daemon, daemon.make_way, **given)  # type: ignore[arg-type]
+        loads = LoadRequests(daemon, daemon.make_way, **given)  # type: ignore[arg-type]
         await asyncio.wait_for(work(daemon, loads), 60)
         assert not loads._running
 
     asyncio.run(run())
 
 
-async def ordered(loads: Loads, *orders: tuple[str, str | None]) -> list[asyncio.Task[Any]]:
+async def ordered(loads: LoadRequests, *orders: tuple[str, str | None]) -> list[asyncio.Task[Any]]:
     """Orders that have reached the daemon, as far as it takes them."""
     tasks = [asyncio.ensure_future(loads.load(*order)) for order in orders]
     for _ in range(5):
@@ -59,7 +59,7 @@ async def ordered(loads: Loads, *orders: tuple[str, str | None]) -> list[asyncio
 
 
 def test_orders_for_the_same_model_and_place_share_a_load() -> None:
-    async def work(daemon: Daemon, loads: Loads) -> None:
+    async def work(daemon: Daemon, loads: LoadRequests) -> None:
         tasks = await ordered(loads, ("m", None), ("m", None), ("m", "cpu"), ("n", None))
         assert len(daemon.asked) == 3
         daemon.go.set()
@@ -71,7 +71,7 @@ def test_orders_for_the_same_model_and_place_share_a_load() -> None:
 
 
 def test_a_load_ends_with_the_last_order_that_is_given_up() -> None:
-    async def work(daemon: Daemon, loads: Loads) -> None:
+    async def work(daemon: Daemon, loads: LoadRequests) -> None:
         first, second = await ordered(loads, ("m", None), ("m", None))
         first.cancel()
         await asyncio.wait((first,))
@@ -87,7 +87,7 @@ def test_a_load_ends_with_the_last_order_that_is_given_up() -> None:
 
 
 def test_only_so_many_loads_run_and_one_that_is_given_up_makes_way() -> None:
-    async def work(daemon: Daemon, loads: Loads) -> None:
+    async def work(daemon: Daemon, loads: LoadRequests) -> None:
         tasks = await ordered(loads, ("a", None), ("b", None), ("c", None), ("d", None))
         assert [name for name, *_ in daemon.asked] == ["a", "b"]
         tasks[2].cancel()
@@ -103,7 +103,7 @@ def test_only_so_many_loads_run_and_one_that_is_given_up_makes_way() -> None:
 
 @pytest.mark.parametrize("lack", [CapacityError("no room"), InUseError("it leaves")])
 def test_what_lacks_is_waited_for_but_not_for_long(lack: TrimsError) -> None:
-    async def work(daemon: Daemon, loads: Loads) -> None:
+    async def work(daemon: Daemon, loads: LoadRequests) -> None:
         daemon.go.set()
         daemon.answers = [lack]
         assert await loads.load("m") == "m at None"
@@ -118,7 +118,7 @@ def test_what_lacks_is_waited_for_but_not_for_long(lack: TrimsError) -> None:
 
 
 def test_for_room_idle_predictors_end_one_after_the_other_and_for_readers_none() -> None:
-    async def work(daemon: Daemon, loads: Loads) -> None:
+    async def work(daemon: Daemon, loads: LoadRequests) -> None:
         daemon.go.set()
         daemon.idle, daemon.answers = 3, [CapacityError("no room"), DeadlineError("late")]
         assert await loads.load("m") == "m at None"
@@ -136,7 +136,7 @@ def test_for_room_idle_predictors_end_one_after_the_other_and_for_readers_none()
 
 @pytest.mark.parametrize("error", [TooLargeError("too large"), ModelNotFoundError("no model"), DeadlineError("late")])
 def test_what_cannot_change_is_told_at_once_to_all_who_ordered_it(error: TrimsError) -> None:
-    async def work(daemon: Daemon, loads: Loads) -> None:
+    async def work(daemon: Daemon, loads: LoadRequests) -> None:
         daemon.answers = [error]
         tasks = await ordered(loads, ("m", None), ("m", None))
         assert await asyncio.gather(*tasks, return_exceptions=True) == [error, error]

@@ -28,7 +28,7 @@ def test_settings_are_checked_before_anything_starts() -> None:
 
 
 class Closing:
-    """A fleet whose requests finish when the test says so, or as soon as they are hurried."""
+    """A pool whose requests finish when the test says so, or as soon as they are hurried."""
 
     def __init__(self, told: list[object]) -> None:
         self._told = told
@@ -43,13 +43,13 @@ class Closing:
 
 
 class Parts:
-    """An end of a fleet and of two servers, and what they were told, in order."""
+    """An end of a pool and of two servers, and what they were told, in order."""
 
     def __init__(self) -> None:
         self.told: list[object] = []
         self.sock = socket.create_server(("127.0.0.1", 0))
-        self.fleet = Closing(self.told)
-        self.ending = _Ending(self.fleet, 7.0)  # type: ignore[arg-type]
+        self.pool = Closing(self.told)
+        self.ending = _Ending(self.pool, 7.0)  # type: ignore[arg-type]
         self.ending.add_sign(lambda: self.told.append("not ready"))
         self.ending.add_server(self._stop)
 
@@ -107,7 +107,7 @@ def test_a_server_leaves_once_what_runs_has_finished_with_time_for_its_answers()
         parts.ending.begin()
         await _turns()
         assert not server.should_exit
-        parts.fleet.idle.set()
+        parts.pool.idle.set()
         await parts.ending.wait()
         assert (server.should_exit, server.force_exit, server.config.timeout_graceful_shutdown) == (True, False, 12)
         assert parts.told == ["not ready", 7.0, ("grpc", 12)]
@@ -133,7 +133,7 @@ def test_the_end_of_the_daemon_frees_the_ports_and_hurries_no_request(asked_befo
             await _turns()
             assert (server.force_exit, parts.told) == (False, ["not ready", *parts.told[1:]])
             assert set(parts.told) == {"not ready", 7.0, ("grpc", 12)}
-        parts.fleet.idle.set()
+        parts.pool.idle.set()
         await parts.ending.wait()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             asyncio.get_running_loop().remove_signal_handler(number)
@@ -146,7 +146,7 @@ def test_the_end_of_the_daemon_frees_the_ports_and_hurries_no_request(asked_befo
 def test_parts_end_without_a_signal_too() -> None:
     async def run() -> None:
         parts = Parts()
-        parts.fleet.idle.set()
+        parts.pool.idle.set()
         await parts.ending.wait()
         assert set(parts.told) == {"not ready", 7.0, ("grpc", 12)}
         parts.sock.close()

@@ -120,7 +120,7 @@ def test_a_model_that_is_removed_loses_its_series(metrics: Metrics) -> None:
     assert not [name for name in names if name.startswith(("trims_requests", "trims_stage"))]
 
 
-def test_the_fleet_and_the_daemon_are_on_the_same_page(metrics: Metrics) -> None:
+def test_the_pool_and_the_daemon_are_on_the_same_page(metrics: Metrics) -> None:
     found = Page(metrics)
     assert found("trims_predictors", "m", "busy") == 2
     assert found("trims_queued_requests", "m") == 3

@@ -1,11 +1,11 @@
-"""Callers: the operator by its token, tenants by theirs, and what each may ask for."""
+"""Principals: the operator by its token, tenants by theirs, and what each may ask for."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
-from trims_predictors.endpoint.principals import Callers, UnknownCallerError, caller, may_ask_for, require_operator
+from trims_predictors.endpoint.principals import Principals, UnknownCallerError, caller, may_ask_for, require_operator
 
 from trims.core.errors import PermissionDeniedError
 from trims.tenants import Tenant, Tenants, hash_of
@@ -15,11 +15,11 @@ TENANT = Tenant("blue", tokens=frozenset({hash_of(BLUE).removeprefix("sha256:")}
 
 
 @pytest.fixture
-def callers() -> Callers:
-    return Callers(OPERATOR, Tenants([TENANT]))
+def callers() -> Principals:
+    return Principals(OPERATOR, Tenants([TENANT]))
 
 
-def test_each_token_names_its_caller(callers: Callers) -> None:
+def test_each_token_names_its_caller(callers: Principals) -> None:
     assert callers.enter(f"Bearer {OPERATOR}") is None
     assert callers.enter(f"Bearer {BLUE}") is TENANT
 
@@ -27,13 +27,13 @@ def test_each_token_names_its_caller(callers: Callers) -> None:
 @pytest.mark.parametrize(
     "given", ["", OPERATOR, BLUE, "Bearer ", "Bearer x", f"bearer{BLUE}", f"Bearer  {BLUE}", f"Basic {BLUE}", "ä"]
 )
-def test_any_other_header_is_refused(callers: Callers, given: str) -> None:
+def test_any_other_header_is_refused(callers: Principals, given: str) -> None:
     with pytest.raises(UnknownCallerError):
         callers.enter(given)
 
 
 @pytest.mark.parametrize("scheme", ["bearer", "BEARER", "bEaReR"])
-def test_the_scheme_is_known_in_any_case_of_its_letters(callers: Callers, scheme: str) -> None:
+def test_the_scheme_is_known_in_any_case_of_its_letters(callers: Principals, scheme: str) -> None:
     assert callers.enter(f"{scheme} {OPERATOR}") is None
     assert callers.enter(f"{scheme} {BLUE}") is TENANT
     with pytest.raises(UnknownCallerError):
@@ -41,10 +41,10 @@ def test_the_scheme_is_known_in_any_case_of_its_letters(callers: Callers, scheme
 
 
 def test_without_a_token_every_request_is_the_operators() -> None:
-    assert Callers(None).enter("") is None
+    assert Principals(None).enter("") is None
 
 
-def test_only_the_operator_may_give_orders(callers: Callers) -> None:
+def test_only_the_operator_may_give_orders(callers: Principals) -> None:
     async def ask(token: str) -> None:
         callers.enter(f"Bearer {token}")
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What the endpoint offers over any protocol, with a daemon and a fleet that are stand-ins."""
+"""What the endpoint offers over any protocol, with a daemon and a pool that are stand-ins."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Daemon:
         self.did.append(("unpin", name, place))
 
 
-class Fleet:
+class WorkerPool:
     def __init__(self) -> None:
         self.retired: list[str] = []
         self.expected: list[str] = []
@@ -148,13 +148,13 @@ def daemon() -> Daemon:
 
 
 @pytest.fixture
-def fleet() -> Fleet:
-    return Fleet()
+def pool() -> WorkerPool:
+    return WorkerPool()
 
 
 @pytest.fixture
-def service(daemon: Daemon, fleet: Fleet) -> Service:
-    return Service(daemon, fleet, Picker())  # type: ignore[arg-type]
+def service(daemon: Daemon, pool: WorkerPool) -> Service:
+    return Service(daemon, pool, Picker())  # type: ignore[arg-type]
 
 
 def test_it_is_ready_while_the_daemon_serves(service: Service, daemon: Daemon) -> None:
@@ -180,10 +180,10 @@ def test_a_configuration_leaves_out_the_batch_dimension_of_models_that_have_one(
     assert told["input"][0]["data_type"] == "TYPE_STRING"
 
 
-def test_requests_and_failures_are_counted(service: Service, fleet: Fleet) -> None:
+def test_requests_and_failures_are_counted(service: Service, pool: WorkerPool) -> None:
     async def run() -> None:
         await service.infer("m", "", InferRequest([]), NONE_SHARED)
-        fleet.error = PredictorError("broken")
+        pool.error = PredictorError("broken")
         with pytest.raises(PredictorError):
             await service.infer("m", "", InferRequest([]), NONE_SHARED)
         with pytest.raises(ModelNotFoundError):
@@ -195,15 +195,15 @@ def test_requests_and_failures_are_counted(service: Service, fleet: Fleet) -> No
     asyncio.run(run())
 
 
-def test_a_predictor_is_expected_for_a_model_that_was_asked_for_before(service: Service, fleet: Fleet) -> None:
+def test_a_predictor_is_expected_for_a_model_that_was_asked_for_before(service: Service, pool: WorkerPool) -> None:
     async def run() -> None:
         await service.infer("m", "", InferRequest([]), NONE_SHARED)
-        assert fleet.expected == []
+        assert pool.expected == []
         await service.infer("m", "", InferRequest([]), NONE_SHARED)
-        assert fleet.expected == ["m"]
+        assert pool.expected == ["m"]
         with pytest.raises(ModelNotFoundError):
             await service.infer("m", "9.9.9", InferRequest([]), NONE_SHARED)
-        assert fleet.expected == ["m"], "not of another version"
+        assert pool.expected == ["m"], "not of another version"
 
     asyncio.run(run())
 
@@ -228,7 +228,7 @@ def test_the_index_says_why_a_model_is_not_ready(service: Service) -> None:
 
 
 def test_a_model_that_could_not_be_loaded_is_ready_nowhere_until_it_changes(
-    service: Service, daemon: Daemon, fleet: Fleet
+    service: Service, daemon: Daemon, pool: WorkerPool
 ) -> None:
     async def told() -> list[str]:
         (page,) = [each for each in json.loads(await service.overview.page(lambda: REPORT))["models"]
@@ -239,7 +239,12 @@ def test_a_model_that_could_not_be_loaded_is_ready_nowhere_until_it_changes(
         assert [each["name"] for each in await service.index(ready=True)] == ([] if reason else ["m"])
         properties = (await service.describe("m")).get("properties")
         assert properties == ({"ready": "false", "reason": reason} if reason else None)
-        return [reason, page["failure"], await service.why_not_ready("m"), await service.why_not_ready("m", "1.0.0")]
+        return [
+            reason,
+            page["failure"],
+            await service.why_not_ready("m"),
+            await service.why_not_ready("m", "1.0.0"),
+        ]
 
     async def run() -> None:
         assert await told() == [""] * 4, "a model that was not tried is ready"
@@ -270,10 +275,10 @@ def test_while_the_endpoint_ends_neither_it_nor_any_model_is_ready(service: Serv
     asyncio.run(run())
 
 
-def test_a_failure_of_a_model_that_is_removed_is_forgotten(service: Service, daemon: Daemon, fleet: Fleet) -> None:
+def test_a_failure_of_a_model_that_is_removed_is_forgotten(service: Service, daemon: Daemon, pool: WorkerPool) -> None:
     async def run() -> None:
         plan = await service.plan("m")
-        fleet.failures.learn(plan, PredictorError("its code raised"))
+        pool.failures.learn(plan, PredictorError("its code raised"))
         removed = daemon.known.pop("m")
         service.forget("m")
         with pytest.raises(ModelNotFoundError):
@@ -285,14 +290,14 @@ def test_a_failure_of_a_model_that_is_removed_is_forgotten(service: Service, dae
 
 
 def test_load_and_unload_are_the_daemon_s_and_unload_ends_predictors_first(
-    service: Service, daemon: Daemon, fleet: Fleet
+    service: Service, daemon: Daemon, pool: WorkerPool
 ) -> None:
     async def run() -> None:
         await service.load("m")
         await service.unload("m")
         assert daemon.did == [("load", "m"), ("evict", "m")]
-        assert fleet.loaded == fleet.retired
-        assert len(fleet.retired) == 1
+        assert pool.loaded == pool.retired
+        assert len(pool.retired) == 1
         for work in (service.load, service.unload):
             with pytest.raises(ModelNotFoundError):
                 await work("unknown")
@@ -307,15 +312,15 @@ def test_a_refusal_of_the_daemon_is_passed_on_in_its_words(service: Service, dae
             asyncio.run(work)
 
 
-def test_unload_ends_predictors_of_all_names_of_the_image(fleet: Fleet) -> None:
+def test_unload_ends_predictors_of_all_names_of_the_image(pool: WorkerPool) -> None:
     torch = {"name": "torch"}
     daemon = Daemon(model("a", "sealed", also=("b",), framework=torch), model("b", framework=torch))
-    service = Service(daemon, fleet, Picker())  # type: ignore[arg-type]
+    service = Service(daemon, pool, Picker())  # type: ignore[arg-type]
 
     async def run() -> None:
         lines = {(await service.plan(name)).line for name in ("a", "b")}
         await service.unload("a")
-        assert set(fleet.retired) == lines
+        assert set(pool.retired) == lines
 
     asyncio.run(run())
 
@@ -340,7 +345,7 @@ def test_models_have_labels_for_as_long_as_they_are_registered(service: Service,
 
 
 def test_a_model_is_brought_and_pinned_without_an_end_of_its_predictors(
-    service: Service, daemon: Daemon, fleet: Fleet
+    service: Service, daemon: Daemon, pool: WorkerPool
 ) -> None:
     async def run() -> None:
         await service.plan("m")
@@ -351,19 +356,19 @@ def test_a_model_is_brought_and_pinned_without_an_end_of_its_predictors(
 
     asyncio.run(run())
     assert daemon.did == [("load", "m", "gpu:0"), ("load", "m"), ("pin", "m", "cpu"), ("unpin", "m", "cpu")]
-    assert fleet.retired == []
+    assert pool.retired == []
 
 
 def test_an_eviction_ends_the_predictors_but_not_if_a_pin_will_refuse_it(
-    service: Service, daemon: Daemon, fleet: Fleet
+    service: Service, daemon: Daemon, pool: WorkerPool
 ) -> None:
     async def run() -> None:
         await service.plan("m")
         daemon.known["m"] = model("m", "pinned")
         await service.evict("m", "cpu")
-        assert fleet.retired == []
+        assert pool.retired == []
         await service.evict("m", "disk")
-        assert len(fleet.retired) == 1
+        assert len(pool.retired) == 1
         with pytest.raises(ModelNotFoundError):
             await service.evict("abcdef", "cpu")
 
@@ -372,20 +377,20 @@ def test_an_eviction_ends_the_predictors_but_not_if_a_pin_will_refuse_it(
 
 
 def test_the_daemon_s_files_are_hidden_before_the_first_predictor_wherever_they_are(
-    service: Service, daemon: Daemon, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+    service: Service, daemon: Daemon, pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work() -> None:
         daemon.health = None
         await service.plan("m")
-        assert fleet.hidden == []
+        assert pool.hidden == []
         daemon.health = "serving"
         for _ in range(3):
             await service.plan("m")
-        assert fleet.hidden == ["/state"]
+        assert pool.hidden == ["/state"]
         monkeypatch.setattr("trims_predictors.endpoint.service._HIDE_AGAIN_S", 0.0)
         service._look_again_s = 0.0
         for _ in range(2):
             await service.plan("m")
-        assert len(fleet.hidden) == 3
+        assert len(pool.hidden) == 3
 
     asyncio.run(work())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from trims_predictors.endpoint.single_flight import SharedLook
+from trims_predictors.endpoint.single_flight import SingleFlight
 
 
 class Looked:
@@ -24,7 +24,7 @@ class Looked:
 def test_many_that_ask_in_a_moment_share_one_look_until_it_expires() -> None:
     async def run() -> None:
         looked = Looked()
-        look = SharedLook(looked.ask, fresh_s=3600.0, patience_s=30.0)
+        look = SingleFlight(looked.ask, fresh_s=3600.0, patience_s=30.0)
         assert await asyncio.gather(*(look.look() for _ in range(5))) == [1] * 5
         look.expire()
         assert await asyncio.gather(*(look.look() for _ in range(5))) == [2] * 5
@@ -38,7 +38,7 @@ def test_a_look_that_hangs_is_not_waited_for_and_serves_those_that_ask_later() -
     async def run() -> None:
         looked = Looked()
         looked.answers.clear()
-        impatient = SharedLook(looked.ask, fresh_s=3600.0, patience_s=0.001)
+        impatient = SingleFlight(looked.ask, fresh_s=3600.0, patience_s=0.001)
         assert await impatient.look() is None
         assert await impatient.look() is None
         assert looked.times == 1, "the first look is still under way"
@@ -55,7 +55,7 @@ def test_a_look_that_is_under_way_can_be_given_up() -> None:
     async def run() -> None:
         looked = Looked()
         looked.answers.clear()
-        look = SharedLook(looked.ask, fresh_s=1.0, patience_s=30.0)
+        look = SingleFlight(looked.ask, fresh_s=1.0, patience_s=30.0)
         await look.close()
         looking = asyncio.ensure_future(look.look())
         await asyncio.sleep(0)

@@ -7,7 +7,7 @@ import os
 import subprocess
 
 import pytest
-from trims_predictors.ipc.os_errors import in_words, told_in_words
+from trims_predictors.ipc.os_errors import as_trims_error, as_trims_errors
 
 from trims.core.errors import CapacityError, DeadlineError, PredictorError, TrimsError
 
@@ -38,7 +38,7 @@ def of_the_system(number: int) -> OSError:
 def test_an_error_of_the_system_is_told_by_whether_it_passes(
     error: Exception, kind: type[TrimsError], message: str
 ) -> None:
-    found = in_words(error, "no fork")
+    found = as_trims_error(error, "no fork")
     assert type(found) is kind
     with pytest.raises(kind, match=message):
         raise found
@@ -46,13 +46,13 @@ def test_an_error_of_the_system_is_told_by_whether_it_passes(
 
 def test_errors_of_ours_stay_as_they_are_also_those_that_are_errors_of_the_system() -> None:
     late = DeadlineError("late")
-    assert in_words(late, "no fork") is late
-    with pytest.raises(DeadlineError, match=r"^late$"), told_in_words("no fork"):
+    assert as_trims_error(late, "no fork") is late
+    with pytest.raises(DeadlineError, match=r"^late$"), as_trims_errors("no fork"):
         raise late
 
 
 def test_other_errors_pass_because_they_are_bugs() -> None:
-    with pytest.raises(ZeroDivisionError), told_in_words("no fork"):
+    with pytest.raises(ZeroDivisionError), as_trims_errors("no fork"):
         raise ZeroDivisionError
-    with pytest.raises(CapacityError, match="no fork: no descriptor left"), told_in_words("no fork"):
+    with pytest.raises(CapacityError, match="no fork: no descriptor left"), as_trims_errors("no fork"):
         raise of_the_system(errno.EMFILE)

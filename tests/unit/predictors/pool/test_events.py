@@ -19,8 +19,8 @@ def batch(*jobs: Job, rows: int = 4) -> list[int]:
     return [jobs.index(each) for each in chosen]
 
 
-def job(rows: int = 1, group: str = "a", *, ripe: bool = False) -> Job:
-    return Job("m@1", rows, group, ripe=ripe)
+def job(rows: int = 1, group: str = "a", *, batch_ready: bool = False) -> Job:
+    return Job("m@1", rows, group, batch_ready=batch_ready)
 
 
 def test_without_batches_each_job_runs_alone() -> None:
@@ -33,7 +33,7 @@ def test_jobs_wait_for_others_until_the_batch_is_full(jobs: int, expected: list[
 
 
 def test_a_job_that_has_waited_long_enough_takes_those_behind_it_along() -> None:
-    assert batch(job(), job(ripe=True), job()) == [0, 1, 2]
+    assert batch(job(), job(batch_ready=True), job()) == [0, 1, 2]
 
 
 def test_a_batch_ends_at_a_job_of_another_group_however_few_it_has() -> None:

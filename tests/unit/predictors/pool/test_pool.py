@@ -1,4 +1,4 @@
-"""The fleet with real daemons, templates and predictors: answers, isolation, deadlines, and nothing left behind."""
+"""The pool with real daemons, templates and predictors: answers, isolation, deadlines, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
-#: Like no other time that the fleet waits for.
+#: Like no other time that the pool waits for.
 KEEP_ALIVE_S = 1234.5
 
 
@@ -91,7 +91,7 @@ def test_a_predictor_answers_over_the_weights_and_stays_for_the_next_request(sca
         assert arrays(second)["y"].tolist() == [2.0]
         assert (second.cold, second.how) == (False, "running")
         assert "load_s" not in second.stages
-        assert driver.fleet.counters == {"started_forked": 1}
+        assert driver.pool.counters == {"started_forked": 1}
 
     drive(scaler, work)
 
@@ -99,13 +99,13 @@ def test_a_predictor_answers_over_the_weights_and_stays_for_the_next_request(sca
 def test_a_spare_is_taken_before_a_fork_and_made_again_after_an_answer(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
         plan = await driver.plan()
-        driver.fleet.prepare(plan.environment)
-        nursery = driver.fleet._nursery
-        while driver.fleet.report()["spares"] != {"numpy": 1}:
+        driver.pool.prepare(plan.environment)
+        warm_pool = driver.pool._warm_pool
+        while driver.pool.report()["spares"] != {"numpy": 1}:
             await asyncio.sleep(0.01)
         assert (await driver.ask(x=[1.0])).how == "spare"
-        assert driver.fleet.report()["models"] == {"m": {"queued": 0, "starting": 0, "idle": 1, "busy": 0}}
-        while not nursery._stock.spares.get(plan.environment):
+        assert driver.pool.report()["models"] == {"m": {"queued": 0, "starting": 0, "idle": 1, "busy": 0}}
+        while not warm_pool._inventory.spares.get(plan.environment):
             await asyncio.sleep(0.01)
 
     drive(scaler, work, spares=1)
@@ -114,19 +114,19 @@ def test_a_spare_is_taken_before_a_fork_and_made_again_after_an_answer(scaler: D
 @pytest.mark.skipif(not os.access("/proc/self/pagemap", os.R_OK), reason="the kernel does not tell pages")
 def test_spares_copy_ahead_what_the_first_predictor_of_a_model_wrote(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
-        nursery, plan = driver.fleet._nursery, await driver.plan()
-        driver.fleet.prepare(plan.environment)
-        while not nursery._stock.spares.get(plan.environment):
+        warm_pool, plan = driver.pool._warm_pool, await driver.plan()
+        driver.pool.prepare(plan.environment)
+        while not warm_pool._inventory.spares.get(plan.environment):
             await asyncio.sleep(0.02)
-        pages = nursery._stock.spares[plan.environment][0].pages
+        pages = warm_pool._inventory.spares[plan.environment][0].pages
         assert pages is not None
         assert (pages.lacks(plan.line), pages.told()) == (True, [])
         await driver.ask(x=[1.0])
         assert not pages.lacks(plan.line)
         assert sum(pages.told()[1::2]) > 0
-        while not nursery._stock.spares.get(plan.environment):
+        while not warm_pool._inventory.spares.get(plan.environment):
             await asyncio.sleep(0.02)
-        assert nursery._stock.spares[plan.environment][0].pages is pages
+        assert warm_pool._inventory.spares[plan.environment][0].pages is pages
 
     drive(scaler, work, spares=1)
 
@@ -150,7 +150,7 @@ def test_an_idle_predictor_ends_for_one_that_finds_no_room_for_its_model(
     async def work(driver: Driver) -> None:
         for name in ("a", "b", "a"):
             assert arrays(await driver.ask(name, x=[1.5]))["y"].tolist() == [3.0]
-            idle = [model for model, line in driver.fleet.report()["models"].items() if line["idle"]]
+            idle = [model for model, line in driver.pool.report()["models"].items() if line["idle"]]
             assert idle == [name]
 
     drive(daemon, work)
@@ -170,7 +170,7 @@ def test_a_request_waits_for_the_last_reader_of_weights_that_are_evicted(
             with pytest.raises(BusyError, match=r"^m: the model is being evicted from cpu .*`trims ps`.*: ask again"):
                 await asked
         else:
-            while not driver.fleet.state((await driver.plan()).line)["starting"]:
+            while not driver.pool.state((await driver.plan()).line)["starting"]:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.5)  # it has been told by now that the weights leave
             assert not asked.done()
@@ -184,35 +184,35 @@ def test_a_request_waits_for_the_last_reader_of_weights_that_are_evicted(
 
 def test_spares_go_first_when_templates_hold_too_much_and_are_not_made_again(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
-        nursery = driver.fleet._nursery
+        warm_pool = driver.pool._warm_pool
         plan = await driver.plan()
 
         def spares() -> int:
-            return len(nursery._stock.spares.get(plan.environment, ()))
+            return len(warm_pool._inventory.spares.get(plan.environment, ()))
 
         await driver.ask(x=[1.0])
-        while nursery._lessons.running():
+        while warm_pool._learner.running():
             await asyncio.sleep(0.01)
-        while not (spares() and nursery._stock.spares[plan.environment][0].pid in nursery._upkeep.counted):
+        while not (spares() and warm_pool._inventory.spares[plan.environment][0].pid in warm_pool._reclaimer.counted):
             await asyncio.sleep(0.01)
-        nursery._upkeep.limits = TemplateLimits(None, nursery._upkeep.total_bytes - 1)
-        nursery._upkeep.stir()
+        warm_pool._reclaimer.limits = TemplateLimits(None, warm_pool._reclaimer.total_bytes - 1)
+        warm_pool._reclaimer.wake()
         while spares():
             await asyncio.sleep(0.01)
         assert (await driver.ask(x=[1.0])).how == "running"
-        while nursery._tending:
+        while warm_pool._tending:
             await asyncio.sleep(0.01)
         assert not spares()
-        assert nursery._stock.templates[plan.environment].lost is None
+        assert warm_pool._inventory.templates[plan.environment].lost is None
 
     drive(scaler, work, spares=1)
 
 
 def test_the_predictor_s_own_description_is_checked_from_its_first_load_on(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
-        assert driver.fleet.signatures.of(await driver.plan()) == ((), ())
+        assert driver.pool.signatures.of(await driver.plan()) == ((), ())
         await driver.ask(x=[1.0])
-        (taken,), (given,) = driver.fleet.signatures.of(await driver.plan())
+        (taken,), (given,) = driver.pool.signatures.of(await driver.plan())
         assert (taken.name, taken.dtype, taken.shape, given.name) == ("x", "FP64", (-1,), "y")
         with pytest.raises(CallerError, match="needs the input 'x'"):
             await driver.ask(z=[1.0])
@@ -230,7 +230,7 @@ def test_inputs_that_the_manifest_does_not_name_never_reach_a_predictor(
         for wrong in ({"x": [1.0]}, {"x": [[1, 2]]}, {"x": [[1.0, 2.0]], "z": [1.0]}, {}):
             with pytest.raises(CallerError):
                 await driver.ask(**wrong)
-        assert not driver.fleet.counters
+        assert not driver.pool.counters
 
     drive(daemon, work)
 
@@ -290,11 +290,11 @@ def test_a_request_that_waits_too_long_is_told_and_leaves_the_queue(troubled: Da
     async def work(driver: Driver) -> None:
         busy = asyncio.ensure_future(driver.ask(do=text("hang")))
         line = (await driver.plan()).line
-        while not driver.fleet.state(line)["busy"]:
+        while not driver.pool.state(line)["busy"]:
             await asyncio.sleep(0.01)
         with pytest.raises(DeadlineError, match=r"no predictor of 'm' was free within 0.1 s"):
             await driver.ask(wait_s=0.1, do=text("nothing"))
-        assert driver.fleet.state(line)["queued"] == 0
+        assert driver.pool.state(line)["queued"] == 0
         with pytest.raises(BusyError, match="wait already"):
             await asyncio.gather(*(driver.ask(wait_s=1, do=text("nothing")) for _ in range(3)))
         with pytest.raises(DeadlineError):
@@ -307,14 +307,14 @@ def test_a_client_that_hangs_up_while_it_waits_is_forgotten(troubled: Daemon) ->
     async def work(driver: Driver) -> None:
         busy = asyncio.ensure_future(driver.ask(do=text("hang")))
         line = (await driver.plan()).line
-        while not driver.fleet.state(line)["busy"]:
+        while not driver.pool.state(line)["busy"]:
             await asyncio.sleep(0.01)
         waiting = asyncio.ensure_future(driver.ask(do=text("nothing")))
-        while not driver.fleet.state(line)["queued"]:
+        while not driver.pool.state(line)["queued"]:
             await asyncio.sleep(0.01)
         waiting.cancel()
         await asyncio.wait([waiting])
-        assert driver.fleet.state(line)["queued"] == 0
+        assert driver.pool.state(line)["queued"] == 0
         busy.cancel()
 
     drive(troubled, work)
@@ -324,12 +324,12 @@ def test_a_run_whose_client_hangs_up_ends_sooner_than_its_deadline(troubled: Dae
     async def work(driver: Driver) -> None:
         hanging = asyncio.ensure_future(driver.ask(do=text("hang")))
         line = (await driver.plan()).line
-        while not driver.fleet.state(line)["busy"]:
+        while not driver.pool.state(line)["busy"]:
             await asyncio.sleep(0.01)
         hanging.cancel()
         assert (await driver.ask(do=text("nothing"))).cold, "another predictor answers"
-        assert driver.fleet.counters["abandoned"] == 1
-        assert driver.fleet._runs == {}
+        assert driver.pool.counters["abandoned"] == 1
+        assert driver.pool._runs == {}
 
     drive(troubled, work, run_deadline_s=3600.0)
 
@@ -345,7 +345,7 @@ def test_a_run_abandoned_while_it_begins_is_counted_and_ended_once(
         ended = 0
         first = await driver.ask(x=[[0.0]])
         assert first.cold
-        (running,) = driver.fleet._running.values()
+        (running,) = driver.pool._running.values()
         kill = running.process.kill
 
         def count(why: str) -> None:
@@ -356,16 +356,16 @@ def test_a_run_abandoned_while_it_begins_is_counted_and_ended_once(
         running.process.kill = count  # type: ignore[method-assign]
         running.stages = {"load_s": 0.0}
         plan, tensors = await driver.plan(), [from_array("x", np.array([[3600.0]]))]
-        asked = [asyncio.ensure_future(driver.fleet.infer(plan, tensors)) for _ in range(clients)]
-        while not driver.fleet.state(plan.line)["busy"]:
+        asked = [asyncio.ensure_future(driver.pool.infer(plan, tensors)) for _ in range(clients)]
+        while not driver.pool.state(plan.line)["busy"]:
             await asyncio.sleep(0)
         for each in asked:  # the run was decided in this turn of the loop, and begins in the next one
             each.cancel()
         await asyncio.wait(asked)
         await running.process.ended
-        while driver.fleet._runs:
+        while driver.pool._runs:
             await asyncio.sleep(0.001)
-        assert (driver.fleet.counters["abandoned"], ended) == (1, 1)
+        assert (driver.pool.counters["abandoned"], ended) == (1, 1)
 
     drive(daemon, work, run_deadline_s=3600.0)
 
@@ -373,15 +373,15 @@ def test_a_run_abandoned_while_it_begins_is_counted_and_ended_once(
 def test_a_run_that_ends_soon_keeps_its_predictor_though_its_client_hung_up(troubled: Daemon) -> None:
     async def work(driver: Driver) -> None:
         await driver.ask(do=text("nothing"))
-        (running,) = driver.fleet._running.values()
+        (running,) = driver.pool._running.values()
         running.stages = {"load_s": 30.0}  # a new one would take so long
         short = asyncio.ensure_future(driver.ask(do=text("nap")))
         line = (await driver.plan()).line
-        while not driver.fleet.state(line)["busy"]:
+        while not driver.pool.state(line)["busy"]:
             await asyncio.sleep(0.01)
         short.cancel()
         assert not (await driver.ask(do=text("nothing"))).cold
-        assert "abandoned" not in driver.fleet.counters
+        assert "abandoned" not in driver.pool.counters
 
     drive(troubled, work)
 
@@ -396,7 +396,7 @@ def test_a_run_is_finished_for_the_client_that_stays_and_where_settings_say_so(
     async def together(driver: Driver) -> None:
         both = [asyncio.ensure_future(driver.ask(x=[[float(number)]])) for number in range(2)]
         line = (await driver.plan()).line
-        while not driver.fleet.state(line)["busy"]:
+        while not driver.pool.state(line)["busy"]:
             await asyncio.sleep(0.01)
         both[0].cancel()
         assert arrays(await both[1])["x"].tolist() == [[1.0]]
@@ -405,13 +405,13 @@ def test_a_run_is_finished_for_the_client_that_stays_and_where_settings_say_so(
         await together(driver)
         plan = await driver.plan()
         only = asyncio.ensure_future(driver.ask(x=[[1.0], [2.0]]))
-        while not driver.fleet.state(plan.line)["busy"]:
+        while not driver.pool.state(plan.line)["busy"]:
             await asyncio.sleep(0.01)
         only.cancel()
-        while driver.fleet.state(plan.line)["busy"]:
+        while driver.pool.state(plan.line)["busy"]:
             await asyncio.sleep(0.01)
-        assert driver.fleet.state(plan.line)["idle"] == 1
-        assert "abandoned" not in driver.fleet.counters
+        assert driver.pool.state(plan.line)["idle"] == 1
+        assert "abandoned" not in driver.pool.counters
 
     drive(daemon, together)
     drive(daemon, alone, end_abandoned=False)
@@ -444,8 +444,8 @@ def test_a_request_without_a_descriptor_for_its_tensors_fails_alone(scaler: Daem
         await driver.ask(x=[1.0])
         plan, tensors = await driver.plan(), [from_array("x", np.ones(1 << 18))]  # more than the arena that is there
         with few_descriptors(left=0), pytest.raises(CapacityError, match=r"no descriptor left.*`ulimit -n`"):
-            await driver.fleet.infer(plan, tensors)
-        assert (await driver.fleet.infer(plan, tensors)).how == "running"
+            await driver.pool.infer(plan, tensors)
+        assert (await driver.pool.infer(plan, tensors)).how == "running"
 
     drive(scaler, work)
 
@@ -454,7 +454,7 @@ def test_a_cold_request_without_descriptors_is_told_the_remedy(scaler: Daemon) -
     async def work(driver: Driver) -> None:
         plan, tensors = await driver.plan(), [from_array("x", np.ones(1))]
         with few_descriptors(left=0), pytest.raises(CapacityError, match=r"no descriptor left.*`ulimit -n`"):
-            await driver.fleet.infer(plan, tensors)
+            await driver.pool.infer(plan, tensors)
         assert (await driver.ask(x=[1.0])).cold
 
     drive(scaler, work)
@@ -508,7 +508,7 @@ def test_more_rows_than_a_model_takes_at_once_are_refused(daemon: Daemon, checkp
     async def work(driver: Driver) -> None:
         with pytest.raises(CallerError, match=r"the request has 5 rows; 'm' takes 4 at once \(max_batch_size\)"):
             await driver.ask(x=np.zeros((5, 2)))
-        assert driver.fleet.counters == {}, "nothing was started for it"
+        assert driver.pool.counters == {}, "nothing was started for it"
         answer = await driver.ask(x=np.zeros((4, 2)))
         assert (answer.rows, answer.run_rows) == (4, 4)
 
@@ -524,7 +524,7 @@ def test_requests_of_a_higher_priority_are_answered_first(daemon: Daemon, checkp
         answered: list[int] = []
 
         async def ask(priority: int) -> None:
-            await driver.fleet.infer(plan, x, priority=priority)
+            await driver.pool.infer(plan, x, priority=priority)
             answered.append(priority)
 
         asked = [asyncio.ensure_future(ask(priority)) for priority in (3, 0, 1, 2, 1)]  # 0: the default, which is 2
@@ -579,7 +579,7 @@ def test_requests_leave_one_timer_for_the_keep_alive_of_their_predictor(
         for _ in range(5):
             await driver.ask(x=[1.0])
         line = (await driver.plan()).line
-        while not driver.fleet.state(line)["idle"]:
+        while not driver.pool.state(line)["idle"]:
             await asyncio.sleep(0.01)
         assert len(made) >= 5
         assert len([timer for timer in made if not timer.cancelled()]) == 1
@@ -592,7 +592,7 @@ def test_requests_leave_one_timer_for_the_keep_alive_of_their_predictor(
 def test_an_idle_predictor_ends_after_its_keep_alive(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
         await driver.ask(x=[1.0])
-        while driver.fleet.counters.get("ended") != 1:
+        while driver.pool.counters.get("ended") != 1:
             await asyncio.sleep(0.01)
         assert (await driver.ask(x=[1.0])).cold
 
@@ -622,13 +622,13 @@ def test_large_tensors_come_back_as_they_were(daemon: Daemon, checkpoint: Callab
     drive(daemon, work)
 
 
-def test_a_closed_fleet_takes_no_requests_and_leaves_no_process(troubled: Daemon) -> None:
+def test_a_closed_pool_takes_no_requests_and_leaves_no_process(troubled: Daemon) -> None:
     async def work(driver: Driver) -> int:
         pid = int(arrays(await driver.ask(do=text("nothing")))["done"][0])
         hanging = asyncio.ensure_future(driver.ask(do=text("hang")))
-        while not any(running.jobs for running in driver.fleet._running.values()):
+        while not any(running.jobs for running in driver.pool._running.values()):
             await asyncio.sleep(0.01)
-        await driver.fleet.close(0.1)
+        await driver.pool.close(0.1)
         with pytest.raises(DrainingError, match="the endpoint ended before the request was answered; send it again"):
             await hanging
         with pytest.raises(DrainingError):
@@ -642,13 +642,13 @@ def test_a_closed_fleet_takes_no_requests_and_leaves_no_process(troubled: Daemon
 def test_a_predictor_outlives_its_template_and_the_next_has_another(troubled: Daemon) -> None:
     async def work(driver: Driver) -> None:
         before = arrays(await driver.ask(do=text("nothing")))["done"]
-        (template,) = driver.fleet._nursery._stock.templates.values()
+        (template,) = driver.pool._warm_pool._inventory.templates.values()
         os.kill(template.pid, signal.SIGKILL)
         while template.lost is None:
             await asyncio.sleep(0.01)
         assert arrays(await driver.ask(do=text("nothing")))["done"] == before
         os.kill(int(before[0]), signal.SIGKILL)
-        while driver.fleet.counters.get("ended") != 1:
+        while driver.pool.counters.get("ended") != 1:
             await asyncio.sleep(0.01)
         answer = await driver.ask(do=text("nothing"))
         assert (answer.cold, answer.how) == (True, "forked")
@@ -707,10 +707,10 @@ def test_an_answer_that_is_not_what_the_manifest_states_is_the_predictor_s_fault
 def test_a_request_after_the_death_of_an_idle_predictor_is_answered_by_another(troubled: Daemon) -> None:
     async def work(driver: Driver) -> None:
         pid = int(arrays(await driver.ask(do=text("nothing")))["done"][0])
-        (template,) = driver.fleet._nursery._stock.templates.values()
+        (template,) = driver.pool._warm_pool._inventory.templates.values()
         for victim in (template.pid, pid):
             os.kill(victim, signal.SIGKILL)
-        while driver.fleet.state((await driver.plan()).line)["idle"]:
+        while driver.pool.state((await driver.plan()).line)["idle"]:
             await asyncio.sleep(0)
         assert (await driver.ask(do=text("nothing"))).cold
 
@@ -721,10 +721,10 @@ def test_a_predictor_that_was_expected_answers_the_request_that_comes(scaler: Da
     async def work(driver: Driver) -> None:
         plan, came = await driver.plan(), time.perf_counter()
         tensors = [from_array("x", np.array([1.0]))]
-        driver.fleet.expect(plan, tensors)
-        while not driver.fleet.state(plan.line)["idle"]:
+        driver.pool.expect(plan, tensors)
+        while not driver.pool.state(plan.line)["idle"]:
             await asyncio.sleep(0.001)
-        answer = await driver.fleet.infer(plan, tensors, began_s=came)
+        answer = await driver.pool.infer(plan, tensors, began_s=came)
         assert arrays(answer)["y"].tolist() == [3.0]
         assert answer.cold, "it was started after the request had come"
         assert answer.stages["queue_s"] > answer.stages["load_s"]
@@ -740,11 +740,11 @@ def test_no_predictor_is_expected_for_what_would_be_refused_or_end_at_once(
 
     async def work(driver: Driver) -> None:
         plan = await driver.plan()
-        driver.fleet.expect(plan, [from_array("z", np.array([1.0]))])
-        driver.fleet.expect(dataclasses.replace(plan, keep_alive_s=0.0), [from_array("x", np.array([1.0]))])
-        assert driver.fleet.state(plan.line)["starting"] == 0
-        driver.fleet.expect(plan, [from_array("x", np.array([1.0]))])
-        assert driver.fleet.state(plan.line)["starting"] == 1
+        driver.pool.expect(plan, [from_array("z", np.array([1.0]))])
+        driver.pool.expect(dataclasses.replace(plan, keep_alive_s=0.0), [from_array("x", np.array([1.0]))])
+        assert driver.pool.state(plan.line)["starting"] == 0
+        driver.pool.expect(plan, [from_array("x", np.array([1.0]))])
+        assert driver.pool.state(plan.line)["starting"] == 1
 
     drive(daemon, work)
 
@@ -752,11 +752,11 @@ def test_no_predictor_is_expected_for_what_would_be_refused_or_end_at_once(
 def test_a_predictor_that_was_expected_of_a_model_that_has_changed_ends(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
         plan = await driver.plan()
-        driver.fleet.expect(plan, [from_array("x", np.array([1.0]))])
-        driver.fleet.retire(plan.line)
-        while driver.fleet.counters.get("ended") != 1:
+        driver.pool.expect(plan, [from_array("x", np.array([1.0]))])
+        driver.pool.retire(plan.line)
+        while driver.pool.counters.get("ended") != 1:
             await asyncio.sleep(0.01)
-        assert driver.fleet.report()["models"] == {}
+        assert driver.pool.report()["models"] == {}
 
     drive(scaler, work)
 
@@ -768,21 +768,21 @@ def test_a_slot_that_is_needed_before_its_process_is_there_is_given_up(
         register(daemon, checkpoint, name, predictor={"call": "own_predictors:Scaler"})
 
     async def work(driver: Driver) -> None:
-        nursery, come = driver.fleet._nursery, asyncio.Event()
-        take = nursery.take
+        warm_pool, come = driver.pool._warm_pool, asyncio.Event()
+        take = warm_pool.take
 
         async def slowly(environment: Environment) -> PredictorProcess:
             await come.wait()
             return await take(environment)
 
-        nursery.take = slowly  # type: ignore[method-assign]
+        warm_pool.take = slowly  # type: ignore[method-assign]
         left = asyncio.ensure_future(driver.ask("m", x=[1.0]))
         plan = await driver.plan("m")
-        while not driver.fleet.state(plan.line)["starting"]:
+        while not driver.pool.state(plan.line)["starting"]:
             await asyncio.sleep(0.01)
         left.cancel()
         other = asyncio.ensure_future(driver.ask("n", x=[1.0]))
-        while driver.fleet.state(plan.line)["starting"]:
+        while driver.pool.state(plan.line)["starting"]:
             await asyncio.sleep(0.01)
         come.set()
         assert arrays(await other)["y"].tolist() == [2.0]
@@ -790,16 +790,16 @@ def test_a_slot_that_is_needed_before_its_process_is_there_is_given_up(
     drive(daemon, work, predictors=1)
 
 
-def test_a_closing_fleet_that_is_closed_again_ends_what_runs_now(troubled: Daemon) -> None:
+def test_a_closing_pool_that_is_closed_again_ends_what_runs_now(troubled: Daemon) -> None:
     async def work(driver: Driver) -> None:
         await driver.ask(do=text("nothing"))
         hanging = asyncio.ensure_future(driver.ask(do=text("hang")))
-        while not driver.fleet.state((await driver.plan()).line)["busy"]:
+        while not driver.pool.state((await driver.plan()).line)["busy"]:
             await asyncio.sleep(0.01)
-        closing = asyncio.ensure_future(driver.fleet.close(3600.0))
+        closing = asyncio.ensure_future(driver.pool.close(3600.0))
         await asyncio.sleep(0.05)
         assert not hanging.done()
-        await driver.fleet.close(0.0)
+        await driver.pool.close(0.0)
         with pytest.raises(DrainingError, match="send it again"):
             await hanging
         await closing
@@ -819,7 +819,7 @@ def test_the_context_of_a_run_is_that_of_its_first_request(daemon: Daemon, check
     async def work(driver: Driver) -> None:
         plan, tensors = await driver.plan(), [from_array("x", np.zeros(1))]
         requests = [
-            driver.fleet.infer(plan, tensors, begin_run=functools.partial(begin, name)) for name in ("first", "second")
+            driver.pool.infer(plan, tensors, begin_run=functools.partial(begin, name)) for name in ("first", "second")
         ]
         for answer in await asyncio.gather(*requests):
             assert answer.batch == 2
@@ -859,7 +859,7 @@ def test_runs_at_once_divide_the_processors_unless_threads_are_chosen(
         asked = []
         for running in (1, 2, 3):
             asked.append(asyncio.ensure_future(driver.ask(until=text(str(later)))))
-            while driver.fleet.state(line)["busy"] < running:
+            while driver.pool.state(line)["busy"] < running:
                 await asyncio.sleep(0.01)
         later.touch()
         answers = [*(await asyncio.gather(*asked)), await driver.ask(until=text(str(there)))]
@@ -884,7 +884,7 @@ def test_a_model_that_loads_has_its_share_but_not_while_it_waits_for_its_weights
     async def work(driver: Driver) -> int:
         asked = asyncio.ensure_future(driver.ask("loads", until=until))
         line = (await driver.plan("loads")).line
-        while not driver.fleet._running or driver.fleet.state(line)["starting"] != 1:
+        while not driver.pool._running or driver.pool.state(line)["starting"] != 1:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
         answer = await driver.ask("runs", until=until)
@@ -904,16 +904,16 @@ def test_an_idle_predictor_ends_for_another_model_for_which_no_descriptor_is_lef
     async def work(driver: Driver) -> None:
         for name in ("first", "second"):
             await driver.ask(name, x=[1.0])
-        take = driver.fleet._nursery.take
+        take = driver.pool._warm_pool.take
 
         async def lacking(environment: Environment) -> PredictorProcess:
-            if not driver.fleet.counters.get("ended"):
+            if not driver.pool.counters.get("ended"):
                 raise CapacityError("no descriptor left")
             return await take(environment)
 
-        monkeypatch.setattr(driver.fleet._nursery, "take", lacking)
+        monkeypatch.setattr(driver.pool._warm_pool, "take", lacking)
         assert arrays(await driver.ask("third", x=[1.0]))["y"].tolist() == [2.0]
-        states = [driver.fleet.state((await driver.plan(name)).line)["idle"] for name in ("first", "second", "third")]
+        states = [driver.pool.state((await driver.plan(name)).line)["idle"] for name in ("first", "second", "third")]
         assert states == [0, 1, 1], "the one that has been idle longest ends"
 
     drive(daemon, work)
@@ -928,7 +928,7 @@ def test_a_lack_of_descriptors_is_told_if_no_predictor_is_idle(
         async def lacking(environment: Environment) -> PredictorProcess:
             raise CapacityError(f"no descriptor left for {environment.framework}")
 
-        monkeypatch.setattr(driver.fleet._nursery, "take", lacking)
+        monkeypatch.setattr(driver.pool._warm_pool, "take", lacking)
         with pytest.raises(CapacityError, match="no descriptor left for numpy"):
             await driver.ask(x=[1.0])
 
@@ -940,11 +940,11 @@ def test_a_spare_that_was_killed_is_not_counted(daemon: Daemon, checkpoint: Call
 
     async def work(driver: Driver) -> None:
         await driver.ask(x=[1.0])
-        while driver.fleet.report()["spares"] != {"numpy": 1}:
+        while driver.pool.report()["spares"] != {"numpy": 1}:
             await asyncio.sleep(0.01)
-        ((spare,),) = driver.fleet._nursery._stock.spares.values()
+        ((spare,),) = driver.pool._warm_pool._inventory.spares.values()
         os.kill(spare.pid, signal.SIGKILL)
         await spare.ended
-        assert sum(driver.fleet.report()["spares"].values()) == 0
+        assert sum(driver.pool.report()["spares"].values()) == 0
 
     drive(daemon, work, spares=1)

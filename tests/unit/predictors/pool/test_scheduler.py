@@ -251,15 +251,15 @@ def test_requests_of_another_kind_do_not_join_and_are_not_overtaken() -> None:
     assert runs == [[Run(start.predictor, (job,))] for job in jobs]
 
 
-def test_a_request_waits_for_others_until_it_is_ripe_or_the_batch_is_full() -> None:
+def test_a_request_waits_for_others_until_it_is_batch_ready_or_the_batch_is_full() -> None:
     schedule = Schedule(4)
     predictor, _ = running(schedule)
     schedule.done(predictor)
-    first = Job("a", group="x", ripe=False)
+    first = Job("a", group="x", batch_ready=False)
     assert schedule.submit(first, BATCHED) == []
     assert schedule.ripen(first) == [Run(predictor, (first,))]
     schedule.done(predictor)
-    second, third = Job("a", rows=2, group="x", ripe=False), Job("a", rows=2, group="x", ripe=False)
+    second, third = Job("a", rows=2, group="x", batch_ready=False), Job("a", rows=2, group="x", batch_ready=False)
     assert schedule.submit(second, BATCHED) == []
     assert schedule.submit(third, BATCHED) == [Run(predictor, (second, third))]
     assert schedule.ripen(second) == []
@@ -321,7 +321,7 @@ def test_a_broken_book_is_named() -> None:
 LINES = {"a": Limits(1, 4), "b": Limits(2, 4, 3), "c": Limits(1, 4, 3), "d": Limits(3, 4)}
 
 
-class Fleet(RuleBasedStateMachine):
+class WorkerPool(RuleBasedStateMachine):
     """Carries out steps late and in any order, with a ledger of its own: each job is told once, slots suffice."""
 
     def __init__(self) -> None:
@@ -363,9 +363,9 @@ class Fleet(RuleBasedStateMachine):
     def give_way(self) -> None:
         self.do(self.schedule.give_way())
 
-    @rule(line=st.sampled_from(sorted(LINES)), ripe=st.booleans())
-    def submit(self, line: str, ripe: bool) -> None:
-        job = Job(line, group="x", ripe=ripe or not LINES[line].batch)
+    @rule(line=st.sampled_from(sorted(LINES)), batch_ready=st.booleans())
+    def submit(self, line: str, batch_ready: bool) -> None:
+        job = Job(line, group="x", batch_ready=batch_ready or not LINES[line].batch)
         self.waiting.append(job)
         try:
             steps = self.schedule.submit(job, LINES[line])
@@ -451,7 +451,7 @@ class Fleet(RuleBasedStateMachine):
     def the_books_hold(self) -> None:
         self.schedule.validate()
         assert len(self.loading) + len(self.idle) + len(self.runs) + len(self.stopping) <= self.most
-        if any(job.ripe for job in self.waiting):
+        if any(job.batch_ready for job in self.waiting):
             assert self.loading or self.runs or self.stopping, "requests wait, and nothing happens"
 
     def teardown(self) -> None:
@@ -478,7 +478,7 @@ class Fleet(RuleBasedStateMachine):
         assert not self.waiting, f"a request is never answered: {self.waiting}, {left}"
 
 
-TestEveryOrderOfEvents = Fleet.TestCase
+TestEveryOrderOfEvents = WorkerPool.TestCase
 TestEveryOrderOfEvents.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -178,8 +178,8 @@ def test_processes_in_a_namespace_are_known_by_their_numbers_here_and_end(prober
 
     async def work(driver: Driver) -> None:
         await driver.ask(code=text("value = 1"))
-        (running,) = driver.fleet._running.values()
-        (template,) = driver.fleet._nursery._stock.templates.values()
+        (running,) = driver.pool._running.values()
+        (template,) = driver.pool._warm_pool._inventory.templates.values()
         seen.extend([running.process.pid, template.pid, *template.predictors])
         assert all(footprint(pid) is not None for pid in seen)
         assert running.process.pid in template.predictors
@@ -309,7 +309,7 @@ def test_a_predictor_in_a_namespace_cannot_cripple_a_peer_or_its_template(
         assert isinstance(found, int), found
         assert await ask("other", "import os; value = os.getpid()") == peer
         assert await ask("other", _STATE) == state
-        assert driver.fleet.report()["templates"]["numpy"]["ended"] == 0
+        assert driver.pool.report()["templates"]["numpy"]["ended"] == 0
 
     drive(daemon, work, isolation=choose(NAMESPACES))
 
@@ -345,9 +345,9 @@ def test_what_makes_a_session_of_its_own_ends_with(first: str, level: str, probe
         await driver.ask(code=text(code))
         await asyncio.to_thread(wait_until, lambda: living(), "it has not started")
         if first != "endpoint":
-            (running,) = driver.fleet._running.values()
+            (running,) = driver.pool._running.values()
             if first == "template and predictor":
-                ((_, template),) = driver.fleet._nursery._stock.made
+                ((_, template),) = driver.pool._warm_pool._inventory.made
                 os.kill(template.pid, signal.SIGKILL)
                 await asyncio.to_thread(wait_until, lambda: template.lost, "it was not seen to end")
             os.kill(running.process.pid, signal.SIGKILL)
@@ -369,11 +369,11 @@ def test_a_predictor_that_fills_the_temporary_files_of_its_namespace_ends_no_oth
         assert "No space left" in str(arrays(await driver.ask(code=text(fills)))["told"][0])
         answer = await driver.ask("other", code=text("value = 1"))
         assert (answer.how, arrays(answer)["told"][0]) == ("forked", b"1")
-        for running in list(driver.fleet._running.values()):
+        for running in list(driver.pool._running.values()):
             running.process.kill("it is not needed any more")
             assert await running.process.ended == "it is not needed any more"
         assert (await driver.ask("other", code=text("value = 1"))).how == "forked"
-        assert driver.fleet.report()["templates"]["numpy"]["ended"] == 0
+        assert driver.pool.report()["templates"]["numpy"]["ended"] == 0
 
     drive(daemon, work, isolation=dataclasses.replace(choose(NAMESPACES), scratch_bytes=8 << 20))
 
@@ -468,13 +468,13 @@ def test_what_is_replaced_while_a_template_runs_is_hidden_from_the_next_predicto
 
     async def work(driver: Driver) -> None:
         assert "PermissionError" in await told(driver)
-        while spares and not driver.fleet.report()["spares"]:
+        while spares and not driver.pool.report()["spares"]:
             await asyncio.sleep(0.01)
         again.write_text("new secret")
         again.rename(token)
         plan = await driver.plan()
-        driver.fleet.retire(plan.line)
-        while any(driver.fleet.state(plan.line).values()):
+        driver.pool.retire(plan.line)
+        while any(driver.pool.state(plan.line).values()):
             await asyncio.sleep(0.01)
         assert "PermissionError" in await told(driver)
 
@@ -518,16 +518,16 @@ def test_a_folder_that_is_hidden_later_is_not_seen_by_the_next_predictor(
 
     async def work(driver: Driver) -> None:
         assert arrays(await driver.ask(code=text(lists)))["told"][0] == b"['catalog']"
-        while spares and not driver.fleet.report()["spares"]:
+        while spares and not driver.pool.report()["spares"]:
             await asyncio.sleep(0.01)
         for _ in range(2):  # the same once more changes nothing
-            driver.fleet.hide(str(folder / "files"))
+            driver.pool.hide(str(folder / "files"))
             plan = await driver.plan()
-            driver.fleet.retire(plan.line)
-            while any(driver.fleet.state(plan.line).values()):
+            driver.pool.retire(plan.line)
+            while any(driver.pool.state(plan.line).values()):
                 await asyncio.sleep(0.01)
             assert arrays(await driver.ask(code=text(lists)))["told"][0] == b"[]"
-        assert len(driver.fleet._launcher.isolation.hidden) == 1
+        assert len(driver.pool._launcher.isolation.hidden) == 1
 
     drive(prober, work, isolation=choose(NAMESPACES), spares=spares)
 

@@ -83,6 +83,6 @@ def test_only_models_that_may_have_hot_spares_are_chosen() -> None:
     assert demand(a=[0.0] * 8).choose({}, 2, 0.0) == {}
 
 
-def test_a_clock_that_seems_to_go_back_counts_as_standing_still() -> None:
+def test_a_clock_that_seems_to_go_back_counts_as_usage_still() -> None:
     asked = demand(a=[10.0, 9.0, 8.0])
     assert asked.count("a", 7.0) == 3.0

@@ -1,4 +1,4 @@
-"""What a nursery has ready is counted once each, at what the kernel says, and nothing that has gone is handed out."""
+"""What a warm pool has ready is counted once each, at what the kernel says, and nothing that has gone is handed out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from trims_predictors.children.launcher import Environment
-from trims_predictors.warm.inventory import Stock
+from trims_predictors.warm.inventory import Inventory
 from trims_predictors.warm.memory_usage import Footprint
 
 if TYPE_CHECKING:
@@ -37,76 +37,76 @@ def spare(pid: int, *, dying: bool = False) -> PredictorProcess:
     return cast("PredictorProcess", SimpleNamespace(pid=pid, dying=dying))
 
 
-def serve(stock: Stock, made: Any, environment: Environment = TORCH) -> Template:
-    stock.add(environment, made)
-    stock.templates[environment] = made
+def serve(inventory: Inventory, made: Any, environment: Environment = TORCH) -> Template:
+    inventory.add(environment, made)
+    inventory.templates[environment] = made
     return cast("Template", made)
 
 
 @pytest.fixture
-def stock() -> Stock:
-    return Stock()
+def inventory() -> Inventory:
+    return Inventory()
 
 
-def test_the_newest_spare_is_taken_and_those_that_die_are_passed_over(stock: Stock) -> None:
-    stock.spares[TORCH] = [spare(1), spare(2), spare(3, dying=True)]
-    taken = stock.take_spare(TORCH)
+def test_the_newest_spare_is_taken_and_those_that_die_are_passed_over(inventory: Inventory) -> None:
+    inventory.spares[TORCH] = [spare(1), spare(2), spare(3, dying=True)]
+    taken = inventory.take_spare(TORCH)
     assert taken is not None
     assert taken.pid == 2
-    assert [each.pid for each in stock.spares[TORCH]] == [1]
-    assert stock.take_spare(OTHER) is None
+    assert [each.pid for each in inventory.spares[TORCH]] == [1]
+    assert inventory.take_spare(OTHER) is None
 
 
-def test_a_spare_that_was_taken_may_end_without_harm(stock: Stock) -> None:
+def test_a_spare_that_was_taken_may_end_without_harm(inventory: Inventory) -> None:
     first, second = spare(1), spare(2)
-    stock.spares[TORCH] = [first, second]
+    inventory.spares[TORCH] = [first, second]
     for ended in (second, second):
-        stock.drop_spare(TORCH, ended)
-    assert stock.spares == {TORCH: [first]}
+        inventory.drop_spare(TORCH, ended)
+    assert inventory.spares == {TORCH: [first]}
 
 
-def test_a_hot_spare_is_counted_until_it_is_dropped_once(stock: Stock) -> None:
+def test_a_hot_spare_is_counted_until_it_is_dropped_once(inventory: Inventory) -> None:
     hot = spare(1)
-    stock.hot[TORCH] = [hot]
-    assert stock.drop_hot(hot)
-    assert not stock.drop_hot(hot), "it is being ended, or was taken"
+    inventory.hot[TORCH] = [hot]
+    assert inventory.drop_hot(hot)
+    assert not inventory.drop_hot(hot), "it is being ended, or was taken"
 
 
-def test_a_lost_template_serves_no_more_and_is_known_until_its_processes_are_gone(stock: Stock) -> None:
-    made: Any = serve(stock, template(7))
-    assert stock.serving(TORCH) is made
+def test_a_lost_template_serves_no_more_and_is_known_until_its_processes_are_gone(inventory: Inventory) -> None:
+    made: Any = serve(inventory, template(7))
+    assert inventory.serving(TORCH) is made
     made.lost = "it was killed"
-    assert stock.serving(TORCH) is None
-    assert (stock.running(), len(stock.made)) == ([], 1)
-    stock.forget_ended()
-    assert len(stock.made) == 1, "it has not ended yet"
+    assert inventory.serving(TORCH) is None
+    assert (inventory.running(), len(inventory.made)) == ([], 1)
+    inventory.forget_ended()
+    assert len(inventory.made) == 1, "it has not ended yet"
     made.gone.is_done = True
-    stock.forget_ended()
-    assert stock.made == []
+    inventory.forget_ended()
+    assert inventory.made == []
 
 
-def test_environments_of_one_framework_are_told_together(stock: Stock) -> None:
-    serve(stock, template(1))
-    serve(stock, template(2), OTHER)
-    stock.add(TORCH, template(3))
-    ended: Any = stock.made[1][1]
+def test_environments_of_one_framework_are_told_together(inventory: Inventory) -> None:
+    serve(inventory, template(1))
+    serve(inventory, template(2), OTHER)
+    inventory.add(TORCH, template(3))
+    ended: Any = inventory.made[1][1]
     ended.lost = "it was killed"
-    stock.spares, stock.hot = {TORCH: [spare(4)], OTHER: [spare(5), spare(6)]}, {TORCH: [spare(7)]}
+    inventory.spares, inventory.hot = {TORCH: [spare(4)], OTHER: [spare(5), spare(6)]}, {TORCH: [spare(7)]}
     counted = {pid: Footprint(MIB, 0) for pid in (1, 2, 3, 4, 7)}
-    assert stock.spares_by_framework() == {"torch": 3}
-    told = stock.templates_by_framework(counted)
+    assert inventory.spares_by_framework() == {"torch": 3}
+    told = inventory.templates_by_framework(counted)
     assert told == {"torch": {"started": 3, "ended": 1, "bytes": 4 * MIB}}, "what was not counted yet is not told"
 
 
-def test_a_standing_tells_each_part_and_why_a_template_may_not_end(stock: Stock) -> None:
-    made: Any = serve(stock, template(1, 2, 3, 4))
+def test_a_usage_tells_each_part_and_why_a_template_may_not_end(inventory: Inventory) -> None:
+    made: Any = serve(inventory, template(1, 2, 3, 4))
     made.waited_for = True
-    stock.spares, stock.hot = {TORCH: [spare(2)]}, {TORCH: [spare(3)]}
-    stock.kept.add(TORCH)
-    stock.use(TORCH)
+    inventory.spares, inventory.hot = {TORCH: [spare(2)]}, {TORCH: [spare(3)]}
+    inventory.kept.add(TORCH)
+    inventory.use(TORCH)
     counted = {1: Footprint(50, 0), 2: Footprint(5, 4), 3: Footprint(7, 6)}
-    ((standing,), others) = stock.standings(counted)
-    told = dataclasses.asdict(standing)
+    ((usage,), others) = inventory.usages(counted)
+    told = dataclasses.asdict(usage)
     assert told.pop("used_s") > 0
     assert told == {
         "environment": dataclasses.asdict(TORCH),
@@ -121,31 +121,33 @@ def test_a_standing_tells_each_part_and_why_a_template_may_not_end(stock: Stock)
     assert others == 0
 
 
-def test_a_template_that_serves_no_more_is_counted_with_what_cannot_be_ended(stock: Stock) -> None:
-    serve(stock, template(1, 9))
-    serve(stock, template(2))
-    standings, others = stock.standings({1: Footprint(30, 0), 2: Footprint(20, 0)})
-    assert ([each.nbytes for each in standings], others) == ([20], 30)
+def test_a_template_that_serves_no_more_is_counted_with_what_cannot_be_ended(inventory: Inventory) -> None:
+    serve(inventory, template(1, 9))
+    serve(inventory, template(2))
+    usages, others = inventory.usages({1: Footprint(30, 0), 2: Footprint(20, 0)})
+    assert ([each.nbytes for each in usages], others) == ([20], 30)
 
 
-def test_a_spare_more_takes_its_template_along_if_none_is_alive(stock: Stock) -> None:
-    made: Any = serve(stock, template(1))
-    stock.spares[TORCH] = [spare(2)]
-    assert stock.bytes_of_spare(TORCH) == 0, "none was counted yet"
-    stock.standings({1: Footprint(100, 0), 2: Footprint(9, 8)})
-    assert (stock.bytes_of_spare(TORCH), stock.bytes_of_spare(TORCH, hot=True)) == (8, 8)
-    stock.hot[TORCH] = [spare(3)]
-    stock.standings({1: Footprint(60, 0), 3: Footprint(40, 30)})
-    assert stock.bytes_of_template(TORCH) == 100, "it shares some with its forks now; the next one will not at first"
+def test_a_spare_more_takes_its_template_along_if_none_is_alive(inventory: Inventory) -> None:
+    made: Any = serve(inventory, template(1))
+    inventory.spares[TORCH] = [spare(2)]
+    assert inventory.bytes_of_spare(TORCH) == 0, "none was counted yet"
+    inventory.usages({1: Footprint(100, 0), 2: Footprint(9, 8)})
+    assert (inventory.bytes_of_spare(TORCH), inventory.bytes_of_spare(TORCH, hot=True)) == (8, 8)
+    inventory.hot[TORCH] = [spare(3)]
+    inventory.usages({1: Footprint(60, 0), 3: Footprint(40, 30)})
+    assert inventory.bytes_of_template(TORCH) == 100, (
+        "it shares some with its forks now; the next one will not at first"
+    )
     made.lost = "it was killed"
-    assert (stock.bytes_of_spare(TORCH), stock.bytes_of_spare(TORCH, hot=True)) == (108, 130)
+    assert (inventory.bytes_of_spare(TORCH), inventory.bytes_of_spare(TORCH, hot=True)) == (108, 130)
 
 
-def test_what_is_cleared_is_the_callers_to_end(stock: Stock) -> None:
-    made = serve(stock, template(1))
+def test_what_is_cleared_is_the_callers_to_end(inventory: Inventory) -> None:
+    made = serve(inventory, template(1))
     first, hot = spare(2), spare(3)
-    stock.spares[TORCH], stock.hot[TORCH] = [first], [hot]
-    stock.leaving.add(TORCH)
-    assert stock.clear(TORCH) == (made, [first, hot])
-    assert (stock.templates, stock.spares, stock.hot, stock.leaving) == ({}, {}, {}, set())
-    assert stock.clear(TORCH) == (None, [])
+    inventory.spares[TORCH], inventory.hot[TORCH] = [first], [hot]
+    inventory.leaving.add(TORCH)
+    assert inventory.clear(TORCH) == (made, [first, hot])
+    assert (inventory.templates, inventory.spares, inventory.hot, inventory.leaving) == ({}, {}, {}, set())
+    assert inventory.clear(TORCH) == (None, [])

@@ -16,20 +16,20 @@ from trims.testing.descriptors import few_descriptors
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from trims_predictors.warm.warm_pool import Nursery
+    from trims_predictors.warm.warm_pool import WarmPool
 
 
 def test_what_a_predictor_imported_is_known_to_the_next_template(modules: Path) -> None:
-    async def work(nursery: Nursery) -> None:
-        predictor = await nursery.take(NUMPY)
-        before = nursery._stock.templates[NUMPY]
-        nursery.teach(NUMPY, ["harmless", "no_such_module", "__main__"])
-        await until(lambda: nursery._lessons.learned.get(NUMPY))
-        assert nursery._lessons.learned[NUMPY] == ["harmless"]
-        assert "harmless" in nursery._stock.templates[NUMPY].modules
-        assert nursery._stock.templates[NUMPY] is not before
-        nursery.teach(NUMPY, ["harmless", "no_such_module"])
-        assert nursery._lessons._given[NUMPY] == 1, "nothing new is no lesson"
+    async def work(warm_pool: WarmPool) -> None:
+        predictor = await warm_pool.take(NUMPY)
+        before = warm_pool._inventory.templates[NUMPY]
+        warm_pool.teach(NUMPY, ["harmless", "no_such_module", "__main__"])
+        await until(lambda: warm_pool._learner.learned.get(NUMPY))
+        assert warm_pool._learner.learned[NUMPY] == ["harmless"]
+        assert "harmless" in warm_pool._inventory.templates[NUMPY].modules
+        assert warm_pool._inventory.templates[NUMPY] is not before
+        warm_pool.teach(NUMPY, ["harmless", "no_such_module"])
+        assert warm_pool._learner._given[NUMPY] == 1, "nothing new is no lesson"
         assert before.lost is None, "it learns how its predictor ends"
         assert await predictor.end() == "it exited with status 0"
         await until(lambda: before.lost)
@@ -40,15 +40,15 @@ def test_what_a_predictor_imported_is_known_to_the_next_template(modules: Path) 
 def test_a_lesson_whose_template_is_killed_from_outside_is_learned_the_next_time(modules: Path) -> None:
     (modules / "slow.py").write_text("import time; time.sleep(0.5)")
 
-    async def work(nursery: Nursery) -> None:
-        await (await nursery.take(NUMPY)).end()
-        nursery.teach(NUMPY, ["slow"])
-        await until(lambda: len(nursery._stock.made) == 2)
-        os.kill(nursery._stock.made[1][1].pid, signal.SIGKILL)
-        await until(lambda: not nursery._lessons.running())
-        nursery.teach(NUMPY, ["slow"])
-        await until(lambda: nursery._lessons.learned.get(NUMPY))
-        assert nursery._lessons.learned[NUMPY] == ["slow"]
+    async def work(warm_pool: WarmPool) -> None:
+        await (await warm_pool.take(NUMPY)).end()
+        warm_pool.teach(NUMPY, ["slow"])
+        await until(lambda: len(warm_pool._inventory.made) == 2)
+        os.kill(warm_pool._inventory.made[1][1].pid, signal.SIGKILL)
+        await until(lambda: not warm_pool._learner.running())
+        warm_pool.teach(NUMPY, ["slow"])
+        await until(lambda: warm_pool._learner.learned.get(NUMPY))
+        assert warm_pool._learner.learned[NUMPY] == ["slow"]
 
     nurse(modules, work)
 
@@ -59,23 +59,23 @@ def test_a_lesson_that_spoils_a_template_costs_the_one_that_serves_nothing(
 ) -> None:
     monkeypatch.setattr(template_process, "_IMPORT_S", 10.0)
 
-    async def work(nursery: Nursery) -> None:
-        await (await nursery.take(NUMPY)).end()
-        before = nursery._stock.templates[NUMPY]
+    async def work(warm_pool: WarmPool) -> None:
+        await (await warm_pool.take(NUMPY)).end()
+        before = warm_pool._inventory.templates[NUMPY]
         monkeypatch.setattr(template_process, "_IMPORT_S", 1.0 if module == "hangs" else 30.0)
-        nursery.teach(NUMPY, [module])
-        predictor = await nursery.take(NUMPY)
+        warm_pool.teach(NUMPY, [module])
+        predictor = await warm_pool.take(NUMPY)
         assert predictor.how == "forked", "meanwhile"
         await predictor.end()
         if module != "spoils":  # it may not be the module's fault that its template is gone
-            await until(lambda: not nursery._lessons.running())
-            assert not nursery.preloads.banned.get(NUMPY)
-            nursery.teach(NUMPY, [module])
-        await until(lambda: nursery.preloads.banned.get(NUMPY))
-        assert nursery._stock.templates[NUMPY] is before
-        lessons = nursery._lessons._given[NUMPY]
-        nursery.teach(NUMPY, [module])
-        assert nursery._lessons._given[NUMPY] == lessons
+            await until(lambda: not warm_pool._learner.running())
+            assert not warm_pool.preloads.banned.get(NUMPY)
+            warm_pool.teach(NUMPY, [module])
+        await until(lambda: warm_pool.preloads.banned.get(NUMPY))
+        assert warm_pool._inventory.templates[NUMPY] is before
+        learner = warm_pool._learner._given[NUMPY]
+        warm_pool.teach(NUMPY, [module])
+        assert warm_pool._learner._given[NUMPY] == learner
 
     nurse(modules, work)
     assert f"cannot learn this; its predictors will import it themselves: {module}" in caplog.text
@@ -86,12 +86,12 @@ def test_a_module_that_a_manifest_names_in_vain_is_told_once_for_each_model(
 ) -> None:
     (modules / "broken.py").write_text("1 / 0")
 
-    async def work(nursery: Nursery) -> None:
-        await (await nursery.take(NUMPY)).end()
+    async def work(warm_pool: WarmPool) -> None:
+        await (await warm_pool.take(NUMPY)).end()
         for model in ("one", "two", "one"):
-            nursery.preloads.want(NUMPY, model, ["no_such_module", "broken", "harmless"])
-            nursery.teach(NUMPY, ["no_such_module", "broken", "harmless"])
-            await until(lambda: nursery._lessons.learned.get(NUMPY))
+            warm_pool.preloads.want(NUMPY, model, ["no_such_module", "broken", "harmless"])
+            warm_pool.teach(NUMPY, ["no_such_module", "broken", "harmless"])
+            await until(lambda: warm_pool._learner.learned.get(NUMPY))
 
     nurse(modules, work)
     told = [each.message for each in caplog.records if each.levelname == "WARNING"]
@@ -107,13 +107,13 @@ def test_more_modules_than_a_message_holds_are_learned(modules: Path) -> None:
         (modules / f"{'long' * 40}_{number}.py").touch()
     names = [f"{'long' * 40}_{number}" for number in range(700)]
 
-    async def work(nursery: Nursery) -> None:
-        await (await nursery.take(NUMPY)).end()
-        nursery.teach(NUMPY, names)
-        await until(lambda: nursery._lessons.learned.get(NUMPY))
-        assert nursery._lessons.learned[NUMPY] == names
-        nursery._stock.templates[NUMPY].close()
-        predictor = await nursery.take(NUMPY)
+    async def work(warm_pool: WarmPool) -> None:
+        await (await warm_pool.take(NUMPY)).end()
+        warm_pool.teach(NUMPY, names)
+        await until(lambda: warm_pool._learner.learned.get(NUMPY))
+        assert warm_pool._learner.learned[NUMPY] == names
+        warm_pool._inventory.templates[NUMPY].close()
+        predictor = await warm_pool.take(NUMPY)
         assert predictor.how == "forked"
         await predictor.end()
 
@@ -121,12 +121,12 @@ def test_more_modules_than_a_message_holds_are_learned(modules: Path) -> None:
 
 
 def test_a_lesson_without_descriptors_is_a_warning_and_no_bug(modules: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async def work(nursery: Nursery) -> None:
-        predictor = await nursery.take(NUMPY)
+    async def work(warm_pool: WarmPool) -> None:
+        predictor = await warm_pool.take(NUMPY)
         with few_descriptors(left=0):
-            nursery.teach(NUMPY, ["harmless"])
-            await until(lambda: not nursery._lessons.running())
-            await until(lambda: not len(nursery._background) or "ulimit" in caplog.text)
+            warm_pool.teach(NUMPY, ["harmless"])
+            await until(lambda: not warm_pool._learner.running())
+            await until(lambda: not len(warm_pool._background) or "ulimit" in caplog.text)
         await predictor.end()
 
     nurse(modules, work)
@@ -135,14 +135,14 @@ def test_a_lesson_without_descriptors_is_a_warning_and_no_bug(modules: Path, cap
 
 
 def test_the_first_template_of_the_next_endpoint_begins_with_what_was_learned(modules: Path) -> None:
-    async def learn(nursery: Nursery) -> None:
-        await (await nursery.take(NUMPY)).end()
-        nursery.teach(NUMPY, ["harmless"])
+    async def learn(warm_pool: WarmPool) -> None:
+        await (await warm_pool.take(NUMPY)).end()
+        warm_pool.teach(NUMPY, ["harmless"])
         await until(lambda: (modules / "learned.json").exists())
 
-    async def begin(nursery: Nursery) -> None:
-        predictor = await nursery.take(NUMPY)
-        assert (predictor.how, "harmless" in nursery._stock.templates[NUMPY].modules) == ("forked", True)
+    async def begin(warm_pool: WarmPool) -> None:
+        predictor = await warm_pool.take(NUMPY)
+        assert (predictor.how, "harmless" in warm_pool._inventory.templates[NUMPY].modules) == ("forked", True)
         await predictor.end()
 
     nurse(modules, learn, learned=modules / "learned.json")
@@ -154,10 +154,10 @@ def test_what_was_learned_and_keeps_a_template_from_forking_now_is_forgotten(mod
     (modules / "starts.py").write_text(f"import threading, time\n{thread}")
     write_learned(modules / "learned.json", {NUMPY: ["harmless", "starts"]})
 
-    async def work(nursery: Nursery) -> None:
+    async def work(warm_pool: WarmPool) -> None:
         hows = []
         for _ in range(2):
-            predictor = await nursery.take(NUMPY)
+            predictor = await warm_pool.take(NUMPY)
             hows.append(predictor.how)
             await predictor.end()
         assert hows == ["spawned", "forked"]

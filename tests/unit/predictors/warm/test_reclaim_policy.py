@@ -5,27 +5,27 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from trims_predictors.warm.reclaim_policy import End, EndSpare, Leave, Limits, Standing, Step, next_end_s, next_step
+from trims_predictors.warm.reclaim_policy import End, EndSpare, Leave, Limits, Step, Usage, next_end_s, next_step
 
 NOW_S = 1000.0
 BOUND = Limits(None, 100)
 TIME = Limits(60.0, None)
 
 
-def old(**fields: object) -> Standing:
-    return dataclasses.replace(Standing("old", 60, used_s=900.0), **fields)  # type: ignore[arg-type]
+def old(**fields: object) -> Usage:
+    return dataclasses.replace(Usage("old", 60, used_s=900.0), **fields)  # type: ignore[arg-type]
 
 
-def new(**fields: object) -> Standing:
-    return dataclasses.replace(Standing("new", 60, used_s=990.0), **fields)  # type: ignore[arg-type]
+def new(**fields: object) -> Usage:
+    return dataclasses.replace(Usage("new", 60, used_s=990.0), **fields)  # type: ignore[arg-type]
 
 
 def told(step: Step | None) -> tuple[type[Step], object] | None:
     return None if step is None else (type(step), step.environment)
 
 
-def step(limits: Limits, *standings: Standing, other_bytes: int = 0) -> tuple[type[Step], object] | None:
-    return told(next_step(standings, limits, NOW_S, other_bytes))
+def step(limits: Limits, *usages: Usage, other_bytes: int = 0) -> tuple[type[Step], object] | None:
+    return told(next_step(usages, limits, NOW_S, other_bytes))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_within_the_bound_nothing_goes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("standings", "expected"),
+    ("usages", "expected"),
     [
         ((new(spare_bytes=(1,)), old()), (EndSpare, "new")),
         ((new(spare_bytes=(1,)), old(spare_bytes=(1,))), (EndSpare, "old")),
@@ -72,9 +72,9 @@ def test_within_the_bound_nothing_goes() -> None:
     ],
 )
 def test_over_the_bound_spares_go_first_then_the_template_used_least_recently(
-    standings: tuple[Standing, ...], expected: object
+    usages: tuple[Usage, ...], expected: object
 ) -> None:
-    assert step(BOUND, *standings) == expected
+    assert step(BOUND, *usages) == expected
 
 
 def test_a_template_that_was_to_go_with_its_last_predictor_goes_within_the_bound_too() -> None:
@@ -83,13 +83,13 @@ def test_a_template_that_was_to_go_with_its_last_predictor_goes_within_the_bound
 
 
 def test_all_at_once_over_the_bound_go_one_by_one_until_it_holds() -> None:
-    standings = {str(n): Standing(str(n), 30, (10, 10), used_s=float(n)) for n in range(10)}
+    usages = {str(n): Usage(str(n), 30, (10, 10), used_s=float(n)) for n in range(10)}
     ended: list[tuple[type[Step], object] | None] = []
-    while (found := next_step(list(standings.values()), BOUND, NOW_S)) is not None:
+    while (found := next_step(list(usages.values()), BOUND, NOW_S)) is not None:
         ended.append(told(found))
-        before = standings.pop(str(found.environment))
+        before = usages.pop(str(found.environment))
         if isinstance(found, EndSpare):
-            standings[str(found.environment)] = dataclasses.replace(before, spare_bytes=before.spare_bytes[1:])
+            usages[str(found.environment)] = dataclasses.replace(before, spare_bytes=before.spare_bytes[1:])
     spares = [(EndSpare, str(n)) for n in range(10) for _ in range(2)]
     assert ended == [*spares, *((End, str(n)) for n in range(7))]
 

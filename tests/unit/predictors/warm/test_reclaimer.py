@@ -1,4 +1,4 @@
-"""Upkeep counts in a thread, ends one thing at a time, and looks again when something has changed."""
+"""Reclaimer counts in a thread, ends one thing at a time, and looks again when something has changed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from trims_predictors.warm import reclaimer
 from trims_predictors.warm.memory_usage import Footprint
-from trims_predictors.warm.reclaim_policy import End, Limits, Standing, Step
-from trims_predictors.warm.reclaimer import Upkeep
+from trims_predictors.warm.reclaim_policy import End, Limits, Step, Usage
+from trims_predictors.warm.reclaimer import Reclaimer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 SIZES = {1: 40, 2: 50, 3: 60}
 
 
-class Household:
-    """Templates named by their process; one that is ended is gone at once."""
+class Inventory:
+    """Stands in for that of a warm pool. Templates named by their process; one that is ended is gone at once."""
 
     def __init__(self) -> None:
         self.living = set(SIZES)
@@ -29,8 +29,8 @@ class Household:
     def pids(self) -> list[int]:
         return sorted(self.living)
 
-    def standings(self, counted: Mapping[int, Footprint]) -> tuple[list[Standing], int]:
-        found = [Standing(pid, counted[pid].share_bytes if pid in counted else 0, used_s=pid + self.used_s)
+    def usages(self, counted: Mapping[int, Footprint]) -> tuple[list[Usage], int]:
+        found = [Usage(pid, counted[pid].share_bytes if pid in counted else 0, used_s=pid + self.used_s)
                  for pid in sorted(self.living)]  # fmt: skip
         return found, 0
 
@@ -56,9 +56,9 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
     return threads
 
 
-def look_after(household: Household, limits: Limits, work: Callable[[Upkeep], Awaitable[None]]) -> None:
+def look_after(inventory: Inventory, limits: Limits, work: Callable[[Reclaimer], Awaitable[None]]) -> None:
     async def run() -> None:
-        kept = Upkeep(household, limits)
+        kept = Reclaimer(inventory, limits, inventory.calm, inventory.carry_out)  # type: ignore[arg-type]
         task = asyncio.ensure_future(kept.run())
         try:
             await asyncio.wait_for(work(kept), 30)
@@ -70,40 +70,40 @@ def look_after(household: Household, limits: Limits, work: Callable[[Upkeep], Aw
 
 
 def test_memory_over_the_bound_is_ended_one_by_one_and_counted_again(counting: list[threading.Thread]) -> None:
-    household = Household()
+    inventory = Inventory()
 
-    async def work(kept: Upkeep) -> None:
-        kept.stir()
+    async def work(kept: Reclaimer) -> None:
+        kept.wake()
         while kept.total_bytes != 60:
             await asyncio.sleep(0.001)
-        assert [(type(step), step.environment) for step in household.steps] == [(End, 1), (End, 2)]
+        assert [(type(step), step.environment) for step in inventory.steps] == [(End, 1), (End, 2)]
         assert kept.counted == {3: Footprint(60, 0)}
 
-    look_after(household, Limits(None, 60), work)
+    look_after(inventory, Limits(None, 60), work)
     assert len(counting) == 3 + 2 + 1
     assert threading.main_thread() not in counting
 
 
 def test_nothing_is_counted_while_nothing_changes(counting: list[threading.Thread]) -> None:
-    async def work(kept: Upkeep) -> None:
+    async def work(kept: Reclaimer) -> None:
         for _ in range(100):
             await asyncio.sleep(0)
         assert not counting
-        kept.stir()
+        kept.wake()
         while kept.total_bytes != 150:
             await asyncio.sleep(0.001)
 
-    look_after(Household(), Limits(), work)
+    look_after(Inventory(), Limits(), work)
     assert len(counting) == 3
 
 
-def test_a_template_whose_time_is_over_ends_without_a_stir(counting: list[threading.Thread]) -> None:
-    household = Household()
-    household.used_s = 0.0
+def test_a_template_whose_time_is_over_ends_without_a_wake(counting: list[threading.Thread]) -> None:
+    inventory = Inventory()
+    inventory.used_s = 0.0
 
-    async def work(kept: Upkeep) -> None:
-        while household.living:
+    async def work(kept: Reclaimer) -> None:
+        while inventory.living:
             await asyncio.sleep(0.001)
 
-    look_after(household, Limits(0.0), work)
-    assert len(household.steps) == 3
+    look_after(inventory, Limits(0.0), work)
+    assert len(inventory.steps) == 3

@@ -16,7 +16,7 @@ WHY = {"a thread": "it has 2 threads", "a connection": "it holds a connection", 
 
 
 def verdict(code: str) -> str:
-    program = f"from trims_predictors.worker import fork_safety\n{code}\nprint(fork_safety.why_not(()))"
+    program = f"from trims_predictors.worker import fork_safety\n{code}\nprint(fork_safety.fork_blocker(()))"
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, stdin=subprocess.PIPE
     ).stdout.strip()
@@ -32,8 +32,9 @@ def test_what_a_child_cannot_have_shuts_the_gate(what: str) -> None:
 
 
 def test_known_connections_are_no_reason() -> None:
-    code = "import socket; pair = socket.socketpair()\nwhy, own = fork_safety.why_not, [end.fileno() for end in pair]\n"
-    assert verdict(code + "fork_safety.why_not = lambda known: why(own)") == "None"
+    code = "import socket; pair = socket.socketpair()\nown = [end.fileno() for end in pair]\n"
+    code += "why = fork_safety.fork_blocker\n"
+    assert verdict(code + "fork_safety.fork_blocker = lambda known: why(own)") == "None"
 
 
 def test_one_parallel_forward_pass_of_torch_shuts_the_gate() -> None:

@@ -67,7 +67,7 @@ def forks(
         register(daemon, checkpoint, predictor={"call": "own_predictors:Prober"})
 
         async def work(driver: Driver) -> list[Any]:
-            plan, launcher = await driver.plan(), driver.fleet._launcher
+            plan, launcher = await driver.plan(), driver.pool._launcher
             template = Template(launcher, plan.environment, [*plan.environment.modules(), *MODULES])
             found = []
             try:

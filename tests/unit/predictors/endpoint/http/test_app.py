@@ -32,7 +32,7 @@ REQUEST = {"id": "7", "inputs": [{"name": "x", "datatype": "FP64", "shape": [2],
 class StandIn:
     """A service with the model `m`."""
 
-    fleet = SimpleNamespace(report=lambda: {"models": {}})
+    pool = SimpleNamespace(report=lambda: {"models": {}})
 
     def __init__(self) -> None:
         self.metrics = Metrics()

@@ -16,7 +16,7 @@ from trims.core.errors import InUseError
 
 
 class StandIn:
-    fleet = SimpleNamespace(report=dict)
+    pool = SimpleNamespace(report=dict)
 
     def __init__(self) -> None:
         self.did: list[tuple[Any, ...]] = []

@@ -6,7 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from trims_predictors.endpoint.preloaded_models import HotModels
+from trims_predictors.endpoint.hot_models import HotModels
 
 from trims.core.errors import DaemonAwayError, ManifestError, NotSupportedError
 

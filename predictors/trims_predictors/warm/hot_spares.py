@@ -8,7 +8,7 @@ stands for other weights by now, or they lie elsewhere, the hot spare ends, and 
 had been none.
 
 Which models have some is decided by `demand`. One is made at a time, only of weights that are resident, and only if
-there is room for it; the nursery counts its memory and ends it before anything else.
+there is room for it; the warm pool counts its memory and ends it before anything else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims_predictors.children.worker_process import PredictorProcess
     from trims_predictors.deployment.deployment import Plan, Settings
-    from trims_predictors.warm.warm_pool import Nursery
+    from trims_predictors.warm.warm_pool import WarmPool
 
 _log = logging.getLogger(__name__)
 #: For the daemon and the process together, to give a lease back.
@@ -66,23 +66,23 @@ class _HotSpare:
 
 
 class HotSpares:
-    """Has predictors loaded ahead of need. Used in the fleet's event loop.
+    """Has predictors loaded ahead of need. Used in the pool's event loop.
 
     Args:
-        nursery: Starts their processes, and counts their memory.
-        settings: Of the fleet.
+        warm pool: Starts their processes, and counts their memory.
+        settings: Of the pool.
         count: Counts events by name.
         clock: Seconds that only grow.
     """
 
     def __init__(
         self,
-        nursery: Nursery,
+        warm_pool: WarmPool,
         settings: Settings,
         count: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._nursery = nursery
+        self._warm_pool = warm_pool
         self._settings = settings
         self._count = count
         self._clock = clock
@@ -141,9 +141,9 @@ class HotSpares:
         """Have it take its weights again. None if it is of no use; then it is ended."""
         process = hot.process
         assert process is not None, "it is ready"
-        if not hot.claimed and not self._nursery.unshelve(process):
+        if not hot.claimed and not self._warm_pool.unshelve(process):
             return None  # it ends already
-        if process.dying or hot.identities != self._nursery.identities():
+        if process.dying or hot.identities != self._warm_pool.identities():
             process.kill("a file or folder that is hidden from it was replaced")
             return None
         try:
@@ -184,7 +184,7 @@ class HotSpares:
         """Have hot spares of a model whose manifest states their number, also before its first request."""
         if plan.hot and plan.line not in self._failed and not self._closing:
             self._plans[plan.subject] = plan
-            self._nursery.keep(plan.environment)
+            self._warm_pool.keep(plan.environment)
             self.tend()
 
     def retire(self, line: str) -> None:
@@ -218,7 +218,7 @@ class HotSpares:
     async def _tend(self) -> None:
         try:
             while True:
-                await self._nursery.calm()
+                await self._warm_pool.calm()
                 wanted = self._wanted()
                 self._end_surplus(wanted)
                 plan = self._missing(wanted)
@@ -251,12 +251,12 @@ class HotSpares:
             barred = plan.line in self._unfit or plan.line in self._failed
             known = bool(plan.hot) or plan.line in self._images
             may = there.get(model, 0) < number and known and not barred
-            if may and self._nursery.has_room_for_hot(plan.environment):
+            if may and self._warm_pool.has_room_for_hot(plan.environment):
                 return plan
         return None
 
     async def _make(self, plan: Plan) -> None:
-        hot = _HotSpare(plan, self._nursery.identities(), asyncio.get_running_loop().create_future())
+        hot = _HotSpare(plan, self._warm_pool.identities(), asyncio.get_running_loop().create_future())
         self._making = hot
         try:
             await self._load(hot)
@@ -273,8 +273,8 @@ class HotSpares:
 
     async def _load(self, hot: _HotSpare) -> None:
         plan, settings = hot.plan, self._settings
-        hot.process = process = await self._nursery.make(plan.environment)
-        await self._nursery.calm()
+        hot.process = process = await self._warm_pool.make(plan.environment)
+        await self._warm_pool.calm()
         if hot.ready.done():  # given up meanwhile
             process.kill("it is not needed any more")
             return
@@ -290,7 +290,7 @@ class HotSpares:
             process.kill("it is not needed any more")
             return
         if not hot.claimed:
-            self._nursery.shelve(process)
+            self._warm_pool.shelve(process)
             process.going.add_done_callback(lambda _: self._gone(hot))
             self._waiting.append(hot)
         hot.ready.set_result(True)
@@ -333,7 +333,7 @@ class HotSpares:
 
     def _drop(self, hot: _HotSpare) -> None:
         self._waiting.remove(hot)
-        if hot.process is not None and self._nursery.unshelve(hot.process):
+        if hot.process is not None and self._warm_pool.unshelve(hot.process):
             self._background.start(hot.process.end())
 
     def _gone(self, hot: _HotSpare) -> None:
@@ -358,7 +358,7 @@ class HotSpares:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Make no more. Their processes are the nursery's to end."""
+        """Make no more. Their processes are the warm pool's to end."""
         self._closing = True
         if self._again is not None:
             self._again.cancel()

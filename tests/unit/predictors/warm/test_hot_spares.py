@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from trims.daemon.main import Daemon
 
-#: A fleet in which a predictor ends with its request.
+#: A pool in which a predictor ends with its request.
 FLEET = {"keep_alive_s": 0.0, "hot_spares": 1}
 
 
@@ -46,13 +46,13 @@ async def until(holds: Callable[[], Any]) -> None:
 
 async def settled(driver: Driver) -> None:
     """Wait until no predictor runs, no template learns and no hot spare is made."""
-    nursery, hot = driver.fleet._nursery, driver.fleet.hot
-    await until(lambda: not (driver.fleet._running or nursery._lessons.running() or hot._tending))
+    warm_pool, hot = driver.pool._warm_pool, driver.pool.hot
+    await until(lambda: not (driver.pool._running or warm_pool._learner.running() or hot._tending))
 
 
 async def heated(driver: Driver, name: str = "m") -> None:
     """Ask until the model has a hot spare."""
-    while name not in driver.fleet.hot.report():
+    while name not in driver.pool.hot.report():
         await driver.ask(name, x=[1.0])
         await settled(driver)
 
@@ -71,12 +71,12 @@ def test_a_model_in_steady_demand_gets_a_hot_spare_that_one_request_uses_up(mode
     async def work(driver: Driver) -> None:
         answers = []
         for _ in range(3):
-            assert driver.fleet.hot.report() == {}
+            assert driver.pool.hot.report() == {}
             answers.append(await driver.ask(x=[1.0, 2.0]))
             await settled(driver)
         assert [answer.how for answer in answers] == ["forked"] * 3
-        assert driver.fleet.report()["hot"] == {"m": 1}
-        waiting = driver.fleet.hot._waiting[0].process
+        assert driver.pool.report()["hot"] == {"m": 1}
+        waiting = driver.pool.hot._waiting[0].process
         assert waiting is not None
         answer = await driver.ask(x=[1.0, 2.0])
         assert arrays(answer)["y"].tolist() == [2.0, 4.0]
@@ -86,7 +86,7 @@ def test_a_model_in_steady_demand_gets_a_hot_spare_that_one_request_uses_up(mode
         await settled(driver)
         again = await driver.ask(x=[3.0])
         assert (again.how, pid(again) == waiting.pid) == ("hot", False)
-        assert driver.fleet.counters["started_hot"] == 2
+        assert driver.pool.counters["started_hot"] == 2
 
     drive(model, work, **FLEET)
 
@@ -135,8 +135,8 @@ def test_a_hot_spare_holds_no_lease_and_its_weights_can_be_evicted(model: Daemon
         answer = await driver.ask(x=[2.0])
         assert arrays(answer)["y"].tolist() == [4.0]
         assert answer.how == "forked"
-        assert driver.fleet.counters["hot_unused"] == 1
-        assert driver.fleet.hot.report() == {}
+        assert driver.pool.counters["hot_unused"] == 1
+        assert driver.pool.hot.report() == {}
 
     drive(model, work, **FLEET)
 
@@ -148,7 +148,7 @@ def test_a_hot_spare_loads_no_weights_that_were_evicted(model: Daemon) -> None:
         with admin(model.config.runtime_dir) as control:
             await in_thread(lambda: control.evict("m", "cpu", drain=True))
         await settled(driver)
-        assert driver.fleet.hot.report() == {}
+        assert driver.pool.hot.report() == {}
         with admin(model.config.runtime_dir) as control:
             assert not [each for each in control.show("m").replicas if each.place == "cpu"]
 
@@ -158,7 +158,7 @@ def test_a_hot_spare_loads_no_weights_that_were_evicted(model: Daemon) -> None:
 def test_hot_spares_end_when_their_model_is_registered_again(model: Daemon, checkpoint: Callable[..., Path]) -> None:
     async def work(driver: Driver) -> None:
         await heated(driver)
-        waiting = driver.fleet.hot._waiting[0].process
+        waiting = driver.pool.hot._waiting[0].process
         assert waiting is not None
         predictor = {"call": "own_predictors:Held", "options": {"bias": 5.0}}
         await in_thread(lambda: register(model, checkpoint, predictor=predictor))
@@ -190,7 +190,7 @@ def test_hot_spares_wait_over_a_restart_of_the_daemon(model: Daemon, serve: Call
         plan = await driver.plan()
         await in_thread(model.stop)
         await in_thread(serve)
-        answer = await driver.fleet.infer(plan, [from_array("x", np.array([1.0]))])
+        answer = await driver.pool.infer(plan, [from_array("x", np.array([1.0]))])
         assert (answer.how, arrays(answer)["y"].tolist()) == ("hot", [2.0])
 
     drive(model, work, **FLEET)
@@ -199,14 +199,14 @@ def test_hot_spares_wait_over_a_restart_of_the_daemon(model: Daemon, serve: Call
 def test_a_hot_spare_that_dies_while_it_waits_costs_no_request(model: Daemon) -> None:
     async def work(driver: Driver) -> None:
         await heated(driver)
-        waiting = driver.fleet.hot._waiting[0].process
+        waiting = driver.pool.hot._waiting[0].process
         assert waiting is not None
         os.kill(waiting.pid, signal.SIGKILL)
         await waiting.ended
-        assert driver.fleet.hot.report() == {}
+        assert driver.pool.hot.report() == {}
         assert (await driver.ask(x=[1.0])).how == "forked"
         await settled(driver)
-        assert driver.fleet.hot.report() == {"m": 1}
+        assert driver.pool.hot.report() == {"m": 1}
 
     drive(model, work, **FLEET)
 
@@ -217,7 +217,7 @@ def test_a_model_whose_class_reads_its_weights_meanwhile_gets_no_more_hot_spares
     register(daemon, checkpoint, predictor={"call": "own_predictors:Restless"})
 
     async def work(driver: Driver) -> None:
-        hot = driver.fleet.hot
+        hot = driver.pool.hot
         while not hot._unfit:
             assert (await driver.ask(x=[1.0])).how in ("forked", "hot")
             await settled(driver)
@@ -234,11 +234,11 @@ def test_a_model_whose_class_reads_its_weights_meanwhile_gets_no_more_hot_spares
 def test_a_hot_spare_that_is_killed_unnoticed_costs_no_request(model: Daemon) -> None:
     async def work(driver: Driver) -> None:
         await heated(driver)
-        waiting = driver.fleet.hot._waiting[0].process
+        waiting = driver.pool.hot._waiting[0].process
         assert waiting is not None
         plan = await driver.plan()
         os.kill(waiting.pid, signal.SIGKILL)
-        answer = await driver.fleet.infer(plan, [from_array("x", np.array([1.0]))])
+        answer = await driver.pool.infer(plan, [from_array("x", np.array([1.0]))])
         assert (answer.how, arrays(answer)["y"].tolist()) == ("forked", [2.0])
 
     drive(model, work, **FLEET)
@@ -258,7 +258,7 @@ def test_a_request_takes_the_hot_spare_that_is_loading(
             await settled(driver)
         await driver.ask(x=[1.0])
         flag.unlink()
-        hot = driver.fleet.hot
+        hot = driver.pool.hot
         await until(lambda: hot._making is not None and hot._making.loads)
         making = hot._making
         assert making is not None
@@ -283,18 +283,18 @@ def test_requests_that_come_one_after_the_other_get_a_hot_spare_all_the_same(mod
 
 def test_a_request_does_not_wait_for_a_hot_spare_that_does_not_load_yet(model: Daemon) -> None:
     async def work(driver: Driver) -> None:
-        hot, nursery = driver.fleet.hot, driver.fleet._nursery
+        hot, warm_pool = driver.pool.hot, driver.pool._warm_pool
         for _ in range(2):
             await driver.ask(x=[1.0])
             await settled(driver)
-        made, nursery_make = asyncio.Event(), nursery.make
+        made, warm_pool_make = asyncio.Event(), warm_pool.make
 
         async def slowly(environment: Any) -> Any:
-            process = await nursery_make(environment)
+            process = await warm_pool_make(environment)
             await made.wait()
             return process
 
-        nursery.make = slowly  # type: ignore[method-assign]
+        warm_pool.make = slowly  # type: ignore[method-assign]
         await driver.ask(x=[1.0])
         await until(lambda: hot._making is not None)
         assert (await driver.ask(x=[1.0])).how == "forked"
@@ -311,11 +311,11 @@ def test_a_manifest_may_state_hot_spares_which_are_there_before_the_first_reques
     register(daemon, checkpoint, predictor={"call": "own_predictors:Held", "hot": 2})
 
     async def work(driver: Driver) -> None:
-        driver.fleet.hot.want(await driver.plan())
-        await until(lambda: driver.fleet.hot.report() == {"m": 2})
+        driver.pool.hot.want(await driver.plan())
+        await until(lambda: driver.pool.hot.report() == {"m": 2})
         assert (await driver.ask(x=[1.0])).how == "hot"
         await settled(driver)
-        assert driver.fleet.hot.report() == {"m": 2}
+        assert driver.pool.hot.report() == {"m": 2}
 
     drive(daemon, work, keep_alive_s=0.0, hot_spares=3)
 
@@ -327,14 +327,14 @@ def test_a_manifest_may_refuse_hot_spares(daemon: Daemon, checkpoint: Callable[.
         for _ in range(4):
             assert (await driver.ask(x=[1.0])).how == "forked"
             await settled(driver)
-        assert driver.fleet.hot.report() == {}
+        assert driver.pool.hot.report() == {}
 
     drive(daemon, work, **FLEET)
 
 
 def test_a_model_that_cools_loses_its_hot_spare(model: Daemon) -> None:
     async def work(driver: Driver) -> None:
-        hot, later_s = driver.fleet.hot, [0.0]
+        hot, later_s = driver.pool.hot, [0.0]
         clock = hot._clock
         hot._clock = lambda: clock() + later_s[0]
         await heated(driver)
@@ -350,21 +350,21 @@ def test_a_model_that_cools_loses_its_hot_spare(model: Daemon) -> None:
 
 def test_hot_spares_go_before_spares_when_memory_is_needed(model: Daemon) -> None:
     async def work(driver: Driver) -> None:
-        nursery, hot = driver.fleet._nursery, driver.fleet.hot
+        warm_pool, hot = driver.pool._warm_pool, driver.pool.hot
         await heated(driver)
         plan = await driver.plan()
         waiting = hot._waiting[0].process
         assert waiting is not None
-        await until(lambda: nursery._stock.spares.get(plan.environment) and not nursery._tending)
-        await until(lambda: waiting.pid in nursery._upkeep.counted)
-        await until(lambda: nursery._stock.spares[plan.environment][0].pid in nursery._upkeep.counted)
-        nursery._upkeep.limits = TemplateLimits(None, nursery._upkeep.total_bytes - 1)
-        nursery._upkeep.stir()
+        await until(lambda: warm_pool._inventory.spares.get(plan.environment) and not warm_pool._tending)
+        await until(lambda: waiting.pid in warm_pool._reclaimer.counted)
+        await until(lambda: warm_pool._inventory.spares[plan.environment][0].pid in warm_pool._reclaimer.counted)
+        warm_pool._reclaimer.limits = TemplateLimits(None, warm_pool._reclaimer.total_bytes - 1)
+        warm_pool._reclaimer.wake()
         await waiting.ended
         assert hot.report() == {}
-        assert nursery.spares() == {"numpy": 1}
+        assert warm_pool.spares() == {"numpy": 1}
         hot._failed.clear()
-        await until(lambda: nursery._upkeep.total_bytes <= (nursery._upkeep.limits.most_bytes or 0))
+        await until(lambda: warm_pool._reclaimer.total_bytes <= (warm_pool._reclaimer.limits.most_bytes or 0))
         hot.tend()
         await until(lambda: not hot._tending)
         assert hot.report() == {}
@@ -378,10 +378,10 @@ def test_a_predictor_that_cannot_be_loaded_ahead_is_said_once(
     register(daemon, checkpoint, predictor={"call": "own_predictors:Missing", "hot": 1})
 
     async def work(driver: Driver) -> None:
-        driver.fleet.hot.want(await driver.plan())
-        await until(lambda: driver.fleet.hot._failed)
-        driver.fleet.hot.want(await driver.plan())
-        await until(lambda: not driver.fleet.hot._tending)
+        driver.pool.hot.want(await driver.plan())
+        await until(lambda: driver.pool.hot._failed)
+        driver.pool.hot.want(await driver.plan())
+        await until(lambda: not driver.pool.hot._tending)
 
     drive(daemon, work, **FLEET)
     assert caplog.text.count("no hot spare of m") == 1
@@ -392,12 +392,12 @@ def test_without_room_for_hot_spares_none_are_made(model: Daemon) -> None:
         for _ in range(4):
             assert (await driver.ask(x=[1.0])).how == "forked"
             await settled(driver)
-        assert not driver.fleet.hot._plans
+        assert not driver.pool.hot._plans
 
     drive(model, work, keep_alive_s=0.0, hot_spares=0)
 
 
-def test_the_end_of_a_fleet_ends_hot_spares_that_wait_or_load(
+def test_the_end_of_a_pool_ends_hot_spares_that_wait_or_load(
     daemon: Daemon, checkpoint: Callable[..., Path], folder: Path
 ) -> None:
     register(daemon, checkpoint, predictor={"call": "own_predictors:Held", "hot": 1})
@@ -405,7 +405,7 @@ def test_the_end_of_a_fleet_ends_hot_spares_that_wait_or_load(
     register(daemon, checkpoint, "n", predictor=never)
 
     async def work(driver: Driver) -> list[int]:
-        hot = driver.fleet.hot
+        hot = driver.pool.hot
         hot.want(await driver.plan())
         await until(lambda: hot.report() == {"m": 1})
         hot.want(await driver.plan("n"))
