@@ -480,8 +480,8 @@ def test_a_long_file_is_brought_to_memory_by_a_process_that_gives_way(
             return found.place == "cpu"
 
     wait_until(in_memory, "its use has not brought it to memory")
-    (carrier,) = daemon.store._pace.carriers._idle
-    assert os.sched_getscheduler(carrier.pid) == os.SCHED_IDLE
+    (copier,) = daemon.store._pace.copiers._idle
+    assert os.sched_getscheduler(copier.pid) == os.SCHED_IDLE
     assert check_store(daemon.store, verify=True).findings == []
 
 

@@ -124,7 +124,7 @@ def test_a_tier_that_fails_fails_one_load_and_its_name_is_told(
 
     def fails(tier: own_parts.FilesAsMemory, draft: Draft, *_: object) -> None:
         tier.abort(draft)
-        raise KeyError("the shelf is lost")
+        raise KeyError("the environment store is lost")
 
     with monkeypatch.context() as patched:
         patched.setattr(own_parts.FilesAsMemory, "seal", fails)

@@ -17,7 +17,7 @@ from trims.core.replica import State
 from trims.core.residency.events import Grant, Refuse, Requested
 from trims.daemon.requests import Requests
 from trims.formats.base import Limits
-from trims.formats.conversion.interpreter_selection import Picker
+from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.registry.sqlite import SqliteRegistry
 from trims.store.catalog import Catalog
 from trims.store.pending_requests import Granted, Outcome
@@ -60,7 +60,7 @@ def artifact(content: str) -> bytes:
 def keys_of_contents(folder: Path) -> dict[str, str]:
     """The image key of each content, asked of a resolver of its own."""
     registry, catalog = SqliteRegistry(folder / "r.db"), Catalog(folder / "c.db")
-    resolver, keys = Resolver(registry, catalog, Picker(), folder, Limits()), {}
+    resolver, keys = Resolver(registry, catalog, InterpreterSelection(), folder, Limits()), {}
     for content in SIZES:
         path = folder / f"{content}.safetensors"
         path.write_bytes(artifact(content))
@@ -190,7 +190,7 @@ class World:
         self.judge.draining = False
         self.registry = SqliteRegistry(self.path / "registry.db")
         self.catalog = FaultyCatalog(self.path / "catalog.db", scheduler.pool)
-        parts = (self.registry, self.catalog, Picker(), self.path, Limits())
+        parts = (self.registry, self.catalog, InterpreterSelection(), self.path, Limits())
         resolver = WatchedResolver(*parts, in_place=self.in_place, clock=scheduler.clock, rest_s=self._rest_of)
         resolver.judge, resolver.meanwhile = self.judge, self._during_a_look
         self.store = Store(

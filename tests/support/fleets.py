@@ -13,7 +13,7 @@ from trims_predictors.pool.pool import WorkerPool
 from trims_predictors.tensors import Tensor, from_array, to_array
 
 from trims.control import aadmin, admin
-from trims.formats.conversion.interpreter_selection import Picker
+from trims.formats.conversion.interpreter_selection import InterpreterSelection
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -63,7 +63,7 @@ def drive(
             pool = WorkerPool(Settings(str(daemon.config.runtime_dir), **{"spares": 0, "hot_spares": 0, **settings}))
             try:
                 return await asyncio.wait_for(
-                    work(Driver(pool, Plans(control, Picker(environments), pool.retire))), 120
+                    work(Driver(pool, Plans(control, InterpreterSelection(environments), pool.retire))), 120
                 )
             finally:
                 await pool.close(1.0)

@@ -12,7 +12,7 @@ from base64 import urlsafe_b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trims.environments.environment_store import Made, Shelf
+from trims.environments.environment_store import EnvironmentStore, Made
 from trims.environments.locks import Pin, locked
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def put(folder: Path, created_s: float = 1.0, name: str = "", **versions: str) -
         install(made, each, version)
     (home / "lock").touch()
     made.lock_file.write_text(lock.text())
-    Shelf(folder).settle(made)
+    EnvironmentStore(folder).settle(made)
     return made
 
 

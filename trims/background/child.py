@@ -1,4 +1,4 @@
-"""`python -m trims.background.child FD`: the carrier. It does what the daemon at the other end of a socket asks.
+"""`python -m trims.background.child FD`: the copier. It does what the daemon at the other end of a socket asks.
 
 It runs when no other program wants the processor (SCHED_IDLE), and the kernel gives its disk requests the last place
 with that. So it must hold nothing that another process waits for: it shares no interpreter and no lock with the daemon.
@@ -16,7 +16,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from trims.background.cpu_quota import Share
+from trims.background.cpu_quota import CpuQuota
 from trims.background.messages import failure, read_order, receive, send
 from trims.background.task import Running, SourceFailedError
 
@@ -39,7 +39,7 @@ def give_way() -> None:
         group.write("19")
 
 
-class Carrier:
+class Copier:
     """The requests of one connection.
 
     Args:
@@ -55,7 +55,7 @@ class Carrier:
         share: Callable[[], float] | None = None,
     ) -> None:
         self._connection = connection
-        self._share = share or Share().now
+        self._share = share or CpuQuota().now
         self._sleep = sleep or self._pause
         self._running: Running | None = None
         self._fds: list[int] = []
@@ -126,7 +126,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     give_way()
     with socket.socket(fileno=int(sys.argv[1])) as connection:
-        Carrier(connection).serve()
+        Copier(connection).serve()
 
 
 if __name__ == "__main__":

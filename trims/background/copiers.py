@@ -1,6 +1,6 @@
-"""The daemon's half of its carriers: start them, hand them tasks, and go on without them where that must be.
+"""The daemon's half of its copiers: start them, hand them tasks, and go on without them where that must be.
 
-A carrier does one task at a time. More are started when more tasks run at once: each file system has workers of its
+A copier does one task at a time. More are started when more tasks run at once: each file system has workers of its
 own, so there are few. One that dies, or cannot be started, costs nothing but priority: its task is done again in the
 thread that asked.
 """
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 SLICE_BYTES = LARGE_PAGE_BYTES
 #: Up to this length a task is not worth a process: it takes a few milliseconds.
 HERE_BYTES = 4 << 20
-#: Seconds that a request waits for the end of a slice. Then the carrier is killed: it may get no processor at all.
+#: Seconds that a request waits for the end of a slice. Then the copier is killed: it may get no processor at all.
 _PATIENCE_S = 0.2
 _LOOK_S = 0.05
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -47,18 +47,18 @@ main()
 """
 
 
-class LostCarrierError(Exception):
-    """A carrier ended, or could not be started; the task may be done again."""
+class LostCopierError(Exception):
+    """A copier ended, or could not be started; the task may be done again."""
 
 
 class Process:
-    """One carrier. Raises LostCarrierError if it cannot be started."""
+    """One copier. Raises LostCopierError if it cannot be started."""
 
     def __init__(self) -> None:
         try:
             self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
-            raise LostCarrierError(f"no carrier can be started: {error}") from error
+            raise LostCopierError(f"no copier can be started: {error}") from error
         with theirs:
             try:
                 self._process = subprocess.Popen(
@@ -69,12 +69,12 @@ class Process:
                 )
             except OSError as error:
                 self._socket.close()
-                raise LostCarrierError(f"no carrier can be started: {error}") from error
+                raise LostCopierError(f"no copier can be started: {error}") from error
         try:  # it ends by itself when it had nothing to do for a while, and is buried then
-            threading.Thread(target=self._process.wait, name="trims-carrier", daemon=True).start()
+            threading.Thread(target=self._process.wait, name="trims-copier", daemon=True).start()
         except RuntimeError as error:
             self.kill()
-            raise LostCarrierError(f"no carrier can be started: {error}") from error
+            raise LostCopierError(f"no copier can be started: {error}") from error
 
     @property
     def pid(self) -> int:
@@ -91,7 +91,7 @@ class Process:
         return bool(poll.poll(0))
 
     def begin(self, order: Order, is_awaited: Callable[[], bool] = lambda: False) -> bool:
-        """Hand it a task; False as None of `ask`. Raises LostCarrierError, OSError for a target."""
+        """Hand it a task; False as None of `ask`. Raises LostCopierError, OSError for a target."""
         try:
             send_order(self._socket, order)
         except OSError as error:
@@ -101,7 +101,7 @@ class Process:
     def ask(self, request: dict[str, Any], is_awaited: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
         """Its answer; None if a request has come to wait and it took too long: it was killed then, and is gone.
 
-        Raises LostCarrierError, SourceFailedError, OSError for a target.
+        Raises LostCopierError, SourceFailedError, OSError for a target.
         """
         try:
             send(self._socket, request)
@@ -139,13 +139,13 @@ class Process:
         self._process.kill()  # also one that is stopped
         self._socket.close()
 
-    def _lost(self, error: Exception) -> LostCarrierError:
+    def _lost(self, error: Exception) -> LostCopierError:
         self.kill()
-        return LostCarrierError(f"carrier {self.pid} ended with status {self._process.returncode} ({error})")
+        return LostCopierError(f"copier {self.pid} ended with status {self._process.returncode} ({error})")
 
 
-class Carriers:
-    """All carriers of a daemon; safe to call from several threads.
+class Copiers:
+    """All copiers of a daemon; safe to call from several threads.
 
     Args:
         start: Starts one.
@@ -192,7 +192,7 @@ class Carriers:
         if order.task.nbytes > HERE_BYTES and len(order.files) <= MOST_FDS:
             try:
                 return self._carry(order, bytes_per_s, tell, is_awaited)
-            except LostCarrierError as error:
+            except LostCopierError as error:
                 log.warning("%s; its work goes on in the daemon, with a higher priority", error)
         return _do_here(order, tell, is_awaited)
 
@@ -220,7 +220,7 @@ class Carriers:
                 done = answer["done"]
                 tell(done, time.monotonic() - began_s)
             answer = process.ask({"do": "end"}, is_awaited)
-        except (SourceFailedError, OSError):  # said by the carrier, which has let go of all
+        except (SourceFailedError, OSError):  # said by the copier, which has let go of all
             self._give_back(process)
             raise
         except BaseException:

@@ -1,7 +1,7 @@
-"""How much of a processor a carrier may take: a quarter, and a tenth while other programs compute.
+"""How much of a processor a copier may take: a quarter, and a tenth while other programs compute.
 
 Threads of linear algebra wait by spinning and yielding, and yield to a process of the lowest priority as to any other.
-So the priority alone does not keep a carrier from delaying them: how often it runs does.
+So the priority alone does not keep a copier from delaying them: how often it runs does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ALONE = 0.25
 #: Of one processor, while others do.
 BESIDE_OTHERS = 0.1
-#: Of one processor: what others use, from which on they are said to compute. More than another carrier takes in the
+#: Of one processor: what others use, from which on they are said to compute. More than another copier takes in the
 #: kernel, whose user time is told apart as that of a process with a low priority.
 _OTHERS = 0.35
 #: Between two looks at what others use.
@@ -25,7 +25,7 @@ _LOOK_S = 0.5
 _STAT = "/proc/stat"
 
 
-class Share:
+class CpuQuota:
     """Of one processor, for one process.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a daemon and its carrier say to each other: one request, one answer, over a socket that keeps messages whole.
+"""What a daemon and its copier say to each other: one request, one answer, over a socket that keeps messages whole.
 
 Requests: `begin` (a task, with its descriptors), `go` (do as many bytes, at a bandwidth), `end` (tell the digests and
 let go of all), `drop` (let go of all). Each answer has the same fields. The list of parts may be long, so it travels as

@@ -1,6 +1,6 @@
 """The bandwidth of work behind readers: hashing and copying that no request waits for.
 
-All such work shares one bandwidth, and its bytes are read and written by processes of the lowest priority (`carrier`),
+All such work shares one bandwidth, and its bytes are read and written by processes of the lowest priority (`copier`),
 so that opens, and the programs that run models, have the processors and the memory bus to themselves. As soon as a
 request waits for a piece of work, ordinary workers do it, as fast as they can.
 """
@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from trims.background.copiers import Carriers
+from trims.background.copiers import Copiers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 _LOOK_S = 0.02
 
 
-class Pace:
+class RateLimiter:
     """The bandwidth, shared by all work behind readers.
 
     Args:
         bytes_per_s: The most bytes per second; None for no limit.
         clock: Monotonic seconds.
         sleep: Waits for as many seconds.
-        carriers: Processes that do the work; None for some of its own.
+        copiers: Processes that do the work; None for some of its own.
 
     Attributes:
         bytes_per_s: As given.
-        carriers: As given.
+        copiers: As given.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Pace:
         bytes_per_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
-        carriers: Carriers | None = None,
+        copiers: Copiers | None = None,
     ) -> None:
         self.bytes_per_s = bytes_per_s
-        self.carriers = carriers or Carriers()
+        self.copiers = copiers or Copiers()
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -79,13 +79,13 @@ class Behind:
         is_awaited: Whether a request has come to wait for it.
     """
 
-    def __init__(self, pace: Pace, is_awaited: Callable[[], bool]) -> None:
+    def __init__(self, pace: RateLimiter, is_awaited: Callable[[], bool]) -> None:
         self._pace = pace
         self._is_awaited = is_awaited
         self._done_bytes = 0
 
     def carry(self, order: Order, on_progress: Callable[[int], None] | None = None) -> dict[str, str] | None:
-        """Have a carrier do a task at the pace; returns the digests by name. Blocks.
+        """Have a copier do a task at the pace; returns the digests by name. Blocks.
 
         Args:
             order: What to do.
@@ -109,7 +109,7 @@ class Behind:
                 on_progress(done)
             pace.keep(nbytes, self._is_awaited, took_s)
 
-        return pace.carriers.carry(order, bytes_per_s=pace.bytes_per_s, moved=moved, is_awaited=self._is_awaited)
+        return pace.copiers.carry(order, bytes_per_s=pace.bytes_per_s, moved=moved, is_awaited=self._is_awaited)
 
     def moved(self, nbytes: int) -> None:
         """Another `nbytes` are done; returns when it is time for the next."""

@@ -215,26 +215,26 @@ def _frameworks() -> Iterator[Finding]:
 
 def _made_frameworks() -> set[str]:
     from trims.daemon.config import build_config
-    from trims.environments.environment_store import Shelf
+    from trims.environments.environment_store import EnvironmentStore
 
-    return {name for made in Shelf(build_config({}).environments_dir).all() for name in made.versions}
+    return {name for made in EnvironmentStore(build_config({}).environments_dir).all() for name in made.versions}
 
 
 def _environments() -> Iterator[Finding]:
     """Environments of `trims env`, as far as can be seen without starting them."""
     from trims.daemon.config import build_config
     from trims.environments.checking import glance
-    from trims.environments.environment_store import Shelf
+    from trims.environments.environment_store import EnvironmentStore
 
-    shelf = Shelf(build_config({}).environments_dir)
-    for made in shelf.all():
+    env_store = EnvironmentStore(build_config({}).environments_dir)
+    for made in env_store.all():
         faults = glance(made)
         told = ", ".join(f"{name} {made.versions[name]}" for name in _FRAMEWORKS if name in made.versions)
         if faults:
             yield Finding("bad", f"environment {made.name}: {faults[0].what}", faults[0].remedy)
         else:
             yield Finding("ok", f"environment {made.name}: {told}")
-    for name in shelf.unreadable():
+    for name in env_store.unreadable():
         yield Finding("bad", f"environment {name}: its record cannot be read", f"trims env rm --force {name}")
 
 

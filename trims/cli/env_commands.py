@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from trims.environments.checking import Fault
-    from trims.environments.environment_store import Made, Shelf
+    from trims.environments.environment_store import EnvironmentStore, Made
 
 _EXAMPLE = "such as 'torch>=2.4,<2.5'; numpy and what else trims needs comes by itself"
 
@@ -66,14 +66,16 @@ def _add(
     return parser
 
 
-def _shelf(options: argparse.Namespace) -> Shelf:
+def _environment_store(options: argparse.Namespace) -> EnvironmentStore:
     """The folder of environments, without what killed commands have left in it."""
-    from trims.environments.environment_store import Shelf, default_folder
+    from trims.environments.environment_store import EnvironmentStore, default_folder
 
-    shelf = Shelf(default_folder() if options.environments_dir is None else options.environments_dir.absolute())
-    for name in shelf.sweep():
+    env_store = EnvironmentStore(
+        default_folder() if options.environments_dir is None else options.environments_dir.absolute()
+    )
+    for name in env_store.sweep():
         note(f"removed {name}, which an earlier command did not finish")
-    return shelf
+    return env_store
 
 
 def _create(options: argparse.Namespace) -> None:
@@ -94,7 +96,7 @@ def _create(options: argparse.Namespace) -> None:
         offline=options.no_index,
         trims=trims.__version__,
     )
-    made, fresh = make(_shelf(options), request, note)
+    made, fresh = make(_environment_store(options), request, note)
     if options.json:
         say_json({**_as_json(made), "fresh": fresh})
         return
@@ -104,16 +106,16 @@ def _create(options: argparse.Namespace) -> None:
 
 
 def _list(options: argparse.Namespace) -> None:
-    shelf = _shelf(options)
-    made = shelf.all()
+    env_store = _environment_store(options)
+    made = env_store.all()
     if options.names:
         for each in made:
             say(each.name)
         return
     from trims.cli.env_users import users_of
 
-    unreadable = shelf.unreadable()
-    users = users_of(made, shelf, options.runtime_dir)
+    unreadable = env_store.unreadable()
+    users = users_of(made, env_store, options.runtime_dir)
     if options.json:
         broken = [{"name": name, "state": "broken", "trouble": why} for name, why in unreadable.items()]
         say_json([*({**_as_json(each), "used_by": _names(users, each)} for each in made), *broken])
@@ -143,9 +145,13 @@ def _names(users: Mapping[str, Sequence[str]] | None, made: Made) -> list[str] |
 def _check(options: argparse.Namespace) -> int:
     from trims.environments.checking import check
 
-    shelf = _shelf(options)
-    names = [shelf.find(options.name)] if options.name else [*(made.name for made in shelf.all()), *shelf.unreadable()]
-    found = {name: _faults_of(shelf, name, check) for name in names}
+    env_store = _environment_store(options)
+    names = (
+        [env_store.find(options.name)]
+        if options.name
+        else [*(made.name for made in env_store.all()), *env_store.unreadable()]
+    )
+    found = {name: _faults_of(env_store, name, check) for name in names}
     if options.json:
         say_json({name: [{"what": each.what, "remedy": each.remedy} for each in faults]
                   for name, faults in found.items()})  # fmt: skip
@@ -154,12 +160,12 @@ def _check(options: argparse.Namespace) -> int:
     return 1 if any(found.values()) else 0
 
 
-def _faults_of(shelf: Shelf, name: str, check: Callable[[Made], list[Fault]]) -> list[Fault]:
+def _faults_of(env_store: EnvironmentStore, name: str, check: Callable[[Made], list[Fault]]) -> list[Fault]:
     from trims.core.errors import ConfigError
     from trims.environments.checking import Fault
 
     try:
-        made = shelf.read(name)
+        made = env_store.read(name)
     except ConfigError as error:
         what, _, remedy = str(error).rpartition("; ")
         return [Fault(what, remedy)]
@@ -180,11 +186,11 @@ def _tell_faults(found: Mapping[str, Sequence[Fault]]) -> None:
 def _remove(options: argparse.Namespace) -> None:
     from trims.cli.env_users import refuse_if_needed
 
-    shelf = _shelf(options)
-    name = shelf.find(options.name)
-    if not options.force and not refuse_if_needed(name, shelf, options.runtime_dir):
+    env_store = _environment_store(options)
+    name = env_store.find(options.name)
+    if not options.force and not refuse_if_needed(name, env_store, options.runtime_dir):
         note("no daemon answers, so whether a registered model needs it is not known")
-    shelf.remove(name, force=options.force)
+    env_store.remove(name, force=options.force)
     say(f"removed {name}")
 
 

@@ -10,19 +10,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from trims.environments.environment_store import Made, Shelf
-    from trims.formats.conversion.interpreter_selection import Picker
+    from trims.environments.environment_store import EnvironmentStore, Made
+    from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.manifests.manifest import Manifest
 
 
-def users_of(made: Sequence[Made], shelf: Shelf, runtime_dir: str | None) -> Mapping[str, list[str]] | None:
+def users_of(
+    made: Sequence[Made], env_store: EnvironmentStore, runtime_dir: str | None
+) -> Mapping[str, list[str]] | None:
     """Environment -> the names of the models that it is picked for; None if no daemon answers."""
     manifests = _manifests(runtime_dir)
     if manifests is None:
         return None
     by_python = {each.python: each.name for each in made}
     found: dict[str, list[str]] = {}
-    picker = _picker(shelf)
+    picker = _picker(env_store)
     for manifest in manifests:
         python = _pick(picker, manifest)
         if python in by_python:
@@ -30,13 +32,13 @@ def users_of(made: Sequence[Made], shelf: Shelf, runtime_dir: str | None) -> Map
     return found
 
 
-def refuse_if_needed(name: str, shelf: Shelf, runtime_dir: str | None) -> bool:
+def refuse_if_needed(name: str, env_store: EnvironmentStore, runtime_dir: str | None) -> bool:
     """Raise InUseError if registered models run in an environment and in no other one; False if no daemon answers."""
     manifests = _manifests(runtime_dir, every=True)
     if manifests is None:
         return False
-    picker, without = _picker(shelf), _picker(shelf, without=name)
-    python = shelf.read(name).python if name not in shelf.unreadable() else None
+    picker, without = _picker(env_store), _picker(env_store, without=name)
+    python = env_store.read(name).python if name not in env_store.unreadable() else None
     needy = [each.name for each in manifests if python is not None and _pick(picker, each) == python
              and not _runs(without, each)]  # fmt: skip
     if needy:
@@ -66,14 +68,14 @@ def _manifests(runtime_dir: str | None, *, every: bool = False) -> list[Manifest
     return [parse_manifest(model.manifest, model.origin) for model in models if not model.problem]
 
 
-def _picker(shelf: Shelf, without: str = "") -> Picker:
+def _picker(env_store: EnvironmentStore, without: str = "") -> InterpreterSelection:
     from trims.daemon.config import build_config
-    from trims.formats.conversion.interpreter_selection import Picker
+    from trims.formats.conversion.interpreter_selection import InterpreterSelection
 
-    return Picker(build_config({}).environments, shelf, without=without)
+    return InterpreterSelection(build_config({}).environments, env_store, without=without)
 
 
-def _pick(picker: Picker, manifest: Manifest) -> Path | None:
+def _pick(picker: InterpreterSelection, manifest: Manifest) -> Path | None:
     """The interpreter of a made environment, perhaps; None if there is none."""
     framework = manifest.framework
     try:
@@ -82,6 +84,6 @@ def _pick(picker: Picker, manifest: Manifest) -> Path | None:
         return None
 
 
-def _runs(picker: Picker, manifest: Manifest) -> bool:
+def _runs(picker: InterpreterSelection, manifest: Manifest) -> bool:
     framework = manifest.framework
     return framework is not None and picker.has(framework.name, framework.version)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from trims.control.artifacts import manifest_for
 from trims.core.errors import TrimsError
 from trims.daemon.config import build_config
-from trims.environments.environment_store import Shelf
+from trims.environments.environment_store import EnvironmentStore
 from trims.formats.base import Limits
 from trims.formats.conversion.conversion import start_conversion
-from trims.formats.conversion.interpreter_selection import Picker
+from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.registry.base import read_manifest
 from trims.registry.opening import open_registry
 from trims.registry.sqlite import SqliteRegistry
@@ -51,7 +51,7 @@ def convert(source: str, fd: int) -> int:
         registry, name = _registry_with(source, Path(scratch), config)
         catalog = Catalog(Path(scratch) / "catalog.db")
         try:
-            picker = Picker(config.environments, Shelf(config.environments_dir))
+            picker = InterpreterSelection(config.environments, EnvironmentStore(config.environments_dir))
             resolver = Resolver(registry, catalog, picker, config.state_dir / "artifacts", limits)
             resolved = resolver.resolve(name)
             with start_conversion(resolved.artifact, python=resolved.python, limits=limits) as conversion:

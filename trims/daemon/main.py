@@ -28,10 +28,10 @@ from trims.daemon.devices import Devices
 from trims.daemon.endpoint import endpoint_of
 from trims.daemon.gpus import gpu_tiers
 from trims.daemon.notify import Notifier
-from trims.daemon.shutdown import Ending
-from trims.environments.environment_store import Shelf
+from trims.daemon.shutdown import Shutdown
+from trims.environments.environment_store import EnvironmentStore
 from trims.formats.base import Limits
-from trims.formats.conversion.interpreter_selection import Picker
+from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.formats.conversion.scratch import sweep_scratch
 from trims.formats.plugins import load_all
 from trims.logs import configure, hand_down
@@ -144,7 +144,7 @@ class Daemon:
     def start(self) -> None:
         """Lock the folders, adopt what is there, open the doors. Raises ConfigError; nothing is left half open."""
         config = self.config
-        self.ending = Ending()
+        self.ending = Shutdown()
         with contextlib.ExitStack() as undo:
             undo.callback(self.ending.close)
             self._locks = [FolderLock(config.runtime_dir, "the runtime folder")]
@@ -183,7 +183,7 @@ class Daemon:
         resolver = Resolver(
             self.registry,
             self.catalog,
-            Picker(config.environments, Shelf(config.environments_dir)),
+            InterpreterSelection(config.environments, EnvironmentStore(config.environments_dir)),
             config.state_dir / "artifacts",
             limits,
             always_hash=config.always_hash,

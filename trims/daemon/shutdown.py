@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Ending:
+class Shutdown:
     """What the main thread waits for. Everything but `on_signals` may be called by any thread."""
 
     def __init__(self) -> None:

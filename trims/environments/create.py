@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from trims.environments.environment_store import Shelf
+    from trims.environments.environment_store import EnvironmentStore
     from trims.environments.installers import Installer
     from trims.environments.interpreters import Interpreter
     from trims.environments.locks import Lock
@@ -57,11 +57,13 @@ class Request:
     trims: str = ""
 
 
-def make(shelf: Shelf, request: Request, tell: Callable[[str], None] = lambda _: None) -> tuple[Made, bool]:
+def make(
+    env_store: EnvironmentStore, request: Request, tell: Callable[[str], None] = lambda _: None
+) -> tuple[Made, bool]:
     """Make an environment, or find it.
 
     Args:
-        shelf: Where.
+        env_store: Where.
         request: What.
         tell: Called with a line for people at each step that takes long.
 
@@ -73,7 +75,7 @@ def make(shelf: Shelf, request: Request, tell: Callable[[str], None] = lambda _:
         NotSupportedError: No Python, uv or pip is there, or the packages cannot be had; the message has their words.
         OSError: The folder cannot be written, or the disk is full.
     """
-    shelf.sweep()
+    env_store.sweep()
     installer = choose(request.tool, request.links, offline=request.offline)
     if request.lock is not None:
         lock = _read_lock(request.lock)
@@ -81,18 +83,18 @@ def make(shelf: Shelf, request: Request, tell: Callable[[str], None] = lambda _:
         _check_fits(lock, python, request.lock)
     else:
         python = find_interpreter(request.python, find_uv())
-        lock = _resolve(shelf, installer, python, request.requirements, tell)
+        lock = _resolve(env_store, installer, python, request.requirements, tell)
     name = lock.name()
     try:
-        with shelf.claimed(name) as lock_fd:
+        with env_store.claimed(name) as lock_fd:
             if lock_fd is None:
-                return _sound(shelf.read(name)), False
-            tell(f"installing {len(lock.pins)} packages into {shelf.folder / name}")
-            made = replace(_build(shelf.folder / name, installer, python, lock, lock_fd), trims=request.trims)
-            shelf.settle(made)
+                return _sound(env_store.read(name)), False
+            tell(f"installing {len(lock.pins)} packages into {env_store.folder / name}")
+            made = replace(_build(env_store.folder / name, installer, python, lock, lock_fd), trims=request.trims)
+            env_store.settle(made)
             return made, True
     except BaseException:
-        shelf.sweep()
+        env_store.sweep()
         raise
 
 
@@ -124,11 +126,15 @@ def _check_fits(lock: Lock, python: Interpreter, where: Path) -> None:
 
 
 def _resolve(
-    shelf: Shelf, installer: Installer, python: Interpreter, requested: tuple[str, ...], tell: Callable[[str], None]
+    env_store: EnvironmentStore,
+    installer: Installer,
+    python: Interpreter,
+    requested: tuple[str, ...],
+    tell: Callable[[str], None],
 ) -> Lock:
     requirements = with_ours(requested)
     tell(f"resolving {', '.join(requirements)} for Python {python.version} with {installer.name}")
-    with shelf.workplace() as (folder, lock_fd):
+    with env_store.workplace() as (folder, lock_fd):
         pins = installer.resolve(python, requirements, folder, lock_fd)
     return locked(pins, python.minor, python.platform, requested)
 

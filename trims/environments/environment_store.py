@@ -108,7 +108,7 @@ class Made:
         return {"layout": _LAYOUT, **found}
 
 
-class Shelf:
+class EnvironmentStore:
     """The folder of made environments. It need not be there.
 
     Args:

@@ -1,4 +1,4 @@
-"""An image as a carrier's task: where all of it lies in files, it can be put together by another process.
+"""An image as a copier's task: where all of it lies in files, it can be put together by another process.
 
 Not covered: images of which a part must be produced by code (`ImagePlan.fills`), such as transposed tensors.
 """
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class CopyPlan:
     """A task and what it reads.
 
     Attributes:
-        order: For a carrier. The first of its files has the image's own parts: header, index, program.
+        order: For a copier. The first of its files has the image's own parts: header, index, program.
         files: The artifact's files, which the others are.
     """
 
@@ -53,7 +53,7 @@ def is_carriable(plan: ImagePlan) -> bool:
 
 
 @contextlib.contextmanager
-def as_order(plan: ImagePlan, target: int, *, large_pages: bool) -> Iterator[Carried]:
+def as_order(plan: ImagePlan, target: int, *, large_pages: bool) -> Iterator[CopyPlan]:
     """The task that makes the image in a target, which is zeroed and has its length. Its files are open for the block.
 
     Raises ArtifactError for a file that cannot be opened, CapacityError where no file can.
@@ -72,4 +72,4 @@ def as_order(plan: ImagePlan, target: int, *, large_pages: bool) -> Iterator[Car
                 head.write(data)
         fds = [own_fd, *(stack.enter_context(open_source(file.path)) for file in files)]
         task = Task(plan.nbytes, sorted(parts, key=lambda part: (part.begin, part.nbytes)), large_pages=large_pages)
-        yield Carried(Order(task, fds, target), files)
+        yield CopyPlan(Order(task, fds, target), files)

@@ -149,7 +149,7 @@ class ImagePlan:
 
 
 class _Counter:
-    """Turns increments into the running total that progress is told in."""
+    """FairQueue increments into the running total that progress is told in."""
 
     def __init__(self, report: Callable[[int], None] | None) -> None:
         self._report = report

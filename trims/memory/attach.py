@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from trims.memory.pages import Pages
-    from trims.memory.suspended_mapping import Parking
+    from trims.memory.suspended_mapping import SuspendedMapping
 
 
 class Attachment:
@@ -108,7 +108,7 @@ class Attachment:
         """A mapped file stays whole whichever process dies."""
         return
 
-    def park(self, identity: tuple[int, int]) -> Parking:
+    def park(self, identity: tuple[int, int]) -> SuspendedMapping:
         """Let go of the memory and keep its addresses; nothing may read it until `wake`.
 
         Args:
@@ -118,17 +118,17 @@ class Attachment:
             NotSupportedError: It consists of several files, is closed, or is not found in the kernel's list.
             OSError: The kernel refused.
         """
-        from trims.memory.suspended_mapping import Parking
+        from trims.memory.suspended_mapping import SuspendedMapping
 
         with self._lock:
             if self._pages or self._closed or self._parked:
                 raise NotSupportedError("only open weights that lie in one file can be parked, once")
-            parking = Parking(identity)
+            parking = SuspendedMapping(identity)
             self._parked = True
             return parking
 
-    def wake(self, parking: Parking, fd: int, *, populate: bool = False) -> None:
-        """Map the same file again, at the same addresses; see `Parking.restore`. Raises ClosedError, OSError."""
+    def wake(self, parking: SuspendedMapping, fd: int, *, populate: bool = False) -> None:
+        """Map the same file again, at the same addresses; see `SuspendedMapping`. Raises ClosedError, OSError."""
         with self._lock:
             if self._closed:
                 raise ClosedError("these weights are closed; open them again to read")

@@ -41,7 +41,7 @@ class _Span(NamedTuple):
         return self.permissions[3] == "p"
 
 
-class Parking:
+class SuspendedMapping:
     """All mappings of one file in this process, taken away at once.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 #: Niceness of a session that gives way: it gets a tenth of what others get; and of one that no request will wait for,
 #: which gets a sixtieth.
-GIVES_WAY, UNAWAITED = 10, 19
+GIVES_WAY, BACKGROUND = 10, 19
 #: The kernel takes such changes ten times a second, from users without privilege.
 CHANGE_PAUSE_S = 0.1
 

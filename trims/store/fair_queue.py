@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 
-class Turns(Generic[Item]):
+class FairQueue(Generic[Item]):
     """What waits, of each tenant in the order of arrival, the tenants in turn. Every step costs O(1)."""
 
     def __init__(self) -> None:

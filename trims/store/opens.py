@@ -29,10 +29,10 @@ from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, FILE, Place, TierKind
 from trims.core.residency.admission import IN_PLACE_STAYS, STAYS
 from trims.core.residency.events import KeepAlive, Requested
-from trims.core.residency.timer_heap import DueTimes
+from trims.core.residency.timer_heap import TimerHeap
 from trims.store.catalog import FILE_PREFIX
-from trims.store.pending_requests import Ask, Outcome, Pending, log_failure
-from trims.store.residency_options import Terms
+from trims.store.pending_requests import Outcome, Pending, PendingRequest, log_failure
+from trims.store.residency_options import ResidencyOptions
 from trims.store.resolve.lookups import Lookups
 from trims.store.work import thread_pool
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable
 
-    from trims.background.rate_limit import Pace
+    from trims.background.rate_limit import RateLimiter
     from trims.store.fill.workspace import Workspaces
     from trims.store.pins import Pins
     from trims.store.resolve.resolver import Resolved, Resolver
@@ -79,7 +79,7 @@ class Opens:
         due_at: Callable[[float], None],
         keep_alive_s: float | None = None,
         pools: Pools = thread_pool,
-        pace: Pace | None = None,
+        pace: RateLimiter | None = None,
         readers: PoolsByMount | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -97,10 +97,10 @@ class Opens:
         #: Keys in place of artifacts that are too large to be hashed behind their readers.
         self._too_large: OrderedDict[str, None] = OrderedDict()
         self._resting: dict[str, float] = {}
-        self._rested: DueTimes[str] = DueTimes(lambda at_s, name: self._resting.get(name) == at_s)
+        self._rested: TimerHeap[str] = TimerHeap(lambda at_s, name: self._resting.get(name) == at_s)
         self._resting_lock = threading.Lock()
         #: By name.
-        self._terms: dict[str, Terms] = {}
+        self._terms: dict[str, ResidencyOptions] = {}
         self.lookups = Lookups(resolver, self._found, pools, pace, readers=readers, never_fits=shell.never_fits)
 
     def open(
@@ -134,7 +134,7 @@ class Opens:
         """
         deadline_at_s = None if deadline_s is None else self._clock() + deadline_s
         waiter = Waiter(next(self._tickets), session, lease, deadline_at_s, tenant=tenant)
-        ask = Ask(waiter, name, place, answer, verified=verified, hint=hint)
+        ask = PendingRequest(waiter, name, place, answer, verified=verified, hint=hint)
         self._counters["opens" if lease else "prefetches"] += 1
         resolved = self._resolver.known(name)
         if resolved is not None and (resolved.hashed or ask.anywhere):
@@ -163,11 +163,11 @@ class Opens:
             answer(InUseError(f"{name} was left at {place} by an earlier daemon and is being verified; ask again soon"))
         elif self._shell.is_resident(key, place):
             waiter = Waiter(next(self._tickets), session, wants_lease=True, deadline_at_s=None, tenant=tenant)
-            self._ask(Ask(waiter, name, place, answer), key, place, None)
+            self._ask(PendingRequest(waiter, name, place, answer), key, place, None)
         else:
             answer(ModelNotFoundError(f"{name} is not resident at {place} any more; open it by name"))
 
-    def _found(self, ask: Ask, result: Resolved | TrimsError) -> None:
+    def _found(self, ask: PendingRequest, result: Resolved | TrimsError) -> None:
         """A name has been looked into."""
         if ask.only_look:
             self._learning.discard(ask.name)
@@ -189,7 +189,7 @@ class Opens:
             while len(self._too_large) > _TERMS_KEPT:
                 self._too_large.popitem(last=False)
 
-    def _judge(self, ask: Ask, resolved: Resolved) -> None:
+    def _judge(self, ask: PendingRequest, resolved: Resolved) -> None:
         """An artifact was hashed behind its readers: what was opened as a file counts as opens of its image.
 
         A pin of its name moves to that image. If the image is pinned, or its opens have earned it a place in memory,
@@ -244,9 +244,9 @@ class Opens:
         if name not in self._learning:
             self._learning.add(name)
             waiter = Waiter(next(self._tickets), None, wants_lease=False, deadline_at_s=None, internal=True)
-            self.lookups.add(Ask(waiter, name, None, log_failure(f"{name} is not hashed"), only_look=True))
+            self.lookups.add(PendingRequest(waiter, name, None, log_failure(f"{name} is not hashed"), only_look=True))
 
-    def again(self, ask: Ask, error: TrimsError) -> None:
+    def again(self, ask: PendingRequest, error: TrimsError) -> None:
         """A request met a broken replica, or an artifact that is not what it was taken for: look once more.
 
         One that the artifact's own files cannot serve goes on to an image of them, which is known once they were read.
@@ -260,7 +260,7 @@ class Opens:
         else:
             self._request(ask, ask.resolved)
 
-    def _request(self, ask: Ask, resolved: Resolved) -> None:
+    def _request(self, ask: PendingRequest, resolved: Resolved) -> None:
         """Ask residency for what a name stands for, on the terms of the request and of its manifest."""
         ask.resolved, stated = resolved, ask.place or resolved.manifest.residency.place
         if stated is FILE:
@@ -297,17 +297,17 @@ class Opens:
         opened_again = not resolved.hashed and self._shell.demand_of(resolved.key) > 0
         return resolved.hashed or opened_again or self._pins.is_pinned(resolved.name)
 
-    def _terms_of(self, resolved: Resolved) -> Terms:
+    def _terms_of(self, resolved: Resolved) -> ResidencyOptions:
         """A name is opened for the first time since it was looked into: take note of all its manifest states."""
         self._pins.stated(resolved, resolved.epoch)
         self._workspace.stated(resolved)
-        terms = Terms.of(resolved, self._keep_alive_s)
+        terms = ResidencyOptions.of(resolved, self._keep_alive_s)
         if len(self._terms) >= _TERMS_KEPT:
             self._terms.clear()
         self._terms[resolved.name] = terms
         return terms
 
-    def _request_file(self, ask: Ask, resolved: Resolved) -> None:
+    def _request_file(self, ask: PendingRequest, resolved: Resolved) -> None:
         """The artifact's own files are asked for."""
         if resolved.in_place is None or ask.verified:
             why = "it must be read first for its tenant" if ask.verified else resolved.why_not or "its files are gone"
@@ -315,7 +315,7 @@ class Opens:
         else:
             self._ask(ask, resolved.in_place, FILE, IN_PLACE_STAYS)
 
-    def _ask(self, ask: Ask, key: str, place: Place, keep: KeepAlive | None) -> None:
+    def _ask(self, ask: PendingRequest, key: str, place: Place, keep: KeepAlive | None) -> None:
         workspace_bytes = self._workspace.of(key) if place.tier is TierKind.GPU else None
         event = Requested(
             at_s=self._clock(), key=key, place=place, waiter=ask.waiter, keep=keep, workspace_bytes=workspace_bytes
@@ -326,7 +326,7 @@ class Opens:
     def have(self, key: str, place: Place, keep_alive_s: float | None, answer: Callable[[Outcome], None]) -> None:
         """Have an image brought to a place, for the store's own purposes."""
         waiter = Waiter(next(self._tickets), None, wants_lease=False, deadline_at_s=None, internal=True)
-        ask = Ask(waiter, f"key:{key[:16]}", place, answer)
+        ask = PendingRequest(waiter, f"key:{key[:16]}", place, answer)
         self._ask(ask, key, place, KeepAlive(keep_alive_s))
 
 

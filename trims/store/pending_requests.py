@@ -72,7 +72,7 @@ Outcome = Granted | Loaded | TrimsError
 
 
 @dataclass(slots=True, eq=False)
-class Ask:
+class PendingRequest:
     """One request: what residency must know of it, and what the store needs to answer it.
 
     Attributes:
@@ -129,7 +129,7 @@ class Ask:
         return error
 
 
-def session_ended(ask: Ask) -> LostPeerError:
+def session_ended(ask: PendingRequest) -> LostPeerError:
     """The answer to a request whose session is over."""
     return LostPeerError(f"the session ended before its request for {ask.name!r} was answered")
 

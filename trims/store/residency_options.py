@@ -1,4 +1,4 @@
-"""Terms: what a model's manifest and the daemon's settings add to an open that itself says only a name."""
+"""ResidencyOptions: what a model's manifest and the daemon's settings add to an open that itself says only a name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from trims.store.resolve.resolver import Resolved
 
 
-class Terms(NamedTuple):
+class ResidencyOptions(NamedTuple):
     """Worked out once for each look into a name, not once for each open of it.
 
     Attributes:
@@ -24,7 +24,7 @@ class Terms(NamedTuple):
     keep: KeepAlive
 
     @classmethod
-    def of(cls, resolved: Resolved, keep_alive_s: float | None) -> Terms:
+    def of(cls, resolved: Resolved, keep_alive_s: float | None) -> ResidencyOptions:
         """Work them out. `keep_alive_s` counts for a model whose manifest states none."""
         stated = resolved.manifest.residency
         keep = KeepAlive(stated.keep_alive_s if stated.keep_alive_s is not None else keep_alive_s)

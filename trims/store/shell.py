@@ -39,18 +39,18 @@ from trims.core.residency.events import (
     FillFailed,
     Free,
     Grant,
-    Hurry,
     Instruction,
     Lost,
     Measure,
     MeasureFailed,
+    RaisePriority,
     Ready,
     Refuse,
     ReplicaBroken,
     Requested,
     SessionEnded,
 )
-from trims.store.pending_requests import Ask, Granted, Loaded, session_ended
+from trims.store.pending_requests import Granted, Loaded, PendingRequest, session_ended
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -110,14 +110,14 @@ class Shell:
         self._counters = counters
         self._verify = verify
         self._clock = clock
-        self.again: Callable[[Ask, TrimsError], None] = lambda ask, error: ask.answer(error)
+        self.again: Callable[[PendingRequest, TrimsError], None] = lambda ask, error: ask.answer(error)
         self.filled: Callable[[Filled], None] = lambda event: None  # noqa: ARG005 - nothing follows
         self.lost: Callable[[Lease, str], None] = _log_loss
         self.upgraded: Callable[[int, str], None] = lambda session, key: None  # noqa: ARG005 - its leases are good
         self._session_numbers = itertools.count(1)
         self._sessions: set[int] = set()
         #: By ticket. Each has a waiter of that ticket in the books until it is taken to be answered.
-        self._asks: dict[int, Ask] = {}
+        self._asks: dict[int, PendingRequest] = {}
         self._images: dict[str, Resolved] = {}
         self._most_images = _REMEMBERED_IMAGES
         self._bindings: dict[type[Instruction], Callable[..., Callable[[], None] | None]] = {
@@ -126,7 +126,7 @@ class Shell:
             Refuse: self._bind_refuse,
             Measure: self._bind_measure,
             Fill: self._bind_fill,
-            Hurry: lambda it: lambda: runner.hurry(ReplicaId(it.key, it.place, it.generation)),
+            RaisePriority: lambda it: lambda: runner.raise_priority(ReplicaId(it.key, it.place, it.generation)),
             Abandon: lambda it: lambda: runner.abandon(ReplicaId(it.key, it.place, it.generation)),
             Free: self._bind_free,
             Lost: self._bind_lost,
@@ -156,7 +156,7 @@ class Shell:
         if isinstance(event, Filled):
             self.filled(event)
 
-    def ask(self, ask: Ask, event: Requested) -> bool:
+    def ask(self, ask: PendingRequest, event: Requested) -> bool:
         """Ask residency for an image; the answer comes now or later. True if the request waits."""
         waits = False
         with self.lock:
@@ -211,7 +211,7 @@ class Shell:
         with self.lock:
             return list(self._asks)
 
-    def take_asks(self) -> list[Ask]:
+    def take_asks(self) -> list[PendingRequest]:
         """All requests that were not answered yet; the caller answers them."""
         with self.lock:
             asks, self._asks = self._asks, {}
@@ -268,7 +268,7 @@ class Shell:
             replica = self._residency.find(key, place)
             return replica is not None and self._runner.verify_next(replica.id)
 
-    def never_fits(self, ask: Ask, nbytes: int, stated: Place | None) -> TrimsError | None:
+    def never_fits(self, ask: PendingRequest, nbytes: int, stated: Place | None) -> TrimsError | None:
         """Return why an image of at least `nbytes` can never serve a request; None if it may.
 
         Args:
@@ -346,7 +346,7 @@ class Shell:
         )
         return partial(ask.answer, granted)
 
-    def _take_back(self, ask: Ask, lease: Lease) -> None:
+    def _take_back(self, ask: PendingRequest, lease: Lease) -> None:
         """A file that was touched since it was sealed is not lent: it is retired, and the request served once more."""
         reason = f"the file at {lease.place} was changed or truncated since it was sealed"
         self.feed(Closed(at_s=self._clock(), lease=lease.number, session=lease.session))

@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trims.background.rate_limit import Pace
+from trims.background.rate_limit import RateLimiter
 from trims.core.errors import (
     CallerError,
     InUseError,
@@ -138,7 +138,7 @@ class Store:
         behind_bytes_per_s: float | None = None,
         quotas: Mapping[str, Quota] | None = None,
     ) -> None:
-        self._pace = pace = Pace(behind_bytes_per_s)
+        self._pace = pace = RateLimiter(behind_bytes_per_s)
         self._clock = clock
         most_images = max(1, max_images - _SPARE_IMAGES)
         self.tiers = {tier.place: tier for tier in tiers}
@@ -280,7 +280,7 @@ class Store:
         if purge:
             self._purge()
         self.runner.stop()
-        self._pace.carriers.close()
+        self._pace.copiers.close()
 
     def _purge(self) -> None:
         """Free every replica whose memory does not survive a reboot anyway. Nothing is being filled any more."""

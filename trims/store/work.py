@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from trims.store.fair_queue import Turns
+from trims.store.fair_queue import FairQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,7 +74,7 @@ class ThreadPool:
         self._most = threads
         self._niceness = niceness
         self._changed = threading.Condition()
-        self._work: Turns[Callable[[], object]] = Turns()
+        self._work: FairQueue[Callable[[], object]] = FairQueue()
         self._threads = 0
         self._idle = 0
         self._stopping = False

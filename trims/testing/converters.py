@@ -58,7 +58,7 @@ def convert(
 
 
 def _carried(conversion: Conversion, nbytes: int) -> bytes:
-    """The image as a carrier puts it together; the conversion can still be written."""
+    """The image as a copier puts it together; the conversion can still be written."""
     fd = os.memfd_create("carried", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, nbytes)

@@ -30,7 +30,7 @@ def encode(message: Message) -> bytes:
 
 
 class Decoder:
-    """Turns a stream of bytes into messages."""
+    """FairQueue a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._pending = bytearray()

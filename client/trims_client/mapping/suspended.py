@@ -1,10 +1,10 @@
 """Weights that wait for their use without a lease: the daemon may free their memory meanwhile.
 
 A process that opens a model ahead of need would hold a lease for as long as it waits: the model could not be evicted,
-and an open of another one might fail for want of room. *Parked* weights keep their addresses only. The memory is
+and an open of another one might fail for want of room. *Suspended* weights keep their addresses only. The memory is
 unmapped, every descriptor of it is closed, and the lease is given back. What was built on the weights stays as it is,
-and must not read them. `Parked.wake` opens the model again and maps the same memory at the same addresses, which takes
-one request. If the model is another one by now, or lies elsewhere, it is of no use any more.
+and must not read them. `Suspended.wake` opens the model again and maps the same memory at the same addresses, which
+takes one request. If the model is another one by now, or lies elsewhere, it is of no use any more.
 
 Imported only by a process that parks. Not covered: the mappings themselves (`trims.memory.suspended_mapping`).
 """
@@ -31,7 +31,7 @@ def image_of(weights: Weights) -> tuple[str, str]:
     return mapping.key, mapping.place
 
 
-class Parked:
+class Suspended:
     """Weights of a session, parked.
 
     Args:

@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from trims.core.errors import LostPeerError, PredictorError
-from trims.process.scheduling_class import CHANGE_PAUSE_S, UNAWAITED, weigh
+from trims.process.scheduling_class import BACKGROUND, CHANGE_PAUSE_S, weigh
 from trims_predictors.children.launcher import tell_status
 from trims_predictors.children.worker_process import PredictorProcess
 from trims_predictors.ipc import messages
@@ -72,7 +72,7 @@ class Template:
         self.failed: dict[str, str] = {}
         self.lost: str | None = None
         #: Niceness of its session.
-        self._niceness = UNAWAITED if gives_way else 0
+        self._niceness = BACKGROUND if gives_way else 0
         self._retired = False
         self._pages = WrittenPages()
         #: Forks that are waited for.

@@ -93,7 +93,7 @@ class PredictorProcess:
         self._answer: asyncio.Future[Message] | None = None
         #: Number of the message that is to be answered. Code of a model cannot guess it, and no answer comes twice.
         self._request = ""
-        self._outbox = Sender()
+        self._instructions = Sender()
         self._inbox = Receiver()
         self._why_killed: str | None = None
         self._ending = False
@@ -132,7 +132,7 @@ class PredictorProcess:
             await self._tell({**message, "request": self._request}, tensors)
             answer = _checked(await asyncio.wait_for(self._answer, deadline_s))
             if answer.get("kept_inputs"):
-                self._outbox.close()  # the next request is written to an arena of its own
+                self._instructions.close()  # the next request is written to an arena of its own
             if answer["op"] == "answer":
                 answer["outputs"] = await self._own(self._inbox.read(answer["outputs"]))
         except asyncio.TimeoutError:
@@ -180,7 +180,7 @@ class PredictorProcess:
         if tensors is None:
             self._peer.send(message)
             return
-        write = self._outbox.write
+        write = self._instructions.write
         large = sum(tensor.nbytes for tensor in tensors) > COPIED_AT_ONCE_BYTES
         with as_trims_errors("the request cannot be handed to its predictor"):
             described, fd = await asyncio.to_thread(write, tensors) if large else write(tensors)
@@ -249,7 +249,7 @@ class PredictorProcess:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self._peer.close()
-        self._outbox.close()
+        self._instructions.close()
         if self._answer is None or not self._answer.done():  # else its tensors are still to be read
             self._inbox.close()
         if self._lifeline is not None:

@@ -56,8 +56,8 @@ def _run(options: argparse.Namespace) -> None:
 
     from trims.cli.output import note, say_json
     from trims.core.errors import ConfigError
-    from trims.environments.environment_store import Shelf
-    from trims.formats.conversion.interpreter_selection import Picker
+    from trims.environments.environment_store import EnvironmentStore
+    from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.wire.address import default_runtime_dir
     from trims_predictors.cli.endpoint import environments_dir_of, environments_in
     from trims_predictors.cli.invocations import Call, invoke
@@ -78,7 +78,9 @@ def _run(options: argparse.Namespace) -> None:
         compare=options.compare,
         timeout_s=options.timeout,
         preload=tuple(each for each in options.preload.split(",") if each),
-        picker=Picker(environments_in(options.environments), Shelf(environments_dir_of(options))),
+        picker=InterpreterSelection(
+            environments_in(options.environments), EnvironmentStore(environments_dir_of(options))
+        ),
     )
     found = invoke(call)
     answer = _checked(found.cold.answer)

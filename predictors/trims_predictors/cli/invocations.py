@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from trims.control import Model
-    from trims.formats.conversion.interpreter_selection import Picker
+    from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims_predictors.children.worker_process import PredictorProcess
 
 #: Between the kill of a process and its end.
@@ -67,7 +67,7 @@ class Call:
     compare: bool
     timeout_s: float
     preload: tuple[str, ...]
-    picker: Picker
+    picker: InterpreterSelection
     cold_repeat: int = 0
 
 

@@ -67,8 +67,8 @@ def _run(options: argparse.Namespace) -> None:
 def _ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
     from trims.cli.output import note
     from trims.core.errors import ConfigError, DaemonAwayError
-    from trims.environments.environment_store import Shelf
-    from trims.formats.conversion.interpreter_selection import Picker
+    from trims.environments.environment_store import EnvironmentStore
+    from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.wire.address import default_runtime_dir
     from trims.wire.endpoint_file import read_address
     from trims_predictors.cli.endpoint import environments_dir_of, environments_in
@@ -91,7 +91,7 @@ def _ask(options: argparse.Namespace, make: MakeInputs) -> Ran:
             note(f"{error}")
     if options.endpoint is None:
         note(f"there is no endpoint: {options.model} runs in a process that ends with this command")
-    picker = Picker(environments_in(options.environments), Shelf(environments_dir_of(options)))
+    picker = InterpreterSelection(environments_in(options.environments), EnvironmentStore(environments_dir_of(options)))
     return run_alone(runtime_dir, picker, options.model, make, options.deadline_s)
 
 

@@ -28,7 +28,7 @@ from trims_predictors.endpoint.json.requests import HEADER_LENGTH, parse_answer,
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from trims.formats.conversion.interpreter_selection import Picker
+    from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims_predictors.tensors import Tensor
 
     #: Makes the tensors of the request, once the model's inputs are known.
@@ -161,12 +161,16 @@ def _error_of(status: int, body: bytes) -> TrimsError:
     return _ERRORS.get(status, PredictorError)(message)
 
 
-def run_alone(runtime_dir: str, picker: Picker, model: str, make: MakeInputs, deadline_s: float | None) -> Ran:
+def run_alone(
+    runtime_dir: str, picker: InterpreterSelection, model: str, make: MakeInputs, deadline_s: float | None
+) -> Ran:
     """Answer one request by a predictor that ends with it. Raises what `WorkerPool.infer` raises."""
     return asyncio.run(_run_alone(runtime_dir, picker, model, make, deadline_s))
 
 
-async def _run_alone(runtime_dir: str, picker: Picker, model: str, make: MakeInputs, deadline_s: float | None) -> Ran:
+async def _run_alone(
+    runtime_dir: str, picker: InterpreterSelection, model: str, make: MakeInputs, deadline_s: float | None
+) -> Ran:
     from trims.control import aadmin
     from trims_predictors.deployment.deployment import Settings
     from trims_predictors.deployment.deployments import Plans, keeping

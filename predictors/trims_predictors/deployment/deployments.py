@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims.control import AsyncAdmin, Model
-    from trims.formats.conversion.interpreter_selection import Picker
+    from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.manifests.manifest import Manifest
     from trims_predictors.deployment.signatures import Keep
 
@@ -56,7 +56,7 @@ class Plans:
         retire: Told a line that is replaced.
     """
 
-    def __init__(self, daemon: AsyncAdmin, picker: Picker, retire: Callable[[str], None]) -> None:
+    def __init__(self, daemon: AsyncAdmin, picker: InterpreterSelection, retire: Callable[[str], None]) -> None:
         self._daemon = daemon
         self._picker = picker
         self._retire = retire

@@ -16,8 +16,8 @@ import uvloop
 
 from trims.control import aadmin
 from trims.core.errors import ConfigError
-from trims.environments.environment_store import Shelf
-from trims.formats.conversion.interpreter_selection import Picker
+from trims.environments.environment_store import EnvironmentStore
+from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.logs import configure
 from trims.wire.endpoint_file import EndpointAddress, leave_address, withdraw_address
 from trims_predictors.children.launcher import Environment
@@ -72,12 +72,12 @@ async def _serve(settings: EndpointSettings) -> None:
     with listening(settings.host, settings.port) as sock:
         async with aadmin(settings.pool.runtime_dir) as daemon:
             pool = WorkerPool(settings.pool)
-            shelf = None if settings.environments_dir is None else Shelf(settings.environments_dir)
-            picker = Picker(settings.environments, shelf)
+            env_store = None if settings.environments_dir is None else EnvironmentStore(settings.environments_dir)
+            picker = InterpreterSelection(settings.environments, env_store)
             shared_memory = SharedMemory(offered=settings.shared_memory, most_bytes=settings.most_body_bytes)
             service = Service(daemon, pool, picker, tracing, shared_memory)
             workers = JsonWorkers(settings.most_body_bytes)
-            ending = _Ending(pool, settings.drain_s)
+            ending = _Shutdown(pool, settings.drain_s)
             ending.add_sign(service.drain)
             if settings.tenants and settings.pool.isolation.level == PROCESS:
                 _log.warning("predictors run at the level process, which is no border between tenants: see --isolation")
@@ -103,7 +103,7 @@ async def _look_for_hot_models(settings: EndpointSettings, daemon: AsyncAdmin, s
         await HotModels(daemon, service.plan, service.forget, service.pool.hot.want).run()
 
 
-class _Ending:
+class _Shutdown:
     """The end of all parts. None takes requests from its beginning on, and those that run may finish.
 
     1. All say that they are not ready, so that no more requests are sent here. Servers go on answering that.
@@ -152,7 +152,7 @@ class _Ending:
         while self._servers:
             self._tasks.append(asyncio.ensure_future(self._servers.pop()(left_s)))
 
-    def hurry(self) -> None:
+    def raise_priority(self) -> None:
         """Fail now what still runs. Begins, if that has not been done."""
         self.begin()
         self._until_s = 0.0
@@ -165,7 +165,7 @@ class _Ending:
             await task
 
 
-async def _start_grpc(settings: EndpointSettings, service: Service, workers: JsonWorkers, ending: _Ending) -> str:
+async def _start_grpc(settings: EndpointSettings, service: Service, workers: JsonWorkers, ending: _Shutdown) -> str:
     """gRPC beside HTTP, if it is wanted: its address, or nothing."""
     if settings.grpc_port is None:
         return ""
@@ -208,7 +208,7 @@ class _Server(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, ending: _Ending, sock: socket.socket, lifeline: int | None = None
+        self, config: uvicorn.Config, ending: _Shutdown, sock: socket.socket, lifeline: int | None = None
     ) -> None:
         super().__init__(config)
         self._ending = ending
@@ -251,7 +251,7 @@ class _Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
         elif self._asked == 2:
             _log.warning("asked once more to end: requests that run are failed now")
-            self._ending.hurry()
+            self._ending.raise_priority()
         else:
             _log.info("ends once the requests that run are answered; Ctrl-C or SIGTERM once more fails them")
             self._ending.begin()
@@ -262,7 +262,7 @@ async def _answer(
     service: Service,
     workers: JsonWorkers,
     sock: socket.socket,
-    ending: _Ending,
+    ending: _Shutdown,
 ) -> None:
     app = build_app(
         service,
@@ -303,7 +303,7 @@ def _connections(settings: EndpointSettings) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _announced(settings: EndpointSettings, sock: socket.socket, grpc: str, ending: _Ending) -> Iterator[None]:
+def _announced(settings: EndpointSettings, sock: socket.socket, grpc: str, ending: _Shutdown) -> Iterator[None]:
     """Say where it answers, in the log and in the daemon's folder, until it ends: the socket listens already."""
     scheme = "https" if settings.certificate else "http"
     host, port = sock.getsockname()[:2]

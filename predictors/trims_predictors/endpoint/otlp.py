@@ -63,7 +63,7 @@ class Tracing:
     def request(
         self,
         name: str,
-        carrier: Mapping[str, str],
+        copier: Mapping[str, str],
         attributes: Mapping[str, Any],
         outcome: Callable[[BaseException | None], Outcome],
     ) -> Iterator[RequestSpan]:
@@ -71,11 +71,11 @@ class Tracing:
 
         Args:
             name: Of the span.
-            carrier: The client's context, in W3C's headers.
+            copier: The client's context, in W3C's headers.
             attributes: Of the span; those that are None are left out.
             outcome: What an error, or None, means in the request's protocol.
         """
-        context = _W3C.extract(carrier, Context())
+        context = _W3C.extract(copier, Context())
         known = {key: value for key, value in attributes.items() if value is not None}
         span = self._tracer.start_span(name, context, SpanKind.SERVER, known)
         request, failed = RequestSpan(self._tracer, span), None

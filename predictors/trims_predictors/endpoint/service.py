@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trims.control import AsyncAdmin, Evicted, Model, Replica
-    from trims.formats.conversion.interpreter_selection import Picker
+    from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.manifests.serving import TensorType
     from trims_predictors.deployment.deployment import Answer, Plan
     from trims_predictors.endpoint.infer_request import InferRequest
@@ -68,7 +68,7 @@ class Service:
         self,
         daemon: AsyncAdmin,
         pool: WorkerPool,
-        picker: Picker,
+        picker: InterpreterSelection,
         tracing: Tracing | None = None,
         shared_memory: SharedMemory | None = None,
     ) -> None:

@@ -81,9 +81,9 @@ class Inventory:
 
     def drop_hot(self, process: PredictorProcess) -> bool:
         """Count a hot spare no more. False if it is not counted."""
-        for shelf in self.hot.values():
-            if process in shelf:
-                shelf.remove(process)
+        for env_store in self.hot.values():
+            if process in env_store:
+                env_store.remove(process)
                 return True
         return False
 

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     from trims_client import Session
-    from trims_client.mapping.suspended import Parked
+    from trims_client.mapping.suspended import Suspended
     from trims_client.weights import Weights
 
     from trims.manifests.serving import TensorType
@@ -105,13 +105,13 @@ class Worker:
         self._place: str | None = None
         #: Of the frameworks here, as they were set last.
         self._threads = 0
-        self._parked: Parked | None = None
+        self._parked: Suspended | None = None
         #: What the supervisor knows of what the predictor was given last.
         self._told: tuple[TensorType, ...] = ()
         #: Of the pages that are written until the first answer; None for no record.
         self._record: Record | None = None
         self._inbox = Receiver()
-        self._outbox = Sender()
+        self._instructions = Sender()
         self._untold: int | None = None
         #: Inputs are copied out of the arena, because code of the model has kept some beyond its run.
         self._copies = False
@@ -274,7 +274,7 @@ class Worker:
         assert self._pipeline is not None, "rehearse before load"
         outputs = self._pipeline.rehearse(parse_tensors(message["given"], "given"))
         if outputs:  # the next answer finds an arena of its size, in memory that is there already
-            fd = self._outbox.write(self._pipeline.tensors(outputs))[1]
+            fd = self._instructions.write(self._pipeline.tensors(outputs))[1]
             if fd is not None:
                 self._keep_untold(fd)
         return {"op": "rehearsed"}, None
@@ -287,11 +287,11 @@ class Worker:
 
     def _park(self, message: Message) -> tuple[Message, None]:
         """Wait for a first request without a lease on the weights."""
-        from trims_client.mapping.suspended import Parked
+        from trims_client.mapping.suspended import Suspended
 
         del message
         assert self._weights is not None, "park before load"
-        self._parked = Parked(self._connect(), self._weights, self._place)
+        self._parked = Suspended(self._connect(), self._weights, self._place)
         return {"op": "parked"}, None
 
     def _wake(self, message: Message) -> tuple[Message, None]:
@@ -317,7 +317,7 @@ class Worker:
         with handed_on(message.get("context")):
             outputs = self._pipeline.run(inputs, stages, message.get("wanted", ()))
         with stages.timed("output_s"):
-            described, fd = self._outbox.write(self._pipeline.tensors(outputs))
+            described, fd = self._instructions.write(self._pipeline.tensors(outputs))
         if fd is None:
             fd, self._untold = self._untold, None
         else:

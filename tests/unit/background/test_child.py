@@ -1,4 +1,4 @@
-"""The carrier's process: it gives way to all others, ends with its daemon, and keeps nothing of a task that is over."""
+"""The copier's process: it gives way to all others, ends with its daemon, and keeps nothing of a task that is over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import blake3
 import pytest
 
 from trims.background import child
-from trims.background.child import Carrier, give_way
+from trims.background.child import Copier, give_way
 from trims.background.messages import check, receive, send, send_order
 from trims.background.task import PIECE_BYTES, Order, SourceFailedError, Task
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 class Line:
-    """A carrier in a thread of this process, and the daemon's end of its socket."""
+    """A copier in a thread of this process, and the daemon's end of its socket."""
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.slept: list[float] = []
         self.share = 0.25
-        self._carrier = Carrier(theirs, self.slept.append, lambda: self.share)
+        self._copier = Copier(theirs, self.slept.append, lambda: self.share)
         self._theirs = theirs
         self.thread = threading.Thread(target=self._serve)
         self.thread.start()
 
     def _serve(self) -> None:
         with self._theirs:
-            self._carrier.serve()
+            self._copier.serve()
 
     def begin(self, order: Order) -> dict[str, Any]:
         send_order(self.socket, order)
@@ -134,7 +134,7 @@ def test_a_process_that_gives_way_runs_only_when_no_other_wants_the_processor() 
 def test_it_ends_in_the_midst_of_a_long_pause_with_its_daemon(source: int) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        thread = threading.Thread(target=Carrier(theirs).serve)
+        thread = threading.Thread(target=Copier(theirs).serve)
         thread.start()
         send_order(ours, Order(Task.of_file(3 * PIECE_BYTES), [source]))
         check(receive(ours)[0])

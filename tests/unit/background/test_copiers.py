@@ -1,4 +1,4 @@
-"""The daemon's carriers: real processes that copy and hash, give way to requests, and may die at any moment."""
+"""The daemon's copiers: real processes that copy and hash, give way to requests, and may die at any moment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import blake3
 import pytest
 
-from trims.background.copiers import HERE_BYTES, SLICE_BYTES, Carriers, LostCarrierError, Process
+from trims.background.copiers import HERE_BYTES, SLICE_BYTES, Copiers, LostCopierError, Process
 from trims.background.task import Order, SourceFailedError, Task
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ NBYTES = HERE_BYTES + SLICE_BYTES + 1234
 
 
 class Depot:
-    """Carriers, a source and a target, and the processes that were started."""
+    """Copiers, a source and a target, and the processes that were started."""
 
     def __init__(self) -> None:
         self.processes: list[Process] = []
-        self.carriers = Carriers(self._start)
+        self.copiers = Copiers(self._start)
         self.source, self.target = os.memfd_create("source"), os.memfd_create("target")
         self.data = os.urandom(NBYTES)
         os.write(self.source, self.data)
@@ -46,14 +46,14 @@ class Depot:
             assert took_s >= 0.0
             moved(nbytes)
 
-        return self.carriers.carry(order or self.order, bytes_per_s=None, moved=told, is_awaited=is_awaited)
+        return self.copiers.carry(order or self.order, bytes_per_s=None, moved=told, is_awaited=is_awaited)
 
     @property
     def expected(self) -> dict[str, str]:
         return {"blake3": blake3.blake3(self.data).hexdigest()}
 
     def end(self) -> None:
-        self.carriers.close()
+        self.copiers.close()
         for process in self.processes:
             process._process.wait(10)
         os.close(self.source)
@@ -77,7 +77,7 @@ def test_bytes_are_copied_and_hashed_by_a_process_of_the_lowest_priority(depot: 
     assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
 
 
-def test_one_carrier_does_task_after_task_and_two_do_two_at_once(depot: Depot) -> None:
+def test_one_copier_does_task_after_task_and_two_do_two_at_once(depot: Depot) -> None:
     for _ in range(3):
         assert depot.carry() == depot.expected
     assert len(depot.processes) == 1
@@ -110,7 +110,7 @@ def test_what_is_short_is_done_without_a_process(depot: Depot) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [1000, NBYTES])
-def test_a_carrier_gives_way_to_a_request_and_writes_nothing_after_that(depot: Depot, nbytes: int) -> None:
+def test_a_copier_gives_way_to_a_request_and_writes_nothing_after_that(depot: Depot, nbytes: int) -> None:
     order = Order(Task.of_file(nbytes), [depot.source], depot.target)
     told: list[int] = []
     assert depot.carry(told.append, lambda: bool(told) or nbytes == 1000, order) is None
@@ -121,7 +121,7 @@ def test_a_carrier_gives_way_to_a_request_and_writes_nothing_after_that(depot: D
     assert len(depot.processes) == 1
 
 
-def test_a_carrier_that_gets_no_processor_is_killed_once_a_request_waits(depot: Depot) -> None:
+def test_a_copier_that_gets_no_processor_is_killed_once_a_request_waits(depot: Depot) -> None:
     stopped = threading.Event()
 
     def stop(_: int) -> None:
@@ -134,7 +134,7 @@ def test_a_carrier_that_gets_no_processor_is_killed_once_a_request_waits(depot: 
     assert depot.carry() == depot.expected
 
 
-def test_a_carrier_that_does_not_even_begin_is_killed_once_a_request_waits(depot: Depot) -> None:
+def test_a_copier_that_does_not_even_begin_is_killed_once_a_request_waits(depot: Depot) -> None:
     assert depot.carry() == depot.expected
     os.kill(depot.processes[0].pid, signal.SIGSTOP)
     assert depot.carry(is_awaited=lambda: True) is None
@@ -156,7 +156,7 @@ def test_without_another_thread_the_work_is_done_in_the_daemon(
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile", "idle"])
-def test_the_task_of_a_carrier_that_is_killed_is_done_again_in_the_daemon(
+def test_the_task_of_a_copier_that_is_killed_is_done_again_in_the_daemon(
     depot: Depot, when: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     if when != "meanwhile":
@@ -182,14 +182,14 @@ def test_the_task_of_a_carrier_that_is_killed_is_done_again_in_the_daemon(
 
 def test_without_a_process_the_work_is_done_all_the_same(depot: Depot, caplog: pytest.LogCaptureFixture) -> None:
     def cannot() -> Process:
-        raise LostCarrierError("no carrier can be started: too many open files")
+        raise LostCopierError("no copier can be started: too many open files")
 
-    depot.carriers = Carriers(cannot)
+    depot.copiers = Copiers(cannot)
     assert depot.carry() == depot.expected
     assert "too many open files" in caplog.text
 
 
-def test_files_that_fail_are_told_apart_and_cost_no_carrier(depot: Depot) -> None:
+def test_files_that_fail_are_told_apart_and_cost_no_copier(depot: Depot) -> None:
     full = os.open("/dev/full", os.O_RDWR)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
@@ -200,7 +200,7 @@ def test_files_that_fail_are_told_apart_and_cost_no_carrier(depot: Depot) -> Non
     assert len(depot.processes) == 1
 
 
-def test_a_report_that_raises_ends_the_task_and_its_carrier(depot: Depot) -> None:
+def test_a_report_that_raises_ends_the_task_and_its_copier(depot: Depot) -> None:
     def stop(_: int) -> None:
         raise ZeroDivisionError
 
@@ -212,8 +212,8 @@ def test_a_report_that_raises_ends_the_task_and_its_carrier(depot: Depot) -> Non
 def test_all_end_with_their_daemon(depot: Depot) -> None:
     depot.carry()
     os.kill(depot.processes[0].pid, signal.SIGSTOP)  # one that is stopped ends, too
-    depot.carriers.close()
-    depot.carriers.close()
+    depot.copiers.close()
+    depot.copiers.close()
     assert depot.processes[0]._process.wait(10) == -signal.SIGKILL
     assert depot.carry() == depot.expected, "as a task that began before the end"
     assert depot.processes[1]._process.wait(10) == 0

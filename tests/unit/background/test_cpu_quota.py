@@ -1,4 +1,4 @@
-"""A carrier's share of a processor: a quarter while no other program computes, else a tenth."""
+"""A copier's share of a processor: a quarter while no other program computes, else a tenth."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from trims.background import cpu_quota
-from trims.background.cpu_quota import ALONE, BESIDE_OTHERS, Share
+from trims.background.cpu_quota import ALONE, BESIDE_OTHERS, CpuQuota
 
 if TYPE_CHECKING:
     import pytest
@@ -17,7 +17,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.now_s = self.busy_s = self.own_s = 0.0
-        self.share = Share(lambda: self.busy_s, lambda: self.own_s, lambda: self.now_s)
+        self.share = CpuQuota(lambda: self.busy_s, lambda: self.own_s, lambda: self.now_s)
 
     def passes(self, seconds: float, *, busy_s: float = 0.0, own_s: float = 0.0) -> float:
         self.now_s += seconds
@@ -36,7 +36,7 @@ def test_it_is_a_tenth_while_others_compute() -> None:
     assert machine.passes(1.0) == ALONE, "they have stopped"
 
 
-def test_what_the_carrier_itself_uses_does_not_count() -> None:
+def test_what_the_copier_itself_uses_does_not_count() -> None:
     assert Machine().passes(1.0, busy_s=0.9, own_s=0.7) == ALONE
 
 
@@ -54,12 +54,12 @@ def test_the_kernel_is_asked_twice_a_second_at_most() -> None:
 def test_it_is_a_tenth_where_the_kernel_does_not_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_quota, "_STAT", "/nonexistent/stat")
     clock = iter(range(10))
-    made = Share(clock=lambda: float(next(clock)))
+    made = CpuQuota(clock=lambda: float(next(clock)))
     assert {made.now() for _ in range(5)} == {BESIDE_OTHERS}
 
 
 def test_the_kernels_own_counts_show_a_program_that_computes() -> None:
-    made = Share(own_s=lambda: 0.0)
+    made = CpuQuota(own_s=lambda: 0.0)
     until_s = time.monotonic() + 1.0
     while time.monotonic() < until_s:
         pass

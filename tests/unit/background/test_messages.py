@@ -1,4 +1,4 @@
-"""What a daemon and its carrier say to each other arrives as it was said."""
+"""What a daemon and its copier say to each other arrives as it was said."""
 
 from __future__ import annotations
 

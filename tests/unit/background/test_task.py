@@ -1,4 +1,4 @@
-"""A carrier's work: what lies in files is put together in order, hashed on the way, a piece at a time."""
+"""A copier's work: what lies in files is put together in order, hashed on the way, a piece at a time."""
 
 from __future__ import annotations
 

@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trims.environments.create import Request
-    from trims.environments.environment_store import Made, Shelf
+    from trims.environments.environment_store import EnvironmentStore, Made
 
     Env = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def shelf_folder(tmp_path: Path) -> Path:
+def env_store_folder(tmp_path: Path) -> Path:
     return tmp_path / "environments"
 
 
 @pytest.fixture
-def env(shelf_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Env:
+def env(env_store_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Env:
     """`trims env` where no daemon runs; returns (status, standard output, standard error)."""
 
     def once(action: str, *words: str) -> tuple[int, str, str]:
-        folders = ["--environments-dir", str(shelf_folder), "--runtime-dir", str(tmp_path / "run")]
+        folders = ["--environments-dir", str(env_store_folder), "--runtime-dir", str(tmp_path / "run")]
         status = main(["env", action, *folders, *words])
         told = capsys.readouterr()
         return status, told.out, told.err
@@ -44,15 +44,15 @@ def env(shelf_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.fixture
-def requests(monkeypatch: pytest.MonkeyPatch, shelf_folder: Path) -> list[Request]:
+def requests(monkeypatch: pytest.MonkeyPatch, env_store_folder: Path) -> list[Request]:
     """What is asked of the maker, which is not run."""
     seen: list[Request] = []
 
-    def make(shelf: Shelf, request: Request, tell: Callable[[str], None]) -> tuple[Made, bool]:
+    def make(env_store: EnvironmentStore, request: Request, tell: Callable[[str], None]) -> tuple[Made, bool]:
         tell("resolving")
         seen.append(request)
-        fresh = not shelf.all()
-        return (put(shelf_folder, torch="2.4.1", numpy="2.0") if fresh else shelf.all()[0]), fresh
+        fresh = not env_store.all()
+        return (put(env_store_folder, torch="2.4.1", numpy="2.0") if fresh else env_store.all()[0]), fresh
 
     monkeypatch.setattr(create, "make", make)
     return seen
@@ -90,11 +90,11 @@ def test_an_empty_list_says_what_to_do(env: Env) -> None:
     assert env("list", "--names")[1] == ""
 
 
-def test_a_list_tells_frameworks_python_size_and_state(env: Env, shelf_folder: Path) -> None:
-    made = put(shelf_folder, 2.0, torch="2.4.1", numpy="2.0")
-    gone = put(shelf_folder, 1.0, mxnet="1.9.1")
+def test_a_list_tells_frameworks_python_size_and_state(env: Env, env_store_folder: Path) -> None:
+    made = put(env_store_folder, 2.0, torch="2.4.1", numpy="2.0")
+    gone = put(env_store_folder, 1.0, mxnet="1.9.1")
     gone.python.unlink()
-    spoilt = put(shelf_folder, name="spoilt", numpy="1.0")
+    spoilt = put(env_store_folder, name="spoilt", numpy="1.0")
     (spoilt.folder / "environment.json").write_text("{}")
     status, out, err = env("list")
     lines = [line.split("  ") for line in out.splitlines()]
@@ -112,10 +112,10 @@ def test_a_list_tells_frameworks_python_size_and_state(env: Env, shelf_folder: P
 
 
 def test_a_check_fails_for_each_fault_and_names_the_remedy(
-    env: Env, shelf_folder: Path, monkeypatch: pytest.MonkeyPatch
+    env: Env, env_store_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checking, "_OURS", {})
-    well, ill = put(shelf_folder, 2.0, torch="2.0"), put(shelf_folder, 1.0, torch="1.0")
+    well, ill = put(env_store_folder, 2.0, torch="2.0"), put(env_store_folder, 1.0, torch="1.0")
     assert env("check", well.name[:9])[:2] == (0, f"ok    {well.name}\n")
     ill.python.unlink()
     status, out, _ = env("check")
@@ -129,17 +129,17 @@ def test_a_check_fails_for_each_fault_and_names_the_remedy(
     assert (told[well.name], len(told[ill.name])) == ([], 1)
 
 
-def test_rm_removes_by_the_beginning_of_a_name(env: Env, shelf_folder: Path) -> None:
-    made, other = put(shelf_folder, torch="2.0"), put(shelf_folder, mxnet="1.0")
+def test_rm_removes_by_the_beginning_of_a_name(env: Env, env_store_folder: Path) -> None:
+    made, other = put(env_store_folder, torch="2.0"), put(env_store_folder, mxnet="1.0")
     status, out, err = env("rm", "torch")
     assert (status, out) == (0, f"removed {made.name}\n")
     assert "whether a registered model needs it is not known" in err
-    assert os.listdir(shelf_folder) == [other.name]
+    assert os.listdir(env_store_folder) == [other.name]
     assert re.search(r"no environment is called 'torch'; there are: mxnet", env("rm", "torch")[2])
 
 
-def test_rm_refuses_what_is_in_use_and_obeys_force(env: Env, shelf_folder: Path) -> None:
-    made = put(shelf_folder, torch="2.0")
+def test_rm_refuses_what_is_in_use_and_obeys_force(env: Env, env_store_folder: Path) -> None:
+    made = put(env_store_folder, torch="2.0")
     fd = hold(made.python)
     assert fd is not None
     status, _, err = env("rm", made.name)
@@ -150,10 +150,10 @@ def test_rm_refuses_what_is_in_use_and_obeys_force(env: Env, shelf_folder: Path)
     os.close(fd)
 
 
-def test_each_command_removes_what_a_killed_one_has_left(env: Env, shelf_folder: Path) -> None:
-    made = put(shelf_folder, torch="2.0")
+def test_each_command_removes_what_a_killed_one_has_left(env: Env, env_store_folder: Path) -> None:
+    made = put(env_store_folder, torch="2.0")
     for words in (["list"], ["check", made.name], ["rm", made.name]):
-        half = replace(made, folder=shelf_folder / "torch-3")
+        half = replace(made, folder=env_store_folder / "torch-3")
         half.python.parent.mkdir(parents=True)
         (half.folder / "lock").touch()
         assert "removed torch-3, which an earlier command did not finish" in env(*words)[2]

@@ -25,9 +25,9 @@ def _grant(ledger: Ledger, session: int) -> Lease:
         replica = ledger.table.add("a", CPU)
         replica.nbytes = 10
         ledger.seal(replica, 0.0, "adopted after a restart")
-    ledger.outbox.instructions.clear()
+    ledger.instructions.written.clear()
     ledger.grant(replica, Waiter(1, session, True, None), session, 1.0, warm=True)
-    (grant,) = ledger.outbox.instructions
+    (grant,) = ledger.instructions.written
     assert isinstance(grant, Grant)
     return grant.lease
 

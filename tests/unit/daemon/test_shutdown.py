@@ -10,13 +10,13 @@ import threading
 
 import pytest
 
-from trims.daemon.shutdown import Ending
+from trims.daemon.shutdown import Shutdown
 
 #: The main thread waits, and another one gets the signal: the main thread is not interrupted.
 _ELSEWHERE = """
 import signal, threading, time
-from trims.daemon.shutdown import Ending
-ending = Ending()
+from trims.daemon.shutdown import Shutdown
+ending = Shutdown()
 ending.on_signals(signal.SIGTERM, signal.SIGINT)
 threading.Timer({after_s}, lambda: signal.pthread_kill(threading.get_ident(), signal.{name})).start()
 time.sleep({sleep_s})
@@ -36,14 +36,14 @@ def test_a_signal_that_another_thread_gets_ends_the_wait(name: str, after_s: flo
 
 
 def test_a_thread_that_asks_ends_the_wait() -> None:
-    ending = Ending()
+    ending = Shutdown()
     threading.Timer(0.05, ending.ask).start()
     ending.wait()
     ending.close()
 
 
 def test_it_may_be_asked_often_and_after_its_end() -> None:
-    ending = Ending()
+    ending = Shutdown()
     for _ in range(100_000):
         ending.ask()
     ending.wait()
@@ -54,7 +54,7 @@ def test_it_may_be_asked_often_and_after_its_end() -> None:
 
 def test_its_signals_do_nothing_after_its_end() -> None:
     code = (
-        "import os, signal; from trims.daemon.shutdown import Ending; e = Ending(); e.on_signals(signal.SIGTERM); "
+        "import os, signal; from trims.daemon.shutdown import Shutdown; e = Shutdown(); e.on_signals(signal.SIGTERM); "
         "e.close(); os.kill(os.getpid(), signal.SIGTERM); print('still here')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
@@ -63,11 +63,11 @@ def test_its_signals_do_nothing_after_its_end() -> None:
 
 def test_nothing_of_it_stays_open() -> None:
     before = set(os.listdir("/proc/self/fd"))
-    Ending().close()
+    Shutdown().close()
     assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_without_signals_those_of_the_process_are_left_alone() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    Ending().close()
+    Shutdown().close()
     assert signal.getsignal(signal.SIGTERM) is before

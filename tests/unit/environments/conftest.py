@@ -1,4 +1,4 @@
-"""What tests of environments stand on: an empty shelf, and a folder of wheels that stands for an index."""
+"""What tests of environments stand on: an empty environment store, and a folder of wheels that stands for an index."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 from made_environments import write_wheel
 
-from trims.environments.environment_store import Shelf
+from trims.environments.environment_store import EnvironmentStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> Shelf:
-    return Shelf(tmp_path / "environments")
+def env_store(tmp_path: Path) -> EnvironmentStore:
+    return EnvironmentStore(tmp_path / "environments")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from trims.environments import checking
 from trims.environments.checking import check, glance, installed
 
 if TYPE_CHECKING:
-    from trims.environments.environment_store import Made, Shelf
+    from trims.environments.environment_store import EnvironmentStore, Made
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +22,8 @@ def _light(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def made(shelf: Shelf) -> Made:
-    return put(shelf.folder, torch="2.4.1+cpu", helper="1.0")
+def made(env_store: EnvironmentStore) -> Made:
+    return put(env_store.folder, torch="2.4.1+cpu", helper="1.0")
 
 
 def told(made: Made) -> list[str]:

@@ -23,7 +23,7 @@ from trims.environments.installers import find_uv
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from trims.environments.environment_store import Made, Shelf
+    from trims.environments.environment_store import EnvironmentStore, Made
 
 WAIT_S = 120
 TOOLS = ["pip", pytest.param("uv", marks=pytest.mark.skipif(find_uv() is None, reason="there is no uv on the PATH"))]
@@ -31,9 +31,9 @@ MAKE = """
 import sys
 from pathlib import Path
 from trims.environments.create import Request, make
-from trims.environments.environment_store import Shelf
+from trims.environments.environment_store import EnvironmentStore
 folder, wheels, wanted = sys.argv[1:]
-make(Shelf(Path(folder)), Request((wanted,), tool="pip", links=(Path(wheels),), offline=True))
+make(EnvironmentStore(Path(folder)), Request((wanted,), tool="pip", links=(Path(wheels),), offline=True))
 """
 
 
@@ -47,77 +47,91 @@ def version_in(made: Made, module: str) -> str:
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_two_versions_stand_side_by_side_and_a_request_made_twice_is_one(shelf: Shelf, wheels: Path, tool: str) -> None:
-    old, first = make(shelf, request(wheels, "torch<901", tool=tool))
-    new, _ = make(shelf, request(wheels, "torch", tool=tool))
-    again, fresh = make(shelf, request(wheels, "torch==900.0", "numpy", tool=tool))
+def test_two_versions_stand_side_by_side_and_a_request_made_twice_is_one(
+    env_store: EnvironmentStore, wheels: Path, tool: str
+) -> None:
+    old, first = make(env_store, request(wheels, "torch<901", tool=tool))
+    new, _ = make(env_store, request(wheels, "torch", tool=tool))
+    again, fresh = make(env_store, request(wheels, "torch==900.0", "numpy", tool=tool))
     assert (first, fresh, again) == (True, False, old)
     assert [version_in(each, "torch") for each in (old, new)] == ["900.0", "901.0"]
     assert (old.versions.get("helper"), new.versions.get("helper")) == (None, "2.5")
     assert set(old.versions) == {"torch", "numpy", "ml-dtypes"}
-    assert [each.name for each in shelf.all()] == [new.name, old.name]
+    assert [each.name for each in env_store.all()] == [new.name, old.name]
     assert (old.requested, old.trims, old.tool.split()[0]) == (("torch<901",), "1.2.3", tool)
     assert old.nbytes > 0
-    assert sorted(os.listdir(shelf.folder)) == sorted([old.name, new.name])
+    assert sorted(os.listdir(env_store.folder)) == sorted([old.name, new.name])
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_an_environment_is_made_again_from_its_lock(shelf: Shelf, wheels: Path, tmp_path: Path, tool: str) -> None:
-    made, _ = make(shelf, request(wheels, "torch<901", tool=tool))
+def test_an_environment_is_made_again_from_its_lock(
+    env_store: EnvironmentStore, wheels: Path, tmp_path: Path, tool: str
+) -> None:
+    made, _ = make(env_store, request(wheels, "torch<901", tool=tool))
     lock = tmp_path / "kept.lock"
     lock.write_bytes(made.lock_file.read_bytes())
     assert "--hash=sha256:" in lock.read_text()
-    shelf.remove(made.name)
-    again, fresh = make(shelf, replace(request(wheels, tool=tool), lock=lock))
+    env_store.remove(made.name)
+    again, fresh = make(env_store, replace(request(wheels, tool=tool), lock=lock))
     assert fresh
     assert replace(again, created_s=made.created_s, nbytes=made.nbytes) == made
     assert again.lock_file.read_bytes() == lock.read_bytes()
-    assert make(shelf, replace(request(tmp_path, tool=tool), lock=lock)) == (again, False)  # needs no wheels
+    assert make(env_store, replace(request(tmp_path, tool=tool), lock=lock)) == (
+        again,
+        False,
+    )  # needs no wheels
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-def test_a_file_that_is_not_the_locked_one_is_not_installed(shelf: Shelf, wheels: Path, tool: str) -> None:
-    made, _ = make(shelf, request(wheels, "torch<901", tool=tool))
+def test_a_file_that_is_not_the_locked_one_is_not_installed(
+    env_store: EnvironmentStore, wheels: Path, tool: str
+) -> None:
+    made, _ = make(env_store, request(wheels, "torch<901", tool=tool))
     lock = wheels / "kept.lock"
     shutil.copy(made.lock_file, lock)
-    shelf.remove(made.name)
+    env_store.remove(made.name)
     write_wheel(wheels, "torch", "900.0", code="__version__ = 'forged'\n")
     with pytest.raises(NotSupportedError, match=f"{tool} could not install"):
-        make(shelf, replace(request(wheels, tool=tool), lock=lock))
-    assert os.listdir(shelf.folder) == []
+        make(env_store, replace(request(wheels, tool=tool), lock=lock))
+    assert os.listdir(env_store.folder) == []
 
 
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("wanted", ["torch==5", "torch>=901,<900", "no-such-package"])
-def test_what_cannot_be_had_is_named_and_nothing_is_left(shelf: Shelf, wheels: Path, tool: str, wanted: str) -> None:
+def test_what_cannot_be_had_is_named_and_nothing_is_left(
+    env_store: EnvironmentStore, wheels: Path, tool: str, wanted: str
+) -> None:
     with pytest.raises(NotSupportedError, match=r"no versions can be found that fit together for (torch|no-such)"):
-        make(shelf, request(wheels, wanted, tool=tool))
-    assert os.listdir(shelf.folder) == []
+        make(env_store, request(wheels, wanted, tool=tool))
+    assert os.listdir(env_store.folder) == []
 
 
-def test_an_environment_that_is_there_but_broken_is_not_handed_out(shelf: Shelf, wheels: Path) -> None:
-    made, _ = make(shelf, request(wheels, "torch==900.0"))
+def test_an_environment_that_is_there_but_broken_is_not_handed_out(env_store: EnvironmentStore, wheels: Path) -> None:
+    made, _ = make(env_store, request(wheels, "torch==900.0"))
     made.python.unlink()
     with pytest.raises(NotSupportedError, match=rf"{made.name} is there, but its interpreter .* is gone; trims env rm"):
-        make(shelf, request(wheels, "torch==900.0"))
+        make(env_store, request(wheels, "torch==900.0"))
 
 
-def test_a_lock_for_another_python_is_refused_with_the_remedy(shelf: Shelf, wheels: Path, tmp_path: Path) -> None:
+def test_a_lock_for_another_python_is_refused_with_the_remedy(
+    env_store: EnvironmentStore, wheels: Path, tmp_path: Path
+) -> None:
     lock = tmp_path / "lock"
     lock.write_text("# python: 3.10\n# platform: linux-z80\n# requested: torch\ntorch==900.0\n")
     with pytest.raises(ConfigError, match=r"is for Python 3\.10 on linux-z80.*trims env create torch$"):
-        make(shelf, replace(request(wheels), lock=lock, python=sys.executable))
+        make(env_store, replace(request(wheels), lock=lock, python=sys.executable))
     lock.write_text("# python: 3.10\n# platform: linux-z80\n")
     with pytest.raises(ConfigError, match="names no package"):
-        make(shelf, replace(request(wheels), lock=lock))
+        make(env_store, replace(request(wheels), lock=lock))
     with pytest.raises(ConfigError, match="no lock can be read from"):
-        make(shelf, replace(request(wheels), lock=tmp_path / "missing"))
+        make(env_store, replace(request(wheels), lock=tmp_path / "missing"))
 
 
-def test_two_makers_of_one_environment_make_it_once(shelf: Shelf, wheels: Path) -> None:
+def test_two_makers_of_one_environment_make_it_once(env_store: EnvironmentStore, wheels: Path) -> None:
     found: list[tuple[Made, bool]] = []
     makers = [
-        threading.Thread(target=lambda: found.append(make(shelf, request(wheels, "torch==900.0")))) for _ in range(3)
+        threading.Thread(target=lambda: found.append(make(env_store, request(wheels, "torch==900.0"))))
+        for _ in range(3)
     ]
     for maker in makers:
         maker.start()
@@ -143,17 +157,19 @@ def is_group_gone(group: int) -> bool:
 
 
 @pytest.mark.parametrize("begin", [".work-", "torch-"], ids=["resolving", "installing"])
-def test_a_maker_that_is_killed_leaves_nothing_that_counts(shelf: Shelf, wheels: Path, begin: str) -> None:
-    command = [sys.executable, "-c", MAKE, str(shelf.folder), str(wheels), "torch==900.0"]
+def test_a_maker_that_is_killed_leaves_nothing_that_counts(
+    env_store: EnvironmentStore, wheels: Path, begin: str
+) -> None:
+    command = [sys.executable, "-c", MAKE, str(env_store.folder), str(wheels), "torch==900.0"]
     with subprocess.Popen(command, start_new_session=True) as maker:
-        await_(lambda: any(shelf.folder.glob(f"{begin}*/venv/bin")), "the maker works in a folder")
+        await_(lambda: any(env_store.folder.glob(f"{begin}*/venv/bin")), "the maker works in a folder")
         os.killpg(maker.pid, signal.SIGKILL)
-    assert shelf.all() == []
-    assert os.listdir(shelf.folder) != []
+    assert env_store.all() == []
+    assert os.listdir(env_store.folder) != []
     await_(lambda: is_group_gone(maker.pid), "the maker's programs are gone")
-    made, fresh = make(shelf, request(wheels, "torch==900.0"))
+    made, fresh = make(env_store, request(wheels, "torch==900.0"))
     assert fresh
-    assert os.listdir(shelf.folder) == [made.name]
+    assert os.listdir(env_store.folder) == [made.name]
     assert version_in(made, "torch") == "900.0"
 
 
@@ -165,7 +181,7 @@ read _ <{folder}/gate
 
 
 def test_a_folder_in_which_uv_works_on_is_not_swept_though_its_maker_was_killed(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    env_store: EnvironmentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "gate")
     (tmp_path / "uv").write_text(FAKE_UV.format(folder=tmp_path))
@@ -173,33 +189,35 @@ def test_a_folder_in_which_uv_works_on_is_not_swept_though_its_maker_was_killed(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     lock = tmp_path / "lock"
     lock.write_text(f"# python: {MINOR}\n# platform: {PLATFORM}\ntorch==900.0\n")
-    code = "import sys; from pathlib import Path; from trims.environments.environment_store import Shelf\n"
+    code = "import sys; from pathlib import Path; from trims.environments.environment_store import EnvironmentStore\n"
     code += "from trims.environments.create import Request, make\n"
-    code += "make(Shelf(Path(sys.argv[1])), Request(lock=Path(sys.argv[2]), tool='uv'))"
-    with subprocess.Popen([sys.executable, "-c", code, str(shelf.folder), str(lock)]) as maker:
+    code += "make(EnvironmentStore(Path(sys.argv[1])), Request(lock=Path(sys.argv[2]), tool='uv'))"
+    with subprocess.Popen([sys.executable, "-c", code, str(env_store.folder), str(lock)]) as maker:
         await_((tmp_path / "started").exists, "uv has started")
         maker.kill()
-    (name,) = os.listdir(shelf.folder)
-    assert shelf.sweep() == []
+    (name,) = os.listdir(env_store.folder)
+    assert env_store.sweep() == []
     (tmp_path / "gate").write_text("go on\n")
-    await_(lambda: shelf.sweep() == [name], "uv has ended")
-    assert os.listdir(shelf.folder) == []
+    await_(lambda: env_store.sweep() == [name], "uv has ended")
+    assert os.listdir(env_store.folder) == []
 
 
-def test_a_python_that_cannot_make_environments_is_named(shelf: Shelf, wheels: Path, tmp_path: Path) -> None:
+def test_a_python_that_cannot_make_environments_is_named(
+    env_store: EnvironmentStore, wheels: Path, tmp_path: Path
+) -> None:
     fake = tmp_path / "python"
     fake.write_text(
         f'#!/bin/sh\ncase "$*" in *venv*) echo no venv here >&2; exit 1;; esac\nexec {sys.executable} "$@"\n'
     )
     fake.chmod(0o755)
     with pytest.raises(NotSupportedError, match=r"no virtual environment can be made of .*\nno venv here"):
-        make(shelf, replace(request(wheels, "torch"), python=str(fake)))
-    assert os.listdir(shelf.folder) == []
+        make(env_store, replace(request(wheels, "torch"), python=str(fake)))
+    assert os.listdir(env_store.folder) == []
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, wheels: Path) -> None:
-    from trims.environments.environment_store import Shelf
+    from trims.environments.environment_store import EnvironmentStore
 
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
-        make(Shelf(Path(tmp_path / "file" / "environments")), request(wheels, "torch"))
+        make(EnvironmentStore(Path(tmp_path / "file" / "environments")), request(wheels, "torch"))

@@ -1,4 +1,4 @@
-"""Images that lie in files entirely: as a carrier's task they come out as they are written otherwise."""
+"""Images that lie in files entirely: as a copier's task they come out as they are written otherwise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from images import put
 
 from trims.background.task import Running, SourceFailedError
 from trims.core.errors import ArtifactChangedError, ArtifactError
-from trims.image.copy_plan import Carried, as_order, is_carriable
+from trims.image.copy_plan import CopyPlan, as_order, is_carriable
 from trims.image.plan import ImagePlan, SourceTensor, plan_image
 from trims.image.program import Program
 from trims.image.source import FileSpan, SourceFile
@@ -38,7 +38,7 @@ def plan_of(folder: Path) -> ImagePlan:
     return plan_image(sources, program=Program("onnx", {"opset": 1}, b"program" * 999), metadata={"a": "b"})
 
 
-def carry(carried: Carried) -> dict[str, str]:
+def carry(carried: CopyPlan) -> dict[str, str]:
     running = Running(carried.order)
     while running.done_bytes < carried.order.task.nbytes:
         running.advance()

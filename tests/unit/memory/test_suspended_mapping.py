@@ -1,4 +1,4 @@
-"""Parked memory: given up wholly, and back at the same addresses with what was written."""
+"""Suspended memory: given up wholly, and back at the same addresses with what was written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from trims.core.errors import ClosedError, NotSupportedError
 from trims.memory import mapping
 from trims.memory.attach import Attachment
-from trims.memory.suspended_mapping import Parking
+from trims.memory.suspended_mapping import SuspendedMapping
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,7 +97,7 @@ def test_a_descriptor_that_was_closed_while_parked_stays_its_next_owner_s(file: 
 
 def test_only_open_weights_of_one_mapped_file_can_be_parked(file: Path) -> None:
     with pytest.raises(NotSupportedError, match="does not tell"):
-        Parking((1, 2))
+        SuspendedMapping((1, 2))
     attachment, identity = opened(file)
     attachment.park(identity)
     with pytest.raises(NotSupportedError, match="once"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trims.process.scheduling_class import CHANGE_PAUSE_S, GIVES_WAY, UNAWAITED, weigh
+from trims.process.scheduling_class import BACKGROUND, CHANGE_PAUSE_S, GIVES_WAY, weigh
 
 
 def niceness(pid: int) -> int:
@@ -26,7 +26,7 @@ def test_a_session_gives_way_and_takes_it_back() -> None:
         assert leader.stdout is not None
         child = int(leader.stdout.readline())
         found = []
-        for wanted in (GIVES_WAY, UNAWAITED, 0):
+        for wanted in (GIVES_WAY, BACKGROUND, 0):
             time.sleep(2 * CHANGE_PAUSE_S)  # or the kernel may put it off
             weigh(leader.pid, wanted)
             found.append((niceness(leader.pid), niceness(child)))

@@ -1,14 +1,14 @@
-"""Turns: tenants one after the other, the work of each in order."""
+"""FairQueue: tenants one after the other, the work of each in order."""
 
 from __future__ import annotations
 
 import pytest
 
-from trims.store.fair_queue import Turns
+from trims.store.fair_queue import FairQueue
 
 
 def test_a_tenant_with_much_work_delays_another_by_one_piece() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for number in range(100):
         turns.add(f"greedy {number}", "greedy")
     turns.add("modest", "modest")
@@ -18,7 +18,7 @@ def test_a_tenant_with_much_work_delays_another_by_one_piece() -> None:
 
 
 def test_a_tenant_that_comes_back_has_no_turn_saved_up() -> None:
-    turns: Turns[int] = Turns()
+    turns: FairQueue[int] = FairQueue()
     for number, tenant in enumerate("aab"):
         turns.add(number, tenant)
     assert turns.pop() == 0
@@ -28,7 +28,7 @@ def test_a_tenant_that_comes_back_has_no_turn_saved_up() -> None:
 
 
 def test_nothing_is_left_after_it_was_cleared() -> None:
-    turns: Turns[int] = Turns()
+    turns: FairQueue[int] = FairQueue()
     turns.add(1, "a")
     turns.clear()
     assert len(turns) == 0

@@ -9,7 +9,7 @@ import pytest
 from trims.core.errors import ArtifactError, CapacityError, NotInPlaceError, QuotaError, TooLargeError, TrimsError
 from trims.core.lease import Waiter
 from trims.core.place import CPU
-from trims.store.pending_requests import Ask, Loaded, Pending, log_failure, session_ended
+from trims.store.pending_requests import Loaded, Pending, PendingRequest, log_failure, session_ended
 
 LOADED = Loaded("a" * 64, CPU, 40)
 
@@ -44,7 +44,7 @@ def test_an_answer_that_another_thread_gives_wakes_the_waiting_one() -> None:
 
 
 def test_a_request_of_a_session_that_ended_is_named_in_its_refusal() -> None:
-    ask = Ask(Waiter(1, 7, wants_lease=True, deadline_at_s=None), "bert", None, Pending().set)
+    ask = PendingRequest(Waiter(1, 7, wants_lease=True, deadline_at_s=None), "bert", None, Pending().set)
     assert "'bert'" in str(session_ended(ask))
     assert session_ended(ask).retryable
 
@@ -69,11 +69,13 @@ def test_a_failure_that_no_client_waits_for_is_logged_and_a_success_is_not(caplo
     ids=lambda each: each.code if isinstance(each, TrimsError) else "",
 )
 def test_a_refusal_of_the_books_names_the_file_that_was_asked_for(refusal: TrimsError, told: str) -> None:
-    ask = Ask(Waiter(1, 7, wants_lease=True, deadline_at_s=None), "file:bert.onnx", None, Pending().set)
+    ask = PendingRequest(Waiter(1, 7, wants_lease=True, deadline_at_s=None), "file:bert.onnx", None, Pending().set)
     assert str(ask.in_words(refusal)).startswith(told)
     assert type(ask.in_words(refusal)) is type(refusal)
 
 
 def test_a_refusal_of_what_the_store_asks_for_itself_tells_no_key() -> None:
-    ask = Ask(Waiter(1, None, wants_lease=False, deadline_at_s=None, internal=True), "key:014f", CPU, Pending().set)
+    ask = PendingRequest(
+        Waiter(1, None, wants_lease=False, deadline_at_s=None, internal=True), "key:014f", CPU, Pending().set
+    )
     assert str(ask.in_words(CapacityError("the disk is full"))) == "the disk is full"

@@ -1,4 +1,4 @@
-"""Terms: what an open that says only a name asks of residency."""
+"""ResidencyOptions: what an open that says only a name asks of residency."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from store_parts import resolved
 
 from trims.core.residency.events import KeepAlive
-from trims.store.residency_options import Terms, is_kept
+from trims.store.residency_options import ResidencyOptions, is_kept
 
 if TYPE_CHECKING:
     from trims.store.resolve.resolver import Resolved
@@ -25,7 +25,7 @@ def _with(converted: bool = False, **residency: object) -> Resolved:
 def test_the_manifest_s_keep_alive_counts_before_the_daemon_s(
     stated: float | None, daemon: float | None, counts: float
 ) -> None:
-    assert Terms.of(_with(keep_alive_s=stated), daemon).keep == KeepAlive(counts)
+    assert ResidencyOptions.of(_with(keep_alive_s=stated), daemon).keep == KeepAlive(counts)
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_an_image_is_kept_on_disk_if_stated_or_if_a_converter_made_it(
     persist: str, converted: bool, kept: bool
 ) -> None:
     model = _with(converted, persist=persist)
-    assert is_kept(model) is Terms.of(model, None).kept is kept
+    assert is_kept(model) is ResidencyOptions.of(model, None).kept is kept
 
 
 def test_terms_name_the_look_they_follow_from() -> None:
     model = _with()
-    assert Terms.of(model, None).resolved is model
+    assert ResidencyOptions.of(model, None).resolved is model

@@ -30,7 +30,7 @@ from trims.core.residency.residency import Residency
 from trims.memory.shm import PosixShm
 from trims.store import shell as module
 from trims.store.fill.runner import Runner
-from trims.store.pending_requests import Ask, Granted, Loaded, Outcome
+from trims.store.pending_requests import Granted, Loaded, Outcome, PendingRequest
 from trims.store.shell import Shell
 from trims.store.watchers import Watchers
 from trims.testing.tiers import an_image
@@ -65,7 +65,7 @@ class Bench:
         )
         self.workers, self.counters = Workers(), Counter[str]()
         self.failure: Exception | None = None
-        self.again: list[tuple[Ask, TrimsError]] = []
+        self.again: list[tuple[PendingRequest, TrimsError]] = []
         self.told: list[object] = []
         self.runner = Runner(tiers, self._convert, Tracer(), lambda event: self.shell.feed(event), pools=self.workers)
         self.shell = Shell(
@@ -97,7 +97,7 @@ class Bench:
 
         made = resolved(key=key) if known else None
         waiter = Waiter(next(self.tickets), session or self.session, lease, deadline_at_s=None)
-        ask = Ask(waiter, "m", None, answer, resolved=made)
+        ask = PendingRequest(waiter, "m", None, answer, resolved=made)
         self.waits = self.shell.ask(ask, Requested(at_s=self.now, key=key, place=place, waiter=waiter))
         return answers
 
@@ -215,7 +215,7 @@ def test_another_failure_is_answered_at_once_and_counted_by_its_code(bench: Benc
 def test_a_late_answer_names_the_model_and_what_it_waited_for(name: str, bench: Bench) -> None:
     answers: list[Outcome] = []
     waiter = Waiter(next(bench.tickets), bench.session, wants_lease=True, deadline_at_s=bench.now + 1.0)
-    ask = Ask(waiter, name, None, answers.append, resolved=resolved(key=KEY))
+    ask = PendingRequest(waiter, name, None, answers.append, resolved=resolved(key=KEY))
     bench.shell.ask(ask, Requested(at_s=bench.now, key=KEY, place=CPU, waiter=waiter))
     bench.shell.feed(Tick(at_s=bench.now + 2.0))
     told = str(error_of(answers))
@@ -322,7 +322,7 @@ def test_readers_on_disk_can_be_upgraded_once_the_same_bytes_lie_in_memory(bench
 def test_what_the_store_wants_for_itself_is_filled_behind_until_requested(bench: Bench) -> None:
     bench.opened(DISK)
     waiter = Waiter(next(bench.tickets), None, wants_lease=False, deadline_at_s=None, internal=True)
-    ask = Ask(waiter, "m", CPU, lambda _: None, resolved=resolved(key=KEY))
+    ask = PendingRequest(waiter, "m", CPU, lambda _: None, resolved=resolved(key=KEY))
     bench.shell.ask(ask, Requested(at_s=bench.now, key=KEY, place=CPU, waiter=waiter))
     assert "behind" in bench.workers.names
     assert "copy" not in bench.workers.names

@@ -30,7 +30,7 @@ from trims.core.policy import capacity_errors
 from trims.core.policy.demand import COUNTED_AT_ONCE
 from trims.core.replica import Share, State
 from trims.core.residency import placement
-from trims.core.residency.admission_queue import Line
+from trims.core.residency.admission_queue import AdmissionQueue
 from trims.core.residency.events import KeepAlive, Requested
 from trims.core.residency.fill_failures import RETRY_EARNED_S
 from trims.core.residency.promotion import host_for
@@ -76,7 +76,7 @@ class Admission:
         self._ledger = ledger
         self._measurements = itertools.count(1)
         self.fresh: OrderedDict[int, Replica] = OrderedDict()
-        self.lines: dict[Place, Line] = {place: Line() for place in ledger.capacity.at}
+        self.lines: dict[Place, AdmissionQueue] = {place: AdmissionQueue() for place in ledger.capacity.at}
         self.claims: dict[Place, OrderedDict[int, Replica]] = {place: OrderedDict() for place in ledger.capacity.at}
 
     # -- waiters ---------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class Admission:
             return
         ledger.touch(replica, at_s)
         if ledger.promotions.end(waiter.ticket) is None and not waiter.is_promotion:
-            ledger.outbox.ready(waiter, replica)
+            ledger.instructions.ready(waiter, replica)
 
     def turn_away(self, replica: Replica, waiter: Waiter, error: TrimsError, at_s: float) -> None:
         """A waiter cannot be served by this replica: a modest one is by another, any other gets the error.
@@ -247,7 +247,7 @@ class Admission:
             return
         noted = ledger.failures.note(replica.key, error, at_s)
         if noted is not None and noted.is_news:
-            ledger.outbox.failed(replica, error, noted.not_before_s - at_s)
+            ledger.instructions.failed(replica, error, noted.not_before_s - at_s)
 
     def refuse(self, waiter: Waiter, error: TrimsError, at_s: float) -> None:
         """Answer a waiter with an error. A promotion passes it on to the waiters at its device."""
@@ -257,7 +257,7 @@ class Admission:
         promotion = ledger.promotions.end(waiter.ticket)
         if promotion is None:
             if not waiter.is_promotion:
-                ledger.outbox.refuse(waiter, error)
+                ledger.instructions.refuse(waiter, error)
             return
         replica, host = promotion
         another = host_for(ledger.capacity.at, after=host) if isinstance(error, TooLargeError) else None
@@ -300,9 +300,9 @@ class Admission:
         elif replica.state is State.QUEUED and replica in self.lines[replica.place]:
             self.fresh[replica.generation] = replica
         elif replica.claimed_bytes:
-            self._hurry_holders(replica)
+            self._raise_priority_holders(replica)
         if replica in self._ledger.unawaited and self._is_awaited(replica):
-            self._ledger.hurry(replica)
+            self._ledger.raise_priority(replica)
         awaited = self._awaited(replica)
         if awaited is not None:
             self._waiter_joined(awaited, at_s)
@@ -317,12 +317,12 @@ class Admission:
         earned = self._ledger.promotions.earned
         return any(not (each.internal or each.ticket in earned) for each in replica.waiters.values())
 
-    def _hurry_holders(self, replica: Replica) -> None:
+    def _raise_priority_holders(self, replica: Replica) -> None:
         """A queued replica waits for room: if a request does, fills that keep room there take no more pauses."""
         holders = self._ledger.unawaited.at(replica.place)
         if holders and self._is_awaited(replica):
             for holder in holders:
-                self._ledger.hurry(holder)
+                self._ledger.raise_priority(holder)
 
     def _drop_if_unwanted(self, replica: Replica, at_s: float) -> None:
         """A queued replica without a waiter leaves the queue. A fill that runs is finished, for later opens."""
@@ -330,7 +330,7 @@ class Admission:
             self._await_no_longer(replica, at_s)
             self._leave_queue(replica)
             self._ledger.remove(replica, at_s, "last waiter gone")
-            self._ledger.outbox.abandon(replica)
+            self._ledger.instructions.abandon(replica)
 
     def _leave_queue(self, replica: Replica) -> None:
         """Take a queued replica out of the line and drop its claim, so that replicas it held back may go on."""
@@ -417,7 +417,7 @@ class Admission:
             awaited = self._is_awaited(replica)
             if not awaited:
                 self._ledger.unawaited.begin(replica, ())
-            self._ledger.outbox.measure(replica, behind=not awaited)
+            self._ledger.instructions.measure(replica, behind=not awaited)
 
     def _bring_to(self, host: Place, replica: Replica, at_s: float) -> None:
         """Wait for the image at a host place on behalf of a device, where nothing can be converted."""
@@ -463,7 +463,7 @@ class Admission:
             elif need > books.free_bytes + books.shares[Share.LEAVING]:
                 self._give_up_claim(oldest)
             else:
-                self._hurry_holders(oldest)
+                self._raise_priority_holders(oldest)
                 break
         while claims and books.coming_bytes < 0:
             self._give_up_claim(next(reversed(claims.values())))
@@ -511,7 +511,7 @@ class Admission:
         self.lines[replica.place].remove(replica)
         self._ledger.capacity.claim(replica, need)
         self.claims[replica.place][replica.generation] = replica
-        self._hurry_holders(replica)
+        self._raise_priority_holders(replica)
 
     def _stand_in_line(self, replica: Replica, at_s: float, behind: Replica | None = None) -> bool:
         """Only leases that end make room: waiters without a deadline are refused; True if no other is left."""
@@ -524,7 +524,7 @@ class Admission:
         if replica.state is not State.QUEUED:
             return True
         self.lines[replica.place].add(replica)
-        self._hurry_holders(replica)
+        self._raise_priority_holders(replica)
         if replica.impatient:  # a waiter was turned away here, and at the next place as well: it is back
             self.fresh[replica.generation] = replica
         return False
@@ -552,7 +552,7 @@ class Admission:
         awaited = not replica.waiters or self._is_awaited(replica)  # a demotion has no waiter, and makes room for one
         if not awaited:
             ledger.unawaited.begin(replica, {replica.place, replica.source or replica.place})
-        ledger.outbox.fill(replica, behind=not awaited)
+        ledger.instructions.fill(replica, behind=not awaited)
 
     # -- quotas ----------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ _Heap = list[tuple[int, int, "Replica"]]
 _SLACK = 64
 
 
-class Line:
+class AdmissionQueue:
     """Queued replicas by age and by size; every step costs O(log n).
 
     Attributes:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trims.core.replica import Replica
 
 
-class Unawaited:
+class BackgroundFills:
     """All fills that run, or are measured for, and that no request waits for."""
 
     def __init__(self) -> None:

@@ -256,8 +256,8 @@ class Measure(NamedTuple):
 class Fill(NamedTuple):
     """Fill the replica from `source`, or from the planned conversion if None; answer with Filled or FillFailed.
 
-    `behind`: no request waits for it, only the store or residency itself. `Hurry` says when one does. `tenant`: whose
-    request came first.
+    `behind`: no request waits for it, only the store or residency itself. `RaisePriority` says when one does. `tenant`:
+    whose request came first.
     """
 
     key: str
@@ -269,7 +269,7 @@ class Fill(NamedTuple):
     tenant: str | None = None
 
 
-class Hurry(NamedTuple):
+class RaisePriority(NamedTuple):
     """A request waits now for what none waited for: a measurement, a fill, or room that it keeps. Expects no answer."""
 
     key: str
@@ -323,4 +323,4 @@ class Changed(NamedTuple):
 
 
 #: What the store is asked to do. Named tuples: an open makes about ten, and a frozen dataclass takes thrice as long.
-Instruction = Grant | Ready | Refuse | Measure | Fill | Hurry | Abandon | Free | Lost | Failed | Changed
+Instruction = Grant | Ready | Refuse | Measure | Fill | RaisePriority | Abandon | Free | Lost | Failed | Changed

@@ -17,13 +17,13 @@ from trims.core.policy.demand import Demand
 from trims.core.policy.eviction import Usage
 from trims.core.policy.quotas import Tenancy
 from trims.core.replica import CHARGED, LEASABLE, ReplicaId, State
-from trims.core.residency.background import Unawaited
+from trims.core.residency.background import BackgroundFills
 from trims.core.residency.events import Grant
 from trims.core.residency.fill_failures import Failures
-from trims.core.residency.instructions import Outbox
+from trims.core.residency.instructions import Instructions
 from trims.core.residency.promotion import Promotions
 from trims.core.residency.replica_table import ReplicaTable
-from trims.core.residency.timer_heap import DueTimes
+from trims.core.residency.timer_heap import TimerHeap
 from trims.core.residency.waiters import Waiters
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Ledger:
         quotas: See `Tenancy`.
 
     Attributes:
-        outbox: What has to be done about the event at hand.
+        instructions: What has to be done about the event at hand.
         due: Deadlines of waiters (by ticket), ends of keep-alive (by replica), ends of reservations (by place).
         changed_places: Where bytes count as something else since `Admission` decided last.
         changed_keys: Images that came to lie somewhere, or lie there no longer, since then.
@@ -76,11 +76,11 @@ class Ledger:
         self.tenancy = Tenancy(quotas)
         self.demand = Demand()
         self.failures = Failures()
-        self.unawaited = Unawaited()
-        self.outbox = Outbox()
+        self.unawaited = BackgroundFills()
+        self.instructions = Instructions()
         self.changed_places: dict[Place, None] = {}
         self.changed_keys: dict[str, None] = {}
-        self.due: DueTimes[int | ReplicaId | Place] = DueTimes(self._is_due)
+        self.due: TimerHeap[int | ReplicaId | Place] = TimerHeap(self._is_due)
         self._has_devices = any(place.tier is TierKind.GPU for place in capacities)
 
     # -- states and bytes ------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class Ledger:
                 self._count_reader(replica, waiter.reader, 1 if to is State.FILLING else -1)
         if old in (State.QUEUED, State.FILLING):
             self.unawaited.end(replica)
-        self.outbox.changed(replica, old, at_s, why)
+        self.instructions.changed(replica, old, at_s, why)
 
     def recount(self, replica: Replica) -> None:
         """Count a replica's bytes as what they are now."""
@@ -172,7 +172,7 @@ class Ledger:
             self.touch(replica, at_s)
         usage = Usage(key, replica.nbytes or 1, replica.cost_s, replica.uses, replica.filled_at_s, at_s)
         self.capacity.at[place].policy.used(usage)
-        self.outbox.instructions.append(Grant(ticket=waiter.ticket, lease=lease, nbytes=replica.nbytes, warm=warm))
+        self.instructions.written.append(Grant(ticket=waiter.ticket, lease=lease, nbytes=replica.nbytes, warm=warm))
 
     def end_lease(self, lease: Lease, at_s: float) -> Replica:
         """The session has given the lease back; returns the replica it was for."""
@@ -194,7 +194,7 @@ class Ledger:
         for number in list(replica.leases):
             lease = self.leases.by_number[number]
             self._strike(lease, replica)
-            self.outbox.lost(lease, why)
+            self.instructions.lost(lease, why)
         self.recount(replica)
         if replica.state is State.SEALED:
             self.retire(replica, at_s, why)
@@ -255,10 +255,10 @@ class Ledger:
         if replica.workspace_bytes:
             self.changed_places[replica.place] = None
 
-    def hurry(self, replica: Replica) -> None:
+    def raise_priority(self, replica: Replica) -> None:
         """A request waits for a fill, or for room that it keeps: it is made as fast as can be. Idempotent."""
         if self.unawaited.end(replica):
-            self.outbox.hurry(replica)
+            self.instructions.raise_priority(replica)
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class Ledger:
         self.keep_until(replica, None)
         self.step(replica, State.FREEING, at_s, why)
         self.capacity.leaves(replica, evicted=evicted)
-        self.outbox.free(replica, evicted=evicted)
+        self.instructions.free(replica, evicted=evicted)
 
     def remove(self, replica: Replica, at_s: float, why: str) -> None:
         """Take it out of the books."""

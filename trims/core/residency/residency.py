@@ -138,7 +138,7 @@ class Residency:
             InvalidTransitionError: A bug; the message tells the replica's story.
         """
         ledger, admission = self._ledger, self._admission
-        instructions = ledger.outbox.instructions = []
+        instructions = ledger.instructions.written = []
         self._handlers[type(event)](event)
         if ledger.changed_keys or ledger.changed_places or admission.fresh:  # a grant of what is read leaves nothing
             admission.settle(event.at_s)

@@ -14,7 +14,7 @@ _Item = TypeVar("_Item")
 _FIRST_PRUNE = 256
 
 
-class DueTimes(Generic[_Item]):
+class TimerHeap(Generic[_Item]):
     """A heap of (clock time, item). An entry is dead when its item was answered, left or moved meanwhile.
 
     Args:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trims.image.plan import ImagePlan
 
     #: Does a task and tells the bytes done so far; returns the digests by name, or None if a request has come to wait.
-    CarriedBy = Callable[[Order, Callable[[int], None]], dict[str, str] | None]
+    CopyPlanBy = Callable[[Order, Callable[[int], None]], dict[str, str] | None]
 
 log = logging.getLogger(__name__)
 #: Of one child: what it says is not trusted to be little.
@@ -78,7 +78,7 @@ class Conversion(ABC):
         """True, once planned, if all of the image lies in files, so that `carry` can have it put together."""
         return False
 
-    def carry(self, by: CarriedBy, fd: int, *, large_pages: bool) -> str | None:
+    def carry(self, by: CopyPlanBy, fd: int, *, large_pages: bool) -> str | None:
         """In place of `write`, for an image that `is_carriable`: have another process put it together.
 
         Args:
@@ -194,7 +194,7 @@ class _ConversionBySize(Conversion):
     def is_carriable(self) -> bool:
         return self._chosen is not None and self._chosen.is_carriable
 
-    def carry(self, by: CarriedBy, fd: int, *, large_pages: bool) -> str | None:
+    def carry(self, by: CopyPlanBy, fd: int, *, large_pages: bool) -> str | None:
         with self._lock:
             chosen = self._chosen
         if chosen is None:
@@ -264,7 +264,7 @@ class _LocalConversion(Conversion):
         plan = self._plan
         return plan is not None and is_carriable(plan)
 
-    def carry(self, by: CarriedBy, fd: int, *, large_pages: bool) -> str | None:
+    def carry(self, by: CopyPlanBy, fd: int, *, large_pages: bool) -> str | None:
         plan = self._plan
         self._check(0.0)
         if plan is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from trims.environments.environment_store import Made, Shelf
+    from trims.environments.environment_store import EnvironmentStore, Made
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +35,24 @@ class _Candidate:
     told: str
 
 
-class Picker:
+class InterpreterSelection:
     """Picks, and remembers for as long as no environment becomes ready or goes.
 
     Args:
         configured: Framework -> interpreter.
-        shelf: Where made environments are; None for none.
+        env_store: Where made environments are; None for none.
         without: One of them that is not picked.
     """
 
     def __init__(
-        self, configured: Mapping[str, Path] | None = None, shelf: Shelf | None = None, *, without: str = ""
+        self,
+        configured: Mapping[str, Path] | None = None,
+        env_store: EnvironmentStore | None = None,
+        *,
+        without: str = "",
     ) -> None:
         self._configured = dict(configured or {})
-        self._shelf = shelf
+        self._environment_store = env_store
         self._without = without
         self._picked: dict[tuple[str, str, bool], tuple[object, Path | None]] = {}
 
@@ -87,7 +91,7 @@ class Picker:
         )
 
     def _state(self) -> object:
-        return () if self._shelf is None else self._shelf.state()
+        return () if self._environment_store is None else self._environment_store.state()
 
     def _find(self, model: str, framework: str, version: str, *, required: bool) -> Path | None:
         wanted, seen = _constraint(model, version), []
@@ -116,7 +120,7 @@ class Picker:
                 yield _Candidate(made.python, version, f"{made.name} has {version}")
 
     def _made(self) -> list[Made]:
-        found = [] if self._shelf is None else self._shelf.all()
+        found = [] if self._environment_store is None else self._environment_store.all()
         return [made for made in found if made.python.exists() and made.name != self._without]
 
 

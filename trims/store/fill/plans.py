@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims.core.replica import ReplicaId
-    from trims.formats.conversion.conversion import CarriedBy, Conversion
+    from trims.formats.conversion.conversion import Conversion, CopyPlanBy
     from trims.image.in_place import InPlacePlan
     from trims.store.resolve.resolver import Resolved
 
@@ -75,7 +75,7 @@ class Plans:
                 self._stop(before, NOT_WANTED)
             return plan, before
 
-    def hurry(self, replica: ReplicaId) -> None:
+    def raise_priority(self, replica: ReplicaId) -> None:
         """A request waits for the replica: its converter process gives way no more. Returns at once. Idempotent."""
         with self._lock:
             plan = self._plans.get(replica)
@@ -156,7 +156,7 @@ class Plans:
         made = None if plan is None else plan.conversion
         return made is not None and made.is_carriable
 
-    def carry(self, replica: ReplicaId, by: CarriedBy, fd: int, *, large_pages: bool) -> str | None:
+    def carry(self, replica: ReplicaId, by: CopyPlanBy, fd: int, *, large_pages: bool) -> str | None:
         """Have the image put together by another process; returns its digest. Blocks. Raises as `Conversion.carry`.
 
         None if that is not to be, or no longer: then `write` is still to be done.

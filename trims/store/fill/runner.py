@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trims.background.rate_limit import Behind, Pace
+from trims.background.rate_limit import Behind, RateLimiter
 from trims.core.errors import (
     CapacityError,
     ImageError,
@@ -127,11 +127,11 @@ class Runner:
         host: HostBytes | None = None,
         clock: Callable[[], float] = time.monotonic,
         max_images: int = sys.maxsize,
-        pace: Pace | None = None,
+        pace: RateLimiter | None = None,
         readers: PoolsByMount | None = None,
     ) -> None:
         self._max_images = max_images
-        self._pace = pace or Pace()
+        self._pace = pace or RateLimiter()
         self._tiers = tiers
         files = tiers.get(FILE)
         #: Found out once: asking an object for all that a protocol has takes longer than opening a file.
@@ -266,7 +266,7 @@ class Runner:
     ) -> None:
         """Have a converter process plan an image; one that no request waits for takes no converter from the others."""
         begin = partial(self._submit, self._converters, replica, work, failed)
-        with self._lock:  # a `hurry` comes before this, or finds it in line
+        with self._lock:  # `raise_priority` comes before this, or finds it in line
             behind = replica in self._unawaited
             if behind:
                 self._in_line[replica] = begin
@@ -295,7 +295,7 @@ class Runner:
             self._freers.submit(lambda: self._plans.drop(replica))
 
     def take_time(self, replica: ReplicaId) -> None:
-        """No request waits for what is going to be asked for. Counts until its end, or `hurry`. Never blocks."""
+        """Note that no request waits for the next fill of a replica, until its end or `raise_priority`."""
         with self._lock:
             self._unawaited.add(replica)
 
@@ -312,7 +312,7 @@ class Runner:
             self.abandon(replica)  # while it was measured, the image came to lie somewhere
             pool = self._copiers if device is None else self._apart[device][0]
         where = "" if source is not None else self._plans.mount_of(replica)
-        with self._lock:  # a `hurry` comes before this, or finds the fill in line
+        with self._lock:  # `raise_priority` comes before this, or finds the fill in line
             in_line = replica in self._unawaited and device is None
             if in_line:
                 self._in_line[replica] = partial(self._fill_once_there_is_a_descriptor, pool, replica, nbytes, source)
@@ -361,7 +361,7 @@ class Runner:
             self._to_verify[replica] = (work, failed)
         self._verifiers.submit(self._verify_first)
 
-    def hurry(self, replica: ReplicaId) -> None:
+    def raise_priority(self, replica: ReplicaId) -> None:
         """A request waits for a replica, or for room that its fill keeps: fill it as fast as can be.
 
         If it is still to be verified, that is done at once. Idempotent. Never blocks.
@@ -370,7 +370,7 @@ class Runner:
             self._unawaited.discard(replica)
             begin = self._in_line.pop(replica, None)
             waiting = self._to_verify.pop(replica, None)
-        self._plans.hurry(replica)
+        self._plans.raise_priority(replica)
         if begin is not None:
             begin()
         if waiting is not None:
@@ -389,7 +389,7 @@ class Runner:
     def _verify_first(self) -> None:
         with self._lock:
             if not self._to_verify:
-                return  # a request was in a hurry for it
+                return  # a request has raised its priority
             replica, (work, failed) = self._to_verify.popitem(last=False)
         self._guarded(replica, work, failed)
 
@@ -618,7 +618,7 @@ class Runner:
             raise
 
     def _carry(self, replica: ReplicaId, draft: Draft, behind: Behind) -> str | None:
-        """Have a carrier put the image together; None if a request has come to wait for it."""
+        """Have a copier put the image together; None if a request has come to wait for it."""
 
         def by(order: Order, on_progress: Callable[[int], None]) -> dict[str, str] | None:
             def tell(done_bytes: int) -> None:

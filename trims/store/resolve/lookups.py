@@ -20,12 +20,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from trims.background.rate_limit import Behind, Pace
+from trims.background.rate_limit import Behind, RateLimiter
 from trims.core.errors import ArtifactError, DeadlineError, InternalError, TrimsError
-from trims.core.residency.timer_heap import DueTimes
+from trims.core.residency.timer_heap import TimerHeap
 from trims.image.descriptors import explain_descriptors
 from trims.store.catalog import FILE_PREFIX
-from trims.store.fair_queue import Turns
+from trims.store.fair_queue import FairQueue
 from trims.store.pending_requests import session_ended
 from trims.store.resolve.hashing import (
     DigestNeededError,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trims.core.place import Place
-    from trims.store.pending_requests import Ask
+    from trims.store.pending_requests import PendingRequest
     from trims.store.resolve.resolver import Resolved, Resolver
     from trims.store.work import Pool, Pools
 
@@ -72,7 +72,7 @@ class _Look:
     name: str
     epoch: int
     digest: bool
-    asks: dict[int, Ask] = field(default_factory=dict)
+    asks: dict[int, PendingRequest] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     behind: bool = False
     running: bool = False
@@ -118,14 +118,14 @@ class Lookups:
     def __init__(
         self,
         resolver: Resolver,
-        found: Callable[[Ask, Resolved | TrimsError], None],
+        found: Callable[[PendingRequest, Resolved | TrimsError], None],
         pools: Pools,
-        pace: Pace | None = None,
+        pace: RateLimiter | None = None,
         *,
         readers: PoolsByMount | None = None,
-        never_fits: Callable[[Ask, int, Place | None], TrimsError | None] | None = None,
+        never_fits: Callable[[PendingRequest, int, Place | None], TrimsError | None] | None = None,
     ) -> None:
-        self._pace = pace or Pace()
+        self._pace = pace or RateLimiter()
         self._shares_readers = readers is not None
         self._readers = readers or PoolsByMount(pools, "resolve", READERS)
         self._resolver = resolver
@@ -136,18 +136,18 @@ class Lookups:
         self._by_ticket: dict[int, _Look] = {}
         #: Tickets of opens by session; a prefetch outlives its session.
         self._by_session: dict[int, set[int]] = {}
-        self._due: DueTimes[int] = DueTimes(lambda _, ticket: ticket in self._by_ticket)
+        self._due: TimerHeap[int] = TimerHeap(lambda _, ticket: ticket in self._by_ticket)
         self._sorters = pools("names", _SORTERS)
         self._path_sorters = pools("paths", 1)
         self._behind_by_mount: dict[str, Pool] = {}
         self._long_reads = PoolsByMount(pools, "hash", _LONG_READS)
         #: Looks that wait for a turn of a long read, by mount point and tenant: its sessions in turn.
-        self._long_lines: dict[tuple[str, str | None], Turns[_Look]] = {}
+        self._long_lines: dict[tuple[str, str | None], FairQueue[_Look]] = {}
         self._unfinished: OrderedDict[str, Progress] = OrderedDict()
         self._never_fits = never_fits or (lambda ask, nbytes, stated: None)  # noqa: ARG005 - nothing is too large
         self._stopped = False
 
-    def add(self, ask: Ask) -> None:
+    def add(self, ask: PendingRequest) -> None:
         """Have the name looked into, or join the look that is running. Never blocks."""
         with self._lock:
             look = self._join(ask, digest=not (ask.anywhere and self._resolver.in_place))
@@ -158,7 +158,7 @@ class Lookups:
         if look is not None:
             self._begin(look)
 
-    def _join(self, ask: Ask, *, digest: bool) -> _Look | None:
+    def _join(self, ask: PendingRequest, *, digest: bool) -> _Look | None:
         """Let the ask wait for a look; returns that if it is to be begun. Called under the lock."""
         look = self._looks.get((ask.name, digest))
         # A lookup of an earlier epoch goes on for its own asks; this ask must not get its answer.
@@ -185,7 +185,7 @@ class Lookups:
 
     def expire(self, now_s: float) -> None:
         """Answer the asks whose deadline has passed. Looks that no other ask waits for end."""
-        late: list[Ask] = []
+        late: list[PendingRequest] = []
         with self._lock:
             while (ticket := self._due.pop_due(now_s)) is not None:
                 look = self._by_ticket.pop(ticket)
@@ -198,7 +198,7 @@ class Lookups:
 
     def end_session(self, session: int) -> None:
         """The client is gone: its asks are refused, and looks that no other ask waits for end."""
-        refused: list[Ask] = []
+        refused: list[PendingRequest] = []
         with self._lock:
             for ticket in self._by_session.pop(session, ()):
                 look = self._by_ticket.pop(ticket)
@@ -217,7 +217,7 @@ class Lookups:
         if self._looks.get((look.name, look.digest)) is look:
             del self._looks[look.name, look.digest]
 
-    def _forget(self, ask: Ask) -> None:
+    def _forget(self, ask: PendingRequest) -> None:
         if ask.waiter.session is not None and (tickets := self._by_session.get(ask.waiter.session)) is not None:
             tickets.discard(ask.waiter.ticket)
             if not tickets:
@@ -226,7 +226,9 @@ class Lookups:
     def _is_wanted(self, look: _Look) -> bool:
         return bool(look.asks) and not self._stopped
 
-    def refusals_by_size(self, look: _Look, nbytes: int, stated: Place | None) -> list[tuple[Ask, TrimsError]]:
+    def refusals_by_size(
+        self, look: _Look, nbytes: int, stated: Place | None
+    ) -> list[tuple[PendingRequest, TrimsError]]:
         """Return the asks of a look that an image of at least `nbytes` can never serve, and why."""
         with self._lock:
             asks = list(look.asks.values())
@@ -245,7 +247,7 @@ class Lookups:
         if not self._is_wanted(look):
             raise NotWantedError(f"{look.name} is too large for all who ask for it")
 
-    def stop(self) -> list[Ask]:
+    def stop(self) -> list[PendingRequest]:
         """Take no more asks; returns those that were not answered. A look that hangs is left to itself."""
         with self._lock:
             self._stopped = True
@@ -283,7 +285,7 @@ class Lookups:
                 if pool is None:
                     pool = self._behind_by_mount[where] = self._new_pool("learn", 1, niceness=BEHIND)
             elif long:
-                self._long_lines.setdefault((where, look.tenant), Turns()).add(look, look.session)
+                self._long_lines.setdefault((where, look.tenant), FairQueue()).add(look, look.session)
                 pool, tenant = self._long_reads.of(where), look.tenant
             else:
                 pool = self._readers.of(where)
@@ -380,7 +382,7 @@ class Lookups:
             self._found(ask, result)
 
 
-def _late(ask: Ask) -> DeadlineError:
+def _late(ask: PendingRequest) -> DeadlineError:
     return DeadlineError(
         f"the deadline passed while {ask.name!r} was being looked into, which goes on only while a request waits for "
         f"it; ask again with a later deadline, or prefetch the model first"

@@ -51,7 +51,7 @@ from trims.store.work import stepped_back
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from trims.formats.conversion.interpreter_selection import Picker
+    from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.registry.base import Registry
     from trims.store.catalog import Catalog
 
@@ -136,7 +136,7 @@ class Resolver:
         self,
         registry: Registry,
         catalog: Catalog,
-        picker: Picker,
+        picker: InterpreterSelection,
         artifacts: Path,
         limits: Limits,
         *,

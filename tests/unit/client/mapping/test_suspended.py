@@ -1,4 +1,4 @@
-"""Parked weights, in processes beside the daemon: their memory can be freed, and they know whether it is the same."""
+"""Suspended weights, in processes beside the daemon: their memory can be freed, and they know if it is theirs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CLIENT = """
 import sys
 import trims
-from trims_client.mapping.suspended import Parked, image_of, open_resident, still_current
+from trims_client.mapping.suspended import Suspended, image_of, open_resident, still_current
 session = trims.connect(sys.argv[1], upgrade=False)
 weights = session.open("m")
 view = weights["x"]
@@ -75,7 +75,7 @@ def leases(daemon: Daemon) -> int:
 
 def test_parked_weights_have_no_lease_and_read_the_same_once_they_wake(daemon: Daemon, client: Client) -> None:
     assert client.do("float(view.sum())") == "1024.0"
-    client.do("!parked = Parked(session, weights)")
+    client.do("!parked = Suspended(session, weights)")
     assert leases(daemon) == 0
     assert client.do("parked.wake()") == "True"
     assert leases(daemon) == 1
@@ -85,7 +85,7 @@ def test_parked_weights_have_no_lease_and_read_the_same_once_they_wake(daemon: D
 
 
 def test_memory_of_parked_weights_is_freed_and_they_do_not_wake_in_other_memory(daemon: Daemon, client: Client) -> None:
-    client.do("!parked = Parked(session, weights)")
+    client.do("!parked = Suspended(session, weights)")
     with admin(daemon.config.runtime_dir) as control:
         control.evict("m", "cpu")
     pid = client.do("__import__('os').getpid()")
@@ -98,7 +98,7 @@ def test_memory_of_parked_weights_is_freed_and_they_do_not_wake_in_other_memory(
 def test_parked_weights_do_not_wake_once_their_model_is_another_one(
     daemon: Daemon, client: Client, checkpoint: Callable[..., Path]
 ) -> None:
-    client.do("!parked = Parked(session, weights)")
+    client.do("!parked = Suspended(session, weights)")
     add(daemon, checkpoint, 2.0)
     assert client.do("parked.wake()") == "False"
     assert client.do("float(session.open('m')['x'].sum())") == "2048.0"
@@ -116,7 +116,7 @@ def test_open_weights_tell_whether_their_name_still_stands_for_them(
 
 def test_an_image_is_opened_by_its_key_only_where_it_is_resident(daemon: Daemon, client: Client) -> None:
     assert client.do("open_resident(session, 'm', *image_of(weights)).close()") == "None"
-    client.do("!found = image_of(weights); parked = Parked(session, weights)")
+    client.do("!found = image_of(weights); parked = Suspended(session, weights)")
     with admin(daemon.config.runtime_dir) as control:
         control.evict("m", "cpu")
     assert client.do("open_resident(session, 'm', *found)").startswith("ModelNotFoundError")
@@ -125,7 +125,7 @@ def test_an_image_is_opened_by_its_key_only_where_it_is_resident(daemon: Daemon,
 def test_parked_weights_wake_at_a_daemon_that_was_started_again(
     daemon: Daemon, client: Client, serve: Callable[..., Daemon]
 ) -> None:
-    client.do("!parked = Parked(session, weights)")
+    client.do("!parked = Suspended(session, weights)")
     daemon.stop()
     again = serve()
     assert client.do("parked.wake(10)") == "True"
@@ -135,5 +135,5 @@ def test_parked_weights_wake_at_a_daemon_that_was_started_again(
 
 def test_weights_that_the_process_shares_cannot_be_parked(client: Client) -> None:
     assert client.do("!twice = session.open('m')") == "None"
-    assert client.do("Parked(session, weights)").startswith("NotSupportedError: 'm' at cpu cannot be parked")
+    assert client.do("Suspended(session, weights)").startswith("NotSupportedError: 'm' at cpu cannot be parked")
     assert client.do("float(view.sum())") == "1024.0"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from trims.core.place import CPU
 from trims.core.replica import Replica
-from trims.core.residency.admission_queue import Line
+from trims.core.residency.admission_queue import AdmissionQueue
 
 
 def queued(generation: int, nbytes: int) -> Replica:
@@ -15,13 +15,13 @@ def queued(generation: int, nbytes: int) -> Replica:
 
 
 def test_an_empty_line_has_no_first_and_nothing_behind_it() -> None:
-    line = Line()
+    line = AdmissionQueue()
     assert (len(line), line.first()) == (0, None)
     assert line.smallest_after(queued(1, 10)) is None
 
 
 def test_a_replica_stands_at_the_position_of_its_generation_however_late_it_is_added() -> None:
-    line = Line()
+    line = AdmissionQueue()
     older, newer = queued(1, 50), queued(2, 10)
     for replica in (newer, older, older):
         line.add(replica)
@@ -29,7 +29,7 @@ def test_a_replica_stands_at_the_position_of_its_generation_however_late_it_is_a
 
 
 def test_of_two_equal_sizes_the_older_replica_comes_first() -> None:
-    line = Line()
+    line = AdmissionQueue()
     first, older, newer = queued(1, 99), queued(2, 10), queued(3, 10)
     for replica in (newer, first, older):
         line.add(replica)
@@ -37,7 +37,7 @@ def test_of_two_equal_sizes_the_older_replica_comes_first() -> None:
 
 
 def test_the_first_is_never_the_smallest_behind_itself_and_stays_in_line() -> None:
-    line = Line()
+    line = AdmissionQueue()
     first = queued(1, 1)
     line.add(first)
     assert line.smallest_after(first) is None
@@ -51,7 +51,7 @@ def test_the_first_is_never_the_smallest_behind_itself_and_stays_in_line() -> No
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove"]), st.integers(1, 12)), max_size=300))
 def test_any_sequence_of_steps_agrees_with_a_sorted_list(steps: list[tuple[str, int]]) -> None:
     replicas = {number: queued(number, nbytes=number * 7 % 5) for number in range(1, 13)}
-    line, there = Line(), set[int]()
+    line, there = AdmissionQueue(), set[int]()
     for step, number in steps:
         if step == "add":
             line.add(replicas[number])

@@ -8,7 +8,7 @@ from trims.core.errors import CapacityError
 from trims.core.lease import Waiter
 from trims.core.place import CPU, DISK, GPU, Place
 from trims.core.replica import Replica
-from trims.core.residency.background import Unawaited
+from trims.core.residency.background import BackgroundFills
 from trims.core.residency.events import (
     Adopted,
     EvictRequested,
@@ -16,9 +16,9 @@ from trims.core.residency.events import (
     FillFailed,
     Free,
     Grant,
-    Hurry,
     Instruction,
     Measure,
+    RaisePriority,
     Ready,
     Requested,
     WaiterLeft,
@@ -33,7 +33,7 @@ def own_wish(bench: Bench, key: str, place: Place) -> list[Instruction]:
 
 
 def hurried(out: list[Instruction]) -> list[tuple[str, str]]:
-    return [(each.key, str(each.place)) for each in only(Hurry, out) if isinstance(each, Hurry)]
+    return [(each.key, str(each.place)) for each in only(RaisePriority, out) if isinstance(each, RaisePriority)]
 
 
 def copied_behind(bench: Bench, key: str, nbytes: int, source: Place, target: Place) -> None:
@@ -44,7 +44,7 @@ def copied_behind(bench: Bench, key: str, nbytes: int, source: Place, target: Pl
 
 
 def test_a_fill_is_found_at_the_places_whose_room_it_keeps_until_it_ends() -> None:
-    fills, one, other = Unawaited(), Replica("a", DISK, 1), Replica("b", CPU, 2)
+    fills, one, other = BackgroundFills(), Replica("a", DISK, 1), Replica("b", CPU, 2)
     fills.begin(one, {DISK, CPU})
     fills.begin(other, {CPU})
     assert (fills.at(CPU), fills.at(DISK), fills.at(GPU)) == ([one, other], [one], [])
@@ -133,7 +133,7 @@ def test_a_fill_that_begins_while_a_request_waits_for_its_room_is_hurried_at_onc
     bench.measured("b", 80)
     bench.resident("kept", 10)
     out = own_wish(bench, "kept", DISK)
-    assert [type(each) for each in out] == [Fill, Hurry]
+    assert [type(each) for each in out] == [Fill, RaisePriority]
 
 
 def test_what_only_the_store_wants_hurries_no_fill_that_keeps_its_room() -> None:

@@ -1,4 +1,4 @@
-"""The outbox: instructions in the order of their steps, each written from its replica as it is at that moment."""
+"""Instructions in the order of their steps, each written from its replica as it is at that moment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from trims.core.lease import Lease, Waiter
 from trims.core.place import CPU, GPU
 from trims.core.replica import Replica, State
 from trims.core.residency.events import Abandon, Changed, Fill, Free, Lost, Measure, Ready, Refuse
-from trims.core.residency.instructions import Outbox
+from trims.core.residency.instructions import Instructions
 
 
 def a_replica(**more: Any) -> Replica:
@@ -17,18 +17,18 @@ def a_replica(**more: Any) -> Replica:
 
 
 def test_instructions_are_kept_in_the_order_in_which_they_were_given() -> None:
-    outbox, replica = Outbox(), a_replica(source=CPU, measuring=9)
+    instructions, replica = Instructions(), a_replica(source=CPU, measuring=9)
     waiter, lease = Waiter(1, 5, True, None), Lease(7, 5, replica.key, GPU, 3)
     error = CapacityError("full")
-    outbox.measure(replica, behind=True)
-    outbox.fill(replica, behind=False)
-    outbox.ready(waiter, replica)
-    outbox.refuse(waiter, error)
-    outbox.free(replica, evicted=True)
-    outbox.abandon(replica)
-    outbox.lost(lease, "its keeper has ended")
+    instructions.measure(replica, behind=True)
+    instructions.fill(replica, behind=False)
+    instructions.ready(waiter, replica)
+    instructions.refuse(waiter, error)
+    instructions.free(replica, evicted=True)
+    instructions.abandon(replica)
+    instructions.lost(lease, "its keeper has ended")
     about: dict[str, Any] = {"key": replica.key, "place": GPU, "generation": 3}
-    assert outbox.instructions == [
+    assert instructions.written == [
         Measure(**about, measurement=9, behind=True),
         Fill(**about, source=CPU, nbytes=40, behind=False),
         Ready(ticket=1, key=replica.key, place=GPU, nbytes=40),
@@ -40,18 +40,18 @@ def test_instructions_are_kept_in_the_order_in_which_they_were_given() -> None:
 
 
 def test_a_change_tells_both_states_and_the_reason() -> None:
-    outbox, replica = Outbox(), a_replica(state=State.SEALED)
-    outbox.changed(replica, State.FILLING, 12.5, "filled")
-    (change,) = outbox.instructions
+    instructions, replica = Instructions(), a_replica(state=State.SEALED)
+    instructions.changed(replica, State.FILLING, 12.5, "filled")
+    (change,) = instructions.written
     assert change == Changed(
         at_s=12.5, key=replica.key, place=GPU, generation=3, old=State.FILLING, new=State.SEALED, why="filled"
     )
 
 
 def test_an_instruction_does_not_change_with_its_replica() -> None:
-    outbox, replica = Outbox(), a_replica(source=CPU)
-    outbox.fill(replica, behind=True)
+    instructions, replica = Instructions(), a_replica(source=CPU)
+    instructions.fill(replica, behind=True)
     replica.source, replica.nbytes = None, 0
-    (fill,) = outbox.instructions
+    (fill,) = instructions.written
     assert isinstance(fill, Fill)
     assert (fill.source, fill.nbytes) == (CPU, 40)

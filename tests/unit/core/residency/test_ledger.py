@@ -181,7 +181,7 @@ def test_a_source_is_read_while_it_is_lent_and_leaves_after_the_copy_if_it_has_t
     assert source.state is State.DRAINING
     ledger.return_source(target, 3.0)
     assert (source.state, target.source) == (State.FREEING, None)
-    assert [type(each) for each in ledger.outbox.instructions].count(Free) == 1
+    assert [type(each) for each in ledger.instructions.written].count(Free) == 1
 
 
 @pytest.mark.parametrize("pinned", [False, True])

@@ -29,13 +29,13 @@ from trims.core.residency.events import (
     Free,
     Freed,
     Grant,
-    Hurry,
     Lost,
     Measure,
     Measured,
     MeasureFailed,
     PinChanged,
     PlaceLost,
+    RaisePriority,
     Ready,
     Refuse,
     ReplicaBroken,
@@ -357,7 +357,7 @@ def test_a_draining_daemon_refuses_prefetches_and_goes_on_with_its_own_work() ->
 def test_what_a_restart_found_is_granted_once_its_bytes_are_verified() -> None:
     bench = Bench()
     bench.feed(Adopted, key="a", place=CPU, nbytes=40, verified=False)
-    assert kinds(bench.ask("a")) == [Hurry]
+    assert kinds(bench.ask("a")) == [RaisePriority]
     assert kinds(bench.filled("a")) == [Grant]
 
 

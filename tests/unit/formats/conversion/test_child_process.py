@@ -19,7 +19,7 @@ from trims.core.errors import (
     NotSupportedError,
     TrimsError,
 )
-from trims.environments.environment_store import Shelf
+from trims.environments.environment_store import EnvironmentStore
 from trims.formats.base import Limits
 from trims.formats.conversion import child_process
 from trims.formats.conversion.child_process import LimitedChild
@@ -178,13 +178,13 @@ def test_a_child_of_another_environment_gets_no_python_path_of_this_one(
 def test_a_made_environment_is_not_removed_while_a_child_runs_in_it(
     start: Callable[..., LimitedChild], tmp_path: Path
 ) -> None:
-    made, shelf = put(tmp_path / "environments", numpy="1.0"), Shelf(tmp_path / "environments")
+    made, env_store = put(tmp_path / "environments", numpy="1.0"), EnvironmentStore(tmp_path / "environments")
     child = start(python=made.python)
     assert child.request({"do": "versions", "names": ["numpy"]}) == {"versions": {"numpy": "1.0"}}
     with pytest.raises(InUseError, match=f"{made.name} is in use by"):
-        shelf.remove(made.name)
+        env_store.remove(made.name)
     child.close()
-    shelf.remove(made.name)
+    env_store.remove(made.name)
     with pytest.raises(NotSupportedError, match=f"no converter can be started with {made.python}"):
         start(python=made.python)
 

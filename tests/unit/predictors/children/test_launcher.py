@@ -15,7 +15,7 @@ from made_environments import put
 from trims_predictors.children.launcher import Environment, Launcher, tell_status
 
 from trims.core.errors import InUseError, PredictorError
-from trims.environments.environment_store import Shelf
+from trims.environments.environment_store import EnvironmentStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ def test_a_program_that_was_started_ends_when_its_launcher_closes(folder: Path, 
 @in_a_loop
 def test_a_made_environment_is_held_from_the_first_start_until_the_launcher_closes(folder: Path) -> None:
     made = put(folder / "environments", numpy="2.0")
-    shelf, launcher = Shelf(folder / "environments"), Launcher(str(folder))
+    env_store, launcher = EnvironmentStore(folder / "environments"), Launcher(str(folder))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         environment = Environment("numpy", str(made.python))
@@ -77,16 +77,16 @@ def test_a_made_environment_is_held_from_the_first_start_until_the_launcher_clos
         ours.send(b'{"op": "import", "modules": []}')
         assert b"imported" in answered(ours)
         with pytest.raises(InUseError, match=f"{made.name} is in use by"):
-            shelf.remove(made.name)
+            env_store.remove(made.name)
         launcher.close()
         process.wait(10)
-    shelf.remove(made.name)
+    env_store.remove(made.name)
 
 
 @in_a_loop
 def test_an_environment_that_was_let_go_may_be_removed_until_the_next_start(folder: Path) -> None:
     made = put(folder / "environments", numpy="2.0")
-    shelf, launcher = Shelf(folder / "environments"), Launcher(str(folder))
+    env_store, launcher = EnvironmentStore(folder / "environments"), Launcher(str(folder))
     environment = Environment("numpy", str(made.python))
     for _ in range(2):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -94,27 +94,27 @@ def test_an_environment_that_was_let_go_may_be_removed_until_the_next_start(fold
             process = launcher.start("trims_predictors.worker.template", environment, theirs.fileno()).process
         process.wait(10)
         with pytest.raises(InUseError, match=f"{made.name} is in use by"):
-            shelf.remove(made.name)
+            env_store.remove(made.name)
         launcher.let_go(environment.python)
         launcher.let_go(environment.python)
-    shelf.remove(made.name)
+    env_store.remove(made.name)
     launcher.close()
 
 
 @in_a_loop
 def test_an_environment_that_was_removed_by_force_and_made_again_is_held_again(folder: Path) -> None:
-    shelf, launcher = Shelf(folder / "environments"), Launcher(str(folder))
+    env_store, launcher = EnvironmentStore(folder / "environments"), Launcher(str(folder))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         processes = []
         for force in (True, False):
-            made = put(shelf.folder, numpy="2.0")
+            made = put(env_store.folder, numpy="2.0")
             environment = Environment("numpy", str(made.python))
             processes.append(launcher.start("trims_predictors.worker.template", environment, theirs.fileno()).process)
             if force:
-                shelf.remove(made.name, force=True)
+                env_store.remove(made.name, force=True)
         with pytest.raises(InUseError, match=f"{made.name} is in use by"):
-            shelf.remove(made.name)
+            env_store.remove(made.name)
         launcher.close()
         for process in processes:
             process.wait(10)

@@ -14,7 +14,7 @@ from trims_predictors.children.launcher import Environment, Launcher
 from trims_predictors.children.template_process import Template
 
 from trims.core.errors import LostPeerError
-from trims.process.scheduling_class import UNAWAITED
+from trims.process.scheduling_class import BACKGROUND
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -129,9 +129,9 @@ def test_a_template_that_no_request_waits_for_gives_way_for_a_while(
     async def work(template: Template) -> None:
         await until((folder / "imports").exists)
         if at_most_s < 1:  # perhaps over before the import begins
-            await until(lambda: UNAWAITED in weighed and niceness_of_session(template.pid) == 0)
+            await until(lambda: BACKGROUND in weighed and niceness_of_session(template.pid) == 0)
         else:
-            await until(lambda: niceness_of_session(template.pid) == (UNAWAITED if gives_way else 0))
+            await until(lambda: niceness_of_session(template.pid) == (BACKGROUND if gives_way else 0))
         (folder / "go").touch()
         await template.ready
         await until(lambda: niceness_of_session(template.pid) == 0)
@@ -159,7 +159,7 @@ def test_what_the_kernel_puts_off_is_told_to_it_again(folder: Path, monkeypatch:
             await asyncio.sleep(0.01)
 
     drive(folder, work, gives_way=True)
-    assert told[0] == UNAWAITED
+    assert told[0] == BACKGROUND
     assert told[-1] == 0
 
 

@@ -23,7 +23,7 @@ import os, socket, sys, time
 from trims_predictors.ipc import messages
 from trims_predictors.ipc.shared_buffers import Receiver, Sender
 sock = socket.socket(fileno=int(sys.argv[1]))
-inbox, outbox = Receiver(), Sender()
+inbox, instructions = Receiver(), Sender()
 asked, plainly = {}, messages.send
 def send(sock, message, fds=()):
     plainly(sock, {**asked, **message}, fds)
@@ -61,7 +61,7 @@ def with_process(code: str, work: Callable[[PredictorProcess], Awaitable[Any]]) 
 
 _ECHO = """
 while (message := hear())["op"] != "unload":
-    described, fd = outbox.write(inbox.read(message["inputs"]))
+    described, fd = instructions.write(inbox.read(message["inputs"]))
     messages.send(sock, {"op": "answer", "outputs": described, "stages": {}}, [] if fd is None else [fd])
 """
 
@@ -157,7 +157,7 @@ def test_a_process_that_ends_or_answers_nonsense_is_told_as_the_predictor_s_faul
 def test_an_answer_whose_bytes_do_not_fit_its_shape_is_refused() -> None:
     code = """
 message = hear()
-described, fd = outbox.write(inbox.read(message["inputs"]))
+described, fd = instructions.write(inbox.read(message["inputs"]))
 described[0]["shape"] = [99]
 messages.send(sock, {"op": "answer", "outputs": described, "stages": {}}, [fd])
 hear()

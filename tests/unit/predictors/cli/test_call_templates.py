@@ -13,7 +13,7 @@ from trims_predictors.children.launcher import Environment
 from trims_predictors.cli.invocations import Call, invoke
 from trims_predictors.warm.learned import read_learned, write_learned
 
-from trims.formats.conversion.interpreter_selection import Picker
+from trims.formats.conversion.interpreter_selection import InterpreterSelection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ def heavy(daemon: Daemon, checkpoint: Callable[..., Path], folder: Path, monkeyp
         (own / f"uses_{module}.py").write_text(USES_HEAVY.format(module=module))
     return Call(
         runtime_dir=str(daemon.config.runtime_dir), handler=f"{own}/uses_heavy.py:handler", model="m", form="weights",
-        event=b"{}", repeat=0, compare=False, timeout_s=60.0, preload=(), picker=Picker(),
+        event=b"{}", repeat=0, compare=False, timeout_s=60.0, preload=(), picker=InterpreterSelection(),
     )  # fmt: skip
 
 

@@ -17,8 +17,8 @@ from trims_predictors.deployment.deployments import Plans
 
 from trims.control.answers import Model, TensorInfo
 from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError
-from trims.environments.environment_store import Shelf
-from trims.formats.conversion.interpreter_selection import Picker
+from trims.environments.environment_store import EnvironmentStore
+from trims.formats.conversion.interpreter_selection import InterpreterSelection
 
 
 def model(key: str = "", format_name: str = "", name: str = "m", **fields: Any) -> Model:
@@ -52,7 +52,7 @@ def retired() -> list[str]:
 
 
 def made(daemon: Daemon, retired: list[str], **environments: Path) -> Plans:
-    return Plans(daemon, Picker(environments), retired.append)  # type: ignore[arg-type]
+    return Plans(daemon, InterpreterSelection(environments), retired.append)  # type: ignore[arg-type]
 
 
 def test_while_the_daemon_is_away_a_plan_is_what_it_was(retired: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,21 +240,21 @@ def test_a_model_moves_to_an_environment_that_is_made_and_back_when_it_is_remove
     retired: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(deployments, "_FRESH_S", 0.0)
-    shelf = Shelf(tmp_path / "environments")
-    old = put(shelf.folder, 1.0, torch="900.0")
+    env_store = EnvironmentStore(tmp_path / "environments")
+    old = put(env_store.folder, 1.0, torch="900.0")
     daemon = Daemon(model(framework={"name": "torch", "version": ">=900"}))
 
     async def work() -> None:
-        known = Plans(daemon, Picker(shelf=shelf), retired.append)  # type: ignore[arg-type]
+        known = Plans(daemon, InterpreterSelection(env_store=env_store), retired.append)  # type: ignore[arg-type]
         first = await known.of("m")
         assert (first.environment, retired) == (Environment("torch", str(old.python)), [])
-        new = put(shelf.folder, 2.0, torch="901.0")
+        new = put(env_store.folder, 2.0, torch="901.0")
         second = await known.of("m")
         assert second.environment == Environment("torch", str(new.python))
         assert (second.line != first.line, retired) == (True, [first.line])
-        shelf.remove(new.name)
+        env_store.remove(new.name)
         assert (await known.of("m")).line == first.line
-        shelf.remove(old.name)
+        env_store.remove(old.name)
         with pytest.raises(NotSupportedError, match="trims env create 'torch>=900'"):
             await known.of("m")
 
@@ -266,7 +266,7 @@ def test_two_versions_of_one_framework_are_planned_side_by_side(retired: list[st
     models = [model(name=f"m{n}", framework={"name": "torch", "version": f"=={n}.*"}) for n in (900, 901)]
 
     async def work() -> None:
-        known = Plans(Daemon(*models), Picker(shelf=Shelf(tmp_path)), retired.append)  # type: ignore[arg-type]
+        known = Plans(Daemon(*models), InterpreterSelection(env_store=EnvironmentStore(tmp_path)), retired.append)  # type: ignore[arg-type]
         found = [(await known.of(each.name)).environment.python for each in models]
         assert found == [str(each.python) for each in made]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import uvicorn
 from trims_predictors.deployment.deployment import Settings
-from trims_predictors.endpoint.main import _Ending, _Server, serve
+from trims_predictors.endpoint.main import _Server, _Shutdown, serve
 from trims_predictors.endpoint.settings import EndpointSettings
 
 from trims.core.errors import ConfigError
@@ -49,7 +49,7 @@ class Parts:
         self.told: list[object] = []
         self.sock = socket.create_server(("127.0.0.1", 0))
         self.pool = Closing(self.told)
-        self.ending = _Ending(self.pool, 7.0)  # type: ignore[arg-type]
+        self.ending = _Shutdown(self.pool, 7.0)  # type: ignore[arg-type]
         self.ending.add_sign(lambda: self.told.append("not ready"))
         self.ending.add_server(self._stop)
 

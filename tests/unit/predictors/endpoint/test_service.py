@@ -24,7 +24,7 @@ from trims.core.errors import (
     ModelNotFoundError,
     PredictorError,
 )
-from trims.formats.conversion.interpreter_selection import Picker
+from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.manifests.serving import TensorType
 
 
@@ -154,7 +154,7 @@ def pool() -> WorkerPool:
 
 @pytest.fixture
 def service(daemon: Daemon, pool: WorkerPool) -> Service:
-    return Service(daemon, pool, Picker())  # type: ignore[arg-type]
+    return Service(daemon, pool, InterpreterSelection())  # type: ignore[arg-type]
 
 
 def test_it_is_ready_while_the_daemon_serves(service: Service, daemon: Daemon) -> None:
@@ -315,7 +315,7 @@ def test_a_refusal_of_the_daemon_is_passed_on_in_its_words(service: Service, dae
 def test_unload_ends_predictors_of_all_names_of_the_image(pool: WorkerPool) -> None:
     torch = {"name": "torch"}
     daemon = Daemon(model("a", "sealed", also=("b",), framework=torch), model("b", framework=torch))
-    service = Service(daemon, pool, Picker())  # type: ignore[arg-type]
+    service = Service(daemon, pool, InterpreterSelection())  # type: ignore[arg-type]
 
     async def run() -> None:
         lines = {(await service.plan(name)).line for name in ("a", "b")}

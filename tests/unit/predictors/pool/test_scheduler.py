@@ -417,7 +417,7 @@ class WorkerPool(RuleBasedStateMachine):
 
     @precondition(lambda self: self.waiting)
     @rule(data=st.data(), ripens=st.booleans())
-    def hurry_or_hang_up(self, data: st.DataObject, ripens: bool) -> None:
+    def raise_priority_or_hang_up(self, data: st.DataObject, ripens: bool) -> None:
         job = self.waiting[data.draw(st.integers(0, len(self.waiting) - 1))]
         if ripens:
             self.do(self.schedule.ripen(job))

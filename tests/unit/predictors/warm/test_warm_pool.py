@@ -17,7 +17,7 @@ from trims_predictors.warm import reclaimer
 from trims_predictors.warm.reclaim_policy import Limits
 
 from trims.core.errors import CapacityError, DrainingError, InUseError, PredictorError
-from trims.environments.environment_store import Shelf
+from trims.environments.environment_store import EnvironmentStore
 from trims.testing.descriptors import few_descriptors
 
 if TYPE_CHECKING:
@@ -234,19 +234,19 @@ def test_a_template_that_is_to_be_ready_stays_without_use_until_its_memory_is_ne
 
 @pytest.mark.usefixtures("counts_often")
 def test_an_environment_may_be_removed_once_nothing_runs_in_it_any_more(folder: Path) -> None:
-    shelf = Shelf(folder / "environments")
-    made = put(shelf.folder, numpy="2.0")
+    env_store = EnvironmentStore(folder / "environments")
+    made = put(env_store.folder, numpy="2.0")
 
     async def work(warm_pool: WarmPool) -> None:
         environment = Environment("numpy", str(made.python))
         first, second = await warm_pool.take(environment), await warm_pool.take(environment)
         await first.end()
         with pytest.raises(InUseError, match=f"{made.name} is in use by"):
-            shelf.remove(made.name)
+            env_store.remove(made.name)
         await second.end()
         await until(lambda: not running(warm_pool))
         await until(lambda: not warm_pool._launcher._holds)
-        shelf.remove(made.name)
+        env_store.remove(made.name)
 
     nurse(folder, work, limits=Limits(0.0))
 

@@ -39,7 +39,7 @@ class Talk:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.outbox, self.inbox = Sender(), Receiver()
+        self.instructions, self.inbox = Sender(), Receiver()
         self.asked = 0
 
     def ask(self, message: dict[str, Any], **arrays: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ class Talk:
         self.asked += 1
         message = {**message, "request": str(self.asked)}
         if arrays:
-            described, fd = self.outbox.write([from_array(name, np.asarray(a)) for name, a in arrays.items()])
+            described, fd = self.instructions.write([from_array(name, np.asarray(a)) for name, a in arrays.items()])
             message, fds = {**message, "inputs": described}, [] if fd is None else [fd]
         messages.send(self.sock, message, fds)
         messages.close_all(fds)
@@ -60,7 +60,7 @@ class Talk:
 
     def close(self) -> None:
         self.sock.close()
-        self.outbox.close()
+        self.instructions.close()
         self.inbox.close()
 
 

@@ -10,7 +10,7 @@ import blake3
 import pytest
 from damages import DAMAGES
 
-from trims.background.rate_limit import Behind, Pace
+from trims.background.rate_limit import Behind, RateLimiter
 from trims.core.errors import ImageError, LostPeerError
 from trims.store.fill.copying import Copier, RealHostBytes
 from trims.testing.tiers import an_image, put
@@ -174,7 +174,7 @@ def test_a_copy_that_no_request_waits_for_keeps_its_pace_and_own_process(bench: 
         slept.append(seconds)
         now[0] += seconds
 
-    pace = Pace(len(DATA) * 10.0, lambda: now[0], sleep)
+    pace = RateLimiter(len(DATA) * 10.0, lambda: now[0], sleep)
     source = bench.source(bench.host, fresh=False)
     bench.bytes._readers.shutdown()  # a copy that takes them fails
     draft = bench.other.create(source.key, 2, source.nbytes, allocate=False)

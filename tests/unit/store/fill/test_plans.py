@@ -57,16 +57,16 @@ def test_a_conversion_gives_way_until_a_request_waits_for_its_replica(made: list
     plan, _ = plans.begin(replica(), an_artifact(), gives_way=True)
     plans.measure(replica(), plan)
     assert made[0].gives_way
-    plans.hurry(replica())
+    plans.raise_priority(replica())
     assert not made[0].gives_way
     plans.drop(replica())
-    plans.hurry(replica())  # it comes too late
+    plans.raise_priority(replica())  # it comes too late
 
 
 def test_a_request_that_waits_before_a_conversion_begins_is_not_forgotten(made: list[Conversion]) -> None:
     plans = plans_of(made)
     plan, _ = plans.begin(replica(), an_artifact(), gives_way=True)
-    plans.hurry(replica())
+    plans.raise_priority(replica())
     plans.measure(replica(), plan)
     assert not made[0].gives_way
     plans.drop(replica())

@@ -307,7 +307,7 @@ def test_a_replica_that_a_request_waits_for_is_verified_before_others_and_once(b
     other = ReplicaId("b" * 64, DISK, 3)
     for replica in (AT_DISK, other):
         bench.runner.verify(replica, bench.left(replica))
-    bench.runner.hurry(other)
+    bench.runner.raise_priority(other)
     assert bench.workers.names == ["verify", "verify", "copy"]
     bench.workers.waiting.rotate()
     bench.workers.run_one()
@@ -375,8 +375,8 @@ def test_a_fill_in_the_line_behind_readers_is_begun_by_others_once_a_request_wai
     bench.converted(AT_DISK)
     bench.runner.take_time(AT_CPU)
     bench.runner.fill(AT_CPU, len(DATA), AT_DISK)
-    bench.runner.hurry(AT_CPU)
-    bench.runner.hurry(AT_CPU)
+    bench.runner.raise_priority(AT_CPU)
+    bench.runner.raise_priority(AT_CPU)
     assert bench.workers.names.count("copy") == 1
     assert isinstance(bench.event(), Filled), "by one of the two workers, once"
 
@@ -394,8 +394,8 @@ def test_a_conversion_that_no_request_waits_for_takes_no_converter_and_gives_way
 def test_a_conversion_in_the_line_behind_readers_is_begun_once_a_request_waits(bench: Bench) -> None:
     bench.runner.take_time(AT_CPU)
     bench.runner.measure(AT_CPU, 1, resolved(converted=True))
-    bench.runner.hurry(AT_CPU)
-    bench.runner.hurry(AT_CPU)
+    bench.runner.raise_priority(AT_CPU)
+    bench.runner.raise_priority(AT_CPU)
     assert bench.workers.names == ["behind", "convert"]
     assert isinstance(bench.event(), Measured), "by one of the two workers, once"
     assert not bench.conversion.gives_way
@@ -404,7 +404,7 @@ def test_a_conversion_in_the_line_behind_readers_is_begun_once_a_request_waits(b
 
 
 def test_a_conversion_that_is_under_way_gives_way_no_more_once_a_request_waits(bench: Bench) -> None:
-    bench.conversion.while_planning = lambda: bench.runner.hurry(AT_CPU)
+    bench.conversion.while_planning = lambda: bench.runner.raise_priority(AT_CPU)
     bench.runner.take_time(AT_CPU)
     bench.runner.measure(AT_CPU, 1, resolved(converted=True))
     assert isinstance(bench.event(), Measured)
@@ -428,7 +428,7 @@ def test_a_request_that_comes_before_the_work_does_hurries_it_too(bench: Bench) 
     """The books decide on a fill, another thread has a request join it, and only then is the fill begun."""
     bench.converted(AT_DISK)
     bench.runner.take_time(AT_CPU)
-    bench.runner.hurry(AT_CPU)
+    bench.runner.raise_priority(AT_CPU)
     bench.runner.fill(AT_CPU, len(DATA), AT_DISK)
     assert "behind" not in bench.workers.names
     assert isinstance(bench.event(), Filled)
@@ -458,7 +458,7 @@ def test_an_image_that_lies_in_files_is_put_together_and_hashed_in_one_pass(benc
     assert bench.conversion.closed
 
 
-def test_an_image_that_a_request_waits_for_is_not_left_to_a_carrier(bench: Bench) -> None:
+def test_an_image_that_a_request_waits_for_is_not_left_to_a_copier(bench: Bench) -> None:
     bench.conversion.is_carriable = True
     assert isinstance(bench.converted(AT_CPU), Filled)
     assert len(bench.conversion.written) == 1
@@ -466,7 +466,7 @@ def test_an_image_that_a_request_waits_for_is_not_left_to_a_carrier(bench: Bench
 
 def test_a_request_that_comes_in_the_midst_has_the_image_written_again_in_new_memory(bench: Bench) -> None:
     bench.conversion.is_carriable = True
-    bench.conversion.interrupt = lambda: bench.runner.hurry(AT_CPU)
+    bench.conversion.interrupt = lambda: bench.runner.raise_priority(AT_CPU)
     assert isinstance(bench.converted(AT_CPU, behind=True), Filled)
     assert len(bench.conversion.written) == 1
     assert os.pread(bench.extent(AT_CPU).fd, len(DATA) + 1, 0) == DATA

@@ -20,7 +20,7 @@ from trims.core.errors import (
 )
 from trims.core.lease import Waiter
 from trims.core.place import CPU
-from trims.store.pending_requests import Ask, Outcome
+from trims.store.pending_requests import Outcome, PendingRequest
 from trims.store.resolve.hashing import DigestNeededError, LongReadError, NotWantedError, Reading, TurnOverError
 from trims.store.resolve.lookups import Lookups
 from trims.store.work import PoolsByMount
@@ -101,7 +101,7 @@ class Bench:
         self.ticket += 1
         ticket = self.ticket
         waiter = Waiter(ticket, session, lease, deadline_at_s)
-        ask = Ask(waiter, name, None, lambda it: self.refused.append((ticket, it)), only_look=only_look)
+        ask = PendingRequest(waiter, name, None, lambda it: self.refused.append((ticket, it)), only_look=only_look)
         self.lookups.add(ask)
         return ticket
 

@@ -22,9 +22,9 @@ from trims.core.errors import (
     ModelNotFoundError,
     NotSupportedError,
 )
-from trims.environments.environment_store import Shelf
+from trims.environments.environment_store import EnvironmentStore
 from trims.formats.base import Limits
-from trims.formats.conversion.interpreter_selection import Picker
+from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.registry.sqlite import SqliteRegistry
 from trims.store.catalog import ImageRecord
 from trims.store.resolve import hashing
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def resolver(folder: Path, registry: SqliteRegistry, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> Resolver:
     """One that looks at files each time it is asked."""
     monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
-    return Resolver(registry, catalog, Picker(), folder / "artifacts", Limits(time_s=60.0))
+    return Resolver(registry, catalog, InterpreterSelection(), folder / "artifacts", Limits(time_s=60.0))
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_look_from_before_a_conversion_was_needed_is_not_believed(
 ) -> None:  # fmt: skip
     checkpoint("m").chmod(0o644)
     put(registry, {"path": str(folder / "m.safetensors")})
-    resolver = Resolver(registry, catalog, Picker(), folder / "artifacts", Limits(), in_place=True)
+    resolver = Resolver(registry, catalog, InterpreterSelection(), folder / "artifacts", Limits(), in_place=True)
     look = resolver._look
 
     def looked_meanwhile(*given: Any) -> resolve.Resolved:
@@ -101,7 +101,7 @@ def test_builders_of_one_name_in_two_folders_make_two_images(
     served: bool, registry: SqliteRegistry, catalog: Catalog, checkpoint: Callable[..., Path], folder: Path
 ) -> None:
     checkpoint("m").chmod(0o644)
-    resolver = Resolver(registry, catalog, Picker(), folder / "artifacts", Limits(), in_place=True)
+    resolver = Resolver(registry, catalog, InterpreterSelection(), folder / "artifacts", Limits(), in_place=True)
     for name in ("a", "b"):
         a_builder(folder / name, registry, "", name)
     found = [resolver.resolve(name, resolve.Reading(digest=not served)) for name in ("a", "b")]
@@ -130,7 +130,7 @@ def test_a_manifest_that_is_changed_behind_the_daemon_counts_at_the_next_look(
     monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
     shared, other = (SqliteRegistry(folder / "shared.db", shared=True) for _ in range(2))
     with closing(shared), closing(other):
-        resolver = Resolver(shared, catalog, Picker(), folder / "artifacts", Limits())
+        resolver = Resolver(shared, catalog, InterpreterSelection(), folder / "artifacts", Limits())
         put(other, {"path": str(checkpoint("a"))})
         before = resolver.resolve("m")
         assert resolver.resolve("m").key == before.key
@@ -166,7 +166,7 @@ def test_a_file_is_read_once_in_all_lives(
     first = resolver.resolve(f"file:{path}")
     assert resolver.resolve(f"file:{path}").key == first.key
     assert resolver.remembered(f"file:{path}").key == first.key  # type: ignore[union-attr]
-    next_life = Resolver(registry, catalog, Picker(), folder / "artifacts", Limits())
+    next_life = Resolver(registry, catalog, InterpreterSelection(), folder / "artifacts", Limits())
     assert next_life.resolve(f"file:{path}").key == first.key
     assert reads == ["a.safetensors"]
 
@@ -208,7 +208,7 @@ def test_a_file_that_was_read_in_writing_is_certain_once_it_was_read_at_rest(
     monkeypatch.setattr(resolve, "identity_of", lambda _: "what a write in the same tick leaves")
     monkeypatch.setattr(resolve, "identities_of", lambda files: tuple("the same" for _ in files))
     rest = [3.0]
-    parts = (registry, catalog, Picker(), folder / "artifacts", Limits())
+    parts = (registry, catalog, InterpreterSelection(), folder / "artifacts", Limits())
     resolver = Resolver(*parts, clock=lambda: 100.0, rest_s=lambda _: rest[0])
     path = checkpoint("a")
     first = resolver.resolve(f"file:{path}")
@@ -453,7 +453,7 @@ def registered_onnx(registry: SqliteRegistry, folder: Path, version: str, name: 
 def picky(folder: Path, registry: SqliteRegistry, catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> Resolver:
     """One that looks at files each time it is asked, and picks among made environments."""
     monkeypatch.setattr(resolve, "_TRUST_S", 0.0)
-    picker = Picker(shelf=Shelf(folder / "environments"))
+    picker = InterpreterSelection(env_store=EnvironmentStore(folder / "environments"))
     return Resolver(registry, catalog, picker, folder / "artifacts", Limits(time_s=60.0))
 
 
@@ -475,12 +475,12 @@ def test_an_environment_that_is_made_or_removed_is_seen_at_the_next_look(
     registered_onnx(registry, folder, ">=900")
     with pytest.raises(NotSupportedError, match="trims env create 'onnxruntime>=900'"):
         picky.resolve("m")
-    shelf = Shelf(folder / "environments")
-    old = make_environment(shelf.folder, 1.0, onnxruntime="900.0")
+    env_store = EnvironmentStore(folder / "environments")
+    old = make_environment(env_store.folder, 1.0, onnxruntime="900.0")
     first = picky.resolve("m")
-    new = make_environment(shelf.folder, 2.0, onnxruntime="901.0")
+    new = make_environment(env_store.folder, 2.0, onnxruntime="901.0")
     second = picky.resolve("m")
-    shelf.remove(new.name)
+    env_store.remove(new.name)
     third = picky.resolve("m")
     assert [each.python for each in (first, second, third)] == [old.python, new.python, old.python]
     assert (first.key == third.key, first.key == second.key) == (True, False)
@@ -495,7 +495,7 @@ def test_an_image_whose_artifact_is_gone_serves_though_no_environment_satisfies(
     first = picky.resolve("m")
     catalog.remember_image(ImageRecord(first.key, "m", first.recipe, 1, 1.0))
     (folder / "m.onnx").unlink()
-    Shelf(folder / "environments").remove(made.name)
+    EnvironmentStore(folder / "environments").remove(made.name)
     assert picky.resolve("m").key == first.key
     assert picky.resolve("m").python is None
 
@@ -511,7 +511,7 @@ def test_several_files_are_read_in_turns_to_their_ends_even_if_always_hashed(
         save_file({name: array}, folder / f"{name}.safetensors")
     index = folder / "m.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {name: f"{name}.safetensors" for name in shards}}))
-    resolver = Resolver(registry, catalog, Picker(), folder / "artifacts", Limits(), always_hash=True)
+    resolver = Resolver(registry, catalog, InterpreterSelection(), folder / "artifacts", Limits(), always_hash=True)
     known = resolver.resolve(f"file:{index}").key
     monkeypatch.setattr(hashing, "TURN_BYTES", 5000)
     monkeypatch.setattr(hashing, "_READ_BYTES", 5000)

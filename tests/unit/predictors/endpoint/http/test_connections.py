@@ -25,7 +25,7 @@ HEAD = b"POST /%s HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
 
 
 @pytest.fixture(autouse=True)
-def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def _raise_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HEAD_S", "SILENCE_S", "DRAIN_S"):
         monkeypatch.setattr(connections, name, 0.3)
     monkeypatch.setattr(connections, "_AGAIN_S", 0.05)
