@@ -79,7 +79,7 @@ def _take(name: str, setup: Setup, out: Path | None) -> Figure | None:
     """One figure; None, and a line that says why, if it cannot be taken here."""
     began = time.monotonic()
     try:
-        with console.status(f"{name}: {scenario(name).TITLE} ..."):
+        with console().status(f"{name}: {scenario(name).TITLE} ..."):
             figure = scenario(name).run(setup)
     except (MxnetMissingError, ClientsMissingError, ChildError, EndpointError, WorkerError, TrimsError) as error:
         note(f"{name}: not measured: {error}")

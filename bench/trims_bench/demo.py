@@ -80,7 +80,7 @@ class Demo:
     def _compare(self, compared: Compared) -> None:
         name = compared.model.name
         artifact = artifact_of(compared.model.manifest, self._daemon.state_dir)
-        with console.status(f"{compared.model.title}: fresh processes, {self._repeat} of each kind ..."):
+        with console().status(f"{compared.model.title}: fresh processes, {self._repeat} of each kind ..."):
             for _ in range(self._repeat):
                 self._run(compared, ALONE, f"alone:{artifact}")
                 self._daemon.evict(name)
@@ -105,7 +105,7 @@ class Demo:
     def _share(self, compared: Compared) -> None:
         model, count, place = compared.model, self._processes, self._daemon.runtime_dir
         artifact = artifact_of(model.manifest, self._daemon.state_dir)
-        with console.status(f"{count} processes with {model.title}, twice ..."):
+        with console().status(f"{count} processes with {model.title}, twice ..."):
             with held(model.workload, f"alone:{artifact}", count) as workers:
                 alone = [smaps.of_process(pid) for pid in workers]
             with held(model.workload, f"trims:{model.name}", count, runtime_dir=place) as workers:
@@ -120,7 +120,7 @@ class Demo:
         flags = ["--preload", frameworks, "--hot-spares", "0", *environment_of(self._mxnet)]
         rows = []
         with (
-            console.status("Requests to the endpoint, each for a model that no process runs ..."),
+            console().status("Requests to the endpoint, each for a model that no process runs ..."),
             EndpointProcess(self._daemon.runtime_dir, *flags) as endpoint,
         ):
             for compared in done:

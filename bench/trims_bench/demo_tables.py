@@ -81,8 +81,8 @@ class Compared:
 
 def show(compared: Compared) -> None:
     """One model: its stages, its answers."""
-    console.rule(f"[bold]{compared.model.title}", align="left", style="dim")
-    console.print(_stages(compared))
+    console().rule(f"[bold]{compared.model.title}", align="left", style="dim")
+    console().print(_stages(compared))
     arrival = compared.arrival
     when = "paid by an earlier run of this demo" if arrival.earlier else "paid just now, before the runs above"
     say(
@@ -141,7 +141,7 @@ def memory(title: str, image_bytes: int, alone: Sequence[Held], over: Sequence[H
         over: The same over trims.
         weights: Of `over`, what lies in the shared segment.
     """
-    console.rule(f"[bold]{len(over)} processes, one model: {title}", align="left", style="dim")
+    console().rule(f"[bold]{len(over)} processes, one model: {title}", align="left", style="dim")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("proportional memory (PSS)", "framework alone", "over trims", "of it: shared weights"):
         table.add_column(column, justify="left" if column.startswith("prop") else "right")
@@ -150,7 +150,7 @@ def memory(title: str, image_bytes: int, alone: Sequence[Held], over: Sequence[H
     sums = [total(column) for column in (alone, over, weights)]
     table.add_section()
     table.add_row("sum", *(format_bytes(held.pss) for held in sums), style="bold")
-    console.print(table)
+    console().print(table)
     say(
         f"The weights of all {len(over)} together take {sums[2].pss / image_bytes:.3f} of one copy "
         f"({format_bytes(image_bytes)}); {format_bytes(sums[2].written)} of them were copied by writing.\n"
@@ -159,7 +159,7 @@ def memory(title: str, image_bytes: int, alone: Sequence[Held], over: Sequence[H
 
 def summary(done: Sequence[Compared]) -> None:
     """The last table: how much sooner each model answers."""
-    console.rule("[bold]Summary", align="left", style="dim")
+    console().rule("[bold]Summary", align="left", style="dim")
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
     for column in ("first answer", COLD, WARM, "model ready", COLD, WARM):
@@ -168,7 +168,7 @@ def summary(done: Sequence[Compared]) -> None:
     for compared in done:
         cells = [cell for seconds in (compared.total_s, compared.ready_s) for cell in _factors(seconds)]
         table.add_row(compared.model.name, *cells, _in_a_word(compared.agreement()))
-    console.print(table)
+    console().print(table)
     say(
         "First answer: from the start of a fresh process. Model ready: the model's part of that, without interpreter, "
         "import and inference. Times are the framework's alone, factors say how much faster trims is."
@@ -197,4 +197,4 @@ def requests(rows: Sequence[tuple[Compared, Sequence[tuple[float, float]]]]) -> 
         alone, asked = compared.total_s(ALONE), median(each for each, _ in taken)
         cells = [format_seconds(alone), format_seconds(asked), format_seconds(median(each for _, each in taken))]
         table.add_row(compared.model.title, *cells, f"{alone / asked:.0f}x")
-    console.print(table)
+    console().print(table)

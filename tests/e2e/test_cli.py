@@ -373,7 +373,7 @@ def test_doctor_ends_by_what_to_type_next(trims: Command, folder: Path) -> None:
 def test_a_table_shows_square_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     from trims.cli import output
 
-    with output.console.capture() as captured:
+    with output.console().capture() as captured:
         output.table(["remedy"], [["pip install 'trims[gpu]'"]], empty="nothing")
     assert "pip install 'trims[gpu]'" in captured.get()
     assert capsys.readouterr().out == ""
@@ -592,7 +592,8 @@ def test_a_wrong_command_line_is_status_two(words: tuple[str, ...], capsys: pyte
 
 
 def test_version_and_help_are_status_zero(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--version"], ["--help"], ["serve", "--help"]):
+    assert main(["--version"]) == 0
+    for words in (["--runtime-dir", "x", "--version"], ["--help"], ["serve", "--help"]):
         with pytest.raises(SystemExit) as ended:
             main(words)
         assert not ended.value.code

@@ -121,7 +121,7 @@ def test_a_graph_that_was_exchanged_takes_its_own_inputs_at_once(daemon: Daemon,
     onnx_models.save(path, [node], [value("a", kind.INT64, ["n"])], [value("b", kind.INT64, ["n"])], {})
     endpoint = Endpoint(daemon.config.runtime_dir)
     try:
-        assert [each["name"] for each in endpoint.ask("GET", "/v2/models/c")[1]["inputs"]] == ["X"]
+        endpoint.ask("GET", "/v2/models/c")  # which may know the files of before, or those of now
         body = {"inputs": [{"name": "a", "datatype": "INT64", "shape": [1], "data": [5]}]}
         status, answer = endpoint.ask("POST", "/v2/models/c/infer", body)
         assert (status, answer["outputs"][0]["data"]) == (200, [-5])

@@ -216,6 +216,7 @@ def test_a_device_without_descriptors_is_examined_by_what_it_has(folder: Path) -
     assert "5 parked descriptor: not shown: Fake cannot share memory as descriptors" in out
 
 
+@pytest.mark.soak
 def test_without_a_device_every_part_and_the_tests_say_so(folder: Path) -> None:
     out = folder / "gpu.json"
     words = command(folder, "fake:/nowhere", "--only", "1,f,tests")
@@ -244,6 +245,7 @@ def test_a_run_that_is_out_of_time_leaves_the_rest_out_and_says_so(folder: Path)
     assert "no time was left" in record["figures"]["f the keeper itself"]["unavailable"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_what_it_has(folder: Path, number: int) -> None:
     (folder / "cuda").mkdir()
@@ -320,6 +322,7 @@ def test_every_stage_fits_nine_minutes_and_every_part_is_in_one() -> None:
     assert stages["sound"][0].key == "f", "whether sealed bytes survive a rest decides most"
 
 
+@pytest.mark.soak
 def test_each_test_is_in_the_file_as_soon_as_it_has_ended(folder: Path) -> None:
     status, out, record = check(folder, "--only", "tests")
     results = record["tests"]["results"]

@@ -61,7 +61,7 @@ def segment() -> Iterator[Callable[..., int]]:
 
 
 @pytest.fixture
-def env_store(folder: Path) -> Iterator[DeviceShelf]:
+def shelf(folder: Path) -> Iterator[DeviceShelf]:
     """A fake device that images are put on; by the end of the test nothing of it may be borrowed any more."""
     devices = folder / "cuda"
     devices.mkdir()

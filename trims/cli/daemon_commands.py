@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.cli.completion import FILES, completed
+from trims.cli.connect import admin
 from trims.cli.output import as_json, note, say, say_devices, say_json, table
-from trims.control import admin
 from trims.core.errors import TrimsError
 from trims.core.place import FILE
 from trims.core.units import format_bytes, format_seconds
 from trims.process.ends import ProcessEnd
-from trims.tenants import hash_of
 
 if TYPE_CHECKING:
     import argparse
@@ -152,6 +151,8 @@ def _share(held_bytes: int, capacity_bytes: int) -> str:
 
 def _tenants(options: argparse.Namespace) -> None:
     if options.hash:
+        from trims.tenants import hash_of
+
         say(hash_of(sys.stdin.readline().strip()))
         return
     with admin(options.runtime_dir) as daemon:

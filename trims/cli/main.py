@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib.metadata
 import os
 import sys
 import textwrap
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+#: A command that needs all others, and those that need none and are registered behind those of other packages.
+_COMPLETION, _ALONE = "completion", ("schema", "version")
 #: Columns of what a command does, in the help.
 _HELP_COLUMNS = 66
 
@@ -31,8 +32,13 @@ class _GroupedHelp(argparse.RawDescriptionHelpFormatter):
             yield from super()._iter_indented_subactions(action)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """All commands, those of plugins included."""
+def build_parser(command: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of all commands.
+
+    Args:
+        command: The command that is going to be parsed. If it is one of trims's own that needs no other, the commands
+            of other packages are left out: looking for them takes longer than most commands.
+    """
     from trims.cli import daemon_commands, env_commands, model_commands, tools
 
     parser = argparse.ArgumentParser(prog="trims", description="A resident model store.", formatter_class=_GroupedHelp)
@@ -40,17 +46,33 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"trims {trims.__version__}")
     parser.add_argument("--runtime-dir", help="folder of the daemon's sockets (default: $TRIMS_RUNTIME_DIR)")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", help="see below; trims COMMAND --help")
+
+    def register_plugins(commands: Commands) -> None:
+        if command == _COMPLETION or command not in {*commands.choices, *_ALONE}:
+            _register_plugins(commands)
+
     parser.epilog = "\n\n".join(
         [
             _group("models", commands, model_commands.register),
             _group("the daemon", commands, daemon_commands.register),
-            _group("tools", commands, env_commands.register, tools.register, _register_plugins, _register_help),
+            _group("tools", commands, env_commands.register, tools.register, register_plugins, _register_help),
         ]
     )
-    for command in set(commands.choices.values()):  # a command may be there under two names
-        if not any("--runtime-dir" in action.option_strings for action in command._actions):
-            command.add_argument("--runtime-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    for each in set(commands.choices.values()):  # a command may be there under two names
+        if not any("--runtime-dir" in action.option_strings for action in each._actions):
+            each.add_argument("--runtime-dir", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
+
+
+def _command_in(words: Sequence[str]) -> str | None:
+    """Return the command of a command line; None if it has none."""
+    given = iter(words)
+    for word in given:
+        if word == "--runtime-dir":
+            next(given, None)
+        elif not word.startswith("-"):
+            return word
+    return None
 
 
 def _group(title: str, commands: Commands, *registers: Callable[[Commands], None]) -> str:
@@ -69,9 +91,13 @@ def _group(title: str, commands: Commands, *registers: Callable[[Commands], None
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     _open_standard_files()
+    words = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        parser = build_parser()
-        options = parser.parse_args(arguments)
+        if words == ["--version"]:
+            sys.stdout.write(f"trims {trims.__version__}\n")
+            return 0
+        parser = build_parser(_command_in(words))
+        options = parser.parse_args(words)
         if options.command is None:
             parser.print_help()
             return 0
@@ -154,6 +180,8 @@ def _version(options: argparse.Namespace) -> int:
 
 def _register_plugins(commands: Commands) -> None:
     """Add the commands of other packages. One that fails is left out with a word: all others must work."""
+    import importlib.metadata
+
     for entry in importlib.metadata.entry_points(group="trims.commands"):
         before = list(commands.choices)
         try:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trims.cli.completion import FILES, MODELS, PLACES, completed
+from trims.cli.connect import admin
 from trims.cli.output import (
     REPLICA_COLUMNS,
     as_json,
@@ -21,7 +22,6 @@ from trims.cli.output import (
     until,
 )
 from trims.cli.predictors import say_predictors
-from trims.control import admin
 from trims.core.errors import CallerError
 from trims.core.units import format_bytes, format_seconds
 from trims.wire.address import default_runtime_dir

@@ -1,24 +1,17 @@
-"""What commands print: tables and progress for people, JSON for programs."""
+"""What commands print: tables and progress for people, JSON for programs.
+
+Imported by every command, so `rich`, which takes longer to import than most commands take, is imported for a table on a
+terminal and for progress only.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-
-from rich.cells import cell_len, set_cell_size
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TransferSpeedColumn,
-)
-from rich.text import Text
 
 from trims.core.units import format_bytes, format_seconds
 
@@ -26,25 +19,40 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from rich.console import Console
+
     from trims.control import Device, Loading, Replica
 
-console = Console(highlight=False)
-notes = Console(stderr=True, highlight=False)
+
+@functools.cache
+def console() -> Console:
+    """Return what writes styled text to standard output."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+@functools.cache
+def notes() -> Console:
+    """Return what writes progress to standard error."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that lines go to; None if they go elsewhere, and may have any length."""
-    return console.width if console.is_terminal else None
+    """Return the columns of the terminal that lines go to; None if they go elsewhere, and may have any length."""
+    return console().width if console().is_terminal else None
 
 
 def say(text: str) -> None:
-    """One line for a person."""
-    console.print(text, markup=False, soft_wrap=True)
+    """Print one line for a person."""
+    sys.stdout.write(f"{text}\n")
 
 
 def note(text: str) -> None:
-    """One line on standard error."""
-    notes.print(text, markup=False, soft_wrap=True)
+    """Print one line on standard error."""
+    sys.stderr.write(f"{text}\n")
 
 
 def say_json(value: Any) -> None:
@@ -90,11 +98,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str =
     heading, *others = table_lines(columns, cells, width)
     heading_lines = 1 if len(others) == len(cells) else 2
     for number, line in enumerate([heading, *others]):
-        console.print(Text(line, style="bold" if number < heading_lines else ""), soft_wrap=True)
+        console().print(line, style="bold" if number < heading_lines else None, markup=False, soft_wrap=True)
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
     """The lines of a table, at most `width` columns wide where the first column allows it; None for any width."""
+    from rich.cells import cell_len, set_cell_size
+
     heading = [column.rstrip(">") for column in columns]
     right = [column.endswith(">") for column in columns]
     widths = [max(map(cell_len, column)) for column in zip(heading, *rows, strict=True)]
@@ -164,9 +174,11 @@ def until(replica: Replica) -> str:
 @contextmanager
 def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
     """Within the block, show a load's progress on standard error, if that is a terminal: what to call with it."""
-    if quiet or not notes.is_terminal:
+    if quiet or not notes().is_terminal:
         yield _show_nothing
         return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -174,7 +186,7 @@ def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
         TransferSpeedColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=notes, transient=True) as progress:
+    with Progress(*columns, console=notes(), transient=True) as progress:
         task = progress.add_task(name, total=None)
 
         def show(now: Loading) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
 from trims.cli.output import note, say, table
@@ -37,6 +35,8 @@ def say_predictors(address: EndpointAddress, token_file: Path | None) -> None:
 
 
 def _state(address: EndpointAddress, token_file: Path | None) -> Mapping[str, Any]:
+    import urllib.request  # for a daemon with an endpoint only: it takes long to import
+
     headers = {} if token_file is None else {"Authorization": f"Bearer {token_file.read_text().strip()}"}
     request = urllib.request.Request(f"{address.url}/state", headers=headers)  # noqa: S310 - its scheme is the endpoint's
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -46,6 +46,8 @@ def _state(address: EndpointAddress, token_file: Path | None) -> Mapping[str, An
 
 
 def _why(error: Exception, address: EndpointAddress) -> str:
+    import urllib.error
+
     if isinstance(error, urllib.error.HTTPError):
         with error:
             return f"the endpoint at {address.url} needs the operator's token (--token-file)"

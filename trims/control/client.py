@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from trims.control.registration import Source
+
 _NOTHING = pb.Empty()
 #: Loads that are begun if the model is evicted between its load and the answer.
 _TRIES = 5
@@ -71,7 +73,7 @@ class Admin(_Door):
 
     def add(
         self,
-        source: orders.Source,
+        source: Source,
         *,
         name: str | None = None,
         replace: bool = False,
@@ -94,8 +96,10 @@ class Admin(_Door):
             be converted: then a name that is new is forgotten again, and one that was known keeps its manifest. While
             readers still have the image of a name that was removed, the model is registered as with `lazy`.
         """
-        request = orders.register(source, name, replace=replace, state_key=state_key)
-        before = self._known(orders.name_in(request))
+        from trims.control import registration  # reads YAML, which takes longer to import than other orders take
+
+        request = registration.register(source, name, replace=replace, state_key=state_key)
+        before = self._known(registration.name_in(request))
         with self._errors():
             made = self._stub.Register(request)
         if not lazy:
@@ -115,8 +119,10 @@ class Admin(_Door):
         if before is None:
             self.remove(name)
             return
+        from trims.control import registration
+
         with self._errors():
-            self._stub.Register(orders.register_again(before))
+            self._stub.Register(registration.register_again(before))
 
     def remove(self, name: str) -> None:
         """Forget a name; its image goes once no lease holds it and no other name stands for it.
@@ -276,7 +282,7 @@ class AsyncAdmin(_Door):
 
     async def add(
         self,
-        source: orders.Source,
+        source: Source,
         *,
         name: str | None = None,
         replace: bool = False,
@@ -285,8 +291,10 @@ class AsyncAdmin(_Door):
         on_progress: Callable[[Loading], None] | None = None,
     ) -> Model:
         """See `Admin.add`."""
-        request = orders.register(source, name, replace=replace, state_key=state_key)
-        before = await self._known(orders.name_in(request))
+        from trims.control import registration
+
+        request = registration.register(source, name, replace=replace, state_key=state_key)
+        before = await self._known(registration.name_in(request))
         with self._errors():
             made = await self._stub.Register(request)
         if not lazy:
@@ -306,8 +314,10 @@ class AsyncAdmin(_Door):
         if before is None:
             await self.remove(name)
             return
+        from trims.control import registration
+
         with self._errors():
-            await self._stub.Register(orders.register_again(before))
+            await self._stub.Register(registration.register_again(before))
 
     async def remove(self, name: str) -> None:
         """See `Admin.remove`."""

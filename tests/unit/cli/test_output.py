@@ -83,7 +83,7 @@ def test_progress_is_shown_on_a_terminal_only_and_never_when_quiet(monkeypatch: 
     for terminal, quiet, shows in ((True, False, True), (True, True, False), (False, False, False)):
         written = io.StringIO()
         console = Console(file=written, force_terminal=terminal, width=120, _environ={})
-        monkeypatch.setattr(output, "notes", console)
+        monkeypatch.setattr(output, "notes", lambda made=console: made)
         with output.loading("bert", quiet) as show:
             show(Loading("filling", 5, 10, False, None))
         assert ("bert: filling" in written.getvalue()) is shows

@@ -1,0 +1,81 @@
+"""Registrations of models, as messages of the control door: from a manifest, an artifact's path, or a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from trims.control.artifacts import check_text, manifest_for
+from trims.control.orders import message
+from trims.core.errors import CallerError, ManifestError
+from trims.documents import load_yaml
+from trims.manifests.fields import Fields
+from trims.manifests.manifest import text_of_version
+from trims.registry.base import read_manifest
+from trims.wire import trims_pb2 as pb
+
+if TYPE_CHECKING:
+    import os
+
+    from trims.control.answers import Model
+
+    #: A manifest, as a file or as a mapping; an artifact; a folder.
+    Source = str | os.PathLike[str] | Mapping[str, Any]
+
+
+def register(source: Source, name: str | None, *, replace: bool, state_key: str | None = None) -> pb.RegisterRequest:
+    """Register a manifest, an artifact, or the folder of a Hugging Face model. Raises CallerError, ManifestError."""
+    if isinstance(source, Mapping):
+        _refuse_state_key("the mapping", state_key)
+        return _registration(dict(source), "", replace=replace)
+    try:
+        path = Path(source)
+    except TypeError as error:
+        raise CallerError(f"{source!r} is no model; give a path, or a manifest as a mapping") from error
+    return _registration(*_manifest_of(path, name, state_key), replace=replace)
+
+
+def register_again(model: Model) -> pb.RegisterRequest:
+    """Put back the manifest that a model had."""
+    return _registration(model.manifest, model.origin, replace=True)
+
+
+def name_in(request: pb.RegisterRequest) -> str:
+    """The name that a registration is for; empty if its manifest has none."""
+    raw = load_yaml(request.manifest_yaml)
+    return str(raw.get("name", "")) if isinstance(raw, dict) else ""
+
+
+def _registration(raw: dict[str, Any], origin: str, *, replace: bool) -> pb.RegisterRequest:
+    _check_versions(raw)
+    try:
+        text = yaml.safe_dump(raw)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a number of thousands of digits
+        raise ManifestError(f"the manifest cannot be written as YAML: {error}") from error
+    return message(pb.RegisterRequest, manifest_yaml=text, origin=origin, replace=replace)
+
+
+def _check_versions(raw: dict[str, Any]) -> None:
+    """Raise ManifestError for a version that is a number of a program: the daemon would read it as it is dumped."""
+    text_of_version(raw.get("version"), "the manifest")
+    framework = raw.get("framework")
+    if isinstance(framework, Mapping):
+        Fields(framework, "the manifest: framework").text("version", "")
+
+
+def _refuse_state_key(what: str, state_key: str | None) -> None:
+    if state_key is not None:
+        raise CallerError(f"a state key is for artifacts; {what} is a manifest: write it there, under artifact.options")
+
+
+def _manifest_of(source: Path, name: str | None, state_key: str | None) -> tuple[dict[str, Any], str]:
+    if source.suffix not in (".yaml", ".yml"):
+        return manifest_for(source, name, state_key), ""
+    check_text(source)
+    _refuse_state_key(str(source), state_key)
+    if name is not None:
+        raise CallerError(f"--name is for artifacts; {source} is a manifest, and its field `name` names the model")
+    return read_manifest(source)
