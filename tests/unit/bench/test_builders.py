@@ -86,6 +86,7 @@ def test_vgg16_has_the_published_number_of_parameters() -> None:
     assert sum(math.prod(shape) + shape[0] for _, shape in vgg16_mxnet.shapes()) == 138_357_544
 
 
+@pytest.mark.bench_smoke
 def test_the_same_seed_gives_the_same_bytes(resnet50_file: Path, tmp_path: Path) -> None:
     from trims_bench.builders import resnet50_onnx
 

@@ -57,6 +57,7 @@ def test_a_server_that_ends_as_it_starts_is_told_with_its_last_words(tmp_path: P
         pass
 
 
+@pytest.mark.bench_smoke
 def test_a_server_that_cannot_be_installed_is_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
         monkeypatch.delenv(name)

@@ -18,6 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("zoo")
 
 
+@pytest.mark.bench_smoke
 def test_models_have_weights_and_answers_of_their_own_and_clients_check_them(folder: Path) -> None:
     models = make_models(folder, 2, SHAPE)
     assert models[0].answer != models[1].answer
