@@ -33,6 +33,27 @@ def endpoint(daemon: Daemon, folder: Path) -> Iterator[Endpoint]:
     made.end()
 
 
+def test_an_input_without_a_shape_is_served_and_one_of_bf16_is_not_implemented(
+    endpoint: Endpoint, daemon: Daemon, folder: Path
+) -> None:
+    helper, kinds = onnx_models.helper, onnx_models.TensorProto
+    for name, kind in (("free", kinds.FLOAT), ("brain", kinds.BFLOAT16)):
+        inputs = [helper.make_tensor_value_info("x", kind, None)]
+        outputs = [helper.make_tensor_value_info("y", kind, None)]
+        onnx_models.save(folder / f"{name}.onnx", [helper.make_node("Identity", ["x"], ["y"])], inputs, outputs, {})
+        with admin(daemon.config.runtime_dir) as control:
+            control.add(folder / f"{name}.onnx", name=name)
+    assert endpoint.ask("GET", "/v2/models/free")[1]["inputs"][0]["shape"] == [-1]
+    for shape, data in (([3], [1, 2, 3]), ([1, 2], [5, 6]), ([], [7])):
+        body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": shape, "data": data}]}
+        status, answer = endpoint.ask("POST", "/v2/models/free/infer", body)
+        assert status == 200, answer
+        assert (status, answer["outputs"][0]["shape"], answer["outputs"][0]["data"]) == (200, shape, data)
+    body = {"inputs": [{"name": "x", "datatype": "BF16", "shape": [2], "data": [1.0, 2.0]}]}
+    status, answer = endpoint.ask("POST", "/v2/models/brain/infer", body)
+    assert (status, "'x' as BF16" in answer["error"]) == (501, True), answer
+
+
 def test_the_label_is_served_and_a_map_that_is_asked_for_is_not_implemented(endpoint: Endpoint) -> None:
     def infer(*names: str) -> tuple[int, Any]:
         outputs = {"outputs": [{"name": name} for name in names]} if names else {}

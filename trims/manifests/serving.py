@@ -28,6 +28,8 @@ _PLUGIN = re.compile(r"[\w.-]{1,128}\Z")
 #: Of one tensor; numpy can have no more.
 MOST_DIMENSIONS = 32
 ANY = -1
+#: The one length of a shape of which not even the number of dimensions is known.
+ANY_RANK = -2
 _PATH = re.compile(r"[^\x00]{1,4096}\Z")
 _LAYOUT = re.compile(r"NCHW\Z|NHWC\Z")
 
@@ -39,7 +41,7 @@ class TensorType:
     Attributes:
         name: As requests name it.
         dtype: A name of the Open Inference Protocol.
-        shape: Lengths of its dimensions; -1 for any.
+        shape: Lengths of its dimensions; -1 for any. `(-2,)` if a graph does not say how many dimensions there are.
         labels: Of an output: file with one line for each of its elements, relative to the manifest's folder; or empty.
         layout: Of an image: `NCHW` or `NHWC`, with or without the batch dimension in `shape`; empty if not stated.
     """
@@ -51,9 +53,10 @@ class TensorType:
     labels: str = field(default="", compare=False)
 
     def admits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a tensor of this shape is one."""
-        return len(shape) == len(self.shape) and all(
-            wanted in (ANY, given) for wanted, given in zip(self.shape, shape, strict=True)
+        """Return whether a tensor of this shape is one."""
+        return self.shape == (ANY_RANK,) or (
+            len(shape) == len(self.shape)
+            and all(wanted in (ANY, given) for wanted, given in zip(self.shape, shape, strict=True))
         )
 
 
@@ -91,6 +94,7 @@ NO_SIGNATURE = Signature()
 
 def _may_be_requested(tensor: TensorType) -> bool:
     lengths = len(tensor.shape) <= MOST_DIMENSIONS and all(ANY <= length < 1 << 62 for length in tensor.shape)
+    lengths = lengths or tensor.shape == (ANY_RANK,)
     return lengths and tensor.dtype in ITEM_BYTES and TENSOR.match(tensor.name) is not None
 
 
@@ -167,14 +171,19 @@ def parse_predictor(raw: object, name: str) -> PredictorSettings:
     return settings
 
 
-def parse_tensors(raw: object, where: str) -> tuple[TensorType, ...]:
-    """Check the field `inputs` or `outputs`: a list of mappings. Raises ManifestError."""
+def parse_tensors(raw: object, where: str, *, any_rank: bool = False) -> tuple[TensorType, ...]:
+    """Check the field `inputs` or `outputs`: a list of mappings. Raises ManifestError.
+
+    `any_rank` allows the shape of any number of dimensions, which a graph may have and a manifest may not.
+    """
     if raw is None:
         return ()
     if not isinstance(raw, list | tuple):
         raise ManifestError(f"{where}: must be a list of name, dtype and shape, not {type(raw).__name__}")
     labels = where.endswith("outputs")
-    found = tuple(_tensor(each, f"{where}[{index}]", labels=labels) for index, each in enumerate(raw))
+    found = tuple(
+        _tensor(each, f"{where}[{index}]", labels=labels, any_rank=any_rank) for index, each in enumerate(raw)
+    )
     names = [each.name for each in found]
     for name in names:
         if names.count(name) > 1:
@@ -182,12 +191,12 @@ def parse_tensors(raw: object, where: str) -> tuple[TensorType, ...]:
     return found
 
 
-def _tensor(raw: object, where: str, *, labels: bool) -> TensorType:
+def _tensor(raw: object, where: str, *, labels: bool, any_rank: bool) -> TensorType:
     fields = Fields(raw, where)
     made = TensorType(
         fields.text("name", pattern=TENSOR, hint="1 to 256 printable characters", required=True),
         fields.choice("dtype", tuple(ITEM_BYTES)),
-        _shape(fields.take("shape"), where),
+        _shape(fields.take("shape"), where, any_rank=any_rank),
         fields.text("layout", "", pattern=_LAYOUT, hint="NCHW or NHWC"),
         fields.text("labels", "", pattern=_PATH, hint="the path of a file with one label a line") if labels else "",
     )
@@ -197,7 +206,9 @@ def _tensor(raw: object, where: str, *, labels: bool) -> TensorType:
     return made
 
 
-def _shape(raw: object, where: str) -> tuple[int, ...]:
+def _shape(raw: object, where: str, *, any_rank: bool) -> tuple[int, ...]:
+    if any_rank and raw in ([ANY_RANK], (ANY_RANK,)):
+        return (ANY_RANK,)
     if not isinstance(raw, list | tuple) or len(raw) > MOST_DIMENSIONS:
         raise ManifestError(f"{where}: 'shape' must be a list of at most {MOST_DIMENSIONS} lengths, not {raw!r}")
     for length in raw:

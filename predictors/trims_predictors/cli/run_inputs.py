@@ -174,7 +174,7 @@ def _tensor(name: str, value: str, wanted: TensorType | None) -> Tensor:
 
 def _one_element(name: str, content: bytes, wanted: TensorType | None) -> Tensor:
     """A tensor with one element, in as many dimensions as the model takes."""
-    shape = (1,) if wanted is None or wanted.dtype != "BYTES" else tuple(max(1, abs(n)) for n in wanted.shape)
+    shape = (1,) if wanted is None or wanted.dtype != "BYTES" else tuple(max(1, n) for n in wanted.shape)
     if prod(shape) != 1:
         raise CallerError(f"the input {name!r} has {prod(shape)} elements; write them in JSON or in a .npy file")
     return Tensor(name, "BYTES", shape, join_bytes([content]))

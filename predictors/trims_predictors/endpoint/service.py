@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trims
 from trims.core.errors import ModelNotFoundError, TrimsError
+from trims.manifests.serving import ANY, ANY_RANK
 from trims_predictors.deployment.deployments import Plans, keeping
 from trims_predictors.endpoint.daemon_metrics import DaemonFigures, figures
 from trims_predictors.endpoint.labels import Labels
@@ -246,8 +247,8 @@ class Service:
             "name": plan.model,
             "versions": [plan.version],
             "platform": PLATFORMS.get(plan.environment.framework, "trims_python"),
-            "inputs": [{"name": t.name, "datatype": t.dtype, "shape": list(t.shape)} for t in inputs],
-            "outputs": [{"name": t.name, "datatype": t.dtype, "shape": list(t.shape)} for t in outputs],
+            "inputs": [_described(each) for each in inputs],
+            "outputs": [_described(each) for each in outputs],
         }
 
     async def why_not_ready(self, model: str, version: str = "") -> str:
@@ -390,3 +391,9 @@ def _configured(tensor: Any, skipped: int) -> dict[str, Any]:
     dtype = _CONFIGURED.get(tensor.dtype, f"TYPE_{tensor.dtype}")
     told = {"name": tensor.name, "data_type": dtype, "dims": list(tensor.shape[skipped:])}
     return {**told, "format": f"FORMAT_{tensor.layout}"} if tensor.layout else told
+
+
+def _described(tensor: TensorType) -> dict[str, Any]:
+    """Return a tensor of a model's metadata; the protocol can state any number of dimensions as [-1] at best."""
+    shape = [ANY] if tensor.shape == (ANY_RANK,) else list(tensor.shape)
+    return {"name": tensor.name, "datatype": tensor.dtype, "shape": shape}

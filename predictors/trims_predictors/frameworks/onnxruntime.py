@@ -10,7 +10,7 @@ import onnxruntime
 from trims_client.frameworks import onnxruntime as over_weights
 
 from trims.core.errors import CallerError, NotSupportedError
-from trims.manifests.serving import ANY, TensorType
+from trims.manifests.serving import ANY, ANY_RANK, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,6 +27,8 @@ _DTYPES = {
     "tensor(int64)": "INT64", "tensor(float16)": "FP16", "tensor(bfloat16)": "BF16", "tensor(float)": "FP32",
     "tensor(double)": "FP64", "tensor(string)": "BYTES",
 }  # fmt: skip
+#: A type of the protocol that ONNX Runtime makes no NumPy array of, and takes none for.
+_BFLOAT16 = "tensor(bfloat16)"
 
 
 class OnnxPredictor:
@@ -56,14 +58,19 @@ class OnnxPredictor:
     def _choose(self, model: str) -> None:
         """Find out which outputs can be sent."""
         for taken in self._session.get_inputs():
+            if taken.type == _BFLOAT16:
+                raise NotSupportedError(
+                    f"{model}: the graph takes the input {taken.name!r} as BF16, for which ONNX Runtime takes no NumPy "
+                    "array; export the model with FP32 inputs, and a Cast behind them"
+                )
             if taken.type not in _DTYPES:
                 raise NotSupportedError(
                     f"{model}: the graph takes the input {taken.name!r} of the type {taken.type}, which no request can "
                     "bring; export the model with tensors as inputs"
                 )
         found = {each.name: each.type for each in self._session.get_outputs()}
-        self._names = [name for name, kind in found.items() if kind in _DTYPES]
-        self._left_out = {name: kind for name, kind in found.items() if kind not in _DTYPES}
+        self._left_out = {name: kind for name, kind in found.items() if not _can_be_sent(kind)}
+        self._names = [name for name in found if name not in self._left_out]
         if not self._names:
             raise NotSupportedError(f"{model}: {_why_left_out(self._left_out)}, and the graph has no other output")
         if self._left_out:
@@ -103,11 +110,15 @@ class OnnxPredictor:
 
     def outputs(self) -> list[TensorType]:
         """Of the graph, without those that are left out."""
-        return [_type(each) for each in self._session.get_outputs() if each.type in _DTYPES]
+        return [_type(each) for each in self._session.get_outputs() if _can_be_sent(each.type)]
 
     def unload(self) -> None:
         """Let go of the session."""
         del self._session
+
+
+def _can_be_sent(kind: str) -> bool:
+    return kind in _DTYPES and kind != _BFLOAT16
 
 
 def _texts(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -119,11 +130,12 @@ def _texts(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _why_left_out(outputs: Mapping[str, str]) -> str:
     listed = ", ".join(f"{name!r} of the type {kind}" for name, kind in outputs.items())
-    return f"the inference protocol has tensors only, and none for {listed}"
+    return f"the inference protocol, or ONNX Runtime for NumPy, has no tensors for {listed}"
 
 
 def _type(node: onnxruntime.NodeArg) -> TensorType:
-    shape = tuple(length if isinstance(length, int) else ANY for length in node.shape)
+    # ONNX Runtime says [] of a scalar, and of what has no stated shape. It refuses what is no scalar by itself.
+    shape = tuple(length if isinstance(length, int) else ANY for length in node.shape) or (ANY_RANK,)
     return TensorType(node.name, _DTYPES[node.type], shape)
 
 

@@ -179,5 +179,5 @@ def _described(predictor: Predictor, which: str, stated: tuple[TensorType, ...],
     tell = None if has_steps else getattr(predictor, which, None)
     found = stated or (tuple(tell()) if callable(tell) else ())
     described = describe(found)
-    parse_tensors(described, f"what `{which}` of the predictor returns")
+    parse_tensors(described, f"what `{which}` of the predictor returns", any_rank=True)
     return described

@@ -272,7 +272,7 @@ class Worker:
     def _rehearse(self, message: Message) -> tuple[Message, None]:
         """Do what a first run does, so that the first request finds it done."""
         assert self._pipeline is not None, "rehearse before load"
-        outputs = self._pipeline.rehearse(parse_tensors(message["given"], "given"))
+        outputs = self._pipeline.rehearse(parse_tensors(message["given"], "given", any_rank=True))
         if outputs:  # the next answer finds an arena of its size, in memory that is there already
             fd = self._instructions.write(self._pipeline.tensors(outputs))[1]
             if fd is not None:

@@ -21,7 +21,7 @@ from trims.formats.mxnet.params import is_params, params_described_bytes, read_p
 from trims.image.plan import Contents, SourceTensor
 from trims.image.program import Program
 from trims.image.source import FileSpan, SourceFile
-from trims.manifests.serving import ANY, Signature, TensorType
+from trims.manifests.serving import ANY, ANY_RANK, Signature, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +34,8 @@ PROGRAM_KIND = "mxnet-symbol"
 _SYMBOL_SUFFIX = "-symbol.json"
 _PARAMS = re.compile(r"(?P<prefix>.+)-(?P<epoch>[0-9]{4,})\.params\Z", re.DOTALL)
 _MAX_SYMBOL_BYTES = 64 << 20
+#: What losses take besides the data: answers need none.
+_LABEL = "_label"
 #: A shape as an attribute has it, of at least one length: that of no length says that the shape is not known.
 _SHAPE = re.compile(r"[(\[]\s*(-?\d{1,18}(?:\s*,\s*-?\d{1,18})*)\s*,?\s*[)\]]\Z")
 #: mshadow's type flag, as an attribute has it -> the protocol's data type.
@@ -81,13 +83,23 @@ class MxnetConverter:
         return self.contents(artifact).plan()
 
     def signature(self, artifact: Artifact) -> Signature:
-        """Inputs whose variables in the symbol state shape and type, if that are all. Outputs are not stated."""
+        """Return the inputs of the graph; outputs are not stated.
+
+        Where a variable of the symbol does not state shape and type, as is usual, all inputs are hints only (`seen`):
+        numbers without a type are FP32, which most graphs take.
+        """
         symbol, params = sorted(artifact.files[:2], key=_is_symbol, reverse=True)
         known = {array.name.partition(":")[2] for array in read_params(SourceFile.look(params))}
         file = SourceFile.look(symbol)
         nodes = _nodes(_body(file), file.path)
-        stated = [_stated(node) for node in nodes if node["op"] == "null" and node["name"] not in known]
-        return Signature(tuple(each for each in stated if each is not None)) if None not in stated else Signature()
+        free = [node for node in nodes if node["op"] == "null" and node["name"] not in known]
+        stated = {node["name"]: _stated(node) for node in free}
+        if None not in stated.values():
+            return Signature(tuple(filter(None, stated.values())))
+        hints = (
+            each or TensorType(name, "FP32", (ANY_RANK,)) for name, each in stated.items() if not name.endswith(_LABEL)
+        )
+        return Signature(tuple(hints), seen=True)
 
     def contents(self, artifact: Artifact) -> Contents:
         """What both files say."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from trims.core.errors import NotInPlaceError
 from trims.formats.onnx.wire_format import LENGTH, VARINT, WireFile
 from trims.image.source import open_source
-from trims.manifests.serving import ANY, MOST_TENSORS, Signature, TensorType
+from trims.manifests.serving import ANY, ANY_RANK, MOST_TENSORS, Signature, TensorType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -83,13 +83,14 @@ class _Reader:
         """The type of an input or output; None for sequences, maps and types that the protocol lacks."""
         found: TensorType | None = None
         for tensor in self._in(message, _VALUE_TYPE, _TENSOR_TYPE):
-            dtype, shape = None, None
+            dtype: str | None = None
+            shape: tuple[int, ...] = (ANY_RANK,)  # a type without a shape says nothing of its dimensions
             for each in self._file.fields(tensor.begin, tensor.end):
                 if each.number == _ELEM_TYPE and each.wire == VARINT:
                     dtype = _DTYPES.get(self._file.varint(each.begin, each.end)[0])
                 elif each.number == _SHAPE and each.wire == LENGTH:
                     shape = tuple(self._length(dim) for dim in self._in(each, _DIM))
-            if dtype is not None and shape is not None:
+            if dtype is not None:
                 found = TensorType(name, dtype, shape)
         return found
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from trims.core.errors import ArtifactError
 from trims.formats.base import check_options
 from trims.formats.shards import check_shards, is_index, names_of, refuse_shard, shard_files, weight_map
-from trims.formats.torch.refusals import explain
+from trims.formats.torch.refusals import explain, is_torchscript, saving_torchscript
 from trims.formats.torch.state import builder_of, key_of, metadata_of, select, state_dict
 from trims.formats.torch.tensors import describe
 from trims.formats.torch.zip import is_stored, read_checkpoint, read_shards
@@ -165,6 +165,8 @@ def _load(path: Path, options: Mapping[str, Any]) -> Any:
     import torch
 
     allow_pickle = bool(options.get("allow_pickle", False))
+    if is_torchscript(path):
+        raise ArtifactError(f"{path}: {saving_torchscript(path)}")
     with path.open("rb") as file:
         is_zip = file.read(len(_ZIP_MAGIC)) == _ZIP_MAGIC
     try:

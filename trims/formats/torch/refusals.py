@@ -15,10 +15,10 @@ from collections import OrderedDict
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trims.formats.torch.state import Key, places_of
+from trims.formats.torch.state import Key, places_of, written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from typing_extensions import Self
@@ -32,6 +32,8 @@ _MAX_REASON = 500
 #: Before the value, a legacy file has three others: magic number, protocol and machine.
 _LEGACY_VALUES = 3
 _SHOWN_DEPTH = 4
+#: Parts of a checkpoint that are named.
+_SHOWN_PLACES = 10
 
 
 def explain(path: Path, message: str) -> str:
@@ -52,25 +54,55 @@ def explain(path: Path, message: str) -> str:
     else:
         where = _where(value, name)
         reason = f"it holds {what}" + (f" under {'.'.join(map(str, where))!r:.200}" if where else "")
-    return f"{reason}; if you trust its author, save its weights alone: {_command(path, value)}"
+    loaded = f"torch.load({str(path)!r}, map_location='cpu', weights_only=False)"
+    weights, others = _weights_in(value)
+    if not weights:
+        return f"{reason}; no tensors were found in it"
+    more = f" (of its parts the first; the others are {', '.join(others)})" if others else ""
+    return f"{reason}; if you trust its author, save its weights alone{more}: {_saving(path, weights, loaded)}"
 
 
-def _command(path: Path, value: Any) -> str:
-    """Return a command that saves the weights of a checkpoint as a file of their own."""
+def _weights_in(value: Any) -> tuple[str, list[str]]:
+    """Return an expression for the weights of a checkpoint `c`, and keys of others; both empty if there are none."""
     if isinstance(value, _Value):
-        weights = "c.state_dict()"
-    elif places := places_of(value, _is_tensor):
-        weights = "c" + "".join(f"[{key!r}]" for key in places[0])
-    elif modules := [key for key, each in value.items() if _is_module(each)] if isinstance(value, dict) else []:
-        weights = f"c[{modules[0]!r}].state_dict()"
-    else:
-        weights = "{k: v for k, v in c.items() if torch.is_tensor(v)}"
+        return "c.state_dict()", []
+    if value is None or (isinstance(value, dict) and any(map(_is_tensor, value.values()))):
+        return "{k: v for k, v in c.items() if torch.is_tensor(v)}", []
+    if places := places_of(value, _is_tensor):
+        return _item(places[0]), [written(each) for each in places[1:_SHOWN_PLACES]]
+    if modules := [key for key, each in value.items() if _is_module(each)] if isinstance(value, dict) else []:
+        return f"c[{modules[0]!r}].state_dict()", [str(each) for each in modules[1:_SHOWN_PLACES]]
+    arrays = [()] if isinstance(value, dict) and any(map(_is_array, value.values())) else places_of(value, _is_array)
+    if arrays:
+        each = "{k: torch.as_tensor(v) for k, v in " + _item(arrays[0]) + ".items() if hasattr(v, 'dtype')}"
+        return each, [written(other) for other in arrays[1:_SHOWN_PLACES]]
+    return "", []
+
+
+def _item(key: Sequence[Key]) -> str:
+    return "c" + "".join(f"[{each!r}]" for each in key)
+
+
+def _saving(path: Path, weights: str, loaded: str = "") -> str:
+    """Return a command that saves weights as a file of their own."""
     target = path.with_name(f"{path.stem}-weights.pt")
-    program = (
-        f"import torch; c = torch.load({str(path)!r}, map_location='cpu', weights_only=False); "
-        f"torch.save({weights}, {str(target)!r})"
-    )
-    return f"python -c {shlex.quote(program)}"
+    load = f"c = {loaded}; " if loaded else ""
+    return f"python -c {shlex.quote(f'import torch; {load}torch.save({weights}, {str(target)!r})')}"
+
+
+def saving_torchscript(path: Path) -> str:
+    """Return why a TorchScript archive is refused, and how to save its weights."""
+    weights = f"torch.jit.load({str(path)!r}, map_location='cpu').state_dict()"
+    return f"it is a TorchScript archive, a program and its weights; save the weights alone: {_saving(path, weights)}"
+
+
+def is_torchscript(path: Path) -> bool:
+    """Return whether a file is what `torch.jit.save` wrote, which `torch.load` would run."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/constants.pkl") for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 class _Value:
@@ -143,6 +175,10 @@ def _inert(path: Path) -> Any:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, _Value) and value.kind.startswith(_TENSOR)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, _Value) and value.kind.endswith("multiarray._reconstruct")
 
 
 def _is_module(value: Any) -> bool:

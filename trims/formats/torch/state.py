@@ -24,8 +24,13 @@ if TYPE_CHECKING:
     from trims.formats.base import Artifact
 
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
-#: Names of training state, which may hold tensors and is no part of a model.
-_TRAINING = re.compile(r"optim|scheduler|rng|random_state|\A(callbacks|loops)\Z", re.IGNORECASE)
+#: Names of training state, which may hold tensors and is no part of a model: usual ones, and such as say so in part.
+_TRAINING = re.compile(
+    r"\A(((lr|g|d)_)?(optim(izer)?|scheduler)s?(_(g|d|states?|state_dicts?))?|callbacks|loops)\Z", re.IGNORECASE
+)
+#: What a module has of its own in its state dict.
+_EXTRA_STATE = "_extra_state"
+_PERHAPS_TRAINING = re.compile(r"optim|scheduler|rng|random_state", re.IGNORECASE)
 #: Names under which a tensor without dimensions is a number about the training.
 _METRIC = re.compile(r"acc|best|epoch|iter|loss|lr|metric|score|step", re.IGNORECASE)
 #: Of an error: keys that it lists, letters of each, and containers that are searched for state dicts to propose.
@@ -60,6 +65,12 @@ def state_dict(
     if strange := [name for name in tensors if not isinstance(name, str)]:
         raise ArtifactError(f"{path}: a tensor is named {strange[0]!r}, which is no string")
     left = {name: value for name, value in found.items() if name not in tensors}
+    inside = {name: value for name, value in left.items() if found is not loaded or str(name).endswith(_EXTRA_STATE)}
+    if inside := _with_weights(inside.items(), is_tensor, is_module):
+        raise ArtifactError(
+            f"{path}: its state dict holds tensors inside other values, which would be left out: "
+            f"{_listed(inside, is_tensor)}; save them as tensors of their own, by names"
+        )
     if hidden := _with_weights([*beside.items(), *left.items()], is_tensor, is_module):
         raise ArtifactError(
             f"{path}: tensors beside its state dict would be left out: {_listed(hidden, is_tensor)}"
@@ -187,9 +198,14 @@ def _with_weights(
 
     for name, value in values:
         metric = is_tensor(value) and getattr(value, "shape", None) == () and _METRIC.search(str(name))
-        if not metric and not _TRAINING.search(str(name)) and _holds(value, is_weight, seen):
+        if not metric and not _is_training(str(name), value, is_tensor) and _holds(value, is_weight, seen):
             found[name] = value
     return found
+
+
+def _is_training(name: str, value: Any, is_tensor: Callable[[Any], bool]) -> bool:
+    """Return whether a value is state of a training: `optimizer_head` may be a part of the model, a dict of tensors."""
+    return bool(_TRAINING.match(name) or (_PERHAPS_TRAINING.search(name) and not _has_tensors(value, is_tensor)))
 
 
 def _holds(value: Any, is_weight: Callable[[Any], bool], seen: set[int]) -> bool:

@@ -6,7 +6,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from trims.core.errors import CallerError
-from trims.manifests.serving import ANY
+from trims.manifests.serving import ANY, ANY_RANK
 from trims_predictors.endpoint.infer_request import InferRequest
 from trims_predictors.tensors import Tensor, nbytes_of
 
@@ -35,6 +35,8 @@ def raw_request(body: memoryview, inputs: Sequence[TensorType], *, batches: bool
         known = f"has {len(inputs)} inputs" if inputs else "has not told its inputs yet"
         raise CallerError(f"{model!r} {known}, and a raw binary request is for one input; name the inputs in JSON")
     name, dtype, shape = inputs[0].name, inputs[0].dtype, list(inputs[0].shape)
+    if shape == [ANY_RANK]:
+        raise CallerError(f"the graph of {model!r} states no shape for the input {name!r}; state it in JSON")
     if batches and shape:
         shape[0] = 1
     if dtype == "BYTES":

@@ -11,7 +11,7 @@ from mxnet_files import CONVERTER, SYMBOL, array, image, params, save
 from trims.core.errors import ArtifactError
 from trims.formats.base import Artifact, Converter
 from trims.formats.mxnet.params import is_params
-from trims.manifests.serving import Signature, TensorType
+from trims.manifests.serving import ANY_RANK, Signature, TensorType
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -139,5 +139,13 @@ def test_inputs_are_known_if_each_variable_states_shape_and_type(tmp_path: Path)
         TensorType("x0", "INT64", (-1, 3)),
         TensorType("x1", "FP16", (4,)),
     )
+    hints = (TensorType("x0", "INT64", (-1, 3)), TensorType("x1", "FP32", (ANY_RANK,)))
     for other in ({}, {"__shape__": "(1,)"}, {"__shape__": "()", "__dtype__": "0"}, {**whole, "__dtype__": "12"}):
-        assert signature(tmp_path, whole, other) == Signature()
+        assert signature(tmp_path, whole, other) == Signature(hints, seen=True)
+
+
+def test_the_label_of_a_loss_is_no_input_of_a_request(tmp_path: Path) -> None:
+    symbol = {"nodes": [{"op": "null", "name": name} for name in ("data", "w", "softmax_label")]}
+    main = save(tmp_path, {"arg:w": array("F32", (2,))}, symbol)
+    found = CONVERTER.signature(Artifact("mxnet", CONVERTER.files(main, {})))
+    assert [each.name for each in found.inputs] == ["data"]

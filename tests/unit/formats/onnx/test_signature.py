@@ -12,7 +12,7 @@ from onnx_models import TensorProto, helper, numpy_helper, value
 from trims.core.errors import ArtifactError, NotInPlaceError
 from trims.formats.onnx import signature
 from trims.formats.onnx.signature import read_signature
-from trims.manifests.serving import Signature, TensorType
+from trims.manifests.serving import ANY_RANK, Signature, TensorType
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +38,14 @@ def test_maps_are_no_outputs_and_a_sequence_as_input_leaves_the_signature_empty(
     kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["n"]))
     inputs = [helper.make_value_info("s", kind), value("x", TensorProto.FLOAT, ["n"])]
     assert read_signature(save(tmp_path / "s.onnx", inputs, [])) == Signature()
+
+
+def test_an_input_without_a_shape_may_have_any(tmp_path: Path) -> None:
+    path = save(tmp_path / "m.onnx", [helper.make_tensor_value_info("x", TensorProto.FLOAT, None)], [])
+    (found,) = read_signature(path).inputs
+    assert found == TensorType("x", "FP32", (ANY_RANK,))
+    assert found.admits((2, 3))
+    assert found.admits(())
 
 
 @pytest.mark.parametrize("sparse", [False, True])

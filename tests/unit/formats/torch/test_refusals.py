@@ -57,13 +57,46 @@ def test_what_a_checkpoint_holds_beside_tensors_is_named_with_its_place(
     assert "\n" not in told
 
 
+def run_remedy(told: str) -> None:
+    """Run the command that a refusal gives."""
+    end = told.index("; or let the file's code") if "; or let the file's code" in told else len(told)
+    command = shlex.split(told[told.index("python -c ") : end])
+    subprocess.run([sys.executable, *command[1:]], check=True, timeout=100)
+
+
+def test_weights_as_numpy_arrays_are_saved_as_tensors_by_the_command(tmp_path: Path) -> None:
+    arrays = {name: value.numpy() for name, value in LAYER.state_dict().items()}
+    told = refusal(saved(tmp_path, {"state_dict": arrays}))
+    run_remedy(told)
+    assert list(image_of(tmp_path / "m-weights.pt").layout.tensors) == list(LAYER.state_dict())
+
+
+def test_the_parts_that_the_command_leaves_are_named(tmp_path: Path) -> None:
+    parts = {"gen": LAYER.state_dict(), "disc": LAYER.state_dict(), "args": argparse.Namespace(a=1)}
+    assert "of its parts the first; the others are disc" in refusal(saved(tmp_path, parts))
+
+
+def test_a_checkpoint_of_no_tensors_gets_no_command(tmp_path: Path) -> None:
+    told = refusal(saved(tmp_path, {"args": argparse.Namespace(a=1)}))
+    assert "no tensors were found" in told
+    assert "torch.save" not in told
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_torchscript_archive_is_named_and_its_weights_saved_by_the_command(tmp_path: Path) -> None:
+    path = tmp_path / "m.pt"
+    torch.jit.script(torch.nn.Linear(2, 2)).save(str(path))
+    told = refusal(path)
+    assert "it is a TorchScript archive" in told
+    run_remedy(told)
+    assert list(image_of(tmp_path / "m-weights.pt").layout.tensors) == ["weight", "bias"]
+
+
 @pytest.mark.filterwarnings("ignore::torch.serialization.SourceChangeWarning")
 @pytest.mark.parametrize("case", ["arguments", "a path among others", "a whole module"])
 def test_the_command_that_a_refusal_gives_saves_the_weights_alone(tmp_path: Path, case: str) -> None:
     value, _ = HELD[case]
-    told = refusal(saved(tmp_path, value))
-    command = shlex.split(told[told.index("python -c ") : told.index("; or let the file's code")])
-    subprocess.run([sys.executable, *command[1:]], check=True, timeout=100)
+    run_remedy(refusal(saved(tmp_path, value)))
     whole = conv_net() if case == "a whole module" else LAYER
     assert list(image_of(tmp_path / "m-weights.pt").layout.tensors) == list(whole.state_dict())
 

@@ -28,6 +28,8 @@ def is_tensor(value: Any) -> bool:
         ({"model": {"w": b"1", "step": 2}, "optimizer": {}}, {"w": b"1"}, ["optimizer", "step"]),
         ({"model": {"epochs": 1}, "w": b"1"}, {"w": b"1"}, ["model"]),
         ({}, {}, []),
+        ({"state_dict": {"w": b"1"}, "optimizer_G": {"w": b"2"}}, {"w": b"1"}, ["optimizer_G"]),
+        ({"state_dict": {"w": b"1"}, "my_optim": {"state": {0: {"m": b"2"}}}}, {"w": b"1"}, ["my_optim"]),
     ],
 )
 def test_tensors_and_what_is_left_out(loaded: Any, tensors: dict[str, Any], ignored: list[str]) -> None:
@@ -45,15 +47,24 @@ def test_what_has_no_weights_is_refused(loaded: Any) -> None:
     [
         {"net": {"w": b"1"}, "acc": b"2"},
         {"state_dict": {"w": b"1"}, "ema_state_dict": {"w": b"2"}},
-        {"model": {"w": b"1", "head": {"w": b"2"}}},
         {"w": b"1", "layers": [{"w": b"2"}]},
         {"model": {"w": b"1"}, "logit_scale": b"2"},
+        {"state_dict": {"w": b"1"}, "optimizer_head": {"w": b"2"}},
     ],
 )
 def test_a_checkpoint_with_tensors_beside_its_weights_is_refused_with_its_keys(loaded: Any) -> None:
     with pytest.raises(ArtifactError) as caught:
         state_dict(loaded, PATH, is_tensor)
     assert all(repr(key) in str(caught.value) for key in loaded)
+
+
+@pytest.mark.parametrize("key", [None, ("model",)])
+@pytest.mark.parametrize("inner", ["head", "layer._extra_state"])
+def test_tensors_inside_values_of_a_state_dict_are_refused_without_naming_that_dict(key: Any, inner: str) -> None:
+    with pytest.raises(ArtifactError, match="inside other values") as caught:
+        state_dict({"model": {"w": b"1", inner: {"w": b"2"}}}, PATH, is_tensor, key)
+    assert repr(inner) in str(caught.value)
+    assert "--state-key" not in str(caught.value)
 
 
 def test_a_refused_checkpoint_names_the_state_dicts_that_may_be_meant() -> None:
