@@ -90,7 +90,7 @@ class Half:
 
 
 def fails(_: object) -> object:
-    raise ValueError("the environment store is empty")
+    raise ValueError("the shelf is empty")
 
 
 def refuses(_: object) -> object:

@@ -38,13 +38,11 @@ def test_an_examination_that_fails_is_a_finding_and_the_others_go_on(monkeypatch
     def breaks() -> Iterator[Finding]:
         raise PermissionError(13, "Permission denied")
 
-    before = doctor.examine(None)
     monkeypatch.setattr(doctor, "_shared_memory", fails)
     monkeypatch.setattr(doctor, "_frameworks", breaks)
     found = doctor.examine(None)
-    bad = [each.what for each in found if each not in before]
-    assert bad == ["segment_dir /x cannot be used", "[Errno 13] Permission denied"]
-    assert {each.verdict for each in found if each.what in bad} == {"bad"}
+    bad = {each.what for each in found if each.verdict == "bad"}
+    assert bad >= {"segment_dir /x cannot be used", "[Errno 13] Permission denied"}
     assert any(each.what.startswith("runtime folder") for each in found)
 
 

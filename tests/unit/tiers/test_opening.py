@@ -65,7 +65,7 @@ def test_a_plugin_may_not_have_the_name_of_our_tier_at_another_place(
         ("memory_tier", DISK, "returned a tier at cpu, where one at disk was asked for"),
         ("larger", DISK, "returned a tier of 1048577 bytes, where at most 1048576 were asked for"),
         ("Half", DISK, "returned no Tier: Half has no place, capacity_bytes, hash_on_adoption, skipped, create,"),
-        ("fails", DISK, "cannot be opened: ValueError: the environment store is empty"),
+        ("fails", DISK, "cannot be opened: ValueError: the shelf is empty"),
     ],
 )
 def test_what_is_not_the_tier_that_was_asked_for_is_refused(
