@@ -23,7 +23,7 @@ EXTRAS = ".[onnxruntime,safetensors,steps,endpoint]"
 TOOLS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "jsonschema", "psutil")
 TESTS = (
     *(f"tests/unit/{room}" for room in ("core", "wire", "control", "registry", "daemon", "cli", "client", "formats")),
-    *(f"tests/unit/{room}" for room in ("image", "memory", "store", "tiers", "process", "environments")),
+    *(f"tests/unit/{room}" for room in ("image", "memory", "store", "tiers", "process", "environments", "background")),
     "tests/e2e/test_cli.py",
     "tests/e2e/test_client_and_daemon.py",
     "tests/e2e/test_serving_process.py",
@@ -74,7 +74,7 @@ def _tested(version: str, interpreter: Path) -> str:
             _run(python, "-m", "pip", "install", "--quiet", *constrained, "torch", "transformers", *_index())
         else:
             print(f"{version}: PyTorch is left out: there is no build without CUDA; name an index by TORCH_INDEX")
-        _run(python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "2", "--dist", "loadfile", *TESTS)
+        _run(python, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-n", "2", "-m", "not soak", *TESTS)
     except subprocess.CalledProcessError as error:
         return f"failed: {' '.join(map(str, error.cmd[1:5]))} ended with status {error.returncode}"
     return ""
