@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fleets import register
-from fork_soak import GROWTH_BYTES, Held, Look, Soak, grown, plan_of
+from fork_soak import GROWTH_BYTES, Held, Look, Soak, deployment_of, grown
 from looking import rested
 from trims_predictors.children.launcher import Launcher
 from trims_predictors.warm.warm_pool import WarmPool
@@ -27,7 +27,7 @@ def test_hundreds_of_forks_from_one_template_leave_nothing(daemon: Daemon, check
     async def run() -> None:
         launcher = Launcher(str(daemon.config.runtime_dir))
         warm_pool = WarmPool(launcher, spares=0, threads=2, busy=lambda: False)
-        soak = Soak(warm_pool, plan_of("numpy", "soak"))
+        soak = Soak(warm_pool, deployment_of("numpy", "soak"))
         try:
             await soak.run(100)
             before = await soak.look()

@@ -146,7 +146,7 @@ def test_a_queue_that_is_full_and_the_time_in_it_are_named(daemon: Daemon, check
 
     async def work(driver: Driver) -> None:
         running = asyncio.ensure_future(driver.ask(x=[1.0]))
-        line = (await driver.plan()).line
+        line = (await driver.deployment()).key
         while not driver.pool.state(line)["busy"]:
             await asyncio.sleep(0.01)
         waiting = asyncio.ensure_future(driver.ask(wait_s=0.5, x=[1.0]))

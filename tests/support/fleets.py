@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from trims_predictors.deployment.deployment import Answer, Plan, Settings
-from trims_predictors.deployment.deployments import Plans
+from trims_predictors.deployment.deployment import Answer, Deployment, Settings
+from trims_predictors.deployment.deployments import Deployments
 from trims_predictors.pool.pool import WorkerPool
 from trims_predictors.tensors import Tensor, from_array, to_array
 
@@ -32,22 +32,22 @@ def register(daemon: Daemon, checkpoint: Callable[..., Path], name: str = "m", *
 
 
 class Driver:
-    """A pool and the plans of its daemon's models, inside one event loop."""
+    """A pool and the deployments of its daemon's models, inside one event loop."""
 
-    def __init__(self, pool: WorkerPool, plans: Plans) -> None:
+    def __init__(self, pool: WorkerPool, deployments: Deployments) -> None:
         self.pool = pool
-        self.plans = plans
+        self.deployments = deployments
 
     async def ask(self, name: str = "m", wait_s: float | None = None, **arrays: Any) -> Answer:
         """One request."""
         tensors = [from_array(key, np.asarray(value)) for key, value in arrays.items()]
-        return await self.pool.infer(await self.plan(name), tensors, queue_deadline_s=wait_s)
+        return await self.pool.infer(await self.deployment(name), tensors, queue_deadline_s=wait_s)
 
-    async def plan(self, name: str = "m") -> Plan:
-        """The plan of a model; its class may lie beside the tests' helpers."""
+    async def deployment(self, name: str = "m") -> Deployment:
+        """The deployment of a model; its class may lie beside the tests' helpers."""
         import dataclasses
 
-        return dataclasses.replace(await self.plans.of(name), origin=SUPPORT)
+        return dataclasses.replace(await self.deployments.of(name), origin=SUPPORT)
 
 
 def drive(
@@ -63,7 +63,7 @@ def drive(
             pool = WorkerPool(Settings(str(daemon.config.runtime_dir), **{"spares": 0, "hot_spares": 0, **settings}))
             try:
                 return await asyncio.wait_for(
-                    work(Driver(pool, Plans(control, InterpreterSelection(environments), pool.retire))), 120
+                    work(Driver(pool, Deployments(control, InterpreterSelection(environments), pool.retire))), 120
                 )
             finally:
                 await pool.close(1.0)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from trims_predictors.children.launcher import Environment, Launcher
 from trims_predictors.deployment.cpu_shares import processors
-from trims_predictors.deployment.deployment import Plan, load_message
+from trims_predictors.deployment.deployment import Deployment, load_message
 from trims_predictors.tensors import from_array, to_array
 from trims_predictors.warm.warm_pool import WarmPool
 
@@ -95,12 +95,12 @@ class Soak:
 
     Args:
         warm pool: It has one template.
-        plan: Of a model with the weight `factor` 2.
+        deployment: Of a model with the weight `factor` 2.
     """
 
-    def __init__(self, warm_pool: WarmPool, plan: Plan) -> None:
+    def __init__(self, warm_pool: WarmPool, deployment: Deployment) -> None:
         self._warm_pool = warm_pool
-        self._plan = plan
+        self._deployment = deployment
         self.forks = 0
 
     async def run(self, forks: int, at_once: int = 2) -> None:
@@ -115,13 +115,13 @@ class Soak:
         await asyncio.gather(*(some() for _ in range(at_once)))
 
     async def _one(self, number: int) -> None:
-        environment = self._plan.environment
+        environment = self._deployment.environment
         child = await self._warm_pool.take(environment)
         assert child.how == "forked", f"fork {number} was {child.how}"
         modules = environment.modules()
         prepare = {"op": "prepare", "modules": modules, "import": False, "threads": 2, "pages": []}
         await child.ask(prepare, deadline_s=_HANG_S)
-        await child.ask(load_message(self._plan), deadline_s=_HANG_S)
+        await child.ask(load_message(self._deployment), deadline_s=_HANG_S)
         answer = await child.ask({"op": "predict"}, deadline_s=_HANG_S, tensors=[from_array("x", np.array([number]))])
         (doubled,) = answer["outputs"]
         assert to_array(doubled).tolist() == [2 * number]
@@ -179,9 +179,9 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def plan_of(framework: str, model: str) -> Plan:
+def deployment_of(framework: str, model: str) -> Deployment:
     """Of a model that `own_predictors:Scaler` runs, in any environment."""
-    return Plan(
+    return Deployment(
         "soak", model, "1.0.0", "own_predictors:Scaler", Environment(framework), origin=_SUPPORT,
         threads=processors(),
     )  # fmt: skip
@@ -215,7 +215,7 @@ def _daemon(folder: Path) -> Iterator[Path]:
 async def _soak(runtime_dir: Path, forks: int, framework: str, at_once: int, seconds: float) -> int:
     launcher = Launcher(str(runtime_dir))
     warm_pool = WarmPool(launcher, spares=0, threads=2, busy=lambda: False)
-    soak = Soak(warm_pool, plan_of(framework, "soak"))
+    soak = Soak(warm_pool, deployment_of(framework, "soak"))
     try:
         await soak.run(min(200, forks), at_once)  # until caches are full
         before, began_s = await soak.look(), time.monotonic()

@@ -46,17 +46,17 @@ class StandIn:
     async def is_ready(self) -> bool:
         return True
 
-    async def plan(self, model: str, version: str = "") -> Any:
+    async def deployment(self, model: str, version: str = "") -> Any:
         if model != "m":
             raise ModelNotFoundError("no model")
         return SimpleNamespace(model="m", version="1.0.0")
 
     async def why_not_ready(self, model: str, version: str = "") -> str:
-        await self.plan(model, version)
+        await self.deployment(model, version)
         return str(self.error or "")
 
     async def infer(self, model: str, version: str, asked: Any, shared: Any, **given: Any) -> Answered:
-        plan, tensors = await self.plan(model), asked.inputs
+        deployment, tensors = await self.deployment(model), asked.inputs
         if self.error is not None:
             raise self.error
         self.running += 1
@@ -72,10 +72,10 @@ class StandIn:
             self.running -= 1
         answer = Answer(tensors, cold=False, how="running", place="cpu", warm=True, batch=1, stages={})
         outputs = await arrange(asked, tensors, batches=False, shared=shared)
-        return Answered(plan, answer, outputs)
+        return Answered(deployment, answer, outputs)
 
     async def load(self, model: str) -> None:
-        await self.plan(model)
+        await self.deployment(model)
 
     unload = load
 

@@ -57,7 +57,12 @@ class _Boolean:
 
 
 def check_program(name: str, attributes: Mapping[str, Any]) -> None:
-    """Raise NotSupportedError if the graph was optimized for a processor."""
+    """Raise NotSupportedError if the graph was optimized for a processor, or ONNX Runtime takes no memory of devices."""
+    if not hasattr(onnxruntime.OrtValue, "from_dlpack"):
+        raise NotSupportedError(
+            f"ONNX Runtime {onnxruntime.__version__} takes no weights on a device (it has no OrtValue.from_dlpack); "
+            "install a newer one, or open the model with place='cpu'"
+        )
     if attributes["optimize"] not in _NEUTRAL:
         raise NotSupportedError(
             f"{name!r} was optimized for the CPU (optimize: {attributes['optimize']}), with layouts and operators that "

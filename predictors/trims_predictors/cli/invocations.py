@@ -23,7 +23,7 @@ from trims_predictors.children.launcher import Environment, Launcher
 from trims_predictors.children.worker_process import spawn
 from trims_predictors.cli.call_templates import CallTemplates
 from trims_predictors.deployment.cpu_shares import processors
-from trims_predictors.deployment.deployment import Plan, load_message
+from trims_predictors.deployment.deployment import Deployment, load_message
 from trims_predictors.deployment.deployments import framework_of
 from trims_predictors.frameworks.handler import ANSWER, AS, EVENT
 from trims_predictors.frameworks.resolve import HANDLER
@@ -139,35 +139,35 @@ def invoke(call: Call) -> Invoked:
 
 async def _invoke(call: Call) -> Invoked:
     async with aadmin(call.runtime_dir) as daemon:
-        plan = _plan(call, await daemon.show(call.model))
+        deployment = _deployment(call, await daemon.show(call.model))
         state_dir = Path((await daemon.status()).health.state_dir)
     launcher = Launcher(call.runtime_dir, plain=True)
     try:
-        templates = CallTemplates(launcher, plan.environment, call.preload, state_dir)
+        templates = CallTemplates(launcher, deployment.environment, call.preload, state_dir)
         try:
             await templates.begin()
-            return await _measured(call, plan, launcher, templates)
+            return await _measured(call, deployment, launcher, templates)
         finally:
             await templates.close()
     finally:
         launcher.close()
 
 
-async def _measured(call: Call, plan: Plan, launcher: Launcher, templates: CallTemplates) -> Invoked:
+async def _measured(call: Call, deployment: Deployment, launcher: Launcher, templates: CallTemplates) -> Invoked:
     first = templates.serving
-    cold, warm, imported = await _cold_and_warm(call, plan, templates)
+    cold, warm, imported = await _cold_and_warm(call, deployment, templates)
     new = [] if first.spoilt else templates.new_of(imported, os.path.dirname(call.handler))
     learns = bool(new) and (call.cold_repeat > 0 or templates.keeps)
     not_learned = await templates.learn(new) if learns else None
     learned = tuple(name for name in new if learns and not not_learned and name not in templates.serving.failed)
-    later = [await _cold(call, plan, templates) for _ in range(call.cold_repeat)]
+    later = [await _cold(call, deployment, templates) for _ in range(call.cold_repeat)]
     return Invoked(
         template_s=templates.started_s,
         not_imported=tuple(sorted(first.failed.keys() & set(call.preload))),
         spoilt=first.spoilt,
         cold=cold,
         warm=warm,
-        fresh=await _fresh(call, plan, launcher) if call.compare else None,
+        fresh=await _fresh(call, deployment, launcher) if call.compare else None,
         later=tuple(later),
         learned=learned,
         not_learned=not_learned,
@@ -177,15 +177,17 @@ async def _measured(call: Call, plan: Plan, launcher: Launcher, templates: CallT
     )
 
 
-def _plan(call: Call, model: Model) -> Plan:
+def _deployment(call: Call, model: Model) -> Deployment:
     """How the predictor of the handler is made. What the manifest says of its own predictor does not count here."""
     manifest = parse_manifest(model.manifest, model.origin)
     stated = framework_of(manifest, model.format)
     framework = stated or "numpy" if call.form == "weights" else call.form
     version = manifest.framework.version if manifest.framework and manifest.framework.name == framework else ""
     python = None if framework == "numpy" else call.picker.pick(model.name, framework, version)
-    return Plan(
-        line="",
+    from trims_predictors.deployment.key import DeploymentKey
+
+    return Deployment(
+        key=DeploymentKey(""),
         model=model.name,
         version=manifest.version,
         call=call.handler,
@@ -198,28 +200,28 @@ def _plan(call: Call, model: Model) -> Plan:
 
 
 async def _cold_and_warm(
-    call: Call, plan: Plan, templates: CallTemplates
+    call: Call, deployment: Deployment, templates: CallTemplates
 ) -> tuple[Invocation, tuple[Invocation, ...], list[str]]:
     """Return the first invocation, those of the same process after it, and the modules that the process imported."""
     began = time.perf_counter()
     process = await templates.fork()
     async with _ending(process):
-        cold, imported = await _first(call, plan, process, began)
+        cold, imported = await _first(call, deployment, process, began)
         return cold, tuple([await _again(call, process) for _ in range(call.repeat)]), imported
 
 
-async def _cold(call: Call, plan: Plan, templates: CallTemplates) -> Invocation:
+async def _cold(call: Call, deployment: Deployment, templates: CallTemplates) -> Invocation:
     began = time.perf_counter()
     process = await templates.fork()
     async with _ending(process):
-        return (await _first(call, plan, process, began))[0]
+        return (await _first(call, deployment, process, began))[0]
 
 
-async def _fresh(call: Call, plan: Plan, launcher: Launcher) -> Invocation:
+async def _fresh(call: Call, deployment: Deployment, launcher: Launcher) -> Invocation:
     began = time.perf_counter()
-    process = spawn(launcher, plan.environment)
+    process = spawn(launcher, deployment.environment)
     async with _ending(process):
-        return (await _first(call, plan, process, began))[0]
+        return (await _first(call, deployment, process, began))[0]
 
 
 @asynccontextmanager
@@ -234,9 +236,11 @@ async def _ending(process: PredictorProcess) -> AsyncIterator[None]:
         process.abandon()
 
 
-async def _first(call: Call, plan: Plan, process: PredictorProcess, began: float) -> tuple[Invocation, list[str]]:
+async def _first(
+    call: Call, deployment: Deployment, process: PredictorProcess, began: float
+) -> tuple[Invocation, list[str]]:
     """Return the first invocation of a process, and the modules that it imported until the model was ready."""
-    loaded = await _ask(call, process, load_message(plan), "was not ready")
+    loaded = await _ask(call, process, load_message(deployment), "was not ready")
     ready = time.perf_counter()
     answer, stages = await _event(call, process)
     total_s = time.perf_counter() - began

@@ -173,16 +173,16 @@ async def _run_alone(
 ) -> Ran:
     from trims.control import aadmin
     from trims_predictors.deployment.deployment import Settings
-    from trims_predictors.deployment.deployments import Plans, keeping
+    from trims_predictors.deployment.deployments import Deployments, keeping
     from trims_predictors.pool.pool import WorkerPool
 
     async with aadmin(runtime_dir) as daemon:
         pool = WorkerPool(Settings(runtime_dir, predictors=1, spares=0, plain_output=True))
         pool.keep = keeping(daemon)
         try:
-            plan = await Plans(daemon, picker, pool.retire).of(model)
-            tensors = make(pool.signatures.described(plan)[0])
-            answer = await pool.infer(plan, tensors, queue_deadline_s=deadline_s)
-            return Ran(plan.model, plan.version, told(answer), answer.outputs)
+            deployment = await Deployments(daemon, picker, pool.retire).of(model)
+            tensors = make(pool.signatures.described(deployment)[0])
+            answer = await pool.infer(deployment, tensors, queue_deadline_s=deadline_s)
+            return Ran(deployment.model, deployment.version, told(answer), answer.outputs)
         finally:
             await pool.close()

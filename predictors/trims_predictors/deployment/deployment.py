@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from trims.manifests.steps import Step
     from trims.wire.frames import Message
     from trims_predictors.children.launcher import Environment
+    from trims_predictors.deployment.key import DeploymentKey
     from trims_predictors.tensors import Tensor
 
 
@@ -67,11 +68,11 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Deployment:
     """How predictors of one model are made, and how they are used.
 
     Attributes:
-        line: Name of its line: another one whenever the manifest has changed.
+        key: Tells its predictors from others: another one whenever the manifest has changed.
         model: Its name.
         version: Of its manifest.
         call: What the predictor is made from.
@@ -101,7 +102,7 @@ class Plan:
         is_plain: The predictor is one of ours, and no steps are around it: what it takes depends on the image alone.
     """
 
-    line: str
+    key: DeploymentKey
     model: str
     version: str
     call: str
@@ -129,18 +130,17 @@ class Plan:
     found: Signature = NO_SIGNATURE
     is_plain: bool = False
 
-    def for_tenant(self, tenant: str) -> Plan:
+    def for_tenant(self, tenant: str) -> Deployment:
         """The same model for a tenant, which has predictors, templates and a door to the daemon of its own."""
         environment = replace(self.environment, tenant=tenant)
-        return replace(self, line=f"{self.line}/{tenant}", environment=environment)
+        return replace(self, key=replace(self.key, tenant=tenant), environment=environment)
 
-    def at(self, place: str) -> Plan:
+    def at(self, place: str) -> Deployment:
         """The same model with its weights at a place that requests name, by predictors of its own.
 
         It has no hot spares, which are for what the manifest says.
         """
-        line, slash, tenant = self.line.partition("/")
-        return replace(self, line=f"{line}#{place}{slash}{tenant}", place=place, hot=0)
+        return replace(self, key=replace(self.key, place=place), place=place, hot=0)
 
     def level_of(self, priority: int) -> int:
         """The level of a request that names this priority, 0 for none. Raises CallerError for one it has not."""
@@ -160,23 +160,19 @@ class Plan:
 
     @property
     def subject(self) -> str:
-        """Model and tenant."""
-        return f"{self.model}/{self.environment.tenant}" if self.environment.tenant else self.model
-
-    @property
-    def model_line(self) -> str:
-        """The line without place and tenant: the same for all that use this version of the manifest."""
-        return self.line.partition("/")[0].partition("#")[0]
+        """Name of model and tenant, for people."""
+        return self.key.subject
 
 
-def load_message(plan: Plan, memory_bytes: int | None = None) -> Message:
+def load_message(deployment: Deployment, memory_bytes: int | None = None) -> Message:
     """What a predictor's process is told to load, and the memory that it may take for that; see `worker`."""
     return {
-        "op": "load", "model": plan.model, "version": plan.version, "call": plan.call, "how": plan.how,
-        "origin": plan.origin, "options": dict(plan.options), "attributes": dict(plan.attributes),
-        "threads": plan.threads, "place": plan.place, "deadline_s": None, "inputs": describe(plan.inputs),
-        "outputs": describe(plan.outputs), "preprocess": [asdict(each) for each in plan.preprocess],
-        "postprocess": [asdict(each) for each in plan.postprocess], "memory_bytes": memory_bytes,
+        "op": "load", "model": deployment.model, "version": deployment.version, "call": deployment.call,
+        "how": deployment.how, "origin": deployment.origin, "options": dict(deployment.options),
+        "attributes": dict(deployment.attributes), "threads": deployment.threads, "place": deployment.place,
+        "deadline_s": None, "inputs": describe(deployment.inputs), "outputs": describe(deployment.outputs),
+        "preprocess": [asdict(each) for each in deployment.preprocess],
+        "postprocess": [asdict(each) for each in deployment.postprocess], "memory_bytes": memory_bytes,
     }  # fmt: skip
 
 

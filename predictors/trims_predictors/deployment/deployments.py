@@ -1,4 +1,4 @@
-"""From what the daemon knows of a model to how it is run: one plan for each model, looked up again every second.
+"""From what the daemon knows of a model to how it is run: one deployment for each model, looked up again every second.
 
 A model whose manifest, artifact or code beside the manifest has changed gets another line, so its next request meets a
 predictor that has the new bytes; the old line's predictors end when they are idle.
@@ -20,7 +20,8 @@ from trims.manifests.serving import NO_SIGNATURE, Signature
 from trims_predictors.children.launcher import Environment
 from trims_predictors.deployment.code_files import code_identity
 from trims_predictors.deployment.cpu_shares import processors
-from trims_predictors.deployment.deployment import Plan
+from trims_predictors.deployment.deployment import Deployment
+from trims_predictors.deployment.key import DeploymentKey
 from trims_predictors.frameworks import PREDICTORS
 from trims_predictors.tensors import types_of
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from trims.manifests.manifest import Manifest
     from trims_predictors.deployment.signatures import Keep
 
-#: Seconds for which a plan is used before the daemon is asked again.
+#: Seconds for which a deployment is used before the daemon is asked again.
 _FRESH_S = 1.0
 #: Seconds for the daemon to keep what a first run had.
 _KEEP_S = 10.0
@@ -42,21 +43,23 @@ _FRAMEWORK_OF_FORMAT = {"onnx": "onnxruntime", "mxnet": "mxnet"}
 
 @dataclass(slots=True)
 class _Known:
-    plan: Plan
+    deployment: Deployment
     key: str
     asked_s: float
 
 
-class Plans:
-    """Plans of all models of a daemon.
+class Deployments:
+    """Deployments of all models of a daemon.
 
     Args:
         daemon: Its control door.
         picker: Says which environment a framework runs in.
-        retire: Told a line that is replaced.
+        retire: Called with the key of a deployment that is replaced.
     """
 
-    def __init__(self, daemon: AsyncAdmin, picker: InterpreterSelection, retire: Callable[[str], None]) -> None:
+    def __init__(
+        self, daemon: AsyncAdmin, picker: InterpreterSelection, retire: Callable[[DeploymentKey], None]
+    ) -> None:
         self._daemon = daemon
         self._picker = picker
         self._retire = retire
@@ -64,8 +67,8 @@ class Plans:
         self._known: dict[str, _Known] = {}
         self._asking: dict[str, asyncio.Future[_Known]] = {}
 
-    async def of(self, name: str, version: str = "") -> Plan:
-        """The plan of a model; while the daemon is away, as it was: predictors that run need no daemon.
+    async def of(self, name: str, version: str = "") -> Deployment:
+        """The deployment of a model; while the daemon is away, as it was: predictors that run need no daemon.
 
         Args:
             name: As registered.
@@ -83,14 +86,14 @@ class Plans:
             except DaemonAwayError:
                 if known is None:
                     raise
-        if version and version != known.plan.version:
-            raise ModelNotFoundError(f"{name!r} has the version {known.plan.version}, not {version!r}")
-        return known.plan
+        if version and version != known.deployment.version:
+            raise ModelNotFoundError(f"{name!r} has the version {known.deployment.version}, not {version!r}")
+        return known.deployment
 
-    def guess(self, name: str, version: str = "") -> Plan | None:
-        """The plan as it was when the daemon was asked last; None if it never was, or if that has another version."""
+    def guess(self, name: str, version: str = "") -> Deployment | None:
+        """Return the deployment as the daemon was asked last; None if it never was, or had another version."""
         known = self._known.get(name)
-        return known.plan if known is not None and version in ("", known.plan.version) else None
+        return known.deployment if known is not None and version in ("", known.deployment.version) else None
 
     async def _fresh(self, name: str) -> _Known:
         """Ask the daemon, once for all requests that need it at this moment."""
@@ -111,34 +114,34 @@ class Plans:
         except ModelNotFoundError:
             self.forget(name)
             raise
-        plan = await asyncio.to_thread(self.make, model)  # it looks at environments, which lie on a disk
-        if before is not None and (before.plan.line != plan.line or _differ(before.key, model.key)):
-            self._retire(before.plan.line)
-        self._known[name] = _Known(plan, model.key or (before.key if before else ""), time.monotonic())
+        deployment = await asyncio.to_thread(self.make, model)  # it looks at environments, which lie on a disk
+        if before is not None and (before.deployment.key != deployment.key or _differ(before.key, model.key)):
+            self._retire(before.deployment.key)
+        self._known[name] = _Known(deployment, model.key or (before.key if before else ""), time.monotonic())
         return self._known[name]
 
     def knows(self, name: str) -> bool:
         """Whether the model was registered when the daemon was asked last."""
         return name in self._known
 
-    async def renew(self, name: str) -> Plan:
-        """The plan as the daemon tells it now; predictors of the model end when they are idle.
+    async def renew(self, name: str) -> Deployment:
+        """The deployment as the daemon tells it now; predictors of the model end when they are idle.
 
         Raises as `of` does. If no daemon answers, nothing changes.
         """
         before, known = self._known.get(name), await self._fresh(name)
         if before is not None:
-            self._retire(known.plan.line)
-        return known.plan
+            self._retire(known.deployment.key)
+        return known.deployment
 
     def forget(self, name: str) -> None:
         """Let the predictors of a model end when they are idle, and ask the daemon again at the next request."""
         known = self._known.pop(name, None)
         if known is not None:
-            self._retire(known.plan.line)
+            self._retire(known.deployment.key)
 
-    def make(self, model: Model) -> Plan:
-        """The plan for a model as the daemon describes it. Looks at environments and code; call it from a worker.
+    def make(self, model: Model) -> Deployment:
+        """The deployment for a model as the daemon describes it. Looks at environments and code; call it from a worker.
 
         Raises NotSupportedError if nothing says what runs it, or no environment satisfies its manifest.
         """
@@ -147,8 +150,8 @@ class Plans:
         framework = framework_of(manifest, model.format)
         environment = self._environment(manifest, framework)
         told = model.manifest_json + environment.python + code_identity(manifest)
-        return Plan(
-            line=f"{model.name}@{hashlib.sha256(told.encode()).hexdigest()[:12]}",
+        return Deployment(
+            key=DeploymentKey(model.name, hashlib.sha256(told.encode()).hexdigest()[:12]),
             model=model.name,
             version=manifest.version,
             call=settings.call or settings.name or settings.function or _predictor_for(model, framework),

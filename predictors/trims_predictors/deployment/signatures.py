@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from trims.wire.frames import Message
-    from trims_predictors.deployment.deployment import Plan
+    from trims_predictors.deployment.deployment import Deployment
+    from trims_predictors.deployment.key import DeploymentKey
     from trims_predictors.tensors import Tensor
 
     #: Given a model, the key of its image, and what its first run had.
@@ -28,13 +29,13 @@ class _Loaded(NamedTuple):
     """What is known since a predictor has loaded a model.
 
     Attributes:
-        line: Of the model, for which it counts.
+        key: Of the model, for which it counts.
         image: Key of the image that was loaded.
         said: What the predictor said.
         seen: What a run had.
     """
 
-    line: str
+    key: DeploymentKey
     image: str = ""
     said: Signature = NO_SIGNATURE
     seen: Signature = NO_SIGNATURE
@@ -50,57 +51,63 @@ class Signatures:
     def __init__(self) -> None:
         self._loaded: dict[str, _Loaded] = {}
 
-    def learn(self, plan: Plan, loaded: Message) -> None:
+    def learn(self, deployment: Deployment, loaded: Message) -> None:
         """Keep what a predictor says that has loaded the model."""
         said = Signature(types_of(loaded["inputs"]), types_of(loaded["outputs"]))
-        image, before = loaded.get("image", [""])[0], self._of(plan)
+        image, before = loaded.get("image", [""])[0], self._of(deployment)
         seen = before.seen if before.image == image else NO_SIGNATURE
-        self._loaded[plan.model] = _Loaded(plan.model_line, image, said, seen)
+        self._loaded[deployment.model] = _Loaded(deployment.key.of_model(), image, said, seen)
 
-    def see(self, plan: Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> tuple[str, Signature] | None:
+    def see(
+        self, deployment: Deployment, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> tuple[str, Signature] | None:
         """Keep what a run had, if nothing else is known. Runs of tenants are left out: others would see their names.
 
         Args:
-            plan: Of the model.
+            deployment: Of the model.
             inputs: Of a request.
             outputs: All that the model gives; empty if not all were wanted.
 
         Returns:
             The key of the image that ran, and what is known since; None if that is nothing new.
         """
-        known, (taken, given) = self._of(plan), self.described(plan)
-        if plan.environment.tenant or (taken and (given or not outputs)):
+        known, (taken, given) = self._of(deployment), self.described(deployment)
+        if deployment.environment.tenant or (taken and (given or not outputs)):
             return None
         seen = Signature(
             known.seen.inputs or _any_length(inputs), known.seen.outputs or _any_length(outputs), seen=True
         )
-        self._loaded[plan.model] = known._replace(seen=seen)
+        self._loaded[deployment.model] = known._replace(seen=seen)
         return known.image, seen
 
-    def of(self, plan: Plan) -> tuple[_Types, _Types]:
+    def of(self, deployment: Deployment) -> tuple[_Types, _Types]:
         """Inputs and outputs that requests are held against; each empty if it is not known.
 
         The graph's are not: they are those of the files when the daemon looked last, and a request for files that were
         exchanged since must come to the predictor that finds it out.
         """
-        said = self._of(plan).said
-        return plan.inputs or said.inputs, plan.outputs or said.outputs
+        said = self._of(deployment).said
+        return deployment.inputs or said.inputs, deployment.outputs or said.outputs
 
-    def stated(self, plan: Plan) -> tuple[_Types, _Types]:
+    def stated(self, deployment: Deployment) -> tuple[_Types, _Types]:
         """The same, or those of the graph; each empty if none states it."""
-        inputs, outputs = self.of(plan)
-        graph = NO_SIGNATURE if plan.found.seen else plan.found
+        inputs, outputs = self.of(deployment)
+        graph = NO_SIGNATURE if deployment.found.seen else deployment.found
         return inputs or graph.inputs, outputs or graph.outputs
 
-    def described(self, plan: Plan) -> tuple[_Types, _Types]:
+    def described(self, deployment: Deployment) -> tuple[_Types, _Types]:
         """The same, or what a run had; each empty if the model has not run yet."""
-        inputs, outputs = self.stated(plan)
-        seen, kept = self._of(plan).seen, plan.found
+        inputs, outputs = self.stated(deployment)
+        seen, kept = self._of(deployment).seen, deployment.found
         return inputs or seen.inputs or kept.inputs, outputs or seen.outputs or kept.outputs
 
-    def _of(self, plan: Plan) -> _Loaded:
-        known = self._loaded.get(plan.model)
-        return known if known is not None and known.line == plan.model_line else _Loaded(plan.model_line)
+    def _of(self, deployment: Deployment) -> _Loaded:
+        known = self._loaded.get(deployment.model)
+        return (
+            known
+            if known is not None and known.key == deployment.key.of_model()
+            else _Loaded(deployment.key.of_model())
+        )
 
 
 def _any_length(tensors: Sequence[Tensor]) -> _Types:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from trims.control import AsyncAdmin, Model
-    from trims_predictors.deployment.deployment import Plan
+    from trims_predictors.deployment.deployment import Deployment
 
 _log = logging.getLogger(__name__)
 #: Between two looks, each of which lists all models.
@@ -25,20 +25,20 @@ class HotModels:
 
     Args:
         daemon: Whose models.
-        plan: Gives the plan of a model; raises TrimsError.
+        deployment: Gives the deployment of a model; raises TrimsError.
         forget: Told a model that is not registered any more.
-        want: Told the plan of each model that states hot spares.
+        want: Told the deployment of each model that states hot spares.
     """
 
     def __init__(
         self,
         daemon: AsyncAdmin,
-        plan: Callable[[str], Awaitable[Plan]],
+        deployment: Callable[[str], Awaitable[Deployment]],
         forget: Callable[[str], None],
-        want: Callable[[Plan], None],
+        want: Callable[[Deployment], None],
     ) -> None:
         self._daemon = daemon
-        self._plan = plan
+        self._deployment = deployment
         self._forget = forget
         self._want = want
         self._known: set[str] = set()
@@ -61,7 +61,7 @@ class HotModels:
         self._known = {model.name for model in models if _states_hot(model)}
         for name in sorted(self._known):
             try:
-                self._want(await self._plan(name))
+                self._want(await self._deployment(name))
             except TrimsError as error:
                 _log.debug("no hot spare of %s: %s", name, error)
 

@@ -11,7 +11,7 @@ from trims_predictors.transforms.files import locate
 from trims_predictors.transforms.ranking import read_labels
 
 if TYPE_CHECKING:
-    from trims_predictors.deployment.deployment import Plan
+    from trims_predictors.deployment.deployment import Deployment
 
 #: Files whose labels are kept.
 _MOST_FILES = 32
@@ -24,13 +24,13 @@ class Labels:
         #: Path -> what the file was when it was read (time, length), and its lines.
         self._read: OrderedDict[str, tuple[tuple[int, int], list[bytes]]] = OrderedDict()
 
-    async def of(self, plan: Plan, output: str) -> list[bytes]:
+    async def of(self, deployment: Deployment, output: str) -> list[bytes]:
         """The labels of an output's elements; empty if the manifest names none.
 
         Raises NotSupportedError if the file is not there or is no text.
         """
-        stated = next((each.labels for each in plan.outputs if each.name == output), "")
-        return await asyncio.to_thread(self._of, stated, plan.origin) if stated else []
+        stated = next((each.labels for each in deployment.outputs if each.name == output), "")
+        return await asyncio.to_thread(self._of, stated, deployment.origin) if stated else []
 
     def _of(self, stated: str, origin: str) -> list[bytes]:
         path = locate({"path": stated}, origin)

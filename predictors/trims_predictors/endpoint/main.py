@@ -100,7 +100,7 @@ async def _serve(settings: EndpointSettings) -> None:
 
 async def _look_for_hot_models(settings: EndpointSettings, daemon: AsyncAdmin, service: Service) -> None:
     if settings.pool.hot_spares:
-        await HotModels(daemon, service.plan, service.forget, service.pool.hot.want).run()
+        await HotModels(daemon, service.deployment, service.forget, service.pool.hot.want).run()
 
 
 class _Shutdown:

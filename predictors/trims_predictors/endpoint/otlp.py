@@ -31,7 +31,7 @@ from trims_predictors.tracebacks import told
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from trims_predictors.deployment.deployment import Answer, Plan
+    from trims_predictors.deployment.deployment import Answer, Deployment
     from trims_predictors.endpoint.outcomes import Outcome
 
 _W3C = TraceContextTextMapPropagator()
@@ -113,7 +113,7 @@ class RequestSpan:
         self._run: Span | None = None
         self._run_began_ns = 0
         self._status: int | None = None
-        self._answered: tuple[Plan, Answer] | None = None
+        self._answered: tuple[Deployment, Answer] | None = None
 
     def begin_run(self) -> Mapping[str, str]:
         """A predictor begins to answer it. Returns the run's context in W3C's headers. It may begin once more."""
@@ -125,17 +125,17 @@ class RequestSpan:
         _W3C.inject(headers, set_span_in_context(self._run))
         return headers
 
-    def answered(self, plan: Plan, answer: Answer) -> None:
+    def answered(self, deployment: Deployment, answer: Answer) -> None:
         """What came of it; told when the span ends."""
-        self._answered = plan, answer
+        self._answered = deployment, answer
 
-    def _tell(self, plan: Plan, answer: Answer) -> None:
+    def _tell(self, deployment: Deployment, answer: Answer) -> None:
         """Cold or warm, where the weights lie, and the stages."""
         if self._run is None or not self._span.is_recording():
             return
         self._span.set_attributes(
             {
-                "faas.coldstart": answer.cold, "trims.model.version": plan.version, "trims.predictor": answer.how,
+                "faas.coldstart": answer.cold, "trims.model.version": deployment.version, "trims.predictor": answer.how,
                 "trims.place": answer.place, "trims.resident": answer.warm, "trims.batch_size": answer.batch,
             }
         )  # fmt: skip

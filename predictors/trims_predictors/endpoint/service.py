@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import trims
 from trims.core.errors import ModelNotFoundError, TrimsError
 from trims.manifests.serving import ANY, ANY_RANK
-from trims_predictors.deployment.deployments import Plans, keeping
+from trims_predictors.deployment.deployments import Deployments, keeping
 from trims_predictors.endpoint.daemon_metrics import DaemonFigures, figures
 from trims_predictors.endpoint.labels import Labels
 from trims_predictors.endpoint.load_requests import LoadRequests
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trims.control import AsyncAdmin, Evicted, Model, Replica
     from trims.formats.conversion.interpreter_selection import InterpreterSelection
     from trims.manifests.serving import TensorType
-    from trims_predictors.deployment.deployment import Answer, Plan
+    from trims_predictors.deployment.deployment import Answer, Deployment
     from trims_predictors.endpoint.infer_request import InferRequest
     from trims_predictors.endpoint.otlp import RequestSpan, Tracing
     from trims_predictors.endpoint.shared_memory import Lent
@@ -44,12 +44,12 @@ class Answered(NamedTuple):
     """What came of a request.
 
     Attributes:
-        plan: Of the model that answered.
+        deployment: Of the model that answered.
         answer: Its answer.
         outputs: What is sent of that.
     """
 
-    plan: Plan
+    deployment: Deployment
     answer: Answer
     outputs: list[Output]
 
@@ -76,7 +76,7 @@ class Service:
         self._daemon = daemon
         self._loads = LoadRequests(daemon, pool.make_way)
         self.pool = pool
-        self._plans = Plans(daemon, picker, pool.retire)
+        self._deployments = Deployments(daemon, picker, pool.retire)
         pool.keep = keeping(daemon)
         #: By tenant and model; those without a tenant are of all requests.
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}
@@ -130,22 +130,22 @@ class Service:
         self._look_again_s = now_s + _HIDE_AGAIN_S
         self.pool.hide(told.health.state_dir)
 
-    async def plan(self, model: str, version: str = "") -> Plan:
-        """See `Plans.of`. A tenant has predictors of its own. Raises PermissionDeniedError if it may not open it."""
+    async def deployment(self, model: str, version: str = "") -> Deployment:
+        """See `Deployments.of`. A tenant has its own predictors. Raises PermissionDeniedError if it may not open it."""
         tenant = caller()
         if tenant is not None:
             tenant.check(model)
         await self._hide_files()
         try:
-            plan = await self._plans.of(model, version)
+            deployment = await self._deployments.of(model, version)
         except ModelNotFoundError as error:
-            if not self._plans.knows(model):  # else only this version is not there
+            if not self._deployments.knows(model):  # else only this version is not there
                 self.metrics.forget(model)
                 self.pool.failures.forget(model)
             # Clients of Triton know the error by these words.
             raise ModelNotFoundError(f"Request for unknown model: {error}") from error
         self.metrics.register(model)
-        return plan if tenant is None else plan.for_tenant(tenant.name)
+        return deployment if tenant is None else deployment.for_tenant(tenant.name)
 
     async def metrics_page(self) -> bytes:
         """What is counted, for Prometheus; with the daemon's figures if it answers soon."""
@@ -181,30 +181,30 @@ class Service:
 
         Raises as `WorkerPool.infer` and `arrange`.
         """
-        plan, answer = await self._infer(model, version, asked, span)
+        deployment, answer = await self._infer(model, version, asked, span)
         outputs = await arrange(
-            asked, answer.outputs, batches=bool(plan.batch), shared=shared, binary=binary,
-            labels=partial(self._labels.of, plan),
+            asked, answer.outputs, batches=bool(deployment.batch), shared=shared, binary=binary,
+            labels=partial(self._labels.of, deployment),
         )  # fmt: skip
-        return Answered(plan, answer, outputs)
+        return Answered(deployment, answer, outputs)
 
     async def _infer(
         self, model: str, version: str, asked: InferRequest, span: RequestSpan | None
-    ) -> tuple[Plan, Answer]:
+    ) -> tuple[Deployment, Answer]:
         began = time.perf_counter()
         tensors, place = asked.inputs, asked.place
         tenant = caller()
-        guess = self._plans.guess(model, version)
+        guess = self._deployments.guess(model, version)
         if guess is not None and (tenant is None or tenant.may_open(model)):
             guess = guess if place is None else guess.at(place)
             self.pool.expect(guess if tenant is None else guess.for_tenant(tenant.name), tensors)
-        plan = await self.plan(model, version)
+        deployment = await self.deployment(model, version)
         if place is not None:
-            plan = plan.at(place)
+            deployment = deployment.at(place)
         statistics = self._statistics_of(model)
         try:
             answer = await self.pool.infer(
-                plan,
+                deployment,
                 tensors,
                 queue_deadline_s=asked.queue_deadline_s,
                 keep_alive_s=asked.keep_alive_s,
@@ -220,8 +220,8 @@ class Service:
         for counted in statistics:
             counted.answered(answer, time.perf_counter() - began)
         if span is not None:
-            span.answered(plan, answer)
-        return plan, answer
+            span.answered(deployment, answer)
+        return deployment, answer
 
     def _statistics_of(self, model: str) -> list[ModelStatistics]:
         """What counts a request: the model's statistics, and for a tenant its own as well."""
@@ -231,22 +231,22 @@ class Service:
 
     async def inputs_of(self, model: str, version: str = "") -> tuple[Sequence[TensorType], bool]:
         """The inputs of a model as far as they are known, and whether it takes batches."""
-        plan = await self.plan(model, version)
-        return self.pool.signatures.stated(plan)[0], bool(plan.batch)
+        deployment = await self.deployment(model, version)
+        return self.pool.signatures.stated(deployment)[0], bool(deployment.batch)
 
     async def describe(self, model: str, version: str = "") -> dict[str, Any]:
         """Metadata of a model: inputs and outputs as the manifest, a predictor, its graph or its first run has them.
 
         If it could not be loaded last, its `properties` say why.
         """
-        plan = await self.plan(model, version)
-        inputs, outputs = self.pool.signatures.described(plan)
-        reason = self.pool.failures.reason(plan)
+        deployment = await self.deployment(model, version)
+        inputs, outputs = self.pool.signatures.described(deployment)
+        reason = self.pool.failures.reason(deployment)
         return {
             **({"properties": {"ready": "false", "reason": reason}} if reason else {}),
-            "name": plan.model,
-            "versions": [plan.version],
-            "platform": PLATFORMS.get(plan.environment.framework, "trims_python"),
+            "name": deployment.model,
+            "versions": [deployment.version],
+            "platform": PLATFORMS.get(deployment.environment.framework, "trims_python"),
             "inputs": [_described(each) for each in inputs],
             "outputs": [_described(each) for each in outputs],
         }
@@ -254,26 +254,26 @@ class Service:
     async def why_not_ready(self, model: str, version: str = "") -> str:
         """Return why a model is not to be asked now; empty if it is ready. A model that was not tried yet is.
 
-        Raises as `plan` does.
+        Raises as `deployment` does.
         """
-        plan = await self.plan(model, version)
-        return "the endpoint is ending" if self._draining else self.pool.failures.reason(plan)
+        deployment = await self.deployment(model, version)
+        return "the endpoint is ending" if self._draining else self.pool.failures.reason(deployment)
 
     async def configuration(self, model: str, version: str = "") -> dict[str, Any]:
         """As Triton's model configuration: load generators ask for it before they begin."""
-        plan = await self.plan(model, version)
-        inputs, outputs = self.pool.signatures.described(plan)
-        skipped = 1 if plan.batch else 0
-        levels = {"priority_levels": plan.priority_levels, "default_priority_level": plan.default_priority}
+        deployment = await self.deployment(model, version)
+        inputs, outputs = self.pool.signatures.described(deployment)
+        skipped = 1 if deployment.batch else 0
+        levels = {"priority_levels": deployment.priority_levels, "default_priority_level": deployment.default_priority}
         return {
-            **({"dynamic_batching": levels} if plan.priority_levels else {}),
-            "name": plan.model,
-            "platform": PLATFORMS.get(plan.environment.framework, "trims_python"),
-            "backend": plan.environment.framework,
-            "max_batch_size": plan.batch,
+            **({"dynamic_batching": levels} if deployment.priority_levels else {}),
+            "name": deployment.model,
+            "platform": PLATFORMS.get(deployment.environment.framework, "trims_python"),
+            "backend": deployment.environment.framework,
+            "max_batch_size": deployment.batch,
             "input": [_configured(each, skipped) for each in inputs],
             "output": [_configured(each, skipped) for each in outputs],
-            "instance_group": [{"count": plan.instances, "kind": "KIND_CPU"}],
+            "instance_group": [{"count": deployment.instances, "kind": "KIND_CPU"}],
         }
 
     async def statistics(self, model: str = "", version: str = "") -> list[dict[str, Any]]:
@@ -281,12 +281,12 @@ class Service:
         tenant = caller()
         whose = "" if tenant is None else tenant.name
         if model:
-            plan = await self.plan(model, version)
-            return [self._statistics.get((whose, model), ModelStatistics()).told(model, plan.version)]
+            deployment = await self.deployment(model, version)
+            return [self._statistics.get((whose, model), ModelStatistics()).told(model, deployment.version)]
         told = []
         for name, counted in [(name, each) for (of, name), each in self._statistics.items() if of == whose]:
             try:
-                told.append(counted.told(name, (await self.plan(name)).version))
+                told.append(counted.told(name, (await self.deployment(name)).version))
             except ModelNotFoundError:
                 continue  # it was removed since
         return told
@@ -312,7 +312,7 @@ class Service:
     def _trouble(self, model: Model) -> str:
         """Why nothing can run a model; empty if something can. Reads files; call it from a worker."""
         try:
-            self._plans.make(model)
+            self._deployments.make(model)
         except TrimsError as error:
             return str(error)
         return ""
@@ -320,7 +320,7 @@ class Service:
     def _failure(self, model: Model) -> str:
         """Why a model that something can run could not be loaded last; empty if nothing is known. For a worker, too."""
         try:
-            return self.pool.failures.reason(self._plans.make(model))
+            return self.pool.failures.reason(self._deployments.make(model))
         except TrimsError:
             return ""
 
@@ -331,31 +331,31 @@ class Service:
         Raises as `LoadRequests.load` and `WorkerPool.load`.
         """
         require_operator("load models")
-        plan = await self._plans.renew(model)
+        deployment = await self._deployments.renew(model)
         try:
             await self._loads.load(model)
         except TrimsError as error:
-            self.pool.failures.learn(plan, error)
+            self.pool.failures.learn(deployment, error)
             raise
         finally:
             self.overview.expire()
-        await self.pool.load(plan)
+        await self.pool.load(deployment)
 
     def forget(self, model: str) -> None:
         """Let the predictors and hot spares of a model end: it was removed."""
-        self._plans.forget(model)
+        self._deployments.forget(model)
 
     async def unload(self, model: str) -> None:
         """End a model's predictors and free its weights; those that are leased stay until the leases end."""
         require_operator("unload models")
-        await self.plan(model)
+        await self.deployment(model)
         self._forget_all(await self._daemon.show(model))
         await self._daemon.evict(model, drain=True)
 
     def _forget_all(self, shown: Model) -> None:
         """Let the idle predictors of a model end, and those of all other names of its image: they hold it as well."""
         for name in {shown.name, *(name for replica in shown.replicas for name in replica.names)}:
-            self._plans.forget(name)
+            self._deployments.forget(name)
 
     async def bring(self, model: str, place: str | None) -> Replica:
         """Have a model's weights at a place, None for its manifest's. Its predictors stay. See `LoadRequests.load`."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Entry points of this group are classes of predictors.
 GROUP = "trims.predictors"
-#: How a plan names a predictor.
+#: How a deployment names a predictor.
 CLASS, PLUGIN, FUNCTION, HANDLER = "class", "plugin", "function", "handler"
 
 

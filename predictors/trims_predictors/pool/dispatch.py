@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims_predictors.children.worker_process import PredictorProcess
     from trims_predictors.deployment.cpu_shares import Computing
-    from trims_predictors.deployment.deployment import Plan, Settings
+    from trims_predictors.deployment.deployment import Deployment, Settings
     from trims_predictors.pool.events import Job
     from trims_predictors.tensors import Tensor
 
@@ -37,7 +37,7 @@ class Request:
     """What one client wants.
 
     Attributes:
-        plan: Of the model.
+        deployment: Of the model.
         tensors: The inputs.
         answer: Done once it is answered, or cannot be.
         began_s: When it came, on the clock of `time.perf_counter`.
@@ -48,7 +48,7 @@ class Request:
         id: What the log calls it.
     """
 
-    plan: Plan
+    deployment: Deployment
     tensors: Sequence[Tensor]
     answer: asyncio.Future[Answer]
     began_s: float
@@ -64,7 +64,7 @@ class Running:
     """A predictor that is loading or has loaded its model.
 
     Attributes:
-        plan: Of the model.
+        deployment: Of the model.
         process: Its process.
         how: Where that came from.
         began_s: When it was asked for, on the clock of `time.perf_counter`.
@@ -77,7 +77,7 @@ class Running:
         idle_timer: Ends it if it stays idle; of the last idle time only, or each request would leave one for minutes.
     """
 
-    plan: Plan
+    deployment: Deployment
     process: PredictorProcess
     how: str
     began_s: float
@@ -109,18 +109,18 @@ class Runs:
     Args:
         settings: Of the pool.
         computing: Which predictors compute now, and share the processors.
-        ran: Told of each run: the plan, the predictor's answer and how long it took, in seconds.
+        ran: Told of each run: the deployment, the predictor's answer and how long it took, in seconds.
         fail: Tells a job's client of an error.
-        saw: Called for each run, with the plan, the inputs of a request, and the outputs if all are wanted.
+        saw: Called for each run, with the deployment, the inputs of a request, and the outputs if all are wanted.
     """
 
     def __init__(
         self,
         settings: Settings,
         computing: Computing,
-        ran: Callable[[Plan, Message, float], None],
+        ran: Callable[[Deployment, Message, float], None],
         fail: Callable[[Job, TrimsError], None],
-        saw: Callable[[Plan, Sequence[Tensor], Sequence[Tensor]], None] = lambda plan, inputs, outputs: None,  # noqa: ARG005 - the default
+        saw: Callable[[Deployment, Sequence[Tensor], Sequence[Tensor]], None] = lambda *_: None,
     ) -> None:
         self._settings = settings
         self._computing = computing
@@ -151,32 +151,34 @@ class Runs:
             self._fail(job, error)
 
     async def _run_together(self, running: Running, jobs: Sequence[Job]) -> None:
-        began, plan = time.perf_counter(), running.plan
+        began, deployment = time.perf_counter(), running.deployment
         requests: list[Request] = [job.payload for job in jobs]
         running.process.answers(requests[0].id)
-        deadline_s = plan.run_deadline_s
-        threads = plan.threads_of(len(self._computing))
+        deadline_s = deployment.run_deadline_s
+        threads = deployment.threads_of(len(self._computing))
         contexts = [request.begin_run() for request in requests if request.begin_run is not None]
         wanted = _wanted_by(requests)
         message = {"op": "predict", "threads": threads, **({"wanted": wanted} if wanted else {})}
         field = "`deadline_s` in the `predictor` of its manifest"
-        with told_of(plan, f"state a longer {field}" if deadline_s else f"raise --run-deadline-s, or state {field}"):
+        with told_of(
+            deployment, f"state a longer {field}" if deadline_s else f"raise --run-deadline-s, or state {field}"
+        ):
             answer = await running.process.ask(
                 {**message, **({"context": dict(contexts[0])} if contexts else {})},
                 deadline_s=self._settings.run_deadline_s if deadline_s is None else deadline_s,
                 tensors=join([request.tensors for request in requests]),
             )
-        stated = [each for each in plan.outputs if not wanted or each.name in wanted]
-        check_outputs(answer["outputs"], stated, plan.model)
+        stated = [each for each in deployment.outputs if not wanted or each.name in wanted]
+        check_outputs(answer["outputs"], stated, deployment.model)
         outputs = split(answer["outputs"], [job.rows for job in jobs])
         run_s = time.perf_counter() - began
-        self._ran(plan, answer, run_s)
-        self._saw(plan, requests[0].tensors, [] if wanted else answer["outputs"])
+        self._ran(deployment, answer, run_s)
+        self._saw(deployment, requests[0].tensors, [] if wanted else answer["outputs"])
         for request in requests if _log.isEnabledFor(logging.DEBUG) else ():
-            known = {"model": plan.model, "request": request.id}
+            known = {"model": deployment.model, "request": request.id}
             _log.debug("run by process %d in %.1f ms", running.process.pid, run_s * 1000, extra={"facts": known})
         if running.process.pages is not None and "pages" in answer:
-            running.process.pages.learn(plan.line, answer["pages"])
+            running.process.pages.learn(deployment.key, answer["pages"])
         rows = [job.rows for job in jobs]
         for request, mine, own in zip(requests, outputs, rows, strict=True):
             stages = {"queue_s": began - request.began_s, **answer["stages"], "run_s": run_s}
@@ -205,11 +207,11 @@ def _answer(
 
 
 @contextlib.contextmanager
-def told_of(plan: Plan, remedy: str) -> Iterator[None]:
+def told_of(deployment: Deployment, remedy: str) -> Iterator[None]:
     """Have what a predictor failed at name its model, and what helps if it was too late."""
     try:
         yield
     except DeadlineError as error:
-        raise DeadlineError(f"{plan.model}: {error}; {remedy}") from error
+        raise DeadlineError(f"{deployment.model}: {error}; {remedy}") from error
     except PredictorError as error:
-        raise PredictorError(f"{plan.model}: {error}") from error
+        raise PredictorError(f"{deployment.model}: {error}") from error

@@ -1,4 +1,4 @@
-"""What a schedule is asked and what it decides: jobs, the limits of their lines, and the steps to carry out."""
+"""What a schedule is asked and what it decides: jobs, the limits of their deployments, and the steps to carry out."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator
 
     from trims.core.errors import TrimsError
+    from trims_predictors.deployment.key import DeploymentKey
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one line.
+    """Limits of one deployment.
 
     Attributes:
         instances: Predictors at once.
@@ -37,7 +38,7 @@ class Job:
     A job that is not `batch_ready` waits for others to run with; `ripen` ends that.
     """
 
-    line: str
+    key: DeploymentKey
     rows: int = 1
     group: Hashable = None
     batch_ready: bool = True
@@ -88,10 +89,10 @@ class JobQueue:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a predictor for the line."""
+    """Start a predictor of a deployment."""
 
     predictor: int
-    line: str
+    key: DeploymentKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +119,6 @@ class Fail:
 
 
 Step = Start | Run | Stop | Fail
-
-
-def model_of(line: str) -> str:
-    """What users know of a line, whose name is `MODEL@DIGEST/TENANT`: the model."""
-    return line.partition("/")[0].rpartition("@")[0] or line
 
 
 def next_batch(queue: Collection[Job], most_rows: int) -> tuple[Job, ...]:

@@ -1,7 +1,7 @@
 """The pool: predictors of all models. Carries out what `scheduler` and `slots` decide and tells them what came of it.
 
-One event loop, no threads of its own. A request waits in its model's line, is answered by a predictor in one run, alone
-or in a batch, and learns which stages took how long. Not covered: what a model is (`plans`), and protocols.
+One event loop, no threads of its own. A request waits in its model's key, is answered by a predictor in one run, alone
+or in a batch, and learns which stages took how long. Not covered: what a model is (`deployments`), and protocols.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from trims.core.errors import CallerError, CapacityError, DeadlineError, Drainin
 from trims_predictors.children.launcher import Environment, Launcher
 from trims_predictors.deployment.cpu_shares import Computing, processors
 from trims_predictors.deployment.deployment import load_message
+from trims_predictors.deployment.key import DeploymentKey
 from trims_predictors.deployment.loading import load
 from trims_predictors.deployment.signatures import Signatures
 from trims_predictors.ipc.os_errors import as_trims_error
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from trims.wire.frames import Message
     from trims_predictors.children.worker_process import PredictorProcess
-    from trims_predictors.deployment.deployment import Answer, Plan, Settings
+    from trims_predictors.deployment.deployment import Answer, Deployment, Settings
     from trims_predictors.deployment.signatures import Keep
     from trims_predictors.pool.dispatch import BeginRun
     from trims_predictors.tensors import Tensor
@@ -76,7 +77,7 @@ class WorkerPool:
         self._runs: dict[Job, int] = {}
         self._computing = Computing()
         self._runner = Runs(settings, self._computing, self.hot.ran, self._fail, self._saw)
-        self._plans: dict[str, Plan] = {}
+        self._deployments: dict[DeploymentKey, Deployment] = {}
         #: Inputs and outputs of models.
         self.signatures = Signatures()
         #: Keeps what the first run of a model had beyond the life of this pool.
@@ -98,7 +99,7 @@ class WorkerPool:
 
     async def infer(
         self,
-        plan: Plan,
+        deployment: Deployment,
         tensors: Sequence[Tensor],
         *,
         queue_deadline_s: float | None = None,
@@ -111,7 +112,7 @@ class WorkerPool:
         """Answer one request.
 
         Args:
-            plan: Of the model.
+            deployment: Of the model.
             tensors: The inputs, checked here.
             queue_deadline_s: Seconds to wait for a predictor.
             keep_alive_s: Seconds that the predictor stays after this request; None: what the model says.
@@ -129,29 +130,29 @@ class WorkerPool:
         """
         if self._closing:
             raise DrainingError("the endpoint is ending and takes no new requests")
-        check_against(tensors, self.signatures.of(plan)[0], plan.model)
+        check_against(tensors, self.signatures.of(deployment)[0], deployment.model)
         began_s = time.perf_counter() if began_s is None else began_s
-        request = Request(plan, tensors, self._loop.create_future(), began_s, keep_alive_s, begin_run, wanted)
-        job = self._job(request, plan.level_of(priority))
+        request = Request(deployment, tensors, self._loop.create_future(), began_s, keep_alive_s, begin_run, wanted)
+        job = self._job(request, deployment.level_of(priority))
         return await self._answer(job, queue_deadline_s)
 
-    async def load(self, plan: Plan) -> None:
+    async def load(self, deployment: Deployment) -> None:
         """Have a predictor of the model that has loaded it, as its next request finds it; requests do not go before.
 
         Raises as `infer` does.
         """
         if self._closing:
             raise DrainingError("the endpoint is ending and loads no models")
-        request = Request(plan, (), self._loop.create_future(), time.perf_counter(), None, None, only_load=True)
+        request = Request(deployment, (), self._loop.create_future(), time.perf_counter(), None, None, only_load=True)
         # No group: every request that may run together with others has one.
-        await self._answer(Job(plan.line, payload=request, level=_FIRST), None)
+        await self._answer(Job(deployment.key, payload=request, level=_FIRST), None)
 
     async def _answer(self, job: Job, queue_deadline_s: float | None) -> Answer:
-        plan, answer = job.payload.plan, job.payload.answer
-        self._plans[plan.line] = plan
-        self._do(self._slots.submit(job, self._limits(plan)))
+        deployment, answer = job.payload.deployment, job.payload.answer
+        self._deployments[deployment.key] = deployment
+        self._do(self._slots.submit(job, self._limits(deployment)))
         if not job.batch_ready:
-            self._loop.call_later(plan.batch_delay_s, lambda: self._do(self._slots.ripen(job)))
+            self._loop.call_later(deployment.batch_delay_s, lambda: self._do(self._slots.ripen(job)))
         deadline_s = self._settings.queue_deadline_s if queue_deadline_s is None else queue_deadline_s
         timer = self._loop.call_later(deadline_s, self._give_up, job, deadline_s)
         self._asked += 1
@@ -165,38 +166,43 @@ class WorkerPool:
             if not answer.done() or answer.cancelled():  # the client has hung up
                 self._abandon(job)
 
-    def expect(self, plan: Plan, tensors: Sequence[Tensor]) -> None:
-        """A request of these tensors is about to come, once its plan is looked up again: have a predictor load already.
+    def expect(self, deployment: Deployment, tensors: Sequence[Tensor]) -> None:
+        """Have a predictor load already for a request of these tensors, whose deployment is being looked up again.
 
-        If the plan has changed, its line is retired, and the predictor ends.
+        If the deployment has changed, it is retired, and the predictor ends.
         """
-        if self._closing or self._keep_alive_of(plan) == 0:
+        if self._closing or self._keep_alive_of(deployment) == 0:
             return
         with contextlib.suppress(CallerError):
-            check_against(tensors, self.signatures.of(plan)[0], plan.model)
-            steps = self._slots.expect(plan.line, self._limits(plan))
+            check_against(tensors, self.signatures.of(deployment)[0], deployment.model)
+            steps = self._slots.expect(deployment.key, self._limits(deployment))
             if steps:
-                self._plans[plan.line] = plan
+                self._deployments[deployment.key] = deployment
                 self._do(steps)
 
     def _job(self, request: Request, level: int) -> Job:
-        plan = request.plan
-        rows, group = rows_of(request.tensors) if plan.batch else (1, None)
-        if plan.batch and rows > plan.batch:
+        deployment = request.deployment
+        rows, group = rows_of(request.tensors) if deployment.batch else (1, None)
+        if deployment.batch and rows > deployment.batch:
             raise CallerError(
-                f"the request has {rows} rows; {plan.model!r} takes {plan.batch} at once (max_batch_size)"
+                f"the request has {rows} rows; {deployment.model!r} takes {deployment.batch} at once (max_batch_size)"
             )
         return Job(
-            plan.line, rows, group, batch_ready=not (plan.batch and plan.batch_delay_s), payload=request, level=level
+            deployment.key,
+            rows,
+            group,
+            batch_ready=not (deployment.batch and deployment.batch_delay_s),
+            payload=request,
+            level=level,
         )
 
-    def _limits(self, plan: Plan) -> Limits:
-        return Limits(plan.instances, self._settings.queue, plan.batch)
+    def _limits(self, deployment: Deployment) -> Limits:
+        return Limits(deployment.instances, self._settings.queue, deployment.batch)
 
     def _give_up(self, job: Job, deadline_s: float) -> None:
         steps = self._slots.cancel(job)
         if steps is not None:
-            model = job.payload.plan.model
+            model = job.payload.deployment.model
             remedy = "ask with a longer `deadline`, or raise the `instances` of its manifest or --predictors"
             self._fail(job, DeadlineError(f"no predictor of {model!r} was free within {deadline_s:g} s; {remedy}"))
             self._do(steps)
@@ -222,21 +228,24 @@ class WorkerPool:
             self._count("abandoned")
             running.process.kill("no client waits for its run any more")
 
-    def retire(self, line: str) -> None:
-        """Let the predictors of a line end, as soon as they are idle; those of tenants and places, too."""
-        for each in {line, *(plan.line for plan in self._plans.values() if plan.model_line == line)}:
+    def retire(self, key: DeploymentKey) -> None:
+        """Let the predictors of a deployment end, as soon as they are idle; those of tenants and places, too."""
+        for each in {
+            key,
+            *(deployment.key for deployment in self._deployments.values() if deployment.key.of_model() == key),
+        }:
             self.hot.retire(each)
             self._do(self._slots.retire(each))
 
-    def state(self, line: str) -> dict[str, int]:
-        """How many of a line's predictors are in each state, and how many requests wait."""
-        return self._slots.line(line)
+    def state(self, key: DeploymentKey) -> dict[str, int]:
+        """How many of a deployment's predictors are in each state, and how many requests wait."""
+        return self._slots.counts(key)
 
     def report(self) -> dict[str, Any]:
         """Predictors and waiting requests by model, spares and templates by framework, and what was counted."""
         models: dict[str, Counter[str]] = {}
-        for line, plan in self._plans.items():  # of a model: places, and what its manifest said before
-            models.setdefault(plan.subject, Counter()).update(self._slots.line(line))
+        for key, deployment in self._deployments.items():  # of a model: places, and what its manifest said before
+            models.setdefault(deployment.subject, Counter()).update(self._slots.counts(key))
         return {
             "models": {model: dict(counts) for model, counts in models.items() if any(counts.values())},
             "spares": self._warm_pool.spares(),
@@ -262,25 +271,25 @@ class WorkerPool:
             if isinstance(step, Fail):
                 self._fail(step.job, step.error)
             elif isinstance(step, Start):
-                self._background.start(self._start(step.predictor, self._plans[step.line]))
+                self._background.start(self._start(step.predictor, self._deployments[step.key]))
             elif isinstance(step, Run):
                 self._background.start(self._run(step.predictor, step.jobs))
             elif isinstance(step, Stop):
                 self._background.start(self._stop(step.predictor))
 
-    async def _start(self, predictor: int, plan: Plan) -> None:
+    async def _start(self, predictor: int, deployment: Deployment) -> None:
         self._coming.add(predictor)
         try:
             began = time.perf_counter()
-            hot = await self.hot.take(plan) if plan.place is None else None
-            process = await self._taken(plan) if hot is None else hot[0]
+            hot = await self.hot.take(deployment) if deployment.place is None else None
+            process = await self._taken(deployment) if hot is None else hot[0]
             taken = time.perf_counter()
         except (TrimsError, OSError) as error:
             self._coming.discard(predictor)
-            self._refuse(predictor, plan, as_trims_error(error, "no predictor can be started"))
-            self._forget(predictor, plan.line, "it was not started")
+            self._refuse(predictor, deployment, as_trims_error(error, "no predictor can be started"))
+            self._forget(predictor, deployment.key, "it was not started")
             return
-        running = self._running[predictor] = Running(plan, process, process.how, began)
+        running = self._running[predictor] = Running(deployment, process, process.how, began)
         process.going.add_done_callback(lambda _: self._do(self._slots.lost(predictor)))
         process.ended.add_done_callback(lambda ended: self._ended(predictor, ended.result()))
         self._count(f"started_{process.how}")
@@ -292,38 +301,40 @@ class WorkerPool:
             self._loaded(predictor, running, hot[1], taken - began - sum(hot[1]["stages"].values()))
             return
         try:
-            record = process.pages is not None and process.pages.lacks(plan.line)
-            message = {**load_message(plan, self._settings.most_predictor_bytes), "record": record}
-            computes = self._computing.loads(predictor, plan.environment.framework)
-            with computes, told_of(plan, "raise --load-deadline-s"):
-                answer = await load(process, message, self._settings.load_deadline_s, lambda: self._make_way(plan.line))
+            record = process.pages is not None and process.pages.lacks(deployment.key)
+            message = {**load_message(deployment, self._settings.most_predictor_bytes), "record": record}
+            computes = self._computing.loads(predictor, deployment.environment.framework)
+            with computes, told_of(deployment, "raise --load-deadline-s"):
+                answer = await load(
+                    process, message, self._settings.load_deadline_s, lambda: self._make_way(deployment.key)
+                )
         except TrimsError as error:
-            self._refuse(predictor, plan, error, hung=isinstance(error, DeadlineError) and process.dying)
+            self._refuse(predictor, deployment, error, hung=isinstance(error, DeadlineError) and process.dying)
             return
         self._loaded(predictor, running, answer, taken - began)
         if running.how != "spawned":
-            self._warm_pool.preloads.want(plan.environment, plan.model, plan.preload)
-            self._warm_pool.teach(plan.environment, [*plan.preload, *answer["imported"]])
+            self._warm_pool.preloads.want(deployment.environment, deployment.model, deployment.preload)
+            self._warm_pool.teach(deployment.environment, [*deployment.preload, *answer["imported"]])
 
-    async def _taken(self, plan: Plan) -> PredictorProcess:
+    async def _taken(self, deployment: Deployment) -> PredictorProcess:
         """A process for a model; idle predictors end for it if descriptors or processes lack."""
         while True:
             try:
-                return await self._warm_pool.take(plan.environment)
+                return await self._warm_pool.take(deployment.environment)
             except CapacityError:
-                if not await self._make_way(plan.line):
+                if not await self._make_way(deployment.key):
                     raise
 
     async def make_way(self) -> bool:
         """End the predictor of the operator that has been idle longest, whose lease is in the way. False if none is."""
-        return await self._make_way("")
+        return await self._make_way(DeploymentKey(""))
 
-    async def _make_way(self, line: str) -> bool:
-        """End a predictor that is idle, for one of the line that lacks memory, a lease or descriptors.
+    async def _make_way(self, key: DeploymentKey) -> bool:
+        """End a predictor that is idle, for one of the deployment that lacks memory, a lease or descriptors.
 
         False if none is idle.
         """
-        steps = self._slots.give_way(line)
+        steps = self._slots.give_way(key)
         ending = self._running.get(steps[0].predictor) if steps and isinstance(steps[0], Stop) else None
         self._do(steps)
         if ending is not None:
@@ -331,27 +342,27 @@ class WorkerPool:
         return bool(steps)
 
     def _loaded(self, predictor: int, running: Running, answer: Message, process_s: float) -> None:
-        plan = running.plan
-        self.failures.clear(plan)
-        self.hot.loaded(plan, answer)
+        deployment = running.deployment
+        self.failures.clear(deployment)
+        self.hot.loaded(deployment, answer)
         running.place, running.warm = str(answer["place"]), bool(answer["warm"])
         running.stages = {"process_s": max(0.0, process_s), **answer["stages"]}
-        self.signatures.learn(plan, answer)
+        self.signatures.learn(deployment, answer)
         self._do(self._slots.ready(predictor))
         self._watch_idle(predictor)
 
-    def _refuse(self, predictor: int, plan: Plan, error: TrimsError, *, hung: bool = False) -> None:
-        self._learn_failure(predictor, plan, PredictorError(str(error)) if hung else error)
+    def _refuse(self, predictor: int, deployment: Deployment, error: TrimsError, *, hung: bool = False) -> None:
+        self._learn_failure(predictor, deployment, PredictorError(str(error)) if hung else error)
         self._do(self._slots.failed(predictor, error))
 
-    def _learn_failure(self, predictor: int, plan: Plan, error: TrimsError) -> None:
+    def _learn_failure(self, predictor: int, deployment: Deployment, error: TrimsError) -> None:
         """Keep why a predictor could not load its model, before its clients are told; see `Failures.learn`.
 
         Not of one that was told to end meanwhile. Nor while another one has loaded the model, which shows that it runs.
         """
-        loaded = self._slots.line(plan.line)
+        loaded = self._slots.counts(deployment.key)
         if self._slots.is_starting(predictor) and not (self._killing or loaded["idle"] or loaded["busy"]):
-            self.failures.learn(plan, error)
+            self.failures.learn(deployment, error)
 
     async def _run(self, predictor: int, jobs: Sequence[Job]) -> None:
         running = self._running[predictor]
@@ -359,7 +370,7 @@ class WorkerPool:
         self._runs.update(dict.fromkeys(jobs, predictor))
         if jobs[0].payload.answer.cancelled():  # between the decision and this
             self._abandon(jobs[0])
-        with self._computing.runs(predictor, running.plan.environment.framework):
+        with self._computing.runs(predictor, running.deployment.environment.framework):
             await self._runner.run(running, jobs)
         running.end_run()
         for job in jobs:
@@ -368,7 +379,7 @@ class WorkerPool:
         if not running.process.dying:  # else its end will be told
             self._do(self._slots.done(predictor))
             self._watch_idle(predictor)
-        self._warm_pool.tend(running.plan.environment)
+        self._warm_pool.tend(running.deployment.environment)
         self.hot.tend()
 
     async def _stop(self, predictor: int) -> None:
@@ -383,37 +394,37 @@ class WorkerPool:
         running.forget_idle()
         running.end_run()
         self._count("ended")
-        _log.info("a predictor of %s (process %d) ended: %s", running.plan.model, running.process.pid, why)
+        _log.info("a predictor of %s (process %d) ended: %s", running.deployment.model, running.process.pid, why)
         self._learn_failure(
-            predictor, running.plan, PredictorError(f"{running.plan.model}: its predictor ended: {why}")
+            predictor, running.deployment, PredictorError(f"{running.deployment.model}: its predictor ended: {why}")
         )
         # After the task that waits for its answer has told the clients, which knows more.
-        self._loop.call_soon(self._forget, predictor, running.plan.line, why)
+        self._loop.call_soon(self._forget, predictor, running.deployment.key, why)
 
-    def _forget(self, predictor: int, line: str, why: str) -> None:
+    def _forget(self, predictor: int, key: DeploymentKey, why: str) -> None:
         self._do(self._slots.ended(predictor, why))
-        if not any(self._slots.line(line).values()):
-            self._plans.pop(line, None)
+        if not any(self._slots.counts(key).values()):
+            self._deployments.pop(key, None)
 
     def _watch_idle(self, predictor: int) -> None:
         """End an idle predictor once its keep-alive is over."""
         running, idles = self._running.get(predictor), self._slots.idles(predictor)
         if running is None or idles is None:
             return
-        keep_alive_s = self._keep_alive_of(running.plan) if running.keep_alive_s is None else running.keep_alive_s
+        keep_alive_s = self._keep_alive_of(running.deployment) if running.keep_alive_s is None else running.keep_alive_s
         running.forget_idle()
         if keep_alive_s is not None:
             running.idle_timer = self._loop.call_later(
                 keep_alive_s, lambda: self._do(self._slots.expire(predictor, idles))
             )
 
-    def _keep_alive_of(self, plan: Plan) -> float | None:
-        return self._settings.keep_alive_s if plan.keep_alive_s is None else plan.keep_alive_s
+    def _keep_alive_of(self, deployment: Deployment) -> float | None:
+        return self._settings.keep_alive_s if deployment.keep_alive_s is None else deployment.keep_alive_s
 
-    def _saw(self, plan: Plan, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        found = self.signatures.see(plan, inputs, outputs)
-        if found is not None and plan.is_plain and self.keep is not None:
-            self._background.start(self.keep(plan.model, *found))
+    def _saw(self, deployment: Deployment, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        found = self.signatures.see(deployment, inputs, outputs)
+        if found is not None and deployment.is_plain and self.keep is not None:
+            self._background.start(self.keep(deployment.model, *found))
 
     def _fail(self, job: Job, error: TrimsError) -> None:
         if self._killing and isinstance(error, PredictorError):  # not its fault, nor the request's
@@ -439,7 +450,7 @@ class WorkerPool:
         while self._asked and self._loop.time() < self._grace_until_s:
             await asyncio.sleep(0.02)
         self._killing = True  # before any process is ended: no model is to blame for that
-        for each in list(self._plans):
+        for each in list(self._deployments):
             self.retire(each)
         for running in list(self._running.values()):
             running.process.kill("the endpoint ended")

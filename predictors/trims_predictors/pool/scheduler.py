@@ -1,10 +1,10 @@
 """Which predictor answers which request, and which predictors there are: pure decisions, no clock, no process.
 
-Every event returns the steps that the pool carries out; each step's outcome comes back as an event. A model's requests
-wait in its *line*. A line has up to `instances` predictors, all lines together have `most` slots. If no slot is free,
-the predictor that has been idle longest gives its slot up, or one that loads for requests that are gone. If there is
-none, the next one that finishes does, provided that the other line's request came first. So no line starves, whatever
-the others bring.
+Every event returns the steps that the pool carries out; each step's outcome comes back as an event. Requests wait in
+the *queue* of their deployment. A queue has up to `instances` predictors, all queues together `most` slots. If no slot
+is free, the predictor that has been idle longest gives its slot up, or one that loads for requests that are gone. If
+there is none, the next one that finishes does, provided that the other queue's request came first. So no queue starves,
+whatever the others bring.
 
 Each event costs the same whatever waits; only a batch costs its own length.
 """
@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trims.core.errors import BusyError, InvariantError, PredictorError
-from trims_predictors.pool.events import Fail, Job, JobQueue, Limits, Run, Start, Stop, model_of, next_batch
+from trims_predictors.pool.events import Fail, Job, JobQueue, Limits, Run, Start, Stop, next_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trims.core.errors import TrimsError
+    from trims_predictors.deployment.key import DeploymentKey
     from trims_predictors.pool.events import Step
 
 
@@ -37,10 +38,10 @@ class State(enum.Enum):
 
 
 @dataclass(eq=False, slots=True)
-class _Line:
-    name: str
+class _Queue:
+    key: DeploymentKey
     limits: Limits
-    queue: JobQueue = field(default_factory=JobQueue)
+    jobs: JobQueue = field(default_factory=JobQueue)
     starting: set[int] = field(default_factory=set)
     idle: OrderedDict[int, None] = field(default_factory=OrderedDict)
     busy: set[int] = field(default_factory=set)
@@ -51,12 +52,12 @@ class _Line:
         return len(self.starting) + len(self.idle) + len(self.busy)
 
     def first(self) -> Job:
-        return self.queue.first()
+        return self.jobs.first()
 
 
 @dataclass(eq=False, slots=True)
 class _Predictor:
-    line: _Line
+    queue: _Queue
     state: State = State.STARTING
     jobs: tuple[Job, ...] = ()
     idles: int = 0
@@ -64,7 +65,7 @@ class _Predictor:
 
 
 class Schedule:
-    """The books of all lines.
+    """The books of all queues.
 
     Args:
         most: Predictors at once, those that are starting or stopping included.
@@ -73,67 +74,67 @@ class Schedule:
 
     def __init__(self, most: int, numbers: Iterator[int] | None = None) -> None:
         self._most = most
-        self._lines: dict[str, _Line] = {}
+        self._queues: dict[DeploymentKey, _Queue] = {}
         self._predictors: dict[int, _Predictor] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
-        #: Predictors that still load, for lines in which nothing waits any more.
+        #: Predictors that still load, for queues in which nothing waits any more.
         self._unwanted: OrderedDict[int, None] = OrderedDict()
         self._stopping = 0
-        self._wanting: OrderedDict[_Line, None] = OrderedDict()
+        self._wanting: OrderedDict[_Queue, None] = OrderedDict()
         self._numbers = itertools.count()
         self._ids = itertools.count(1) if numbers is None else numbers
 
     # -- events ----------------------------------------------------------------------------------------------------
 
     def submit(self, job: Job, limits: Limits) -> list[Step]:
-        """A request came. Raises BusyError if its line is full."""
-        line = self._lines.get(job.line)
-        if line is None:
-            line = self._lines[job.line] = _Line(job.line, limits)
-        line.limits = limits
-        line.retired = False
-        if len(line.queue) >= limits.queue:
+        """A request came. Raises BusyError if its queue is full."""
+        queue = self._queues.get(job.key)
+        if queue is None:
+            queue = self._queues[job.key] = _Queue(job.key, limits)
+        queue.limits = limits
+        queue.retired = False
+        if len(queue.jobs) >= limits.queue:
             raise BusyError(
-                f"{len(line.queue)} requests for {model_of(line.name)!r} wait already, the most that may (--queue); "
+                f"{len(queue.jobs)} requests for {queue.key.model!r} wait already, the most that may (--queue); "
                 "send it again later"
             )
         job.number = next(self._numbers)
-        line.queue.add(job)
-        return self._serve(line)
+        queue.jobs.add(job)
+        return self._serve(queue)
 
-    def expect(self, line_name: str, limits: Limits) -> list[Step]:
-        """A request is about to come: start a predictor for its line if that has none and no other line wants the slot.
+    def expect(self, key: DeploymentKey, limits: Limits) -> list[Step]:
+        """A request is about to come: start a predictor for its queue if that has none and no other wants the slot.
 
         If the request does not come, the predictor idles, or gives its slot up while it still loads.
         """
-        line = self._lines.get(line_name) or _Line(line_name, limits)
-        if line.serving or line.queue or self._wanting or len(self._predictors) >= self._most:
+        queue = self._queues.get(key) or _Queue(key, limits)
+        if queue.serving or queue.jobs or self._wanting or len(self._predictors) >= self._most:
             return []
-        self._lines[line_name] = line
-        steps: list[Step] = [self._start(line)]
-        self._note_unwanted(line)
+        self._queues[key] = queue
+        steps: list[Step] = [self._start(queue)]
+        self._note_unwanted(queue)
         return steps
 
     def ripen(self, job: Job) -> list[Step]:
         """The job has waited long enough for others."""
         job.batch_ready = True
-        line = self._lines.get(job.line)
-        return self._serve(line) if line is not None and job in line.queue else []
+        queue = self._queues.get(job.key)
+        return self._serve(queue) if queue is not None and job in queue.jobs else []
 
     def cancel(self, job: Job) -> list[Step] | None:
         """The client gave up, or the job's time to wait is over. None: it is not waiting (any more)."""
-        line = self._lines.get(job.line)
-        if line is None or job not in line.queue:
+        queue = self._queues.get(job.key)
+        if queue is None or job not in queue.jobs:
             return None
-        line.queue.remove(job)
-        return self._settle(line)
+        queue.jobs.remove(job)
+        return self._settle(queue)
 
     def ready(self, predictor: int) -> list[Step]:
         """A predictor has loaded its model."""
         found = self._predictors.get(predictor)
         if found is None or found.state is not State.STARTING:
             return []
-        self._not_starting(predictor, found.line)
+        self._not_starting(predictor, found.queue)
         return self._released(predictor, found)
 
     def done(self, predictor: int) -> list[Step]:
@@ -142,7 +143,7 @@ class Schedule:
         if found is None or found.state is not State.BUSY:
             return []
         found.jobs = ()
-        found.line.busy.discard(predictor)
+        found.queue.busy.discard(predictor)
         return self._released(predictor, found)
 
     def failed(self, predictor: int, error: TrimsError) -> list[Step]:
@@ -150,29 +151,29 @@ class Schedule:
         found = self._predictors.get(predictor)
         if found is None or found.state is not State.STARTING:
             return []
-        line = found.line
+        queue = found.queue
         steps = self._stop(predictor)
-        return steps + self._disappoint(line, error)
+        return steps + self._disappoint(queue, error)
 
     def ended(self, predictor: int, why: str) -> list[Step]:
         """A predictor's process is gone, wanted or not: its slot is free."""
         found = self._predictors.pop(predictor, None)
         if found is None:
             return []
-        line = found.line
+        queue = found.queue
         steps: list[Step] = []
-        error = PredictorError(f"the predictor of {model_of(line.name)!r} ended: {why}")
+        error = PredictorError(f"the predictor of {queue.key.model!r} ended: {why}")
         if found.state is State.STOPPING:
             self._stopping -= 1
         elif found.state is State.STARTING:
-            self._not_starting(predictor, line)
-            steps += self._disappoint(line, error)
+            self._not_starting(predictor, queue)
+            steps += self._disappoint(queue, error)
         elif found.state is State.BUSY:
-            line.busy.discard(predictor)
+            queue.busy.discard(predictor)
             steps += [Fail(job, error) for job in found.jobs]
         else:
-            self._take_idle(predictor, line)
-        return steps + self._settle(line)
+            self._take_idle(predictor, queue)
+        return steps + self._settle(queue)
 
     def lost(self, predictor: int) -> list[Step]:
         """An idle predictor's process is going, so it gets no more requests. Its end is told later."""
@@ -180,24 +181,24 @@ class Schedule:
         if found is None or found.state is not State.IDLE:
             return []
         self._stop(predictor)
-        return self._settle(found.line)
+        return self._settle(found.queue)
 
     def expire(self, predictor: int, idles: int) -> list[Step]:
         """A predictor's keep-alive is over, if it is still in the idle time of this number (see `idles`)."""
         found = self._predictors.get(predictor)
         if found is None or found.state is not State.IDLE or found.idles != idles:
             return []
-        return self._stop(predictor) + self._settle(found.line)
+        return self._stop(predictor) + self._settle(found.queue)
 
-    def retire(self, line_name: str) -> list[Step]:
-        """Let a line's predictors end: idle ones now, others when they finish. Requests that wait still run."""
-        line = self._lines.get(line_name)
-        if line is None:
+    def retire(self, key: DeploymentKey) -> list[Step]:
+        """Let a queue's predictors end: idle ones now, others when they finish. Requests that wait still run."""
+        queue = self._queues.get(key)
+        if queue is None:
             return []
-        line.retired = not line.queue
-        for predictor in line.busy:  # a request that comes before they finish needs new ones all the same
+        queue.retired = not queue.jobs
+        for predictor in queue.busy:  # a request that comes before they finish needs new ones all the same
             self._predictors[predictor].retired = True
-        return [step for predictor in list(line.idle) for step in self._stop(predictor)] + self._settle(line)
+        return [step for predictor in list(queue.idle) for step in self._stop(predictor)] + self._settle(queue)
 
     def give_way(self) -> list[Step]:
         """A predictor finds no room for its model: the one that has been idle longest ends, which is the first step.
@@ -207,7 +208,7 @@ class Schedule:
         victim = next(iter(self._idle), None)
         if victim is None:
             return []
-        return self._stop(victim) + self._settle(self._predictors[victim].line)
+        return self._stop(victim) + self._settle(self._predictors[victim].queue)
 
     # -- questions -------------------------------------------------------------------------------------------------
 
@@ -221,133 +222,133 @@ class Schedule:
         found = self._predictors.get(predictor)
         return found.idles if found is not None and found.state is State.IDLE else None
 
-    def line(self, name: str) -> dict[str, int]:
-        """How many of a line's predictors are in each state, and how many requests wait (`queued`)."""
-        line = self._lines.get(name)
-        if line is None:
+    def counts(self, key: DeploymentKey) -> dict[str, int]:
+        """How many of a queue's predictors are in each state, and how many requests wait (`queued`)."""
+        queue = self._queues.get(key)
+        if queue is None:
             return {"queued": 0, "starting": 0, "idle": 0, "busy": 0}
         return {
-            "queued": len(line.queue),
-            "starting": len(line.starting),
-            "idle": len(line.idle),
-            "busy": len(line.busy),
+            "queued": len(queue.jobs),
+            "starting": len(queue.starting),
+            "idle": len(queue.idle),
+            "busy": len(queue.busy),
         }
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
-    def _serve(self, line: _Line) -> list[Step]:
-        """Give the line's requests to its idle predictors, and ask for more predictors if some are left."""
+    def _serve(self, queue: _Queue) -> list[Step]:
+        """Give the queue's requests to its idle predictors, and ask for more predictors if some are left."""
         steps: list[Step] = []
-        while line.idle and line.queue:
-            jobs = next_batch(line.queue, line.limits.batch)
+        while queue.idle and queue.jobs:
+            jobs = next_batch(queue.jobs, queue.limits.batch)
             if not jobs:
                 break
-            predictor = next(reversed(line.idle))  # the one that ran last: its caches are warm
-            steps.append(self._run(predictor, line, jobs))
-        return steps + self._grow(line)
+            predictor = next(reversed(queue.idle))  # the one that ran last: its caches are warm
+            steps.append(self._run(predictor, queue, jobs))
+        return steps + self._grow(queue)
 
-    def _note_unwanted(self, line: _Line) -> None:
-        for predictor in line.starting:
-            if line.queue:
+    def _note_unwanted(self, queue: _Queue) -> None:
+        for predictor in queue.starting:
+            if queue.jobs:
                 self._unwanted.pop(predictor, None)
             else:
                 self._unwanted.setdefault(predictor)
 
-    def _run(self, predictor: int, line: _Line, jobs: tuple[Job, ...]) -> Run:
-        self._take_idle(predictor, line)
+    def _run(self, predictor: int, queue: _Queue, jobs: tuple[Job, ...]) -> Run:
+        self._take_idle(predictor, queue)
         for job in jobs:
-            line.queue.remove(job)
+            queue.jobs.remove(job)
         found = self._predictors[predictor]
         found.state, found.jobs = State.BUSY, jobs
-        line.busy.add(predictor)
+        queue.busy.add(predictor)
         return Run(predictor, jobs)
 
-    def _grow(self, line: _Line) -> list[Step]:
-        """Have the line wait for slots if it needs more predictors, and hand out what is free."""
-        if self._wants_more(line):
-            self._wanting.setdefault(line)
+    def _grow(self, queue: _Queue) -> list[Step]:
+        """Have the queue wait for slots if it needs more predictors, and hand out what is free."""
+        if self._wants_more(queue):
+            self._wanting.setdefault(queue)
         else:
-            self._wanting.pop(line, None)
-        self._note_unwanted(line)
+            self._wanting.pop(queue, None)
+        self._note_unwanted(queue)
         return self._fill_slots()
 
     @staticmethod
-    def _wants_more(line: _Line) -> bool:
+    def _wants_more(queue: _Queue) -> bool:
         # An idle predictor beside a queue waits for a batch to fill.
-        return len(line.queue) > len(line.starting) + len(line.idle) and line.serving < line.limits.instances
+        return len(queue.jobs) > len(queue.starting) + len(queue.idle) and queue.serving < queue.limits.instances
 
-    def _start(self, line: _Line) -> Start:
+    def _start(self, queue: _Queue) -> Start:
         predictor = next(self._ids)
-        self._predictors[predictor] = _Predictor(line)
-        line.starting.add(predictor)
-        return Start(predictor, line.name)
+        self._predictors[predictor] = _Predictor(queue)
+        queue.starting.add(predictor)
+        return Start(predictor, queue.key)
 
     def _stop(self, predictor: int) -> list[Step]:
         found = self._predictors[predictor]
         if found.state is State.IDLE:
-            self._take_idle(predictor, found.line)
-        self._not_starting(predictor, found.line)
-        found.line.busy.discard(predictor)
+            self._take_idle(predictor, found.queue)
+        self._not_starting(predictor, found.queue)
+        found.queue.busy.discard(predictor)
         found.state = State.STOPPING
         self._stopping += 1
         return [Stop(predictor)]
 
     def _released(self, predictor: int, found: _Predictor) -> list[Step]:
-        """A predictor has nothing to do: give it the next requests, or its slot to a line that was there before."""
-        line = found.line
-        if line.retired or found.retired or self._must_yield(line):
-            return self._stop(predictor) + self._settle(line)
+        """A predictor has nothing to do: give it the next requests, or its slot to a queue that was there before."""
+        queue = found.queue
+        if queue.retired or found.retired or self._must_yield(queue):
+            return self._stop(predictor) + self._settle(queue)
         found.state = State.IDLE
         found.idles += 1
-        line.idle[predictor] = None
+        queue.idle[predictor] = None
         self._idle[predictor] = None
-        return self._serve(line)
+        return self._serve(queue)
 
-    def _must_yield(self, line: _Line) -> bool:
+    def _must_yield(self, queue: _Queue) -> bool:
         if len(self._wanting) <= self._stopping:
             return False
         other = next(iter(self._wanting))
-        return other is not line and (not line.queue or other.first().number < line.first().number)
+        return other is not queue and (not queue.jobs or other.first().number < queue.first().number)
 
-    def _not_starting(self, predictor: int, line: _Line) -> None:
-        line.starting.discard(predictor)
+    def _not_starting(self, predictor: int, queue: _Queue) -> None:
+        queue.starting.discard(predictor)
         self._unwanted.pop(predictor, None)
 
-    def _take_idle(self, predictor: int, line: _Line) -> None:
-        del line.idle[predictor]
+    def _take_idle(self, predictor: int, queue: _Queue) -> None:
+        del queue.idle[predictor]
         del self._idle[predictor]
 
-    def _disappoint(self, line: _Line, error: TrimsError) -> list[Step]:
-        """Fail what waits in a line that has no other predictor: each of its requests would meet the same error."""
-        if line.serving:
+    def _disappoint(self, queue: _Queue, error: TrimsError) -> list[Step]:
+        """Fail what waits in a queue that has no other predictor: each of its requests would meet the same error."""
+        if queue.serving:
             return []
-        steps: list[Step] = [Fail(job, error) for job in line.queue]
-        line.queue.clear()
-        return steps + self._settle(line)
+        steps: list[Step] = [Fail(job, error) for job in queue.jobs]
+        queue.jobs.clear()
+        return steps + self._settle(queue)
 
     def _fill_slots(self) -> list[Step]:
-        """Start what lines want, the one first that has wanted longest; have idle predictors make room for the rest."""
+        """Start what queues want, the one first that has wanted longest; have idle predictors make room for others."""
         steps: list[Step] = []
         while self._wanting and len(self._predictors) < self._most:
-            line, _ = self._wanting.popitem(last=False)
-            steps.append(self._start(line))
-            if self._wants_more(line):
-                self._wanting[line] = None
+            queue, _ = self._wanting.popitem(last=False)
+            steps.append(self._start(queue))
+            if self._wants_more(queue):
+                self._wanting[queue] = None
         while self._stopping < len(self._wanting) and (self._idle or self._unwanted):
             victim = next(iter(self._idle or self._unwanted))
-            line = self._predictors[victim].line
+            queue = self._predictors[victim].queue
             steps += self._stop(victim)
-            if self._wants_more(line):  # its requests were waiting for a batch to fill
-                self._wanting.setdefault(line)
+            if self._wants_more(queue):  # its requests were waiting for a batch to fill
+                self._wanting.setdefault(queue)
         return steps
 
-    def _settle(self, line: _Line) -> list[Step]:
-        """After something left the line: it may want less, or nothing at all."""
-        steps = self._grow(line)
-        if not (line.queue or line.serving):
-            self._wanting.pop(line, None)
-            if self._lines.get(line.name) is line:  # there may be another one since, with the same name
-                del self._lines[line.name]
+    def _settle(self, queue: _Queue) -> list[Step]:
+        """After something left the queue: it may want less, or nothing at all."""
+        steps = self._grow(queue)
+        if not (queue.jobs or queue.serving):
+            self._wanting.pop(queue, None)
+            if self._queues.get(queue.key) is queue:  # there may be another one since, with the same name
+                del self._queues[queue.key]
         return steps
 
     # -- checking --------------------------------------------------------------------------------------------------
@@ -359,26 +360,28 @@ class Schedule:
         _require(stopping == self._stopping, "predictors that stop are counted wrongly")
         idle = {number for number, each in self._predictors.items() if each.state is State.IDLE}
         _require(idle == set(self._idle), "idle predictors are listed wrongly")
-        starting = {number: each.line for number, each in self._predictors.items() if each.state is State.STARTING}
-        unwanted = {number for number, line in starting.items() if not line.queue}
+        starting = {number: each.queue for number, each in self._predictors.items() if each.state is State.STARTING}
+        unwanted = {number for number, queue in starting.items() if not queue.jobs}
         _require(unwanted == set(self._unwanted), "predictors that load for nothing are listed wrongly")
-        for line in self._lines.values():
-            self._validate_line(line)
-        _require(all(self._lines.get(line.name) is line for line in self._wanting), "a forgotten line wants a slot")
+        for queue in self._queues.values():
+            self._validate_queue(queue)
+        _require(all(self._queues.get(queue.key) is queue for queue in self._wanting), "a forgotten queue wants a slot")
 
-    def _validate_line(self, line: _Line) -> None:
-        for state, listed in ((State.STARTING, line.starting), (State.IDLE, line.idle), (State.BUSY, line.busy)):
+    def _validate_queue(self, queue: _Queue) -> None:
+        for state, listed in ((State.STARTING, queue.starting), (State.IDLE, queue.idle), (State.BUSY, queue.busy)):
             for predictor in listed:
                 found = self._predictors.get(predictor)
-                fits = found is not None and found.line is line and found.state is state
-                _require(fits, f"predictor {predictor} is not {state.value} for {line.name}")
-        _require(line.serving <= max(line.limits.instances, 1) or line.retired, f"{line.name} has too many predictors")
-        _require(len(line.queue) <= line.limits.queue or line.retired, f"too many requests wait for {line.name}")
-        if line.queue and not line.serving:
-            _require(line in self._wanting, f"requests for {line.name} wait for nothing")
-        if line in self._wanting:
+                fits = found is not None and found.queue is queue and found.state is state
+                _require(fits, f"predictor {predictor} is not {state.value} for {queue.key}")
+        _require(
+            queue.serving <= max(queue.limits.instances, 1) or queue.retired, f"{queue.key} has too many predictors"
+        )
+        _require(len(queue.jobs) <= queue.limits.queue or queue.retired, f"too many requests wait for {queue.key}")
+        if queue.jobs and not queue.serving:
+            _require(queue in self._wanting, f"requests for {queue.key} wait for nothing")
+        if queue in self._wanting:
             progress = self._stopping or any(each.state is not State.IDLE for each in self._predictors.values())
-            _require(bool(progress), f"{line.name} wants a slot, and idle predictors keep theirs")
+            _require(bool(progress), f"{queue.key} wants a slot, and idle predictors keep theirs")
 
 
 def _require(holds: bool, rule: str) -> None:

@@ -1,8 +1,7 @@
 """Slots of predictors: the operator has some, and each tenant its own, so that none waits for another's to come free.
 
-Each is a `Schedule` of its own, whose lines and predictors never meet those of another. Which one an event belongs to
-is told by the name of its line, `MODEL@DIGEST#PLACE/TENANT` (see `Plan`), or by its predictor's number, which all
-of them draw from one counter.
+Each is a `Schedule` of its own, whose queues and predictors never meet those of another. Which one an event belongs to
+follows from the tenant of its deployment's key, or from its predictor's number, which all draw from one counter.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from trims.core.errors import TrimsError
+    from trims_predictors.deployment.key import DeploymentKey
     from trims_predictors.pool.events import Job, Limits
 
 
@@ -38,23 +38,23 @@ class Slots:
     # -- events: see those of `Schedule` ---------------------------------------------------------------------------
 
     def submit(self, job: Job, limits: Limits) -> list[Step]:
-        """A request came. Raises BusyError if its line is full."""
-        schedule = self._of(job.line)
+        """A request came. Raises BusyError if its queue is full."""
+        schedule = self._of(job.key)
         return self._noted(schedule, schedule.submit(job, limits))
 
-    def expect(self, line: str, limits: Limits) -> list[Step]:
+    def expect(self, key: DeploymentKey, limits: Limits) -> list[Step]:
         """A request is about to come."""
-        schedule = self._of(line)
-        return self._noted(schedule, schedule.expect(line, limits))
+        schedule = self._of(key)
+        return self._noted(schedule, schedule.expect(key, limits))
 
     def ripen(self, job: Job) -> list[Step]:
         """The job has waited long enough for others."""
-        schedule = self._of(job.line)
+        schedule = self._of(job.key)
         return self._noted(schedule, schedule.ripen(job))
 
     def cancel(self, job: Job) -> list[Step] | None:
         """The client gave up. None: the job is not waiting (any more)."""
-        schedule = self._of(job.line)
+        schedule = self._of(job.key)
         steps = schedule.cancel(job)
         return None if steps is None else self._noted(schedule, steps)
 
@@ -88,14 +88,14 @@ class Slots:
         schedule = self._by_predictor.get(predictor)
         return [] if schedule is None else self._noted(schedule, schedule.expire(predictor, idles))
 
-    def retire(self, line: str) -> list[Step]:
-        """Let a line's predictors end."""
-        schedule = self._of(line)
-        return self._noted(schedule, schedule.retire(line))
+    def retire(self, key: DeploymentKey) -> list[Step]:
+        """Let a deployment's predictors end."""
+        schedule = self._of(key)
+        return self._noted(schedule, schedule.retire(key))
 
-    def give_way(self, line: str) -> list[Step]:
-        """A predictor of the line finds no room for its model: an idle one of the same tenant ends for it."""
-        schedule = self._of(line)
+    def give_way(self, key: DeploymentKey) -> list[Step]:
+        """A predictor of the deployment finds no room for its model: an idle one of the same tenant ends for it."""
+        schedule = self._of(key)
         return self._noted(schedule, schedule.give_way())
 
     # -- questions -------------------------------------------------------------------------------------------------
@@ -110,17 +110,17 @@ class Slots:
         schedule = self._by_predictor.get(predictor)
         return None if schedule is None else schedule.idles(predictor)
 
-    def line(self, name: str) -> dict[str, int]:
-        """How many of a line's predictors are in each state, and how many requests wait."""
-        return self._of(name).line(name)
+    def counts(self, key: DeploymentKey) -> dict[str, int]:
+        """How many of a deployment's predictors are in each state, and how many requests wait."""
+        return self._of(key).counts(key)
 
     def validate(self) -> None:
         """Raise InvariantError naming the first rule that does not hold."""
         for schedule in self._schedules.values():
             schedule.validate()
 
-    def _of(self, line: str) -> Schedule:
-        tenant = line.rpartition("/")[2] if "/" in line else ""
+    def _of(self, key: DeploymentKey) -> Schedule:
+        tenant = key.tenant
         schedule = self._schedules.get(tenant)
         if schedule is None:
             most = self._of_tenants.get(tenant, self._most) if tenant else self._most

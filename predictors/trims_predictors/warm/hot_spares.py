@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
     from trims.wire.frames import Message
     from trims_predictors.children.worker_process import PredictorProcess
-    from trims_predictors.deployment.deployment import Plan, Settings
+    from trims_predictors.deployment.deployment import Deployment, Settings
+    from trims_predictors.deployment.key import DeploymentKey
     from trims_predictors.warm.warm_pool import WarmPool
 
 _log = logging.getLogger(__name__)
@@ -49,14 +50,14 @@ class _HotSpare:
     """One of them, from the start of its process to its use or end.
 
     Attributes:
-        plan: Of its model.
+        deployment: Of its model.
         identities: What was hidden from its process at its start.
         loads: Whether it has begun to load, so that a request is served sooner by it than by a new process.
         claimed: Whether a request waits for it to be loaded.
         ready: True once it can be used, False if it will not be.
     """
 
-    plan: Plan
+    deployment: Deployment
     identities: object
     ready: asyncio.Future[bool]
     process: PredictorProcess | None = None
@@ -88,13 +89,13 @@ class HotSpares:
         self._clock = clock
         self._demand = Demand()
         self._rehearsals = Rehearsals()
-        #: Model -> its plan, for models that may have hot spares.
-        self._plans: dict[str, Plan] = {}
+        #: Model -> its deployment, for models that may have hot spares.
+        self._deployments: dict[str, Deployment] = {}
         #: Line -> key and place of the image that its predictors have opened.
-        self._images: dict[str, list[str]] = {}
+        self._images: dict[DeploymentKey, list[str]] = {}
         #: Lines whose models cannot wait like this; and those that failed since their last start.
-        self._unfit: set[str] = set()
-        self._failed: set[str] = set()
+        self._unfit: set[DeploymentKey] = set()
+        self._failed: set[DeploymentKey] = set()
         self._waiting: list[_HotSpare] = []
         self._making: _HotSpare | None = None
         self._background = Background("hot spares")
@@ -104,17 +105,17 @@ class HotSpares:
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    async def take(self, plan: Plan) -> tuple[PredictorProcess, Message] | None:
+    async def take(self, deployment: Deployment) -> tuple[PredictorProcess, Message] | None:
         """A process that has loaded the model, and what it said then; None if there is none. Raises nothing of its own.
 
         Counts as a start of a predictor of the model.
         """
         if not self._settings.hot_spares:
             return None
-        self._demand.started(plan.subject, self._clock())
-        self._plans[plan.subject] = plan
-        self._failed.discard(plan.line)
-        while (hot := await self._next(plan)) is not None:
+        self._demand.started(deployment.subject, self._clock())
+        self._deployments[deployment.subject] = deployment
+        self._failed.discard(deployment.key)
+        while (hot := await self._next(deployment)) is not None:
             woken = await self._woken(hot)
             if woken is not None:
                 assert hot.process is not None, "it is ready"
@@ -122,13 +123,13 @@ class HotSpares:
                 return hot.process, woken
         return None
 
-    async def _next(self, plan: Plan) -> _HotSpare | None:
+    async def _next(self, deployment: Deployment) -> _HotSpare | None:
         for hot in self._waiting:
-            if hot.plan.line == plan.line:
+            if hot.deployment.key == deployment.key:
                 self._waiting.remove(hot)
                 return hot
         making = self._making
-        if making is None or making.plan.line != plan.line or making.claimed:
+        if making is None or making.deployment.key != deployment.key or making.claimed:
             return None
         if (
             not making.loads
@@ -154,7 +155,7 @@ class HotSpares:
             return None
         if not woken["same"]:
             self._end(process, "its model or the place of its weights has changed")
-            for other in [each for each in self._waiting if each.plan.line == hot.plan.line]:
+            for other in [each for each in self._waiting if each.deployment.key == hot.deployment.key]:
                 self._drop(other)  # it would find the same
             return None
         stages = {**woken["stages"], "load_s": 0.0}
@@ -167,51 +168,51 @@ class HotSpares:
 
     # -- what there is to know -------------------------------------------------------------------------------------
 
-    def loaded(self, plan: Plan, answer: Message) -> None:
+    def loaded(self, deployment: Deployment, answer: Message) -> None:
         """A predictor of the model has loaded it: hot spares open the same image."""
         image = answer.get("image")
         if isinstance(image, list) and len(image) == 2 and all(isinstance(each, str) for each in image):
-            self._images.pop(plan.line, None)
-            self._images[plan.line] = image
+            self._images.pop(deployment.key, None)
+            self._images[deployment.key] = image
             if len(self._images) > _MOST_IMAGES:  # of models that were registered again and again
                 del self._images[next(iter(self._images))]
 
-    def ran(self, plan: Plan, answer: Message, run_s: float) -> None:
+    def ran(self, deployment: Deployment, answer: Message, run_s: float) -> None:
         """A predictor of the model has answered, which took `run_s` seconds."""
-        self._rehearsals.ran(plan.line, answer, run_s)
+        self._rehearsals.ran(deployment.key, answer, run_s)
 
-    def want(self, plan: Plan) -> None:
+    def want(self, deployment: Deployment) -> None:
         """Have hot spares of a model whose manifest states their number, also before its first request."""
-        if plan.hot and plan.line not in self._failed and not self._closing:
-            self._plans[plan.subject] = plan
-            self._warm_pool.keep(plan.environment)
+        if deployment.hot and deployment.key not in self._failed and not self._closing:
+            self._deployments[deployment.subject] = deployment
+            self._warm_pool.keep(deployment.environment)
             self.tend()
 
-    def retire(self, line: str) -> None:
+    def retire(self, key: DeploymentKey) -> None:
         """End the hot spares of a model that was changed, unloaded or removed. Its next request may have more made."""
-        for model, plan in list(self._plans.items()):
-            if plan.line == line:
-                del self._plans[model]
-        self._rehearsals.forget(line)
-        self._unfit.discard(line)
-        self._failed.discard(line)
-        if self._making is not None and self._making.plan.line == line:
+        for model, deployment in list(self._deployments.items()):
+            if deployment.key == key:
+                del self._deployments[model]
+        self._rehearsals.forget(key)
+        self._unfit.discard(key)
+        self._failed.discard(key)
+        if self._making is not None and self._making.deployment.key == key:
             self._give_up(self._making, "its model was changed or unloaded")
-        for hot in [each for each in self._waiting if each.plan.line == line]:
+        for hot in [each for each in self._waiting if each.deployment.key == key]:
             self._drop(hot)
 
     def report(self) -> dict[str, int]:
         """How many hot spares wait for each model."""
         found: dict[str, int] = {}
         for hot in self._waiting:
-            found[hot.plan.subject] = found.get(hot.plan.subject, 0) + 1
+            found[hot.deployment.subject] = found.get(hot.deployment.subject, 0) + 1
         return found
 
     # -- making them -----------------------------------------------------------------------------------------------
 
     def tend(self) -> None:
         """Make and end some, in the background, when no request is in the way. Called when a model has answered."""
-        if self._plans and not self._tending and not self._closing:
+        if self._deployments and not self._tending and not self._closing:
             self._tending = True
             self._background.start(self._tend())
 
@@ -221,10 +222,10 @@ class HotSpares:
                 await self._warm_pool.calm()
                 wanted = self._wanted()
                 self._end_surplus(wanted)
-                plan = self._missing(wanted)
-                if plan is None:
+                deployment = self._missing(wanted)
+                if deployment is None:
                     return
-                await self._make(plan)
+                await self._make(deployment)
         finally:
             self._tending = False
             if self._again is not None:
@@ -233,30 +234,30 @@ class HotSpares:
             self._again = loop.call_later(_LOOK_S, self.tend) if self._waiting and not self._closing else None
 
     def _wanted(self) -> dict[str, int]:
-        stated = {model: plan.hot for model, plan in self._plans.items()}
+        stated = {model: deployment.hot for model, deployment in self._deployments.items()}
         return self._demand.choose(stated, self._settings.hot_spares, self._clock())
 
     def _end_surplus(self, wanted: dict[str, int]) -> None:
         left = dict(wanted)
         for hot in list(self._waiting):
-            left[hot.plan.subject] = left.get(hot.plan.subject, 0) - 1
-            if left[hot.plan.subject] < 0:
+            left[hot.deployment.subject] = left.get(hot.deployment.subject, 0) - 1
+            if left[hot.deployment.subject] < 0:
                 self._drop(hot)
 
-    def _missing(self, wanted: dict[str, int]) -> Plan | None:
-        """The plan of a model that has fewer than wanted, and for which one more can be made now."""
+    def _missing(self, wanted: dict[str, int]) -> Deployment | None:
+        """The deployment of a model that has fewer than wanted, and for which one more can be made now."""
         there = self.report()
         for model, number in wanted.items():
-            plan = self._plans[model]
-            barred = plan.line in self._unfit or plan.line in self._failed
-            known = bool(plan.hot) or plan.line in self._images
+            deployment = self._deployments[model]
+            barred = deployment.key in self._unfit or deployment.key in self._failed
+            known = bool(deployment.hot) or deployment.key in self._images
             may = there.get(model, 0) < number and known and not barred
-            if may and self._warm_pool.has_room_for_hot(plan.environment):
-                return plan
+            if may and self._warm_pool.has_room_for_hot(deployment.environment):
+                return deployment
         return None
 
-    async def _make(self, plan: Plan) -> None:
-        hot = _HotSpare(plan, self._warm_pool.identities(), asyncio.get_running_loop().create_future())
+    async def _make(self, deployment: Deployment) -> None:
+        hot = _HotSpare(deployment, self._warm_pool.identities(), asyncio.get_running_loop().create_future())
         self._making = hot
         try:
             await self._load(hot)
@@ -272,16 +273,16 @@ class HotSpares:
                 hot.ready.set_result(False)
 
     async def _load(self, hot: _HotSpare) -> None:
-        plan, settings = hot.plan, self._settings
-        hot.process = process = await self._warm_pool.make(plan.environment)
+        deployment, settings = hot.deployment, self._settings
+        hot.process = process = await self._warm_pool.make(deployment.environment)
         await self._warm_pool.calm()
         if hot.ready.done():  # given up meanwhile
             process.kill("it is not needed any more")
             return
         hot.loads = True
-        message = {**load_message(plan, settings.most_predictor_bytes), "image": self._images.get(plan.line)}
+        message = {**load_message(deployment, settings.most_predictor_bytes), "image": self._images.get(deployment.key)}
         hot.loaded = await process.ask(message, deadline_s=settings.load_deadline_s)
-        self.loaded(plan, hot.loaded)
+        self.loaded(deployment, hot.loaded)
         if not hot.claimed and not await self._rehearsed(hot, process):
             return
         if not hot.claimed:
@@ -297,18 +298,18 @@ class HotSpares:
 
     async def _rehearsed(self, hot: _HotSpare, process: PredictorProcess) -> bool:
         """Have it do what a first run does. False if it failed in that: it is ended, and the next one does without."""
-        line = hot.plan.line
-        given = self._rehearsals.of(line)
+        key = hot.deployment.key
+        given = self._rehearsals.of(key)
         if given is None:
             return True
-        stated = hot.plan.run_deadline_s
+        stated = hot.deployment.run_deadline_s
         deadline_s = self._settings.run_deadline_s if stated is None else stated
         try:
             await process.ask({"op": "rehearse", "given": given}, deadline_s=deadline_s)
         except TrimsError as error:
             if not hot.ready.done():
-                self._rehearsals.refuse(line)
-                _log.warning("hot spares of %s run nothing before their first request: %s", hot.plan.model, error)
+                self._rehearsals.refuse(key)
+                _log.warning("hot spares of %s run nothing before their first request: %s", hot.deployment.model, error)
             process.kill("its rehearsal failed")
             return False
         return True
@@ -316,14 +317,14 @@ class HotSpares:
     def _note(self, hot: _HotSpare, error: Exception) -> None:
         if hot.ready.done():  # it was given up, and its process killed
             return
-        line, why = hot.plan.line, str(error)
-        self._failed.add(line)
+        key, why = hot.deployment.key, str(error)
+        self._failed.add(key)
         if getattr(error, "code", "") == "not_supported" or not isinstance(error, TrimsError | OSError):
-            self._unfit.add(line)
+            self._unfit.add(key)
         if isinstance(error, ModelNotFoundError):  # its weights were evicted: a request has them loaded again
-            _log.debug("no hot spare of %s: %s", hot.plan.model, why)
+            _log.debug("no hot spare of %s: %s", hot.deployment.model, why)
         else:
-            _log.warning("no hot spare of %s: %s", hot.plan.model, why)
+            _log.warning("no hot spare of %s: %s", hot.deployment.model, why)
 
     def _give_up(self, hot: _HotSpare, why: str) -> None:
         if not hot.ready.done():
@@ -340,19 +341,21 @@ class HotSpares:
         """Its process ends: by itself, for its memory, or because it was used."""
         if hot in self._waiting:
             self._waiting.remove(hot)
-            self._failed.add(hot.plan.line)  # until the next request that needs a predictor: it may do so each time
-            _log.info("a hot spare of %s ended while it waited", hot.plan.model)
+            self._failed.add(
+                hot.deployment.key
+            )  # until the next request that needs a predictor: it may do so each time
+            _log.info("a hot spare of %s ended while it waited", hot.deployment.model)
             if hot.process is not None:
-                hot.process.ended.add_done_callback(lambda ended: self._note_end(hot.plan, ended.result()))
+                hot.process.ended.add_done_callback(lambda ended: self._note_end(hot.deployment, ended.result()))
 
-    def _note_end(self, plan: Plan, why: str) -> None:
+    def _note_end(self, deployment: Deployment, why: str) -> None:
         """A class that reads its weights while they are parked dies of it each time: no more are made of its model."""
         if any(signal in why for signal in _OF_READING):
-            self._unfit.add(plan.line)
+            self._unfit.add(deployment.key)
             _log.warning(
                 "a hot spare of %s read its weights while it waited (%s), so no more are made; a class that does so "
                 "between `load` and `predict` states `hot: 0`",
-                plan.model, why,
+                deployment.model, why,
             )  # fmt: skip
 
     # -- the end ---------------------------------------------------------------------------------------------------

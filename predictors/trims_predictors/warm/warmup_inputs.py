@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from trims.wire.frames import Message
+    from trims_predictors.deployment.key import DeploymentKey
 
 #: Of a run. A longer one is not rehearsed: a request that comes meanwhile would wait for it.
 LONGEST_S = 1.0
@@ -24,36 +25,36 @@ class Rehearsals:
     """What predictors of each line were given last."""
 
     def __init__(self) -> None:
-        self._given: dict[str, list[Message]] = {}
-        self._refused: set[str] = set()
+        self._given: dict[DeploymentKey, list[Message]] = {}
+        self._refused: set[DeploymentKey] = set()
 
-    def ran(self, line: str, answer: Message, run_s: float) -> None:
+    def ran(self, key: DeploymentKey, answer: Message, run_s: float) -> None:
         """A predictor has answered.
 
         Args:
-            line: Of its plan.
+            key: Of its deployment.
             answer: What it said; `given` is there if it can rehearse, and its shapes are others than before.
             run_s: Seconds that the run took.
         """
         given = answer.get("given")
         if run_s > LONGEST_S:
-            self._given.pop(line, None)
+            self._given.pop(key, None)
         elif isinstance(given, list):
-            self._given.pop(line, None)
+            self._given.pop(key, None)
             if 0 < len(given) <= _MOST_TENSORS:
-                self._given[line] = given
+                self._given[key] = given
             if len(self._given) > _MOST:  # of models that were registered again and again
                 del self._given[next(iter(self._given))]
 
-    def of(self, line: str) -> list[Message] | None:
+    def of(self, key: DeploymentKey) -> list[Message] | None:
         """What to rehearse; None for nothing."""
-        return None if line in self._refused else self._given.get(line)
+        return None if key in self._refused else self._given.get(key)
 
-    def refuse(self, line: str) -> None:
-        """A rehearsal of this line has failed: no more of them."""
-        self._refused.add(line)
+    def refuse(self, key: DeploymentKey) -> None:
+        """A rehearsal of this deployment has failed: no more of them."""
+        self._refused.add(key)
 
-    def forget(self, line: str) -> None:
-        """The line is gone."""
-        self._given.pop(line, None)
-        self._refused.discard(line)
+    def forget(self, key: DeploymentKey) -> None:
+        """The deployment is gone."""
+        self._given.pop(key, None)
+        self._refused.discard(key)

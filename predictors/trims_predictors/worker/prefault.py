@@ -26,14 +26,14 @@ from trims.core.errors import BadMessageError
 from trims.memory.mapping import c_library
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
 #: Pages that are copied ahead for one spare; what a longer record has came with imports, which templates learn.
 MOST_PAGES = 4096
 #: Numbers in one list, which is a part of a message.
 MOST_NUMBERS = 2 * MOST_PAGES
 #: Models whose pages one template's forks are told.
-_MOST_LINES = 1024
+_MOST_DEPLOYMENTS = 1024
 _LAST_PAGE = (1 << 47) // mmap.PAGESIZE
 #: Of an entry of /proc/self/pagemap: the page is there, and no other process maps it.
 _PRESENT, _EXCLUSIVE = 1 << 63, 1 << 56
@@ -143,15 +143,19 @@ class WrittenPages:
 
     def __init__(self) -> None:
         self._pages: set[int] = set()
-        self._lines: set[str] = set()
+        self._deployments: set[Hashable] = set()
 
-    def lacks(self, line: str) -> bool:
-        """Whether a predictor of this line should record what it writes."""
-        return line not in self._lines and len(self._lines) < _MOST_LINES and len(self._pages) < MOST_PAGES
+    def lacks(self, deployment: Hashable) -> bool:
+        """Whether a predictor of this deployment should record what it writes."""
+        return (
+            deployment not in self._deployments
+            and len(self._deployments) < _MOST_DEPLOYMENTS
+            and len(self._pages) < MOST_PAGES
+        )
 
-    def learn(self, line: str, numbers: Sequence[int]) -> None:
-        """A predictor of this line has told what it wrote. What would be too much together is not remembered."""
-        self._lines.add(line)
+    def learn(self, deployment: Hashable, numbers: Sequence[int]) -> None:
+        """A predictor of this deployment has told what it wrote. What would be too much together is not remembered."""
+        self._deployments.add(deployment)
         if sum(numbers[1::2]) > MOST_PAGES:
             return
         pages = self._pages.union(*(range(begin, begin + count) for begin, count in _runs(numbers)))

@@ -103,7 +103,7 @@ def test_a_list_tells_frameworks_python_size_and_state(env: Env, env_store_folde
     assert out.splitlines()[1].split() == [
         made.name, "torch", "2.4.1,", "numpy", "2.0", made.python_version, "4.0", "KiB", "?", "ready",
     ]  # fmt: skip
-    assert [line[-1] for line in lines[2:]] == ["broken", "broken"]
+    assert [line[-1].strip() for line in lines[2:]] == ["broken", "broken"]
     assert "no daemon answers, so which models use them is not known" in err
     found = json.loads(env("list", "--json")[1])
     assert [each["state"] for each in found] == ["ready", "broken", "broken"]

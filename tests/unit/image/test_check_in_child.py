@@ -84,6 +84,7 @@ def main(tmp_path: Path) -> Path:
     return tmp_path / "m.safetensors"
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Popen of Python 3.10 leaks what it opened before it failed")
 @pytest.mark.parametrize("left", [0, 1, 2, 3])
 def test_a_check_that_cannot_be_made_proves_nothing_against_the_image(left: int, main: Path) -> None:
     with main.open("rb") as file:

@@ -80,6 +80,7 @@ def test_detecting_and_planning_say_so_too(main: Path) -> None:
             conversion.plan()
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Popen of Python 3.10 leaks what it opened before it failed")
 @pytest.mark.parametrize("left", range(9))
 @pytest.mark.usefixtures("temporary")
 def test_a_child_that_cannot_be_started_says_so_and_leaves_nothing(left: int) -> None:

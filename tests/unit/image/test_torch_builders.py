@@ -6,10 +6,11 @@ import sys
 from typing import Any
 
 import pytest
-import torch
 
-from trims.core.errors import ArtifactError, NotSupportedError
-from trims.image.torch_builders import NoRandomInitialization, build_module
+torch = pytest.importorskip("torch")
+
+from trims.core.errors import ArtifactError, NotSupportedError  # noqa: E402
+from trims.image.torch_builders import NoRandomInitialization, build_module  # noqa: E402
 
 
 def convolutions(channels: int = 3) -> torch.nn.Module:

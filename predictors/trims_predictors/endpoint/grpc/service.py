@@ -101,8 +101,10 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             with service.shared_memory.lend(asked) as shared:
                 await shared.fill(asked)
                 await self._workers.check(whose, asked.inputs)
-                plan, answer, outputs = await service.infer(model, request.model_version, asked, shared, span=span)
-            written = write_answer(asked, answer, plan.model, plan.version, outputs)
+                deployment, answer, outputs = await service.infer(
+                    model, request.model_version, asked, shared, span=span
+                )
+            written = write_answer(asked, answer, deployment.model, deployment.version, outputs)
             counting.answer = answer
             return written
 

@@ -281,9 +281,9 @@ async def _infer(
     with service.shared_memory.lend(asked) as shared:
         if await shared.fill(asked):
             await workers.check(whose, asked.inputs)
-        plan, answer, outputs = await service.infer(model, version, asked, shared, binary=raw, span=span)
+        deployment, answer, outputs = await service.infer(model, version, asked, shared, binary=raw, span=span)
     texts = await workers.write(whose, [each.tensor for each in outputs if each.in_json])
-    parts, json_length = write_answer(asked, answer, plan.model, plan.version, outputs, written=texts)
+    parts, json_length = write_answer(asked, answer, deployment.model, deployment.version, outputs, written=texts)
     counting.answer = answer
     return await _response(parts, json_length, accepted)
 

@@ -31,6 +31,9 @@ from trims.formats.base import Artifact  # noqa: E402
 from trims.formats.onnx.converter import INLINE_INTEGERS_BELOW_BYTES, OnnxConverter  # noqa: E402
 from trims.testing.in_place import reads_in_place  # noqa: E402
 
+if not hasattr(onnxruntime.OrtValue, "from_dlpack"):
+    pytest.skip("this ONNX Runtime takes no memory of devices", allow_module_level=True)
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path

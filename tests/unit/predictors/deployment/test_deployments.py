@@ -13,7 +13,7 @@ import pytest
 from made_environments import put
 from trims_predictors.children.launcher import Environment
 from trims_predictors.deployment import deployments
-from trims_predictors.deployment.deployments import Plans
+from trims_predictors.deployment.deployments import Deployments
 
 from trims.control.answers import Model, TensorInfo
 from trims.core.errors import DaemonAwayError, ModelNotFoundError, NotSupportedError
@@ -51,11 +51,13 @@ def retired() -> list[str]:
     return []
 
 
-def made(daemon: Daemon, retired: list[str], **environments: Path) -> Plans:
-    return Plans(daemon, InterpreterSelection(environments), retired.append)  # type: ignore[arg-type]
+def made(daemon: Daemon, retired: list[str], **environments: Path) -> Deployments:
+    return Deployments(daemon, InterpreterSelection(environments), retired.append)  # type: ignore[arg-type]
 
 
-def test_while_the_daemon_is_away_a_plan_is_what_it_was(retired: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_the_daemon_is_away_a_deployment_is_what_it_was(
+    retired: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(deployments, "_FRESH_S", -1.0)
     predictor = {"call": "m:Class"}
     daemon = Daemon(model(framework={"name": "numpy"}, predictor=predictor), model(name="other"))
@@ -79,16 +81,16 @@ def test_an_order_to_load_asks_the_daemon_now_and_loses_nothing_if_it_is_away(re
     kept = made(daemon, retired)
 
     async def work() -> None:
-        plan = await kept.renew("m")
+        deployment = await kept.renew("m")
         assert retired == []
         daemon.away = True
         with pytest.raises(DaemonAwayError):
             await kept.renew("m")
-        assert await kept.of("m") is plan
+        assert await kept.of("m") is deployment
         assert retired == []
         daemon.away = False
-        assert (await kept.renew("m")).line == plan.line
-        assert retired == [plan.line]
+        assert (await kept.renew("m")).key == deployment.key
+        assert retired == [deployment.key]
 
     asyncio.run(work())
 
@@ -120,15 +122,26 @@ def test_a_question_whose_clients_have_all_hung_up_leaves_nothing_in_the_log(ret
     assert logged == []
 
 
-def test_a_plan_says_what_the_manifest_says(retired: list[str]) -> None:
+def test_a_deployment_says_what_the_manifest_says(retired: list[str]) -> None:
     predictor = {"call": "m:Class", "instances": 2, "threads": 3, "max_batch_size": 4, "keep_alive_s": 5, "hot": 3}
     inputs = [{"name": "x", "dtype": "FP32", "shape": [-1]}]
     daemon = Daemon(model(framework={"name": "numpy"}, predictor=predictor, inputs=inputs, attributes={"a": 1}))
-    plan = asyncio.run(made(daemon, retired).of("m"))
-    assert (plan.model, plan.version, plan.call, plan.origin) == ("m", "1.2.3", "m:Class", "/folder")
-    assert (plan.instances, plan.threads, plan.batch, plan.keep_alive_s, plan.hot) == (2, 3, 4, 5.0, 3)
-    assert (plan.inputs[0].name, plan.attributes) == ("x", {"a": 1})
-    assert plan.environment == Environment("numpy")
+    deployment = asyncio.run(made(daemon, retired).of("m"))
+    assert (deployment.model, deployment.version, deployment.call, deployment.origin) == (
+        "m",
+        "1.2.3",
+        "m:Class",
+        "/folder",
+    )
+    assert (deployment.instances, deployment.threads, deployment.batch, deployment.keep_alive_s, deployment.hot) == (
+        2,
+        3,
+        4,
+        5.0,
+        3,
+    )
+    assert (deployment.inputs[0].name, deployment.attributes) == ("x", {"a": 1})
+    assert deployment.environment == Environment("numpy")
 
 
 @pytest.mark.parametrize(
@@ -140,14 +153,14 @@ def test_a_plan_says_what_the_manifest_says(retired: list[str]) -> None:
         ({}, "trims_predictors.frameworks.torch:TorchPredictor", "class"),
     ],
 )
-def test_a_plan_tells_a_class_from_a_function_and_an_installed_predictor(
+def test_a_deployment_tells_a_class_from_a_function_and_an_installed_predictor(
     retired: list[str], stated: dict[str, Any], call: str, how: str
 ) -> None:
     step = {"softmax": {"input": "x"}}
     daemon = Daemon(model(framework={"name": "torch"}, predictor=stated, preprocess=[step], postprocess=[step] * 2))
-    plan = asyncio.run(made(daemon, retired).of("m"))
-    assert (plan.call, plan.how) == (call, how)
-    assert [each.kind for each in (*plan.preprocess, *plan.postprocess)] == ["softmax"] * 3
+    deployment = asyncio.run(made(daemon, retired).of("m"))
+    assert (deployment.call, deployment.how) == (call, how)
+    assert [each.kind for each in (*deployment.preprocess, *deployment.postprocess)] == ["softmax"] * 3
 
 
 @pytest.mark.parametrize(
@@ -163,9 +176,9 @@ def test_the_framework_is_stated_or_follows_from_the_artifact(
     retired: list[str], fields: dict[str, Any], format_name: str, framework: str
 ) -> None:
     daemon = Daemon(model(format_name=format_name, **fields))
-    plan = asyncio.run(made(daemon, retired, mxnet=Path("/envs/mxnet/python")).of("m"))
-    assert plan.environment == Environment(framework, "/envs/mxnet/python" if framework == "mxnet" else "")
-    assert plan.call.startswith(f"trims_predictors.frameworks.{framework}:")
+    deployment = asyncio.run(made(daemon, retired, mxnet=Path("/envs/mxnet/python")).of("m"))
+    assert deployment.environment == Environment(framework, "/envs/mxnet/python" if framework == "mxnet" else "")
+    assert deployment.call.startswith(f"trims_predictors.frameworks.{framework}:")
 
 
 def test_a_model_that_nothing_runs_is_told_with_what_its_manifest_lacks(retired: list[str]) -> None:
@@ -212,7 +225,7 @@ def test_another_manifest_or_artifact_retires_the_predictors_of_the_last(
         monkeypatch.setattr(deployments, "_FRESH_S", -1.0)
         daemon = Daemon(model("one", framework={"name": "torch"}))
         known = made(daemon, retired)
-        line = (await known.of("m")).line
+        line = (await known.of("m")).key
         daemon.models["m"] = model(framework={"name": "torch"}, **after)
         await known.of("m")
         assert retired == ([line] if retires else [])
@@ -227,7 +240,7 @@ def test_a_model_that_was_removed_retires_its_predictors_and_is_not_found(
         monkeypatch.setattr(deployments, "_FRESH_S", -1.0)
         daemon = Daemon(model(framework={"name": "torch"}))
         known = made(daemon, retired)
-        line = (await known.of("m")).line
+        line = (await known.of("m")).key
         daemon.models.clear()
         with pytest.raises(ModelNotFoundError):
             await known.of("m")
@@ -245,15 +258,15 @@ def test_a_model_moves_to_an_environment_that_is_made_and_back_when_it_is_remove
     daemon = Daemon(model(framework={"name": "torch", "version": ">=900"}))
 
     async def work() -> None:
-        known = Plans(daemon, InterpreterSelection(env_store=env_store), retired.append)  # type: ignore[arg-type]
+        known = Deployments(daemon, InterpreterSelection(env_store=env_store), retired.append)  # type: ignore[arg-type]
         first = await known.of("m")
         assert (first.environment, retired) == (Environment("torch", str(old.python)), [])
         new = put(env_store.folder, 2.0, torch="901.0")
         second = await known.of("m")
         assert second.environment == Environment("torch", str(new.python))
-        assert (second.line != first.line, retired) == (True, [first.line])
+        assert (second.key != first.key, retired) == (True, [first.key])
         env_store.remove(new.name)
-        assert (await known.of("m")).line == first.line
+        assert (await known.of("m")).key == first.key
         env_store.remove(old.name)
         with pytest.raises(NotSupportedError, match="trims env create 'torch>=900'"):
             await known.of("m")
@@ -266,7 +279,7 @@ def test_two_versions_of_one_framework_are_planned_side_by_side(retired: list[st
     models = [model(name=f"m{n}", framework={"name": "torch", "version": f"=={n}.*"}) for n in (900, 901)]
 
     async def work() -> None:
-        known = Plans(Daemon(*models), InterpreterSelection(env_store=EnvironmentStore(tmp_path)), retired.append)  # type: ignore[arg-type]
+        known = Deployments(Daemon(*models), InterpreterSelection(env_store=EnvironmentStore(tmp_path)), retired.append)  # type: ignore[arg-type]
         found = [(await known.of(each.name)).environment.python for each in models]
         assert found == [str(each.python) for each in made]
 
@@ -291,7 +304,7 @@ def test_tensors_of_a_graph_are_those_of_requests_where_no_code_is_between(
         inputs=(TensorInfo("x", "FP32", (-1,)),),
         outputs=(TensorInfo("y", "FP32", (-1,)),),
     )
-    plan = made(Daemon(known), retired).make(known)
-    assert [each.name for each in plan.found.inputs] == inputs
-    assert [each.name for each in plan.found.outputs] == outputs
-    assert plan.is_plain is plain
+    deployment = made(Daemon(known), retired).make(known)
+    assert [each.name for each in deployment.found.inputs] == inputs
+    assert [each.name for each in deployment.found.outputs] == outputs
+    assert deployment.is_plain is plain

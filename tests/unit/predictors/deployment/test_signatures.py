@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 from trims_predictors.children.launcher import Environment
-from trims_predictors.deployment.deployment import Plan
+from trims_predictors.deployment.deployment import Deployment
+from trims_predictors.deployment.key import DeploymentKey
 from trims_predictors.deployment.signatures import Signatures
 from trims_predictors.tensors import Tensor, describe
 
 from trims.manifests.serving import Signature, TensorType
 
 X, Y, Z = (TensorType(name, "FP32", (-1, 3)) for name in "xyz")
-PLAN = Plan("m@1", "m", "1.0.0", "a:B", Environment("numpy"))
+PLAN = Deployment(DeploymentKey("m", "1"), "m", "1.0.0", "a:B", Environment("numpy"))
 
 
 @pytest.fixture
@@ -28,8 +29,8 @@ def test_nothing_is_known_before_a_predictor_has_loaded() -> None:
 
 
 def test_what_a_predictor_told_is_known_to_tenants_and_places(signatures: Signatures) -> None:
-    for plan in (PLAN, PLAN.for_tenant("blue"), PLAN.at("gpu:0")):
-        assert signatures.of(plan) == ((X,), (Y,))
+    for deployment in (PLAN, PLAN.for_tenant("blue"), PLAN.at("gpu:0")):
+        assert signatures.of(deployment) == ((X,), (Y,))
 
 
 def test_what_the_manifest_states_comes_first(signatures: Signatures) -> None:
@@ -38,7 +39,7 @@ def test_what_the_manifest_states_comes_first(signatures: Signatures) -> None:
 
 
 def test_what_was_told_counts_for_its_manifest_only(signatures: Signatures) -> None:
-    assert signatures.of(replace(PLAN, line="m@2")) == ((), ())
+    assert signatures.of(replace(PLAN, key=DeploymentKey("m", "2"))) == ((), ())
 
 
 GIVEN, MADE = Tensor("z", "INT64", (2, 7), b""), Tensor("y", "FP32", (2,), b"")
@@ -46,10 +47,12 @@ SEEN = ((TensorType("z", "INT64", (-1, -1)),), (TensorType("y", "FP32", (-1,)),)
 
 
 def test_the_graph_counts_until_a_predictor_has_loaded(signatures: Signatures) -> None:
-    plan = replace(PLAN, found=Signature((Z,), (Z,)))
-    assert Signatures().stated(plan) == Signatures().described(plan) == ((Z,), (Z,))
-    assert Signatures().of(plan) == ((), ()), "its files may be others by now"
-    assert signatures.of(plan) == signatures.stated(plan) == signatures.described(plan) == ((X,), (Y,))
+    deployment = replace(PLAN, found=Signature((Z,), (Z,)))
+    assert Signatures().stated(deployment) == Signatures().described(deployment) == ((Z,), (Z,))
+    assert Signatures().of(deployment) == ((), ()), "its files may be others by now"
+    assert (
+        signatures.of(deployment) == signatures.stated(deployment) == signatures.described(deployment) == ((X,), (Y,))
+    )
 
 
 def test_a_first_run_describes_a_model_and_refuses_nothing() -> None:

@@ -37,9 +37,9 @@ class Side:
         self.daemon = Daemon()
         self.wanted: list[str] = []
         self.forgotten: list[str] = []
-        self.looks = HotModels(self.daemon, self.plan, self.forgotten.append, self.wanted.append)  # type: ignore[arg-type]
+        self.looks = HotModels(self.daemon, self.deployment, self.forgotten.append, self.wanted.append)  # type: ignore[arg-type]
 
-    async def plan(self, name: str) -> Any:
+    async def deployment(self, name: str) -> Any:
         if name == "odd":
             raise NotSupportedError("nothing runs it")
         return name

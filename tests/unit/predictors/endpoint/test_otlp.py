@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ANSWERED, FAILED = Outcome({"told": 1}, failed=False), Outcome({"told": 2}, failed=True)
-PLAN: Any = type("Plan", (), {"version": "1.0.0"})
+PLAN: Any = type("Deployment", (), {"version": "1.0.0"})
 WARM = {"queue_s": 0.5, "input_s": 0.1, "predict_s": 0.2, "output_s": 0.1, "run_s": 0.5}
 COLD = {**WARM, "process_s": 0.1, "connect_s": 0.0, "open_s": 0.1, "import_s": 0.1, "load_s": 0.1}
 

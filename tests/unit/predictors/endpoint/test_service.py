@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trims_predictors.deployment.deployment import Answer, Plan
+from trims_predictors.deployment.deployment import Answer, Deployment
 from trims_predictors.endpoint.infer_request import InferRequest
 from trims_predictors.endpoint.service import Service
 from trims_predictors.endpoint.shared_memory import Lent
@@ -105,10 +105,10 @@ class WorkerPool:
         self.failures = Failures()
         self.loaded: list[str] = []
 
-    async def load(self, plan: Plan) -> None:
+    async def load(self, deployment: Deployment) -> None:
         if self.error is not None:
             raise self.error
-        self.loaded.append(plan.line)
+        self.loaded.append(deployment.key)
 
     async def make_way(self) -> bool:
         return False
@@ -119,19 +119,19 @@ class WorkerPool:
     def retire(self, line: str) -> None:
         self.retired.append(line)
 
-    def expect(self, plan: Plan, tensors: Any) -> None:
+    def expect(self, deployment: Deployment, tensors: Any) -> None:
         del tensors
-        self.expected.append(plan.model)
+        self.expected.append(deployment.model)
 
     @property
     def signatures(self) -> Any:
         return SimpleNamespace(stated=self._signature, described=self._signature)
 
-    def _signature(self, plan: Plan) -> Any:
-        return plan.inputs or (TensorType("told", "BYTES", (-1, 2)),), plan.outputs
+    def _signature(self, deployment: Deployment) -> Any:
+        return deployment.inputs or (TensorType("told", "BYTES", (-1, 2)),), deployment.outputs
 
-    async def infer(self, plan: Plan, tensors: Any, **given: Any) -> Answer:
-        del plan, tensors, given
+    async def infer(self, deployment: Deployment, tensors: Any, **given: Any) -> Answer:
+        del deployment, tensors, given
         if self.error is not None:
             raise self.error
         return Answer([], cold=True, how="spare", place="cpu", warm=True, batch=1, stages={})
@@ -169,7 +169,7 @@ def test_a_model_is_described_by_its_manifest_or_its_predictor(service: Service)
     assert (told["platform"], told["versions"]) == ("pytorch_module", ["1.0.0"])
     assert asyncio.run(service.describe("plain"))["inputs"][0]["name"] == "told"
     (known,), batches = asyncio.run(service.inputs_of("m"))
-    assert (known.name, known.shape, batches) == ("x", (-1, 3), bool(asyncio.run(service.plan("m")).batch))
+    assert (known.name, known.shape, batches) == ("x", (-1, 3), bool(asyncio.run(service.deployment("m")).batch))
 
 
 def test_a_configuration_leaves_out_the_batch_dimension_of_models_that_have_one(service: Service) -> None:
@@ -212,7 +212,7 @@ def test_a_model_that_was_removed_is_not_among_the_statistics(service: Service, 
     async def run() -> None:
         await service.infer("m", "", InferRequest([]), NONE_SHARED)
         del daemon.known["m"]
-        service._plans.forget("m")
+        service._deployments.forget("m")
         assert await service.statistics() == []
 
     asyncio.run(run())
@@ -257,7 +257,7 @@ def test_a_model_that_could_not_be_loaded_is_ready_nowhere_until_it_changes(
         await service.bring("m", None)
         assert await told() == ["it is cut"] * 4, "weights alone do not show that it runs"
         daemon.known["m"] = model("m", "sealed", framework={"name": "torch"}, description="changed")
-        service._plans.forget("m")
+        service._deployments.forget("m")
         service.overview.expire()
         assert await told() == [""] * 4
         await service.close()
@@ -277,8 +277,8 @@ def test_while_the_endpoint_ends_neither_it_nor_any_model_is_ready(service: Serv
 
 def test_a_failure_of_a_model_that_is_removed_is_forgotten(service: Service, daemon: Daemon, pool: WorkerPool) -> None:
     async def run() -> None:
-        plan = await service.plan("m")
-        pool.failures.learn(plan, PredictorError("its code raised"))
+        deployment = await service.deployment("m")
+        pool.failures.learn(deployment, PredictorError("its code raised"))
         removed = daemon.known.pop("m")
         service.forget("m")
         with pytest.raises(ModelNotFoundError):
@@ -318,7 +318,7 @@ def test_unload_ends_predictors_of_all_names_of_the_image(pool: WorkerPool) -> N
     service = Service(daemon, pool, InterpreterSelection())  # type: ignore[arg-type]
 
     async def run() -> None:
-        lines = {(await service.plan(name)).line for name in ("a", "b")}
+        lines = {(await service.deployment(name)).key for name in ("a", "b")}
         await service.unload("a")
         assert set(pool.retired) == lines
 
@@ -327,17 +327,17 @@ def test_unload_ends_predictors_of_all_names_of_the_image(pool: WorkerPool) -> N
 
 def test_models_have_labels_for_as_long_as_they_are_registered(service: Service, daemon: Daemon) -> None:
     async def run() -> None:
-        await service.plan("m")
+        await service.deployment("m")
         with pytest.raises(ModelNotFoundError):
-            await service.plan("m", "another version")
+            await service.deployment("m", "another version")
         assert service.metrics._registered == {"m"}
         with pytest.raises(ModelNotFoundError):
-            await service.plan("made-up")
+            await service.deployment("made-up")
         assert service.metrics._registered == {"m"}
         del daemon.known["m"]
-        service._plans.forget("m")
+        service._deployments.forget("m")
         with pytest.raises(ModelNotFoundError):
-            await service.plan("m")
+            await service.deployment("m")
         assert service.metrics._registered == set()
         await service.close()
 
@@ -348,7 +348,7 @@ def test_a_model_is_brought_and_pinned_without_an_end_of_its_predictors(
     service: Service, daemon: Daemon, pool: WorkerPool
 ) -> None:
     async def run() -> None:
-        await service.plan("m")
+        await service.deployment("m")
         await service.bring("m", "gpu:0")
         await service.bring("m", None)
         await service.pin("m", "cpu", pinned=True)
@@ -363,7 +363,7 @@ def test_an_eviction_ends_the_predictors_but_not_if_a_pin_will_refuse_it(
     service: Service, daemon: Daemon, pool: WorkerPool
 ) -> None:
     async def run() -> None:
-        await service.plan("m")
+        await service.deployment("m")
         daemon.known["m"] = model("m", "pinned")
         await service.evict("m", "cpu")
         assert pool.retired == []
@@ -381,16 +381,16 @@ def test_the_daemon_s_files_are_hidden_before_the_first_predictor_wherever_they_
 ) -> None:
     async def work() -> None:
         daemon.health = None
-        await service.plan("m")
+        await service.deployment("m")
         assert pool.hidden == []
         daemon.health = "serving"
         for _ in range(3):
-            await service.plan("m")
+            await service.deployment("m")
         assert pool.hidden == ["/state"]
         monkeypatch.setattr("trims_predictors.endpoint.service._HIDE_AGAIN_S", 0.0)
         service._look_again_s = 0.0
         for _ in range(2):
-            await service.plan("m")
+            await service.deployment("m")
         assert len(pool.hidden) == 3
 
     asyncio.run(work())

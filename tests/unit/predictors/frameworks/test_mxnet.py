@@ -53,8 +53,8 @@ def test_a_graph_is_bound_for_the_shapes_of_each_request(daemon: Daemon, folder:
             (found,) = arrays(answer).values()
             assert found.shape == (rows, 2)
             assert np.allclose(found, 3 * weight)
-        plan = await driver.plan()
-        driver.pool.retire(plan.line)
+        deployment = await driver.deployment()
+        driver.pool.retire(deployment.key)
         assert (await driver.ask(data=np.ones((1, 3), "f4"))).how == "forked", "the template can be forked again"
         for wrong in ({"data": np.array([[b"a"] * 3], dtype=object)}, {"other": np.ones((1, 3), "f4")}):
             with pytest.raises(CallerError):

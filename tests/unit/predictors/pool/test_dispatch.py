@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from trims_predictors.children.launcher import Environment
 from trims_predictors.deployment.cpu_shares import Computing
-from trims_predictors.deployment.deployment import Plan, Settings
+from trims_predictors.deployment.deployment import Deployment, Settings
+from trims_predictors.deployment.key import DeploymentKey
 from trims_predictors.pool.dispatch import Request, Running, Runs, told_of
 from trims_predictors.pool.events import Job
 from trims_predictors.tensors import from_array, to_array
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from trims.core.errors import TrimsError
 
-PLAN = Plan("m@1", "m", "1.0.0", "a:B", Environment("numpy"), batch=8)
+PLAN = Deployment(DeploymentKey("m", "1"), "m", "1.0.0", "a:B", Environment("numpy"), batch=8)
 
 
 class Process:
@@ -54,9 +55,9 @@ class Process:
 class Bench:
     """Runs of one process, and what came of their jobs."""
 
-    def __init__(self, plan: Plan = PLAN) -> None:
+    def __init__(self, deployment: Deployment = PLAN) -> None:
         self.process: Any = Process()
-        self.running = Running(plan, self.process, "forked", began_s=1.0, place="cpu", stages={"load_s": 2.0})
+        self.running = Running(deployment, self.process, "forked", began_s=1.0, place="cpu", stages={"load_s": 2.0})
         self.failed: list[tuple[Job, TrimsError]] = []
         self.told: list[Any] = []
         self._runs = Runs(
@@ -76,8 +77,8 @@ class Bench:
         tensors = [from_array("x", np.array(numbers))]
         begin = None if context is None else lambda: context
         answer = asyncio.get_running_loop().create_future()
-        request = Request(self.running.plan, tensors, answer, began_s, None, begin, wanted)
-        return Job(self.running.plan.line, len(numbers), payload=request)
+        request = Request(self.running.deployment, tensors, answer, began_s, None, begin, wanted)
+        return Job(self.running.deployment.key, len(numbers), payload=request)
 
     async def run(self, *jobs: Job) -> list[list[float] | None]:
         await self._runs.run(self.running, jobs)
@@ -93,7 +94,7 @@ def test_each_request_gets_its_own_rows_of_a_run() -> None:
         assert [job.payload.answer.result().batch for job in jobs] == [2, 2]
         assert len(bench.process.runs) == 1
         assert bench.process.requests == [jobs[0].payload.id], "lines that it prints are about that request"
-        assert [plan for plan, _, _ in bench.told] == [PLAN]
+        assert [deployment for deployment, _, _ in bench.told] == [PLAN]
 
     asyncio.run(work())
 
@@ -149,7 +150,11 @@ def test_a_run_has_the_time_that_the_manifest_states_and_the_trace_of_a_request(
     stated: float | None, expected: float
 ) -> None:
     async def work() -> None:
-        bench = Bench(Plan("m@1", "m", "1.0.0", "a:B", Environment("numpy"), run_deadline_s=stated, threads=2))
+        bench = Bench(
+            Deployment(
+                DeploymentKey("m", "1"), "m", "1.0.0", "a:B", Environment("numpy"), run_deadline_s=stated, threads=2
+            )
+        )
         await bench.run(bench.job(1, context={"traceparent": "00-1"}))
         (run,) = bench.process.runs
         assert run == {"op": "predict", "threads": 2, "context": {"traceparent": "00-1"}, "deadline_s": expected}
@@ -159,7 +164,16 @@ def test_a_run_has_the_time_that_the_manifest_states_and_the_trace_of_a_request(
 
 def test_an_answer_that_is_not_what_the_manifest_states_is_the_predictor_s_fault() -> None:
     async def work() -> None:
-        bench = Bench(Plan("m@1", "m", "1", "a:B", Environment("numpy"), outputs=(TensorType("z", "FP64", (-1,)),)))
+        bench = Bench(
+            Deployment(
+                DeploymentKey("m", "1"),
+                "m",
+                "1",
+                "a:B",
+                Environment("numpy"),
+                outputs=(TensorType("z", "FP64", (-1,)),),
+            )
+        )
         assert await bench.run(bench.job(1)) == [None]
         ((_, error),) = bench.failed
         assert isinstance(error, PredictorError)
@@ -191,7 +205,7 @@ def test_a_run_is_for_the_outputs_that_any_of_its_requests_wants() -> None:
     async def work() -> None:
         bench = Bench(replace(PLAN, outputs=(TensorType("y", "FP64", (-1,)), TensorType("z", "FP64", (-1,)))))
         assert await bench.run(bench.job(1.0, wanted=["y"])) == [[2.0]], "z is stated, and not wanted"
-        bench.running.plan = PLAN
+        bench.running.deployment = PLAN
         await bench.run(bench.job(1, wanted=["y"]), bench.job(2, wanted=["y", "z"]))
         await bench.run(bench.job(1, wanted=["y"]), bench.job(2))
         assert [run.get("wanted") for run in bench.process.runs] == [["y"], ["y", "z"], None]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from trims_predictors.pool.events import Job, JobQueue, model_of, next_batch
+from trims_predictors.deployment.key import DeploymentKey
+from trims_predictors.pool.events import Job, JobQueue, next_batch
 
 
 def queue_of(*jobs: Job) -> JobQueue:
@@ -20,7 +21,7 @@ def batch(*jobs: Job, rows: int = 4) -> list[int]:
 
 
 def job(rows: int = 1, group: str = "a", *, batch_ready: bool = False) -> Job:
-    return Job("m@1", rows, group, batch_ready=batch_ready)
+    return Job(DeploymentKey("m", "1"), rows, group, batch_ready=batch_ready)
 
 
 def test_without_batches_each_job_runs_alone() -> None:
@@ -52,18 +53,13 @@ def test_two_jobs_of_the_same_content_are_two_jobs() -> None:
     assert len(queue_of(job(), job())) == 2
 
 
-@pytest.mark.parametrize("line", ["a/b", "m@1", "m@1/blue", "m@x@1/blue"])
-def test_users_know_a_line_by_its_model(line: str) -> None:
-    assert model_of(line) == {"a/b": "a/b", "m@1": "m", "m@1/blue": "m", "m@x@1/blue": "m@x"}[line]
-
-
 def test_a_batch_takes_jobs_of_the_first_level_first() -> None:
-    late, first, middle = (Job("m@1", 1, "a", level=level) for level in (3, 1, 2))
+    late, first, middle = (Job(DeploymentKey("m", "1"), 1, "a", level=level) for level in (3, 1, 2))
     assert next_batch(queue_of(late, first, middle), 2) == (first, middle)
 
 
 def test_a_queue_knows_what_waits_and_forgets_empty_levels() -> None:
-    queue = queue_of(*(jobs := [Job("m@1", level=level) for level in (2, 1)]))
+    queue = queue_of(*(jobs := [Job(DeploymentKey("m", "1"), level=level) for level in (2, 1)]))
     assert (len(queue), list(queue), queue.first()) == (2, jobs[::-1], jobs[1])
     queue.remove(jobs[1])
     with pytest.raises(KeyError):

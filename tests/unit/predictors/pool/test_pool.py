@@ -98,14 +98,14 @@ def test_a_predictor_answers_over_the_weights_and_stays_for_the_next_request(sca
 
 def test_a_spare_is_taken_before_a_fork_and_made_again_after_an_answer(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
-        plan = await driver.plan()
-        driver.pool.prepare(plan.environment)
+        deployment = await driver.deployment()
+        driver.pool.prepare(deployment.environment)
         warm_pool = driver.pool._warm_pool
         while driver.pool.report()["spares"] != {"numpy": 1}:
             await asyncio.sleep(0.01)
         assert (await driver.ask(x=[1.0])).how == "spare"
         assert driver.pool.report()["models"] == {"m": {"queued": 0, "starting": 0, "idle": 1, "busy": 0}}
-        while not warm_pool._inventory.spares.get(plan.environment):
+        while not warm_pool._inventory.spares.get(deployment.environment):
             await asyncio.sleep(0.01)
 
     drive(scaler, work, spares=1)
@@ -114,19 +114,19 @@ def test_a_spare_is_taken_before_a_fork_and_made_again_after_an_answer(scaler: D
 @pytest.mark.skipif(not os.access("/proc/self/pagemap", os.R_OK), reason="the kernel does not tell pages")
 def test_spares_copy_ahead_what_the_first_predictor_of_a_model_wrote(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
-        warm_pool, plan = driver.pool._warm_pool, await driver.plan()
-        driver.pool.prepare(plan.environment)
-        while not warm_pool._inventory.spares.get(plan.environment):
+        warm_pool, deployment = driver.pool._warm_pool, await driver.deployment()
+        driver.pool.prepare(deployment.environment)
+        while not warm_pool._inventory.spares.get(deployment.environment):
             await asyncio.sleep(0.02)
-        pages = warm_pool._inventory.spares[plan.environment][0].pages
+        pages = warm_pool._inventory.spares[deployment.environment][0].pages
         assert pages is not None
-        assert (pages.lacks(plan.line), pages.told()) == (True, [])
+        assert (pages.lacks(deployment.key), pages.told()) == (True, [])
         await driver.ask(x=[1.0])
-        assert not pages.lacks(plan.line)
+        assert not pages.lacks(deployment.key)
         assert sum(pages.told()[1::2]) > 0
-        while not warm_pool._inventory.spares.get(plan.environment):
+        while not warm_pool._inventory.spares.get(deployment.environment):
             await asyncio.sleep(0.02)
-        assert warm_pool._inventory.spares[plan.environment][0].pages is pages
+        assert warm_pool._inventory.spares[deployment.environment][0].pages is pages
 
     drive(scaler, work, spares=1)
 
@@ -170,7 +170,7 @@ def test_a_request_waits_for_the_last_reader_of_weights_that_are_evicted(
             with pytest.raises(BusyError, match=r"^m: the model is being evicted from cpu .*`trims ps`.*: ask again"):
                 await asked
         else:
-            while not driver.pool.state((await driver.plan()).line)["starting"]:
+            while not driver.pool.state((await driver.deployment()).key)["starting"]:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.5)  # it has been told by now that the weights leave
             assert not asked.done()
@@ -185,15 +185,17 @@ def test_a_request_waits_for_the_last_reader_of_weights_that_are_evicted(
 def test_spares_go_first_when_templates_hold_too_much_and_are_not_made_again(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
         warm_pool = driver.pool._warm_pool
-        plan = await driver.plan()
+        deployment = await driver.deployment()
 
         def spares() -> int:
-            return len(warm_pool._inventory.spares.get(plan.environment, ()))
+            return len(warm_pool._inventory.spares.get(deployment.environment, ()))
 
         await driver.ask(x=[1.0])
         while warm_pool._learner.running():
             await asyncio.sleep(0.01)
-        while not (spares() and warm_pool._inventory.spares[plan.environment][0].pid in warm_pool._reclaimer.counted):
+        while not (
+            spares() and warm_pool._inventory.spares[deployment.environment][0].pid in warm_pool._reclaimer.counted
+        ):
             await asyncio.sleep(0.01)
         warm_pool._reclaimer.limits = TemplateLimits(None, warm_pool._reclaimer.total_bytes - 1)
         warm_pool._reclaimer.wake()
@@ -203,16 +205,16 @@ def test_spares_go_first_when_templates_hold_too_much_and_are_not_made_again(sca
         while warm_pool._tending:
             await asyncio.sleep(0.01)
         assert not spares()
-        assert warm_pool._inventory.templates[plan.environment].lost is None
+        assert warm_pool._inventory.templates[deployment.environment].lost is None
 
     drive(scaler, work, spares=1)
 
 
 def test_the_predictor_s_own_description_is_checked_from_its_first_load_on(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
-        assert driver.pool.signatures.of(await driver.plan()) == ((), ())
+        assert driver.pool.signatures.of(await driver.deployment()) == ((), ())
         await driver.ask(x=[1.0])
-        (taken,), (given,) = driver.pool.signatures.of(await driver.plan())
+        (taken,), (given,) = driver.pool.signatures.of(await driver.deployment())
         assert (taken.name, taken.dtype, taken.shape, given.name) == ("x", "FP64", (-1,), "y")
         with pytest.raises(CallerError, match="needs the input 'x'"):
             await driver.ask(z=[1.0])
@@ -289,7 +291,7 @@ def test_a_run_that_takes_too_long_is_ended_and_so_is_what_it_started(troubled: 
 def test_a_request_that_waits_too_long_is_told_and_leaves_the_queue(troubled: Daemon) -> None:
     async def work(driver: Driver) -> None:
         busy = asyncio.ensure_future(driver.ask(do=text("hang")))
-        line = (await driver.plan()).line
+        line = (await driver.deployment()).key
         while not driver.pool.state(line)["busy"]:
             await asyncio.sleep(0.01)
         with pytest.raises(DeadlineError, match=r"no predictor of 'm' was free within 0.1 s"):
@@ -306,7 +308,7 @@ def test_a_request_that_waits_too_long_is_told_and_leaves_the_queue(troubled: Da
 def test_a_client_that_hangs_up_while_it_waits_is_forgotten(troubled: Daemon) -> None:
     async def work(driver: Driver) -> None:
         busy = asyncio.ensure_future(driver.ask(do=text("hang")))
-        line = (await driver.plan()).line
+        line = (await driver.deployment()).key
         while not driver.pool.state(line)["busy"]:
             await asyncio.sleep(0.01)
         waiting = asyncio.ensure_future(driver.ask(do=text("nothing")))
@@ -323,7 +325,7 @@ def test_a_client_that_hangs_up_while_it_waits_is_forgotten(troubled: Daemon) ->
 def test_a_run_whose_client_hangs_up_ends_sooner_than_its_deadline(troubled: Daemon) -> None:
     async def work(driver: Driver) -> None:
         hanging = asyncio.ensure_future(driver.ask(do=text("hang")))
-        line = (await driver.plan()).line
+        line = (await driver.deployment()).key
         while not driver.pool.state(line)["busy"]:
             await asyncio.sleep(0.01)
         hanging.cancel()
@@ -355,9 +357,9 @@ def test_a_run_abandoned_while_it_begins_is_counted_and_ended_once(
 
         running.process.kill = count  # type: ignore[method-assign]
         running.stages = {"load_s": 0.0}
-        plan, tensors = await driver.plan(), [from_array("x", np.array([[3600.0]]))]
-        asked = [asyncio.ensure_future(driver.pool.infer(plan, tensors)) for _ in range(clients)]
-        while not driver.pool.state(plan.line)["busy"]:
+        deployment, tensors = await driver.deployment(), [from_array("x", np.array([[3600.0]]))]
+        asked = [asyncio.ensure_future(driver.pool.infer(deployment, tensors)) for _ in range(clients)]
+        while not driver.pool.state(deployment.key)["busy"]:
             await asyncio.sleep(0)
         for each in asked:  # the run was decided in this turn of the loop, and begins in the next one
             each.cancel()
@@ -376,7 +378,7 @@ def test_a_run_that_ends_soon_keeps_its_predictor_though_its_client_hung_up(trou
         (running,) = driver.pool._running.values()
         running.stages = {"load_s": 30.0}  # a new one would take so long
         short = asyncio.ensure_future(driver.ask(do=text("nap")))
-        line = (await driver.plan()).line
+        line = (await driver.deployment()).key
         while not driver.pool.state(line)["busy"]:
             await asyncio.sleep(0.01)
         short.cancel()
@@ -395,7 +397,7 @@ def test_a_run_is_finished_for_the_client_that_stays_and_where_settings_say_so(
 
     async def together(driver: Driver) -> None:
         both = [asyncio.ensure_future(driver.ask(x=[[float(number)]])) for number in range(2)]
-        line = (await driver.plan()).line
+        line = (await driver.deployment()).key
         while not driver.pool.state(line)["busy"]:
             await asyncio.sleep(0.01)
         both[0].cancel()
@@ -403,14 +405,14 @@ def test_a_run_is_finished_for_the_client_that_stays_and_where_settings_say_so(
 
     async def alone(driver: Driver) -> None:
         await together(driver)
-        plan = await driver.plan()
+        deployment = await driver.deployment()
         only = asyncio.ensure_future(driver.ask(x=[[1.0], [2.0]]))
-        while not driver.pool.state(plan.line)["busy"]:
+        while not driver.pool.state(deployment.key)["busy"]:
             await asyncio.sleep(0.01)
         only.cancel()
-        while driver.pool.state(plan.line)["busy"]:
+        while driver.pool.state(deployment.key)["busy"]:
             await asyncio.sleep(0.01)
-        assert driver.pool.state(plan.line)["idle"] == 1
+        assert driver.pool.state(deployment.key)["idle"] == 1
         assert "abandoned" not in driver.pool.counters
 
     drive(daemon, together)
@@ -442,19 +444,22 @@ def test_a_model_that_cannot_be_loaded_tells_its_reason_to_all_who_ask(
 def test_a_request_without_a_descriptor_for_its_tensors_fails_alone(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
         await driver.ask(x=[1.0])
-        plan, tensors = await driver.plan(), [from_array("x", np.ones(1 << 18))]  # more than the arena that is there
+        deployment, tensors = (
+            await driver.deployment(),
+            [from_array("x", np.ones(1 << 18))],
+        )  # more than the arena that is there
         with few_descriptors(left=0), pytest.raises(CapacityError, match=r"no descriptor left.*`ulimit -n`"):
-            await driver.pool.infer(plan, tensors)
-        assert (await driver.pool.infer(plan, tensors)).how == "running"
+            await driver.pool.infer(deployment, tensors)
+        assert (await driver.pool.infer(deployment, tensors)).how == "running"
 
     drive(scaler, work)
 
 
 def test_a_cold_request_without_descriptors_is_told_the_remedy(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
-        plan, tensors = await driver.plan(), [from_array("x", np.ones(1))]
+        deployment, tensors = await driver.deployment(), [from_array("x", np.ones(1))]
         with few_descriptors(left=0), pytest.raises(CapacityError, match=r"no descriptor left.*`ulimit -n`"):
-            await driver.pool.infer(plan, tensors)
+            await driver.pool.infer(deployment, tensors)
         assert (await driver.ask(x=[1.0])).cold
 
     drive(scaler, work)
@@ -520,11 +525,11 @@ def test_requests_of_a_higher_priority_are_answered_first(daemon: Daemon, checkp
     x = [from_array("x", np.array([0.0]))]
 
     async def work(driver: Driver) -> None:
-        plan = await driver.plan()
+        deployment = await driver.deployment()
         answered: list[int] = []
 
         async def ask(priority: int) -> None:
-            await driver.pool.infer(plan, x, priority=priority)
+            await driver.pool.infer(deployment, x, priority=priority)
             answered.append(priority)
 
         asked = [asyncio.ensure_future(ask(priority)) for priority in (3, 0, 1, 2, 1)]  # 0: the default, which is 2
@@ -578,7 +583,7 @@ def test_requests_leave_one_timer_for_the_keep_alive_of_their_predictor(
         monkeypatch.setattr(loop, "call_later", noted)
         for _ in range(5):
             await driver.ask(x=[1.0])
-        line = (await driver.plan()).line
+        line = (await driver.deployment()).key
         while not driver.pool.state(line)["idle"]:
             await asyncio.sleep(0.01)
         assert len(made) >= 5
@@ -710,7 +715,7 @@ def test_a_request_after_the_death_of_an_idle_predictor_is_answered_by_another(t
         (template,) = driver.pool._warm_pool._inventory.templates.values()
         for victim in (template.pid, pid):
             os.kill(victim, signal.SIGKILL)
-        while driver.pool.state((await driver.plan()).line)["idle"]:
+        while driver.pool.state((await driver.deployment()).key)["idle"]:
             await asyncio.sleep(0)
         assert (await driver.ask(do=text("nothing"))).cold
 
@@ -719,12 +724,12 @@ def test_a_request_after_the_death_of_an_idle_predictor_is_answered_by_another(t
 
 def test_a_predictor_that_was_expected_answers_the_request_that_comes(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
-        plan, came = await driver.plan(), time.perf_counter()
+        deployment, came = await driver.deployment(), time.perf_counter()
         tensors = [from_array("x", np.array([1.0]))]
-        driver.pool.expect(plan, tensors)
-        while not driver.pool.state(plan.line)["idle"]:
+        driver.pool.expect(deployment, tensors)
+        while not driver.pool.state(deployment.key)["idle"]:
             await asyncio.sleep(0.001)
-        answer = await driver.pool.infer(plan, tensors, began_s=came)
+        answer = await driver.pool.infer(deployment, tensors, began_s=came)
         assert arrays(answer)["y"].tolist() == [3.0]
         assert answer.cold, "it was started after the request had come"
         assert answer.stages["queue_s"] > answer.stages["load_s"]
@@ -739,21 +744,21 @@ def test_no_predictor_is_expected_for_what_would_be_refused_or_end_at_once(
     register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"}, inputs=inputs)
 
     async def work(driver: Driver) -> None:
-        plan = await driver.plan()
-        driver.pool.expect(plan, [from_array("z", np.array([1.0]))])
-        driver.pool.expect(dataclasses.replace(plan, keep_alive_s=0.0), [from_array("x", np.array([1.0]))])
-        assert driver.pool.state(plan.line)["starting"] == 0
-        driver.pool.expect(plan, [from_array("x", np.array([1.0]))])
-        assert driver.pool.state(plan.line)["starting"] == 1
+        deployment = await driver.deployment()
+        driver.pool.expect(deployment, [from_array("z", np.array([1.0]))])
+        driver.pool.expect(dataclasses.replace(deployment, keep_alive_s=0.0), [from_array("x", np.array([1.0]))])
+        assert driver.pool.state(deployment.key)["starting"] == 0
+        driver.pool.expect(deployment, [from_array("x", np.array([1.0]))])
+        assert driver.pool.state(deployment.key)["starting"] == 1
 
     drive(daemon, work)
 
 
 def test_a_predictor_that_was_expected_of_a_model_that_has_changed_ends(scaler: Daemon) -> None:
     async def work(driver: Driver) -> None:
-        plan = await driver.plan()
-        driver.pool.expect(plan, [from_array("x", np.array([1.0]))])
-        driver.pool.retire(plan.line)
+        deployment = await driver.deployment()
+        driver.pool.expect(deployment, [from_array("x", np.array([1.0]))])
+        driver.pool.retire(deployment.key)
         while driver.pool.counters.get("ended") != 1:
             await asyncio.sleep(0.01)
         assert driver.pool.report()["models"] == {}
@@ -777,12 +782,12 @@ def test_a_slot_that_is_needed_before_its_process_is_there_is_given_up(
 
         warm_pool.take = slowly  # type: ignore[method-assign]
         left = asyncio.ensure_future(driver.ask("m", x=[1.0]))
-        plan = await driver.plan("m")
-        while not driver.pool.state(plan.line)["starting"]:
+        deployment = await driver.deployment("m")
+        while not driver.pool.state(deployment.key)["starting"]:
             await asyncio.sleep(0.01)
         left.cancel()
         other = asyncio.ensure_future(driver.ask("n", x=[1.0]))
-        while driver.pool.state(plan.line)["starting"]:
+        while driver.pool.state(deployment.key)["starting"]:
             await asyncio.sleep(0.01)
         come.set()
         assert arrays(await other)["y"].tolist() == [2.0]
@@ -794,7 +799,7 @@ def test_a_closing_pool_that_is_closed_again_ends_what_runs_now(troubled: Daemon
     async def work(driver: Driver) -> None:
         await driver.ask(do=text("nothing"))
         hanging = asyncio.ensure_future(driver.ask(do=text("hang")))
-        while not driver.pool.state((await driver.plan()).line)["busy"]:
+        while not driver.pool.state((await driver.deployment()).key)["busy"]:
             await asyncio.sleep(0.01)
         closing = asyncio.ensure_future(driver.pool.close(3600.0))
         await asyncio.sleep(0.05)
@@ -817,9 +822,10 @@ def test_the_context_of_a_run_is_that_of_its_first_request(daemon: Daemon, check
         return {"traceparent": name}
 
     async def work(driver: Driver) -> None:
-        plan, tensors = await driver.plan(), [from_array("x", np.zeros(1))]
+        deployment, tensors = await driver.deployment(), [from_array("x", np.zeros(1))]
         requests = [
-            driver.pool.infer(plan, tensors, begin_run=functools.partial(begin, name)) for name in ("first", "second")
+            driver.pool.infer(deployment, tensors, begin_run=functools.partial(begin, name))
+            for name in ("first", "second")
         ]
         for answer in await asyncio.gather(*requests):
             assert answer.batch == 2
@@ -855,7 +861,7 @@ def test_runs_at_once_divide_the_processors_unless_threads_are_chosen(
     there, later = tmp_path, tmp_path / "later"
 
     async def work(driver: Driver) -> list[int]:
-        line = (await driver.plan()).line
+        line = (await driver.deployment()).key
         asked = []
         for running in (1, 2, 3):
             asked.append(asyncio.ensure_future(driver.ask(until=text(str(later)))))
@@ -883,7 +889,7 @@ def test_a_model_that_loads_has_its_share_but_not_while_it_waits_for_its_weights
 
     async def work(driver: Driver) -> int:
         asked = asyncio.ensure_future(driver.ask("loads", until=until))
-        line = (await driver.plan("loads")).line
+        line = (await driver.deployment("loads")).key
         while not driver.pool._running or driver.pool.state(line)["starting"] != 1:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
@@ -913,7 +919,9 @@ def test_an_idle_predictor_ends_for_another_model_for_which_no_descriptor_is_lef
 
         monkeypatch.setattr(driver.pool._warm_pool, "take", lacking)
         assert arrays(await driver.ask("third", x=[1.0]))["y"].tolist() == [2.0]
-        states = [driver.pool.state((await driver.plan(name)).line)["idle"] for name in ("first", "second", "third")]
+        states = [
+            driver.pool.state((await driver.deployment(name)).key)["idle"] for name in ("first", "second", "third")
+        ]
         assert states == [0, 1, 1], "the one that has been idle longest ends"
 
     drive(daemon, work)

@@ -51,11 +51,11 @@ def switch(daemon: Daemon, checkpoint: Callable[..., Path], folder: Path) -> Swi
 
 
 async def reason(driver: Driver) -> str:
-    return driver.pool.failures.reason(await driver.plan())
+    return driver.pool.failures.reason(await driver.deployment())
 
 
 async def until_starting(driver: Driver, count: int = 1) -> None:
-    while driver.pool.state((await driver.plan()).line)["starting"] != count or not driver.pool._running:
+    while driver.pool.state((await driver.deployment()).key)["starting"] != count or not driver.pool._running:
         await asyncio.sleep(0.01)
 
 
@@ -74,9 +74,9 @@ def test_a_model_that_cannot_run_is_known_by_its_load_and_by_its_request(
     register(daemon, checkpoint, predictor={"call": call})
 
     async def work(driver: Driver) -> None:
-        plan = await driver.plan()
+        deployment = await driver.deployment()
         with pytest.raises(error, match=words):
-            await (driver.pool.load(plan) if way == "load" else driver.ask(x=[1.0]))
+            await (driver.pool.load(deployment) if way == "load" else driver.ask(x=[1.0]))
         assert words in await reason(driver)
 
     drive(daemon, work)
@@ -89,7 +89,7 @@ def test_a_failure_is_known_when_its_client_is_told_and_ends_with_a_success(
 ) -> None:
     async def work(driver: Driver) -> None:
         async def attempt() -> None:
-            await (driver.pool.load(await driver.plan()) if way == "load" else driver.ask(x=[1.0]))
+            await (driver.pool.load(await driver.deployment()) if way == "load" else driver.ask(x=[1.0]))
 
         for _ in range(2):  # a known failure refuses nothing: it is met again
             switch.say(what)
@@ -107,9 +107,9 @@ def test_a_load_leaves_a_predictor_that_answers_warm_and_another_load_starts_non
     daemon: Daemon, switch: Switch
 ) -> None:
     async def work(driver: Driver) -> None:
-        await driver.pool.load(await driver.plan())
+        await driver.pool.load(await driver.deployment())
         assert not (await driver.ask(x=[1.0])).cold
-        await driver.pool.load(await driver.plan())
+        await driver.pool.load(await driver.deployment())
         assert driver.pool.counters == {"started_forked": 1}
 
     drive(daemon, work)
@@ -131,7 +131,7 @@ def test_a_load_goes_before_requests_that_wait_and_runs_with_none_of_them(
 
         asked = [asyncio.ensure_future(note("request", driver.ask(x=[[1.0]]))) for _ in range(2)]
         await until_starting(driver)
-        loads = [asyncio.ensure_future(note("load", driver.pool.load(await driver.plan()))) for _ in range(2)]
+        loads = [asyncio.ensure_future(note("load", driver.pool.load(await driver.deployment()))) for _ in range(2)]
         await asyncio.sleep(0)
         switch.say("load")
         answers = await asyncio.gather(*asked)
@@ -145,11 +145,11 @@ def test_a_load_goes_before_requests_that_wait_and_runs_with_none_of_them(
 def test_a_load_that_is_given_up_leaves_nothing_that_waits(daemon: Daemon, switch: Switch) -> None:
     async def work(driver: Driver) -> None:
         switch.say("wait")
-        load = asyncio.ensure_future(driver.pool.load(await driver.plan()))
+        load = asyncio.ensure_future(driver.pool.load(await driver.deployment()))
         await until_starting(driver)
         load.cancel()
         await asyncio.wait((load,))
-        assert driver.pool.state((await driver.plan()).line)["queued"] == 0
+        assert driver.pool.state((await driver.deployment()).key)["queued"] == 0
         switch.say("load")
         await driver.ask(x=[1.0])
 
@@ -160,7 +160,7 @@ def test_a_predictor_that_is_never_ready_is_a_failure_of_the_model(daemon: Daemo
     async def work(driver: Driver) -> None:
         switch.say("wait")
         with pytest.raises(DeadlineError, match="--load-deadline-s"):
-            await driver.pool.load(await driver.plan())
+            await driver.pool.load(await driver.deployment())
         assert "--load-deadline-s" in await reason(driver)
 
     drive(daemon, work, load_deadline_s=0.5)
@@ -176,7 +176,7 @@ def test_what_says_nothing_of_the_model_is_not_remembered(
         with monkeypatch.context() as lack:
             lack.setattr(driver.pool._warm_pool, "take", lacking)
             with pytest.raises(CapacityError):
-                await driver.pool.load(await driver.plan())
+                await driver.pool.load(await driver.deployment())
         switch.say("wait")
         first = asyncio.ensure_future(driver.ask(x=[1.0]))
         await until_starting(driver)
@@ -213,19 +213,19 @@ def test_a_predictor_that_is_ended_while_it_loads_is_no_failure_of_its_model(
 
     async def work(driver: Driver) -> None:
         switch.say("wait")
-        load = asyncio.ensure_future(driver.pool.load(await driver.plan()))
+        load = asyncio.ensure_future(driver.pool.load(await driver.deployment()))
         await until_starting(driver)
         load.cancel()
         await driver.ask("other", x=[1.0])  # which takes the only slot
         assert await reason(driver) == ""
-        load = asyncio.ensure_future(driver.pool.load(await driver.plan()))
+        load = asyncio.ensure_future(driver.pool.load(await driver.deployment()))
         await until_starting(driver)
         await driver.pool.close(0.0)
         with pytest.raises(DrainingError):
             await load
         assert await reason(driver) == ""
         with pytest.raises(DrainingError):
-            await driver.pool.load(await driver.plan())
+            await driver.pool.load(await driver.deployment())
 
     drive(daemon, work, predictors=1)
 
@@ -236,7 +236,7 @@ def test_a_second_predictor_that_fails_is_no_failure_while_the_first_one_runs(
     switch = Switch(daemon, checkpoint, folder / "switch", instances=2)
 
     async def work(driver: Driver) -> None:
-        await driver.pool.load(await driver.plan())
+        await driver.pool.load(await driver.deployment())
         switch.say("raise")
         await asyncio.gather(*(driver.ask(x=[1.0]) for _ in range(2)))
         while driver.pool.counters.get("ended") != 1:
@@ -250,9 +250,9 @@ def test_a_changed_manifest_has_no_failure_yet(daemon: Daemon, switch: Switch, c
     async def work(driver: Driver) -> None:
         switch.say("die")
         with pytest.raises(PredictorError):
-            await driver.pool.load(await driver.plan())
+            await driver.pool.load(await driver.deployment())
         register(daemon, checkpoint, predictor={"call": "own_predictors:Scaler"})
-        driver.plans.forget("m")
+        driver.deployments.forget("m")
         assert await reason(driver) == ""
 
     drive(daemon, work)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from trims_predictors.deployment.key import DeploymentKey
 from trims_predictors.pool.events import Fail, Job, Limits, Run, Start, Step, Stop
 from trims_predictors.pool.scheduler import Schedule
 
@@ -18,7 +19,7 @@ BATCHED = Limits(batch=4)
 
 
 def submitted(schedule: Schedule, line: str = "a", limits: Limits = ONE) -> tuple[Job, list[Step]]:
-    job = Job(line)
+    job = Job(DeploymentKey(line))
     return job, schedule.submit(job, limits)
 
 
@@ -35,7 +36,7 @@ def test_the_first_request_starts_a_predictor_and_is_answered_by_it() -> None:
     schedule = Schedule(4)
     predictor, _ = running(schedule)
     assert schedule.done(predictor) == []
-    assert schedule.line("a") == {"queued": 0, "starting": 0, "idle": 1, "busy": 0}
+    assert schedule.counts(DeploymentKey("a")) == {"queued": 0, "starting": 0, "idle": 1, "busy": 0}
     job, steps = submitted(schedule)
     assert steps == [Run(predictor, (job,))]
 
@@ -52,7 +53,7 @@ def test_requests_wait_in_order_while_the_predictor_is_busy() -> None:
 def test_jobs_of_a_lower_level_go_first_and_those_of_one_level_in_order() -> None:
     schedule = Schedule(4)
     predictor, _ = running(schedule)
-    jobs = [Job("a", level=level) for level in (2, 3, 1, 2, 1)]
+    jobs = [Job(DeploymentKey("a"), level=level) for level in (2, 3, 1, 2, 1)]
     for job in jobs:
         schedule.submit(job, ONE)
     assert schedule.cancel(jobs[2]) == []
@@ -78,7 +79,7 @@ def test_a_full_queue_refuses_and_keeps_what_waits() -> None:
         submitted(schedule, limits=Limits(queue=3))
     with pytest.raises(BusyError, match="3 requests for 'a' wait already"):
         submitted(schedule, limits=Limits(queue=3))
-    assert schedule.line("a")["queued"] == 3
+    assert schedule.counts(DeploymentKey("a"))["queued"] == 3
 
 
 def test_a_line_without_a_slot_gets_that_of_the_predictor_that_was_idle_longest() -> None:
@@ -91,7 +92,7 @@ def test_a_line_without_a_slot_gets_that_of_the_predictor_that_was_idle_longest(
     assert steps == [Stop(second)]
     (start,) = schedule.ended(second, "it was told to")
     assert isinstance(start, Start)
-    assert start.line == "c"
+    assert start.key.model == "c"
 
 
 def test_a_busy_line_gives_its_slot_to_a_request_that_came_before_its_next_one() -> None:
@@ -103,7 +104,7 @@ def test_a_busy_line_gives_its_slot_to_a_request_that_came_before_its_next_one()
     assert schedule.done(predictor) == [Stop(predictor)]
     (start,) = schedule.ended(predictor, "it was told to")
     assert isinstance(start, Start)
-    assert start.line == "b"
+    assert start.key.model == "b"
     assert schedule.ready(start.predictor) == [Run(start.predictor, (waiting,))]
     assert schedule.done(start.predictor) == [Stop(start.predictor)], "now the first line's request is older"
 
@@ -156,13 +157,13 @@ def test_a_predictor_that_dies_fails_its_run_and_the_next_request_starts_another
     assert schedule.ready(start.predictor) == [Run(start.predictor, (waiting,))]
 
 
-@pytest.mark.parametrize("line", ["m@0123456789ab", "m@0123456789ab/tenant"])
-def test_errors_name_the_model_and_not_its_line(line: str) -> None:
+@pytest.mark.parametrize("tenant", ["", "blue"])
+def test_errors_name_the_model_and_not_the_key(tenant: str) -> None:
     schedule = Schedule(1)
-    first = Job(line)
+    first = Job(DeploymentKey("m", "0123456789ab", tenant=tenant))
     schedule.submit(first, Limits(queue=1))
     with pytest.raises(BusyError, match="requests for 'm' wait already"):
-        schedule.submit(Job(line), Limits(queue=1))
+        schedule.submit(Job(first.key), Limits(queue=1))
     steps = schedule.ended(1, "it was ended by SIGKILL")
     assert [str(each.error) for each in steps if isinstance(each, Fail)] == [
         "the predictor of 'm' ended: it was ended by SIGKILL"
@@ -191,7 +192,7 @@ def test_a_predictor_that_loads_for_a_request_that_is_gone_gives_its_slot_up() -
     assert submitted(schedule, "b")[1] == [Stop(start.predictor)]
     (other,) = schedule.ended(start.predictor, "it was told to")
     assert isinstance(other, Start)
-    assert other.line == "b"
+    assert other.key.model == "b"
 
 
 def test_an_idle_predictor_that_is_lost_gets_no_more_requests() -> None:
@@ -217,12 +218,12 @@ def test_a_cancelled_request_is_not_run() -> None:
 def test_retired_predictors_end_when_they_finish_and_the_queue_is_served_first() -> None:
     schedule = Schedule(4)
     predictor, _ = running(schedule)
-    assert schedule.retire("a") == []
+    assert schedule.retire(DeploymentKey("a")) == []
     assert schedule.done(predictor) == [Stop(predictor)]
     idle, _ = running(schedule, "b")
     schedule.done(idle)
-    assert schedule.retire("b") == [Stop(idle)]
-    assert schedule.retire("unknown") == []
+    assert schedule.retire(DeploymentKey("b")) == [Stop(idle)]
+    assert schedule.retire(DeploymentKey("unknown")) == []
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -230,10 +231,10 @@ def test_retired_predictors_end_when_they_finish_and_the_queue_is_served_first()
 
 def test_requests_of_one_kind_run_together_up_to_the_batch() -> None:
     schedule = Schedule(4)
-    first = Job("a", rows=1, group="x")
+    first = Job(DeploymentKey("a"), rows=1, group="x")
     (start,) = schedule.submit(first, BATCHED)
     assert isinstance(start, Start)
-    second, third = Job("a", rows=3, group="x"), Job("a", rows=1, group="x")
+    second, third = Job(DeploymentKey("a"), rows=3, group="x"), Job(DeploymentKey("a"), rows=1, group="x")
     schedule.submit(second, BATCHED)
     schedule.submit(third, BATCHED)
     assert schedule.ready(start.predictor) == [Run(start.predictor, (first, second))]
@@ -242,7 +243,7 @@ def test_requests_of_one_kind_run_together_up_to_the_batch() -> None:
 
 def test_requests_of_another_kind_do_not_join_and_are_not_overtaken() -> None:
     schedule = Schedule(4)
-    jobs = [Job("a", group=kind) for kind in "xyx"]
+    jobs = [Job(DeploymentKey("a"), group=kind) for kind in "xyx"]
     (start,) = schedule.submit(jobs[0], BATCHED)
     assert isinstance(start, Start)
     for job in jobs[1:]:
@@ -255,11 +256,14 @@ def test_a_request_waits_for_others_until_it_is_batch_ready_or_the_batch_is_full
     schedule = Schedule(4)
     predictor, _ = running(schedule)
     schedule.done(predictor)
-    first = Job("a", group="x", batch_ready=False)
+    first = Job(DeploymentKey("a"), group="x", batch_ready=False)
     assert schedule.submit(first, BATCHED) == []
     assert schedule.ripen(first) == [Run(predictor, (first,))]
     schedule.done(predictor)
-    second, third = Job("a", rows=2, group="x", batch_ready=False), Job("a", rows=2, group="x", batch_ready=False)
+    second, third = (
+        Job(DeploymentKey("a"), rows=2, group="x", batch_ready=False),
+        Job(DeploymentKey("a"), rows=2, group="x", batch_ready=False),
+    )
     assert schedule.submit(second, BATCHED) == []
     assert schedule.submit(third, BATCHED) == [Run(predictor, (second, third))]
     assert schedule.ripen(second) == []
@@ -282,19 +286,19 @@ def test_a_predictor_that_finds_no_room_has_the_longest_idle_one_end() -> None:
 
 def test_a_predictor_loads_for_a_request_that_is_about_to_come() -> None:
     schedule = Schedule(1)
-    (start,) = schedule.expect("a", ONE)
+    (start,) = schedule.expect(DeploymentKey("a"), ONE)
     assert isinstance(start, Start)
-    assert schedule.expect("a", ONE) == [], "one is enough"
+    assert schedule.expect(DeploymentKey("a"), ONE) == [], "one is enough"
     assert schedule.ready(start.predictor) == []
     job, steps = submitted(schedule)
     assert steps == [Run(start.predictor, (job,))]
-    assert schedule.expect("b", ONE) == [], "there is no slot"
+    assert schedule.expect(DeploymentKey("b"), ONE) == [], "there is no slot"
     schedule.validate()
 
 
 def test_a_predictor_for_a_request_that_did_not_come_gives_its_slot_up() -> None:
     schedule = Schedule(1)
-    (start,) = schedule.expect("a", ONE)
+    (start,) = schedule.expect(DeploymentKey("a"), ONE)
     assert isinstance(start, Start)
     _, steps = submitted(schedule, "b")
     assert steps == [Stop(start.predictor)]
@@ -302,9 +306,9 @@ def test_a_predictor_for_a_request_that_did_not_come_gives_its_slot_up() -> None
 
 def test_an_expected_predictor_of_a_line_that_is_retired_ends() -> None:
     schedule = Schedule(2)
-    (start,) = schedule.expect("a", ONE)
+    (start,) = schedule.expect(DeploymentKey("a"), ONE)
     assert isinstance(start, Start)
-    assert schedule.retire("a") == []
+    assert schedule.retire(DeploymentKey("a")) == []
     assert schedule.ready(start.predictor) == [Stop(start.predictor)]
 
 
@@ -338,7 +342,7 @@ class WorkerPool(RuleBasedStateMachine):
     def do(self, steps: list[Step]) -> None:
         for step in steps:
             if isinstance(step, Start):
-                self.loading[step.predictor] = step.line
+                self.loading[step.predictor] = step.key.model
             elif isinstance(step, Stop):
                 self.loading.pop(step.predictor, None)
                 self.idle.discard(step.predictor)
@@ -365,7 +369,7 @@ class WorkerPool(RuleBasedStateMachine):
 
     @rule(line=st.sampled_from(sorted(LINES)), batch_ready=st.booleans())
     def submit(self, line: str, batch_ready: bool) -> None:
-        job = Job(line, group="x", batch_ready=batch_ready or not LINES[line].batch)
+        job = Job(DeploymentKey(line), group="x", batch_ready=batch_ready or not LINES[line].batch)
         self.waiting.append(job)
         try:
             steps = self.schedule.submit(job, LINES[line])
@@ -376,7 +380,7 @@ class WorkerPool(RuleBasedStateMachine):
 
     @rule(line=st.sampled_from(sorted(LINES)))
     def expect(self, line: str) -> None:
-        self.do(self.schedule.expect(line, LINES[line]))
+        self.do(self.schedule.expect(DeploymentKey(line), LINES[line]))
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), works=st.booleans())
@@ -445,7 +449,7 @@ class WorkerPool(RuleBasedStateMachine):
 
     @rule(line=st.sampled_from(sorted(LINES)))
     def retire(self, line: str) -> None:
-        self.do(self.schedule.retire(line))
+        self.do(self.schedule.retire(DeploymentKey(line)))
 
     @invariant()
     def the_books_hold(self) -> None:
@@ -474,7 +478,7 @@ class WorkerPool(RuleBasedStateMachine):
             for predictor in list(self.stopping):
                 self.stopping.remove(predictor)
                 self.do(self.schedule.ended(predictor, "it was told to"))
-        left = {name: self.schedule.line(name) for name in LINES}
+        left = {name: self.schedule.counts(DeploymentKey(name)) for name in LINES}
         assert not self.waiting, f"a request is never answered: {self.waiting}, {left}"
 
 
@@ -487,7 +491,7 @@ TestEveryOrderOfEvents.settings = settings(
 def test_a_busy_predictor_of_a_retired_line_ends_though_a_request_waits() -> None:
     schedule = Schedule(4)
     predictor, _ = running(schedule)
-    assert schedule.retire("a") == []
+    assert schedule.retire(DeploymentKey("a")) == []
     job, steps = submitted(schedule)
     assert steps == []
     stop, start = schedule.done(predictor)
@@ -499,7 +503,7 @@ def test_a_busy_predictor_of_a_retired_line_ends_though_a_request_waits() -> Non
 def test_a_predictor_is_starting_until_it_has_loaded_or_is_told_to_end() -> None:
     schedule = Schedule(2)
     _, (start,) = submitted(schedule)
-    (other,) = schedule.expect("b", ONE)
+    (other,) = schedule.expect(DeploymentKey("b"), ONE)
     assert isinstance(start, Start)
     assert isinstance(other, Start)
     assert [schedule.is_starting(each) for each in (start.predictor, other.predictor, 99)] == [True, True, False]

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 
 import pytest
+from trims_predictors.deployment.key import DeploymentKey
 from trims_predictors.pool.events import Fail, Job, Limits, Run, Start, Step, Stop
 from trims_predictors.pool.slots import Slots
 
@@ -16,27 +17,34 @@ ONE = Limits(instances=1, queue=4)
 
 def test_a_tenant_that_fills_its_slots_takes_none_of_another() -> None:
     slots = Slots(16, {"greedy": 2})
-    started = [slots.submit(Job(f"m{number}@1/greedy"), ONE) for number in range(5)]
+    started = [slots.submit(Job(DeploymentKey(f"m{number}", "1", tenant="greedy")), ONE) for number in range(5)]
     assert [len(steps) for steps in started] == [1, 1, 0, 0, 0]
-    assert isinstance(slots.submit(Job("m0@1/modest"), ONE)[0], Start)
-    assert isinstance(slots.submit(Job("m0@1"), ONE)[0], Start)
+    assert isinstance(slots.submit(Job(DeploymentKey("m0", "1", tenant="modest")), ONE)[0], Start)
+    assert isinstance(slots.submit(Job(DeploymentKey("m0", "1")), ONE)[0], Start)
     slots.validate()
 
 
 def test_numbers_of_predictors_are_given_once_for_all_tenants() -> None:
     slots = Slots(4)
-    steps = [slots.submit(Job(line), ONE)[0] for line in ("m@1", "m@1/blue", "m@1/red")]
+    steps = [
+        slots.submit(Job(key), ONE)[0]
+        for key in (
+            DeploymentKey("m", "1"),
+            DeploymentKey("m", "1", tenant="blue"),
+            DeploymentKey("m", "1", tenant="red"),
+        )
+    ]
     assert [step.predictor for step in steps if isinstance(step, Start)] == [1, 2, 3]
     (run,) = slots.ready(2)
     assert isinstance(run, Run)
-    assert run.jobs[0].line == "m@1/blue"
-    assert slots.line("m@1/blue")["busy"] == 1
-    assert slots.line("m@1")["starting"] == 1
+    assert run.jobs[0].key == DeploymentKey("m", "1", tenant="blue")
+    assert slots.counts(DeploymentKey("m", "1", tenant="blue"))["busy"] == 1
+    assert slots.counts(DeploymentKey("m", "1"))["starting"] == 1
 
 
 def test_an_event_of_a_predictor_that_has_ended_changes_nothing() -> None:
     slots = Slots(1)
-    slots.submit(Job("m@1/blue"), ONE)
+    slots.submit(Job(DeploymentKey("m", "1", tenant="blue")), ONE)
     (failed,) = slots.failed(1, PredictorError("no"))[1:]
     assert isinstance(failed, Fail)
     slots.ended(1, "killed")
@@ -58,7 +66,7 @@ def test_no_tenant_has_more_than_its_slots_and_each_request_is_answered(seed: in
     def follow(steps: list[Step]) -> None:
         for step in steps:
             if isinstance(step, Start):
-                running[step.predictor] = step.line.partition("/")[2]
+                running[step.predictor] = step.key.tenant
                 starting.add(step.predictor)
             elif isinstance(step, Run):
                 busy[step.predictor] = step.jobs
@@ -67,13 +75,13 @@ def test_no_tenant_has_more_than_its_slots_and_each_request_is_answered(seed: in
                 del running[step.predictor]
                 follow(slots.ended(step.predictor, "stopped"))
             else:
-                open_jobs[step.job.line.partition("/")[2]] -= 1
+                open_jobs[step.job.key.tenant] -= 1
 
     def go_on() -> None:
         if busy and (not starting or dice.random() < 0.5):
             predictor = dice.choice(list(busy))
             for job in busy.pop(predictor):
-                open_jobs[job.line.partition("/")[2]] -= 1
+                open_jobs[job.key.tenant] -= 1
             follow(slots.done(predictor))
         elif starting:
             predictor = dice.choice(list(starting))
@@ -83,9 +91,9 @@ def test_no_tenant_has_more_than_its_slots_and_each_request_is_answered(seed: in
     for _ in range(400):
         tenant = dice.choices(list(most), [6, 1, 1])[0]
         if dice.random() < 0.5:
-            line = f"m{dice.randrange(6)}@1" + (f"/{tenant}" if tenant else "")
+            key = DeploymentKey(f"m{dice.randrange(6)}", "1", tenant=tenant)
             try:
-                steps = slots.submit(Job(line), ONE)
+                steps = slots.submit(Job(key), ONE)
             except BusyError:
                 continue
             open_jobs[tenant] += 1

@@ -472,9 +472,9 @@ def test_what_is_replaced_while_a_template_runs_is_hidden_from_the_next_predicto
             await asyncio.sleep(0.01)
         again.write_text("new secret")
         again.rename(token)
-        plan = await driver.plan()
-        driver.pool.retire(plan.line)
-        while any(driver.pool.state(plan.line).values()):
+        deployment = await driver.deployment()
+        driver.pool.retire(deployment.key)
+        while any(driver.pool.state(deployment.key).values()):
             await asyncio.sleep(0.01)
         assert "PermissionError" in await told(driver)
 
@@ -522,9 +522,9 @@ def test_a_folder_that_is_hidden_later_is_not_seen_by_the_next_predictor(
             await asyncio.sleep(0.01)
         for _ in range(2):  # the same once more changes nothing
             driver.pool.hide(str(folder / "files"))
-            plan = await driver.plan()
-            driver.pool.retire(plan.line)
-            while any(driver.pool.state(plan.line).values()):
+            deployment = await driver.deployment()
+            driver.pool.retire(deployment.key)
+            while any(driver.pool.state(deployment.key).values()):
                 await asyncio.sleep(0.01)
             assert arrays(await driver.ask(code=text(lists)))["told"][0] == b"[]"
         assert len(driver.pool._launcher.isolation.hidden) == 1

@@ -187,10 +187,10 @@ def test_a_file_that_is_replaced_is_noticed_by_the_hot_spare_at_its_use(
 def test_hot_spares_wait_over_a_restart_of_the_daemon(model: Daemon, serve: Callable[..., Daemon]) -> None:
     async def work(driver: Driver) -> None:
         await heated(driver)
-        plan = await driver.plan()
+        deployment = await driver.deployment()
         await in_thread(model.stop)
         await in_thread(serve)
-        answer = await driver.pool.infer(plan, [from_array("x", np.array([1.0]))])
+        answer = await driver.pool.infer(deployment, [from_array("x", np.array([1.0]))])
         assert (answer.how, arrays(answer)["y"].tolist()) == ("hot", [2.0])
 
     drive(model, work, **FLEET)
@@ -236,9 +236,9 @@ def test_a_hot_spare_that_is_killed_unnoticed_costs_no_request(model: Daemon) ->
         await heated(driver)
         waiting = driver.pool.hot._waiting[0].process
         assert waiting is not None
-        plan = await driver.plan()
+        deployment = await driver.deployment()
         os.kill(waiting.pid, signal.SIGKILL)
-        answer = await driver.pool.infer(plan, [from_array("x", np.array([1.0]))])
+        answer = await driver.pool.infer(deployment, [from_array("x", np.array([1.0]))])
         assert (answer.how, arrays(answer)["y"].tolist()) == ("forked", [2.0])
 
     drive(model, work, **FLEET)
@@ -311,7 +311,7 @@ def test_a_manifest_may_state_hot_spares_which_are_there_before_the_first_reques
     register(daemon, checkpoint, predictor={"call": "own_predictors:Held", "hot": 2})
 
     async def work(driver: Driver) -> None:
-        driver.pool.hot.want(await driver.plan())
+        driver.pool.hot.want(await driver.deployment())
         await until(lambda: driver.pool.hot.report() == {"m": 2})
         assert (await driver.ask(x=[1.0])).how == "hot"
         await settled(driver)
@@ -352,12 +352,12 @@ def test_hot_spares_go_before_spares_when_memory_is_needed(model: Daemon) -> Non
     async def work(driver: Driver) -> None:
         warm_pool, hot = driver.pool._warm_pool, driver.pool.hot
         await heated(driver)
-        plan = await driver.plan()
+        deployment = await driver.deployment()
         waiting = hot._waiting[0].process
         assert waiting is not None
-        await until(lambda: warm_pool._inventory.spares.get(plan.environment) and not warm_pool._tending)
+        await until(lambda: warm_pool._inventory.spares.get(deployment.environment) and not warm_pool._tending)
         await until(lambda: waiting.pid in warm_pool._reclaimer.counted)
-        await until(lambda: warm_pool._inventory.spares[plan.environment][0].pid in warm_pool._reclaimer.counted)
+        await until(lambda: warm_pool._inventory.spares[deployment.environment][0].pid in warm_pool._reclaimer.counted)
         warm_pool._reclaimer.limits = TemplateLimits(None, warm_pool._reclaimer.total_bytes - 1)
         warm_pool._reclaimer.wake()
         await waiting.ended
@@ -378,9 +378,9 @@ def test_a_predictor_that_cannot_be_loaded_ahead_is_said_once(
     register(daemon, checkpoint, predictor={"call": "own_predictors:Missing", "hot": 1})
 
     async def work(driver: Driver) -> None:
-        driver.pool.hot.want(await driver.plan())
+        driver.pool.hot.want(await driver.deployment())
         await until(lambda: driver.pool.hot._failed)
-        driver.pool.hot.want(await driver.plan())
+        driver.pool.hot.want(await driver.deployment())
         await until(lambda: not driver.pool.hot._tending)
 
     drive(daemon, work, **FLEET)
@@ -392,7 +392,7 @@ def test_without_room_for_hot_spares_none_are_made(model: Daemon) -> None:
         for _ in range(4):
             assert (await driver.ask(x=[1.0])).how == "forked"
             await settled(driver)
-        assert not driver.pool.hot._plans
+        assert not driver.pool.hot._deployments
 
     drive(model, work, keep_alive_s=0.0, hot_spares=0)
 
@@ -406,9 +406,9 @@ def test_the_end_of_a_pool_ends_hot_spares_that_wait_or_load(
 
     async def work(driver: Driver) -> list[int]:
         hot = driver.pool.hot
-        hot.want(await driver.plan())
+        hot.want(await driver.deployment())
         await until(lambda: hot.report() == {"m": 1})
-        hot.want(await driver.plan("n"))
+        hot.want(await driver.deployment("n"))
         await until(lambda: hot._making is not None and hot._making.loads)
         assert hot._making is not None
         return [each.process.pid for each in (hot._waiting[0], hot._making) if each.process is not None]

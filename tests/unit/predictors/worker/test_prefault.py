@@ -137,7 +137,7 @@ def test_models_that_come_without_end_are_not_all_remembered() -> None:
     for number in range(2000):
         if pages.lacks(str(number)):
             pages.learn(str(number), [])
-    assert len(pages._lines) <= 1024
+    assert len(pages._deployments) <= 1024
 
 
 def test_this_machine_tells_which_pages_a_process_has_of_its_own() -> None:

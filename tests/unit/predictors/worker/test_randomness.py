@@ -67,13 +67,13 @@ def forks(
         register(daemon, checkpoint, predictor={"call": "own_predictors:Prober"})
 
         async def work(driver: Driver) -> list[Any]:
-            plan, launcher = await driver.plan(), driver.pool._launcher
-            template = Template(launcher, plan.environment, [*plan.environment.modules(), *MODULES])
+            deployment, launcher = await driver.deployment(), driver.pool._launcher
+            template = Template(launcher, deployment.environment, [*deployment.environment.modules(), *MODULES])
             found = []
             try:
                 for _ in range(count):
                     process = await template.fork()
-                    await process.ask(load_message(plan, None), deadline_s=60)
+                    await process.ask(load_message(deployment, None), deadline_s=60)
                     tensors = [from_array("code", text(f"value = {code}"))]
                     answer = await process.ask({"op": "predict", "threads": 1}, deadline_s=60, tensors=tensors)
                     found.append(to_array(answer["outputs"][0])[0].decode())

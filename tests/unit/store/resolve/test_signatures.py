@@ -58,7 +58,7 @@ def test_a_graph_is_read_once_for_its_image_and_known_to_the_next_daemon(catalog
         ArtifactError("broken"),
         Signature((X, X)),
         Signature((TensorType("x", "FP128", ()),)),
-        Signature((TensorType("x", "FP32", (-2,)),)),
+        Signature((TensorType("x", "FP32", (-3,)),)),
         Signature((TensorType("x\n", "FP32", ()),)),
     ],
 )

@@ -55,7 +55,7 @@ class StandIn:
         return self.ready
 
     async def why_not_ready(self, model: str, version: str = "") -> str:
-        await self.plan(model, version)
+        await self.deployment(model, version)
         return str(self.error or "")
 
     async def metrics_page(self) -> bytes:
@@ -64,19 +64,19 @@ class StandIn:
     async def models(self) -> list[Any]:
         return [SimpleNamespace(name="m")]
 
-    async def plan(self, model: str, version: str = "") -> Any:
-        self.asked.append(("plan", model, version))
+    async def deployment(self, model: str, version: str = "") -> Any:
+        self.asked.append(("deployment", model, version))
         if model != "m":
             raise ModelNotFoundError(f"no model {model!r} is registered")
         return SimpleNamespace(model="m", version="1.0.0")
 
     async def describe(self, model: str, version: str = "") -> dict[str, Any]:
-        return {"name": (await self.plan(model, version)).model}
+        return {"name": (await self.deployment(model, version)).model}
 
     configuration = describe
 
     async def inputs_of(self, model: str, version: str = "") -> tuple[tuple[TensorType, ...], bool]:
-        await self.plan(model, version)
+        await self.deployment(model, version)
         return (TensorType("x", "FP64", (-1,)),), False
 
     async def statistics(self, model: str = "", version: str = "") -> list[Any]:
@@ -94,7 +94,7 @@ class StandIn:
     async def infer(
         self, model: str, version: str, asked: Any, shared: Any, *, binary: bool, span: Any = None
     ) -> Answered:
-        plan = await self.plan(model, version)
+        deployment = await self.deployment(model, version)
         self.asked.append(("infer", asked.place, asked.queue_deadline_s, asked.keep_alive_s, asked.priority))
         if self.error is not None:
             raise self.error
@@ -107,7 +107,7 @@ class StandIn:
         outputs = [from_array("y", to_array(asked.inputs[0]) * 2)]
         answer = Answer(outputs, cold=False, how="running", place="cpu", warm=True, batch=1, stages={})
         arranged = await arrange(asked, outputs, batches=False, shared=shared, binary=binary)
-        return Answered(plan, answer, arranged)
+        return Answered(deployment, answer, arranged)
 
 
 def ask(
@@ -177,7 +177,7 @@ def test_every_question_of_a_model_is_answered_with_and_without_a_version(path: 
     service = StandIn()
     assert ask("GET", f"/v2/models/m{version}{path}", service=service).status == 200
     if path != "/stats":
-        assert service.asked == [("plan", "m", version.rpartition("/")[2])]
+        assert service.asked == [("deployment", "m", version.rpartition("/")[2])]
 
 
 def test_models_and_statistics_of_all_are_listed() -> None:
