@@ -57,7 +57,7 @@ class _Boolean:
 
 
 def check_program(name: str, attributes: Mapping[str, Any]) -> None:
-    """Raise NotSupportedError if the graph was optimized for a processor, or ONNX Runtime takes no memory of devices."""
+    """Raise NotSupportedError for a graph optimized for a processor, or an ONNX Runtime without memory of devices."""
     if not hasattr(onnxruntime.OrtValue, "from_dlpack"):
         raise NotSupportedError(
             f"ONNX Runtime {onnxruntime.__version__} takes no weights on a device (it has no OrtValue.from_dlpack); "
