@@ -158,7 +158,7 @@ class Residency:
         return self.table.places_of(key)
 
     def in_memory(self, key: str, in_place: str | None = None) -> Verdict:
-        """Return whether an image is, or should be, in shared memory (see `choice.verdict`)."""
+        """Return whether an image is, or should be, in shared memory (see `placement.verdict`)."""
         return placement.verdict(self._ledger, key, in_place)
 
     def never_fits(self, nbytes: int, place: Place | None, waiter: Waiter) -> TrimsError | None:
