@@ -149,7 +149,7 @@ class ImagePlan:
 
 
 class _Counter:
-    """FairQueue increments into the running total that progress is told in."""
+    """Sum of increments: the running total that progress is reported in."""
 
     def __init__(self, report: Callable[[int], None] | None) -> None:
         self._report = report

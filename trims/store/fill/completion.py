@@ -1,4 +1,4 @@
-"""What follows from a fill, besides the books: the catalog remembers it, readers move, an expensive image is kept."""
+"""Work that follows from a fill: the catalog remembers it, readers move, an expensive image is kept."""
 
 from __future__ import annotations
 
