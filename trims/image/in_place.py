@@ -2,7 +2,7 @@
 
 Artifacts whose tensors lie in the file as they are in memory need no copy. Their image is put together from two parts:
 
-1. The *head*: header, binary index and program, in a file of their own.  The JSON of this header lists all tensors as
+1. The *head*: header, binary index and program, in a file of their own. The JSON of this header lists all tensors as
    one part: sessions find them by the index.
 2. For each file of the artifact, its pages from the first tensor to the end of the last, mapped behind the head.
 
