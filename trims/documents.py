@@ -40,7 +40,7 @@ def load_yaml(text: str, *, as_text: Sequence[tuple[str, ...]] = ()) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Raises YAMLError for each scalar without a value: PyYAML raises what its own code ran into, KeyError for one."""
+    """Loader that raises YAMLError for each scalar without a value, not PyYAML's inner errors such as KeyError."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """See yaml.SafeLoader."""
@@ -89,12 +89,13 @@ _INT = "tag:yaml.org,2002:int"
 #: Plain scalars that YAML takes for something else than text, although a version may be written so.
 _NUMBERS = (_INT, "tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
 _TEXT = "tag:yaml.org,2002:str"
-#: Python prints numbers of at most 4300 decimal digits, and may be told 640; hexadecimal ones become longer in print.
+#: Most digits of a number. Python prints at most 4300 decimal ones, and may be set to 640; hexadecimal ones become
+#: longer in print.
 _MAX_DIGITS = 500
 
 
 def _with_text(loader: yaml.SafeLoader, node: Any, way: tuple[str, ...]) -> Any:
-    """The node with text at the end of the way. What is changed is copied: an alias may lead there from elsewhere."""
+    """Return the node with text at the end of the way. Copy what is changed: an alias may lead there from elsewhere."""
     if not way:
         is_number = isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS
         return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark) if is_number else node

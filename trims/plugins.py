@@ -40,7 +40,7 @@ GROUPS = (
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a setting says.
+    """Value of a setting that chooses a part.
 
     Attributes:
         name: Of the part.
@@ -134,7 +134,7 @@ class Kind(Generic[_Given, _Part]):
     reserved: frozenset[str] = frozenset()
 
     def open(self, choice: Choice, given: _Given) -> Opened[_Part]:
-        """The part that a setting names.
+        """Open the part that a setting names.
 
         Raises ConfigError if there is none of the name, or a plug-in cannot be imported, raises, or returns something
         else, which is closed. What one of ours raises is raised as it is.
@@ -144,7 +144,7 @@ class Kind(Generic[_Given, _Part]):
         return self._open(self.find(choice), given)
 
     def find(self, choice: Choice) -> importlib.metadata.EntryPoint:
-        """The plug-in of that name; nothing of it is imported. Raises ConfigError if there is none."""
+        """Return the plug-in of that name; nothing of it is imported. Raises ConfigError if there is none."""
         entry = self._plugins().get(choice.name)
         if entry is None:
             known = ", ".join(self.names())
@@ -155,11 +155,14 @@ class Kind(Generic[_Given, _Part]):
         return entry
 
     def names(self) -> list[str]:
-        """All that may be chosen, sorted."""
+        """Return all that may be chosen, sorted."""
         return sorted({*self.builtin, *self._plugins()})
 
     def _plugins(self) -> dict[str, importlib.metadata.EntryPoint]:
-        """Raises ConfigError for two of one name, or one of ours: which of them serves must not be chance."""
+        """Return the plug-ins by name.
+
+        Raises ConfigError for two of one name, or one of ours: chance must not choose.
+        """
         found: dict[str, importlib.metadata.EntryPoint] = {}
         for entry in importlib.metadata.entry_points(group=self.group):
             if entry.name in self.builtin or entry.name in self.reserved:
@@ -193,11 +196,11 @@ class Kind(Generic[_Given, _Part]):
 
 
 def _said(error: BaseException) -> str:
-    """An error of our tree is a sentence for the operator; any other needs its type to be understood."""
+    """Return an error as text: one of our tree is a sentence for the operator; any other needs its type."""
     return str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
 
 
 def _close(part: Any) -> None:
-    """Nothing of a refused part stays open, as far as it can be closed."""
+    """Close a refused part, as far as it can be closed."""
     with contextlib.suppress(Exception):
         part.close()

@@ -46,7 +46,7 @@ _TOKEN = re.compile(r"sha256:[0-9a-f]{64}")
 _PREFIX = "sha256:"
 _SHORTEST_TOKEN = 16
 _MOST, _MOST_BYTES = (1 << 31) - 1, (1 << 62) - 1
-#: Stands for each user that no tenant lists.
+#: Number that stands for each user that no tenant lists.
 ANY_USER = -1
 
 
@@ -75,11 +75,11 @@ class Tenant:
     verified: bool = False
 
     def may_open(self, model: str) -> bool:
-        """True if the name of a registered model is among those it may open."""
+        """Return whether the name of a registered model is among those the tenant may open."""
         return any(fnmatch.fnmatchcase(model, pattern) for pattern in self.models)
 
     def check(self, model: str) -> None:
-        """Raises PermissionDeniedError unless it may open the model."""
+        """Raise PermissionDeniedError unless it may open the model."""
         if not self.may_open(model):
             raise PermissionDeniedError(
                 f"tenant {self.name!r} may not open {model!r}; it may open {', '.join(self.models) or 'no model'} "
@@ -105,11 +105,14 @@ class Tenants:
         return bool(self.by_name)
 
     def quotas(self) -> dict[str, Quota]:
-        """What each tenant may hold, by name."""
+        """Return the quota of each tenant, by name."""
         return {name: tenant.quota for name, tenant in self.by_name.items()}
 
     def of_user(self, user: int) -> Tenant | None:
-        """The tenant of a user; None for the operator, and if there are no tenants. Raises PermissionDeniedError."""
+        """Return the tenant of a user; None for the operator, and if there are no tenants.
+
+        Raises PermissionDeniedError.
+        """
         if not self or user in self._operators:
             return None
         tenant = self._by_user.get(user) or self._by_user.get(ANY_USER)
@@ -120,7 +123,7 @@ class Tenants:
         return tenant
 
     def check_user(self, tenant: Tenant, user: int) -> None:
-        """Raises PermissionDeniedError for a user that may not come through a tenant's own socket.
+        """Raise PermissionDeniedError for a user that may not come through a tenant's own socket.
 
         The operator may, on the tenant's behalf, as predictors and containers do; else only users of the tenant.
         """
@@ -133,17 +136,17 @@ class Tenants:
         )
 
     def of_token(self, token: str) -> Tenant | None:
-        """The tenant whose bearer token this is; None if it is of none."""
+        """Return the tenant whose bearer token this is; None if it is of none."""
         given = hashlib.sha256(token.encode()).hexdigest()
         found = None
-        for known, tenant in self._by_token.items():  # all of them: how long this takes must not tell a token
+        for known, tenant in self._by_token.items():  # all of them: how long this takes must not reveal a token
             if hmac.compare_digest(known, given):
                 found = tenant
         return found
 
 
 def hash_of(token: str) -> str:
-    """What stands for a token in the tenants file. Raises CallerError if it is too short to be hard to guess."""
+    """Return a token's text in the tenants file. Raises CallerError if it is too short to be hard to guess."""
     if len(token) < _SHORTEST_TOKEN:
         raise CallerError(f"a token needs at least {_SHORTEST_TOKEN} characters; `openssl rand -hex 32` makes one")
     return _PREFIX + hashlib.sha256(token.encode()).hexdigest()
@@ -194,7 +197,7 @@ def _tenant(path: Path, name: Any, given: Any) -> Tenant:
 
 
 def _check_once(path: Path, what: str, tenants: Iterable[Tenant]) -> None:
-    """A user or a token stands for one tenant."""
+    """Check that a user or a token stands for one tenant."""
     seen: dict[Any, str] = {}
     for tenant in tenants:
         for each in getattr(tenant, what):

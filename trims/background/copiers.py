@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from trims.background.task import Order
 
 log = logging.getLogger(__name__)
-#: Between two looks at whether a request waits: as much as is reserved at once, some milliseconds at most bandwidths.
+#: Bytes between two looks at whether a request waits: as much as is reserved at once, some ms at most bandwidths.
 SLICE_BYTES = LARGE_PAGE_BYTES
-#: Up to this length a task is not worth a process: it takes a few milliseconds.
+#: Longest task, in bytes, that is done without a copier: it takes a few milliseconds.
 HERE_BYTES = 4 << 20
 #: Seconds that a request waits for the end of a slice. Then the copier is killed: it may get no processor at all.
 _PATIENCE_S = 0.2
@@ -78,12 +78,12 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """Return the process id."""
         return self._process.pid
 
     @property
     def ended(self) -> bool:
-        """Whether it ended, or is about to because nothing was asked."""
+        """Return whether the process has ended, or is about to, because it was idle for too long."""
         if self._socket.fileno() < 0 or self._process.poll() is not None:
             return True
         poll = select.poll()
@@ -91,7 +91,10 @@ class Process:
         return bool(poll.poll(0))
 
     def begin(self, order: Order, is_awaited: Callable[[], bool] = lambda: False) -> bool:
-        """Hand it a task; False as None of `ask`. Raises LostCopierError, OSError for a target."""
+        """Send a task.
+
+        Return False when a request starts waiting (see `ask`). Raises LostCopierError, OSError for a target.
+        """
         try:
             send_order(self._socket, order)
         except OSError as error:
@@ -99,7 +102,7 @@ class Process:
         return self._answer(is_awaited) is not None
 
     def ask(self, request: dict[str, Any], is_awaited: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-        """Its answer; None if a request has come to wait and it took too long: it was killed then, and is gone.
+        """Return the answer to a request. Return None if a waiting request's patience ended: the copier is then killed.
 
         Raises LostCopierError, SourceFailedError, OSError for a target.
         """
@@ -125,17 +128,17 @@ class Process:
         return check(answer)
 
     def kill(self) -> None:
-        """End it, and wait for that: then it writes nowhere any more."""
+        """Kill the process and wait for its end: it writes nowhere any more."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
 
     def close(self) -> None:
-        """Let it end, once it has done what it was asked; returns at once."""
+        """Close the connection, so that the process ends once it has finished its task; returns at once."""
         self._socket.close()
 
     def end(self) -> None:
-        """End it while it has nothing to do; returns at once."""
+        """End the process, which has nothing to do; returns at once."""
         self._process.kill()  # also one that is stopped
         self._socket.close()
 
@@ -165,7 +168,7 @@ class Copiers:
         moved: Callable[[int, float], None],
         is_awaited: Callable[[], bool],
     ) -> dict[str, str] | None:
-        """Do a task; returns the digests by name. Blocks.
+        """Do a task. Return the digests by name. Blocks.
 
         Args:
             order: What to do.
@@ -174,7 +177,7 @@ class Copiers:
             is_awaited: Whether a request has come to wait for it.
 
         Returns:
-            None if a request has come to wait: then nothing is written any more, and the task is to be done again, as
+            None when a request starts waiting: then nothing is written any more, and the task is to be done again, as
             fast as can be.
 
         Raises:
@@ -183,7 +186,7 @@ class Copiers:
         """
         told_bytes = 0
 
-        def tell(done_bytes: int, took_s: float) -> None:  # what is done for the second time is not told again
+        def tell(done_bytes: int, took_s: float) -> None:  # bytes done for the second time are not reported again
             nonlocal told_bytes
             if done_bytes > told_bytes:
                 more, told_bytes = done_bytes - told_bytes, done_bytes

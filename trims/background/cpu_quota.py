@@ -1,4 +1,4 @@
-"""How much of a processor a copier may take: a quarter, and a tenth while other programs compute.
+"""Share of a processor that a copier may take: a quarter, and a tenth while other programs compute.
 
 Threads of linear algebra wait by spinning and yielding, and yield to a process of the lowest priority as to any other.
 So the priority alone does not keep a copier from delaying them: how often it runs does.
@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Of one processor, while no other program computes.
+#: Share of one processor for a copier while no other program computes.
 ALONE = 0.25
-#: Of one processor, while others do.
+#: Share of one processor for a copier while other programs compute.
 BESIDE_OTHERS = 0.1
-#: Of one processor: what others use, from which on they are said to compute. More than another copier takes in the
-#: kernel, whose user time is told apart as that of a process with a low priority.
+#: Share of one processor in use by other processes from which on they are said to compute. More than another copier
+#: takes in the kernel, whose user time is counted apart as that of a process with a low priority.
 _OTHERS = 0.35
-#: Between two looks at what others use.
+#: Seconds between two looks at what other processes use.
 _LOOK_S = 0.5
 _STAT = "/proc/stat"
 
 
 class CpuQuota:
-    """Of one processor, for one process.
+    """Quota of one processor for one process.
 
     Args:
         busy_s: Processor seconds used by all processes since some moment, without user time of a low priority.
@@ -48,7 +48,7 @@ class CpuQuota:
         self._now = BESIDE_OTHERS  # until the first look
 
     def now(self) -> float:
-        """The share, looked up twice a second; the smaller one where the kernel does not tell."""
+        """Return the share, looked up twice a second; the smaller one where the kernel's counts cannot be read."""
         passed_s = self._clock() - self._looked_at_s
         if passed_s >= _LOOK_S:
             self._looked_at_s += passed_s
@@ -57,7 +57,7 @@ class CpuQuota:
         return self._now
 
     def _others_s(self) -> float:
-        """Not a number where the kernel does not tell: no comparison with it holds."""
+        """Return processor seconds of other processes; NaN, with which no comparison holds, if unknown."""
         try:
             return self._busy_s() - self._own_s()
         except (OSError, ValueError, IndexError):
@@ -65,7 +65,7 @@ class CpuQuota:
 
 
 def _busy_s() -> float:
-    """From the kernel's counts of all processors: user, nice, system, idle, iowait, irq, softirq."""
+    """Return processor seconds from the kernel's counts: user, nice, system, idle, iowait, irq, softirq."""
     with open(_STAT, encoding="ascii") as file:
         ticks = [int(each) for each in file.readline().split()[1:8]]
     user, system, irq, softirq = ticks[0], ticks[2], ticks[5], ticks[6]

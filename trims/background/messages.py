@@ -1,6 +1,6 @@
-"""What a daemon and its copier say to each other: one request, one answer, over a socket that keeps messages whole.
+"""Messages between a daemon and its copier: one request, one answer, over a socket that keeps messages whole.
 
-Requests: `begin` (a task, with its descriptors), `go` (do as many bytes, at a bandwidth), `end` (tell the digests and
+Requests: `begin` (a task, with its descriptors), `go` (do as many bytes, at a bandwidth), `end` (send the digests and
 let go of all), `drop` (let go of all). Each answer has the same fields. The list of parts may be long, so it travels as
 a file in memory.
 """
@@ -30,7 +30,10 @@ def send(connection: socket.socket, message: dict[str, Any], fds: Sequence[int] 
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The next message and its descriptors, which are the caller's. Raises EOFError if the other side is gone."""
+    """Return the next message and its descriptors, which are the caller's.
+
+    Raises EOFError if the other side is gone.
+    """
     data, fds, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, MOST_FDS + 2)
     if not data:
         raise EOFError("the other side has closed the connection")
@@ -60,7 +63,7 @@ def send_order(connection: socket.socket, order: Order) -> None:
 
 
 def read_order(message: dict[str, Any], fds: Sequence[int]) -> Order:
-    """What a `begin` orders. The descriptors stay the caller's to close."""
+    """Return the order that a `begin` message carries. The descriptors stay the caller's to close."""
     numbers = array.array("Q")
     parts_fd, *others = fds
     with open(parts_fd, "rb", closefd=False) as parts:
@@ -72,14 +75,14 @@ def read_order(message: dict[str, Any], fds: Sequence[int]) -> Order:
 
 
 def failure(error: SourceFailedError | OSError) -> dict[str, Any]:
-    """An answer that says what failed."""
+    """Return an answer that says what failed."""
     if isinstance(error, SourceFailedError):
         return {"failed": "source", "file": error.file, "at": error.at, "errno": error.errno}
     return {"failed": "target", "errno": error.errno, "words": str(error)}
 
 
 def check(answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer, if it is no failure. Raises SourceFailedError, OSError for a target."""
+    """Return the answer, if it is no failure. Raises SourceFailedError, OSError for a target."""
     failed = answer.get("failed")
     if failed == "source":
         raise SourceFailedError(answer["file"], answer["at"], answer["errno"])

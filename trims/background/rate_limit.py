@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trims.background.task import Order
 
-#: Seconds after which a pause looks again whether a request has come to wait.
+#: Seconds between two looks, during a pause, whether a request waits.
 _LOOK_S = 0.02
 
 
@@ -51,7 +51,7 @@ class RateLimiter:
         self._free_at_s = 0.0
 
     def keep(self, nbytes: int, is_awaited: Callable[[], bool], took_s: float = 0.0) -> None:
-        """Bytes were moved: wait for as long as they take at the bandwidth, after those of all other work.
+        """Wait, after bytes were moved, as long as they take at the bandwidth, behind those of all other work.
 
         Args:
             nbytes: How many.
@@ -85,14 +85,14 @@ class Behind:
         self._done_bytes = 0
 
     def carry(self, order: Order, on_progress: Callable[[int], None] | None = None) -> dict[str, str] | None:
-        """Have a copier do a task at the pace; returns the digests by name. Blocks.
+        """Have a copier do a task at the bandwidth. Return the digests by name. Blocks.
 
         Args:
             order: What to do.
             on_progress: Called with the bytes done so far; an exception from it ends the task.
 
         Returns:
-            None if a request has come to wait: nothing is written any more, and the task is to be done again.
+            None when a request starts waiting: nothing is written any more, and the task is to be done again.
 
         Raises:
             SourceFailedError: A file ended early or cannot be read.
@@ -112,10 +112,10 @@ class Behind:
         return pace.copiers.carry(order, bytes_per_s=pace.bytes_per_s, moved=moved, is_awaited=self._is_awaited)
 
     def moved(self, nbytes: int) -> None:
-        """Another `nbytes` are done; returns when it is time for the next."""
+        """Wait after another `nbytes` were moved, until it is time for the next."""
         self._pace.keep(nbytes, self._is_awaited)
 
     def done(self, done_bytes: int) -> None:
-        """The same for a report of all bytes done so far."""
+        """Wait after a report of all bytes done so far, until it is time for the next. See `moved`."""
         before, self._done_bytes = self._done_bytes, max(self._done_bytes, done_bytes)
         self.moved(self._done_bytes - before)

@@ -1,4 +1,4 @@
-"""Bytes to put together from files, to hash on the way, or both: in order, a piece at a time, each read once.
+"""Tasks of a copier: put bytes together from files, hash them, or both: in order, a piece at a time, each read once.
 
 A piece is small enough to stay in a processor's cache between reading, hashing and writing, and to take a tenth of a
 millisecond: what it takes the processor from may have it back soon. Files are read and written by calls and never
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 PIECE_BYTES = 64 << 10
-#: Places that are not covered by any part are written as these.
+#: Zeros, written to places that no part covers.
 _ZEROS = bytes(PIECE_BYTES)
 
 
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be done.
+    """Description of bytes to put together, hash, or both.
 
     Attributes:
         nbytes: Length of the whole.
@@ -61,7 +61,7 @@ class Task:
 
     @classmethod
     def of_file(cls, nbytes: int, hashes: tuple[str, ...] = ("blake3",), *, large_pages: bool = False) -> Task:
-        """The first `nbytes` bytes of one file."""
+        """Return the task for the first `nbytes` bytes of one file."""
         return cls(nbytes, (Part(0, nbytes, 0, 0),), hashes, large_pages)
 
 
@@ -127,7 +127,7 @@ class Running:
         self.done_bytes = 0
 
     def advance(self) -> int:
-        """Do one piece; returns the bytes done so far, all of them at the end.
+        """Do one piece. Return the bytes done so far, all of them at the end.
 
         Raises SourceFailedError, OSError if the target cannot be written.
         """
@@ -146,7 +146,7 @@ class Running:
         return end
 
     def digests(self) -> dict[str, str]:
-        """The digests in hex, by name: of all bytes once all are done."""
+        """Return the digests in hex, by name: of all bytes once all are done."""
         return {name: hasher.hexdigest() for name, hasher in self._hashers.items()}
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class Running:
             self._pages = None
 
     def _read(self, piece: memoryview, begin: int, end: int) -> None:
-        """Put together what the whole has from `begin` to `end`."""
+        """Read the bytes of the whole from `begin` to `end` into `piece`."""
         covered, parts = begin, self._task.parts
         while self._next_part < len(parts):
             part = parts[self._next_part]

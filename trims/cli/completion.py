@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 HOW = 'for bash: eval "$(trims completion bash)"'
 SHELLS = ("bash", "zsh", "tcsh")
-#: As `shtab.FILE`, which is imported only when a script is asked for.
+#: Commands that complete files, as `shtab.FILE` has them; shtab is imported only when a script is asked for.
 FILES: Mapping[str, str] = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}
 MODELS: Mapping[str, str] = {"bash": "_trims_models", "zsh": "_trims_models"}
 ENVIRONMENTS: Mapping[str, str] = {"bash": "_trims_environments", "zsh": "_trims_environments"}
@@ -38,7 +38,7 @@ _trims_places() {{ compadd {_PLACE_NAMES}; }}
 
 
 def completed(argument: argparse.Action, how: Mapping[str, str]) -> argparse.Action:
-    """The argument, whose values a shell completes from now on."""
+    """Return the argument, whose values a shell completes from now on."""
     argument.complete = how  # type: ignore[attr-defined]
     return argument
 

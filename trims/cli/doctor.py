@@ -1,4 +1,4 @@
-"""What is wrong with a set-up: each examination says what it found, and the remedy where it found something."""
+"""Examination of a set-up: each says what it found, and the remedy where something is wrong."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def _orphans(runtime_dir: str | None) -> Iterator[Finding]:
-    """Segments that no process has open and that belong to another state folder than this one's."""
+    """Yield segments that no process has open and that belong to another state folder than this one's."""
     from trims.control import admin
     from trims.daemon.config import build_config
     from trims.daemon.main import shm_prefix
@@ -110,7 +110,7 @@ def _orphans(runtime_dir: str | None) -> Iterator[Finding]:
 
 
 def _plugins() -> Iterator[Finding]:
-    """Plug-ins that are installed, and the registry and tiers that the settings take from other packages.
+    """Yield the installed plug-ins, and the registry and tiers that the settings take from other packages.
 
     None is opened: a daemon may be using it.
     """
@@ -221,7 +221,7 @@ def _made_frameworks() -> set[str]:
 
 
 def _environments() -> Iterator[Finding]:
-    """Environments of `trims env`, as far as can be seen without starting them."""
+    """Yield the environments of `trims env`, as far as can be seen without starting them."""
     from trims.daemon.config import build_config
     from trims.environments.checking import glance
     from trims.environments.environment_store import EnvironmentStore

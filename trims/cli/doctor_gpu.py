@@ -1,4 +1,4 @@
-"""Why the GPU tier is off, or what it has: every reason is a finding of its own, with its remedy.
+"""Reasons why the GPU tier is off, or what it has: every reason is a finding of its own, with its remedy.
 
 `look` gathers facts and decides nothing; `explain` decides and looks at nothing. Neither makes a CUDA context. What is
 said of MIG and of containers follows the vendor's documents; docs/operations.md says what a device has shown.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _Found = TypeVar("_Found")
 _LIBRARY = "libcuda.so.1"
-#: By whose presence a container is known: Docker's, Podman's.
+#: Files that show a container: Docker's, Podman's.
 _CONTAINER_MARKS = ("/.dockerenv", "/run/.containerenv")
 _DRIVER_FILES = ("nvidia0", "nvidiactl", "dxg")
 _VARIABLES = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
@@ -37,7 +37,7 @@ _NO_TOOLKIT = "run it with the NVIDIA container toolkit: docker run --gpus all, 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What this process can see of GPUs.
+    """Facts that this process can see about GPUs.
 
     Attributes:
         library: The driver's library can be loaded.
@@ -82,7 +82,7 @@ def gpu_findings(config: Config, runtime_dir: str | None) -> Iterator[Finding]:
 
 
 def look(kind: str) -> Facts:
-    """The facts of this machine; with a fake, of its folder."""
+    """Return the facts of this machine; with a fake, of its folder."""
     from trims.memory.cuda.connect import connect
     from trims.memory.cuda.survey import driver_versions, survey_all
 
@@ -106,7 +106,7 @@ def look(kind: str) -> Facts:
 
 
 def running(runtime_dir: str | None) -> Running | None:
-    """What a daemon says; None if none runs, or one that is too old to say it."""
+    """Return what a daemon reports of its devices; None if none runs, or one that is too old to report them."""
     from trims.control import admin
 
     try:
@@ -146,7 +146,7 @@ def _packages() -> dict[str, str]:
 
 
 def explain(facts: Facts, config: Config, daemon: Running | None) -> Iterator[Finding]:
-    """All reasons, each with its remedy; what is well, if nothing is wrong."""
+    """Yield all reasons, each with its remedy; what is well, if nothing is wrong."""
     if config.gpus == "none":
         yield Finding("note", "the GPU tier is off: gpus is none", "trims serve --gpus auto")
         return
@@ -164,7 +164,7 @@ def explain(facts: Facts, config: Config, daemon: Running | None) -> Iterator[Fi
 
 
 def _reach(facts: Facts) -> Iterator[Finding]:
-    """The way to the driver: library, device files, packages, versions. The first of library and files that lacks."""
+    """Yield what lacks on the way to the driver: library or device files (the first that lacks), packages, versions."""
     if not facts.library and not facts.files:
         what = f"the GPU tier is off: there is no NVIDIA driver here ({_LIBRARY} cannot be loaded, no /dev/nvidia*)"
         advice = _NO_TOOLKIT if facts.container else "models open at cpu; a machine with a GPU needs its driver"
@@ -216,7 +216,7 @@ def _driver_advice(said: str) -> str:
 
 
 def _named(facts: Facts, config: Config) -> Iterator[Finding]:
-    """Devices that the configuration names and that this machine lacks."""
+    """Yield devices that the configuration names and that this machine lacks."""
     usable = [device.uuid for device in facts.surveyed if not device.partitioned]
     named = [] if config.gpus == "auto" else [part.strip() for part in config.gpus.split(",") if part.strip()]
     for uuid in named if not facts.no_survey else ():
@@ -281,7 +281,7 @@ def _hidden(facts: Facts, device: Surveyed, what: str) -> Finding:
 
 
 def _unknown(facts: Facts) -> Iterator[Finding]:
-    """Devices of CUDA that NVML does not have under this UUID: the daemon, which asks NVML, finds none of them."""
+    """Yield devices of CUDA whose UUID NVML does not know: the daemon, which asks NVML, finds none of them."""
     known = {device.uuid for device in facts.surveyed}
     for device in facts.seen if not facts.no_survey else ():
         if device.uuid not in known:

@@ -1,4 +1,4 @@
-"""Which registered models use which environment: as this command's own environment and settings see it."""
+"""Models by environment: which registered model uses which, as this command's environment and settings see it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def users_of(
     made: Sequence[Made], env_store: EnvironmentStore, runtime_dir: str | None
 ) -> Mapping[str, list[str]] | None:
-    """Environment -> the names of the models that it is picked for; None if no daemon answers."""
+    """Return, by environment, the names of the models that it is picked for; None if no daemon answers."""
     manifests = _manifests(runtime_dir)
     if manifests is None:
         return None
@@ -33,7 +33,7 @@ def users_of(
 
 
 def refuse_if_needed(name: str, env_store: EnvironmentStore, runtime_dir: str | None) -> bool:
-    """Raise InUseError if registered models run in an environment and in no other one; False if no daemon answers."""
+    """Raise InUseError if registered models run in this environment only. Return False if no daemon answers."""
     manifests = _manifests(runtime_dir, every=True)
     if manifests is None:
         return False
@@ -50,7 +50,7 @@ def refuse_if_needed(name: str, env_store: EnvironmentStore, runtime_dir: str | 
 
 
 def _manifests(runtime_dir: str | None, *, every: bool = False) -> list[Manifest] | None:
-    """Of all registered models; None without a daemon. With `every`, raises InUseError for one that cannot be read."""
+    """Return all models' manifests; None without a daemon. With `every`, raises InUseError for an unreadable one."""
     from trims.control import admin
     from trims.manifests.manifest import parse_manifest
 
@@ -76,7 +76,7 @@ def _picker(env_store: EnvironmentStore, without: str = "") -> InterpreterSelect
 
 
 def _pick(picker: InterpreterSelection, manifest: Manifest) -> Path | None:
-    """The interpreter of a made environment, perhaps; None if there is none."""
+    """Return the interpreter that is picked for a manifest; None if there is none."""
     framework = manifest.framework
     try:
         return picker.pick(manifest.name, framework.name, framework.version) if framework is not None else None

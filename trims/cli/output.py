@@ -1,4 +1,4 @@
-"""What commands print: tables and progress for people, JSON for programs.
+"""Output of commands: tables and progress for people, JSON for programs.
 
 Imported by every command, so `rich`, which takes longer to import than most commands take, is imported for a table on a
 terminal and for progress only.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def console() -> Console:
-    """Return what writes styled text to standard output."""
+    """Return a console that writes styled text to standard output."""
     from rich.console import Console
 
     return Console(highlight=False)
@@ -34,7 +34,7 @@ def console() -> Console:
 
 @functools.cache
 def notes() -> Console:
-    """Return what writes progress to standard error."""
+    """Return a console that writes progress to standard error."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
@@ -56,18 +56,18 @@ def note(text: str) -> None:
 
 
 def say_json(value: Any) -> None:
-    """One JSON document."""
+    """Print one JSON document."""
     sys.stdout.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
 def say_json_line(value: Any) -> None:
-    """One of many JSON documents, on a line of its own and at once."""
+    """Print one of many JSON documents, on a line of its own and at once."""
     sys.stdout.write(json.dumps(value, sort_keys=True) + "\n")
     sys.stdout.flush()
 
 
 def say_done(options: argparse.Namespace, text: str, **facts: Any) -> None:
-    """Say what a command has done: in a sentence, or with --json as its facts."""
+    """Print what a command has done: in a sentence, or with --json as its facts."""
     if options.json:
         say_json(facts)
     else:
@@ -75,7 +75,7 @@ def say_done(options: argparse.Namespace, text: str, **facts: Any) -> None:
 
 
 def as_json(answer: Any) -> dict[str, Any]:
-    """An answer of the daemon as JSON values. What is absent is left out."""
+    """Return an answer of the daemon as JSON values. What is absent is left out."""
     found: dict[str, Any] = dataclasses.asdict(answer, dict_factory=_present)
     return found
 
@@ -85,7 +85,7 @@ def _present(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str = "") -> None:
-    """A table, or a sentence if there is nothing in it. Columns that end in '>' are right-aligned.
+    """Print a table, or a sentence if there is nothing in it. Columns that end in '>' are right-aligned.
 
     On a terminal that is too narrow, the first column gets lines of its own, above the others: what it names is never
     broken to pieces. Elsewhere each row is one line, however long, for programs such as grep.
@@ -102,7 +102,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str =
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """The lines of a table, at most `width` columns wide where the first column allows it; None for any width."""
+    """Return the lines of a table, at most `width` columns wide if the first column allows; None for any width."""
     from rich.cells import cell_len, set_cell_size
 
     heading = [column.rstrip(">") for column in columns]
@@ -120,7 +120,7 @@ def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: in
 
 
 def replica_row(replica: Replica) -> list[str]:
-    """The columns of `REPLICA_COLUMNS`."""
+    """Return the columns of `REPLICA_COLUMNS`."""
     holders = ", ".join(f"{holder.agent} {holder.pid}".strip() for holder in replica.holders[:_HOLDERS])
     more = f" +{len(replica.holders) - _HOLDERS}" if len(replica.holders) > _HOLDERS else ""
     return [
@@ -135,13 +135,13 @@ def replica_row(replica: Replica) -> list[str]:
 
 
 def shown_name(replica: Replica) -> str:
-    """Its registered names; else the file it was opened as; else the beginning of its key."""
+    """Return the replica's registered names; else the file it was opened as; else the beginning of its key."""
     registered = [name for name in replica.names if not name.startswith("file:")]
     return ", ".join(registered) or next(iter(replica.names), replica.key[:16])
 
 
 def say_devices(devices: Iterable[Device]) -> None:
-    """Which device each place is, what its keeper holds and what else is free: lines, so that no UUID is broken."""
+    """Print which device each place is, what its keeper holds and what is free: as lines, so that no UUID is broken."""
     for device in devices:
         keeper = f"process {device.keeper_pid}, {'with' if device.keeper_awake else 'without'} a context"
         free, total = device.free_bytes, device.total_bytes
@@ -159,7 +159,7 @@ REPLICA_COLUMNS = ("model", "place", "state", "size>", "leases>", "held by", "un
 
 
 def until(replica: Replica) -> str:
-    """How long the replica stays."""
+    """Return how long the replica stays, as text."""
     if replica.state == "draining":
         return "last lease closes"
     if replica.pinned:
@@ -173,7 +173,7 @@ def until(replica: Replica) -> str:
 
 @contextmanager
 def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
-    """Within the block, show a load's progress on standard error, if that is a terminal: what to call with it."""
+    """Show a load's progress on standard error during the block, if that is a terminal. Yields what to call with it."""
     if quiet or not notes().is_terminal:
         yield _show_nothing
         return
@@ -197,4 +197,4 @@ def loading(name: str, quiet: bool) -> Iterator[Callable[[Loading], None]]:
 
 
 def _show_nothing(_: Loading) -> None:
-    """Of a load that nothing is shown of."""
+    """Ignore the progress of a load."""

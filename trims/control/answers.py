@@ -1,4 +1,4 @@
-"""What a daemon answers to an operator, as plain frozen values. Times are in seconds, sizes in bytes."""
+"""Answers of a daemon to an operator, as plain frozen values. Times are in seconds, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Model:
         in_memory: `yes: ...` or `no: ...`: whether its image is in shared memory, and why it is or is not.
         problem: Why its manifest cannot be read, in a list of all models; all but the name is empty then.
         inputs: As its graph states them, else as its first run had them; empty until they are known, and in lists.
-        outputs: The same of its outputs.
+        outputs: As `inputs`, for its outputs.
         tensors_seen: Inputs and outputs are those of a run: others may be right as well.
     """
 
@@ -127,7 +127,7 @@ class Model:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """Its manifest, read. Raises ManifestError if that could not be."""
+        """Return its manifest, read. Raises ManifestError if that could not be."""
         if self.problem:
             raise ManifestError(self.problem)
         found: dict[str, Any] = json.loads(self.manifest_json)
@@ -159,7 +159,7 @@ class Device:
         keeper_pid: 0 if its keeper is gone.
         keeper_awake: The keeper holds a CUDA context, which takes device memory.
         free_bytes: Of the whole device; None if the driver does not say.
-        total_bytes: The same.
+        total_bytes: Memory of the whole device; None if the driver does not say.
         trouble: Why the keeper does not answer; empty if it does.
     """
 
@@ -199,7 +199,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """What a tenant holds, and the most that it may hold; None where there is no limit.
+    """Usage of one tenant, and its limits; None where there is no limit.
 
     Attributes:
         sessions: Clients that are connected.
@@ -255,7 +255,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What `trims status` shows."""
+    """Status of a daemon, as `trims status` shows it."""
 
     health: Health
     stats: Stats
@@ -263,7 +263,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Residents:
-    """What `trims ps` shows: everything in memory and on disk, and the GPUs."""
+    """Residents as `trims ps` shows them: everything in memory and on disk, and the GPUs."""
 
     replicas: tuple[Replica, ...]
     devices: tuple[Device, ...]
@@ -287,7 +287,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """What an eviction did.
+    """Result of an eviction.
 
     Attributes:
         freed: Places where the model lies no longer.
@@ -317,7 +317,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
         findings: A sentence for each fault; none is good news.
@@ -331,7 +331,7 @@ class Report:
 
 
 def read(kind: type[_Answer], message: Message) -> _Answer:
-    """A value of that class from the message with the fields of the same names."""
+    """Return a value of that class from the message with the fields of the same names."""
     return kind(**{name: _value(message, name, hint) for name, hint in _hints(kind).items()})  # type: ignore[arg-type]
 
 

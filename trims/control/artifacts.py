@@ -11,7 +11,7 @@ from trims.formats.shards import is_shard
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: In a folder, the first of these that is there holds the weights (Hugging Face's names, and ONNX's).
+#: Files that hold the weights in a folder; the first that is there counts (names of Hugging Face, and of ONNX).
 _WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -21,13 +21,13 @@ _WEIGHTS = (
     "pytorch_model.bin.index.json",
     "model.onnx",
 )
-#: Otherwise the only file with such a name, whatever it is called: an index of shards, then a file of weights.
+#: Patterns for the only file of its kind, if none of those is there: an index of shards, then a file of weights.
 _INDEX = re.compile(r".+\.(safetensors|bin)\.index(\.[^./]+)?\.json\Z", re.DOTALL)
 _FILE = re.compile(r".+(\.(safetensors|bin|pt|pth|ckpt|onnx|npz|npy)|-symbol\.json)\Z", re.DOTALL)
-#: What trainers leave beside the weights in files of their own.
+#: Pattern of files that trainers leave beside the weights.
 _TRAINING = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state.*|random_states.*)\.(bin|pt|pth)\Z")
 _SHOWN_NAMES = 20
-#: Of a name.
+#: Most letters of a name.
 _MOST_LETTERS = 128
 #: File names that say nothing about the model.
 _GENERIC = frozenset({"model", "pytorch_model", "diffusion_pytorch_model", "weights", "checkpoint", "consolidated"})
@@ -98,7 +98,7 @@ def _name_for(main: Path) -> str:
 
 
 def _name_of_folder(folder: Path) -> str:
-    """The folder's name; in a cache of Hugging Face (models--ORG--NAME/snapshots/HASH) the model's."""
+    """Return the folder's name; in a cache of Hugging Face (models--ORG--NAME/snapshots/HASH) the model's."""
     if folder.parent.name == "snapshots":
         return folder.parent.parent.name.rpartition("--")[2]
     return folder.name

@@ -1,4 +1,4 @@
-"""Orders and questions to a daemon from Python: what the `trims` command does, blocking or with asyncio."""
+"""Client of a daemon's control door in Python: what the `trims` command does, blocking or with asyncio."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trims.control.registration import Source
 
 _NOTHING = pb.Empty()
-#: Loads that are begun if the model is evicted between its load and the answer.
+#: Loads that are begun at most, if the model is evicted between its load and the answer.
 _TRIES = 5
 
 
@@ -133,12 +133,12 @@ class Admin(_Door):
             self._stub.Unregister(orders.message(pb.NameRequest, name=name))
 
     def models(self) -> list[Model]:
-        """All registered models."""
+        """Return all registered models."""
         with self._errors():
             return [read(Model, each) for each in self._stub.List(_NOTHING).models]
 
     def show(self, name: str) -> Model:
-        """Everything about one model. Raises ModelNotFoundError."""
+        """Return everything about one model. Raises ModelNotFoundError."""
         with self._errors():
             return read(Model, self._stub.Describe(orders.message(pb.NameRequest, name=name)))
 
@@ -149,7 +149,7 @@ class Admin(_Door):
             name: A registered model.
             key: Of the image that ran. Nothing is kept if the name stands for another one by now.
             inputs: Of the run.
-            outputs: The same.
+            outputs: Of the run.
 
         Raises ModelNotFoundError, CallerError.
         """
@@ -216,12 +216,12 @@ class Admin(_Door):
             self._stub.Unpin(orders.message(pb.PinRequest, name=name, place=place))
 
     def residents(self) -> Residents:
-        """What is where, held by which process, until when; and the GPUs."""
+        """Return what is where, held by which process, until when; and the GPUs."""
         with self._errors():
             return read(Residents, self._stub.Resident(_NOTHING))
 
     def watch(self) -> Generator[Change, None, None]:
-        """Changes of state: all from the return of this call on. Close the generator to end it."""
+        """Yield changes of state: all from the return of this call on. Close the generator to end it."""
         with self._errors():
             call = self._stub.Watch(_NOTHING)
             call.initial_metadata()  # it comes once the daemon has begun to watch
@@ -238,12 +238,12 @@ class Admin(_Door):
     # -- the daemon ------------------------------------------------------------------------------------------------
 
     def status(self) -> Status:
-        """Which daemon answers, and how full it is."""
+        """Return which daemon answers, and how full it is."""
         with self._errors():
             return Status(read(Health, self._stub.Health(_NOTHING)), read(Stats, self._stub.Stats(_NOTHING)))
 
     def check(self, *, verify: bool = False) -> Report:
-        """Hold the books of the daemon against the facts; with `verify`, read and hash every replica."""
+        """Check the daemon's ledger against the facts; with `verify`, read and hash every replica."""
         with self._errors():
             return read(Report, self._stub.Check(orders.message(pb.CheckRequest, verify=verify)))
 
@@ -435,7 +435,7 @@ def _never_there(name: str) -> TrimsError:
 
 
 def admin(runtime_dir: str | os.PathLike[str] | None = None) -> Admin:
-    """A client of the control door of this machine's daemon; see `Admin`.
+    """Return a client of the control door of this machine's daemon; see `Admin`.
 
     Example:
         with trims.admin() as daemon:
@@ -447,7 +447,7 @@ def admin(runtime_dir: str | os.PathLike[str] | None = None) -> Admin:
 
 
 def aadmin(runtime_dir: str | os.PathLike[str] | None = None) -> AsyncAdmin:
-    """The same for asyncio; see `AsyncAdmin`.
+    """Return a client of the control door for asyncio; see `AsyncAdmin`.
 
     Example:
         async def report() -> None:

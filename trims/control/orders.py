@@ -1,4 +1,4 @@
-"""What an operator asks, as messages of the control door: one place for the blocking and the asyncio client."""
+"""Orders of an operator, as messages of the control door: one place for the blocking and the asyncio client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Message = TypeVar("_Message", bound="Message")
 
 
 def control_socket(runtime_dir: str | os.PathLike[str] | None) -> Path:
-    """The control door of the daemon in that folder; None for the default of this user.
+    """Return the control door of the daemon in that folder; None for the default of this user.
 
     Raises DaemonAwayError for a folder in which no socket can lie.
     """
@@ -32,7 +32,10 @@ def control_socket(runtime_dir: str | os.PathLike[str] | None) -> Path:
 
 
 def message(kind: type[_Message], **fields: Any) -> _Message:
-    """A message with these fields. Raises CallerError for a value of another type than the field's, None included."""
+    """Return a message with these fields.
+
+    Raises CallerError for a value of a type that the field lacks, None included.
+    """
     made = kind()
     for name, value in fields.items():
         try:

@@ -30,7 +30,7 @@ class TrimsError(Exception):
     """
 
     code: ClassVar[str] = "trims"
-    #: True when the same request may succeed later without any change.
+    #: Retry hint: true if the same request may succeed later without any change.
     retryable: ClassVar[bool] = False
 
 
@@ -108,7 +108,7 @@ class PermissionDeniedError(CallerError, PermissionError):
 
 
 class ClosedError(CallerError):
-    """You closed it, then used it."""
+    """A closed object was used again."""
 
     code = "closed"
 
@@ -242,7 +242,7 @@ class PredictorError(TrimsError):
 
 
 class InternalError(TrimsError):
-    """A bug in trims. Please report it with the story in the message."""
+    """A bug in trims. Please report it with the replica's history from the message."""
 
     code = "internal"
 
@@ -254,7 +254,7 @@ class CudaError(InternalError):
 
 
 class InvalidTransitionError(InternalError):
-    """A replica was asked to make a step its state does not allow; the message tells its story."""
+    """A replica was to make a step that its state does not allow; the message has its history."""
 
     code = "invalid_transition"
 

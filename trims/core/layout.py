@@ -1,4 +1,4 @@
-"""What an image holds and where: names, dtypes, shapes and offsets of its tensors.
+"""Contents of an image: names, dtypes, shapes and offsets of its tensors.
 
 Pure description; the byte encoding is `trims.image`'s business. Offsets count from the start of the image's
 data block, sizes are bytes, dtypes carry the names safetensors gives them. Every cold start of a client imports this,
@@ -29,7 +29,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 DTYPES: tuple[str, ...] = tuple(DTYPE_BYTES)
 DTYPE_NUMBERS: Mapping[str, int] = {name: number for number, name in enumerate(DTYPES)}
 
-#: No tensor's name: safetensors keeps it for itself.
+#: Reserved by safetensors: no tensor has this name.
 RESERVED = "__metadata__"
 #: Tensors start at multiples of this many bytes: a cache line, and what SIMD loads of all three frameworks want.
 TENSOR_ALIGNMENT_BYTES = 64
@@ -121,7 +121,7 @@ class Layout:
 
 
 def _validate_tensor(spec: TensorSpec, data_bytes: int, aligned: bool) -> None:
-    """Part of every attach, so it takes the tuple apart once instead of asking properties."""
+    """Validate one tensor. Each attach does this, so the tuple is unpacked once instead of asking properties."""
     name, dtype, shape, offset = spec
     width = DTYPE_BYTES.get(dtype)
     if width is None:

@@ -57,17 +57,17 @@ class Waiter:
 
     @property
     def reader(self) -> int | None:
-        """The session that will read the replica; None if none will."""
+        """Return the session that will read the replica; None if none will."""
         return self.session if self.wants_lease else None
 
     @property
     def is_promotion(self) -> bool:
-        """True if residency itself waits: on the host on behalf of a device, or for an image that has earned memory."""
+        """Return whether residency itself waits: on the host for a device, or for an image that has earned memory."""
         return self.ticket < 0
 
     @property
     def is_impatient(self) -> bool:
-        """True if it must be refused rather than wait for leases of others."""
+        """Return whether the waiter must be refused rather than wait for leases of other sessions."""
         return self.modest or (self.deadline_at_s is None and self.ticket >= 0)
 
 

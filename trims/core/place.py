@@ -67,7 +67,7 @@ class Place:
         return f"gpu:{self.device}" if self.tier is TierKind.GPU else self.tier.value
 
 
-#: What a user writes for no place in particular: wherever on the host the image lies.
+#: Name that a user writes for no place in particular: wherever on the host the image lies.
 ANYWHERE = "auto"
 CPU = Place(TierKind.CPU)
 GPU = Place(TierKind.GPU)

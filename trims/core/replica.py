@@ -41,7 +41,7 @@ class State(Enum):
 
 
 class Share(Enum):
-    """What the bytes of a replica count as at its place; every charged replica counts in exactly one."""
+    """Kinds of use that a replica's bytes count as at its place; every charged replica counts in exactly one."""
 
     NONE = "not charged"
     FILLING = "being filled"
@@ -165,7 +165,7 @@ class Replica:
         self.state = to
 
     def story(self) -> list[str]:
-        """Its latest changes of state, a line each."""
+        """Return the replica's latest changes of state, a line each."""
         return [f"{at_s:.6f} {old.value} -> {new.value}: {why}" for at_s, old, new, why in self.steps]
 
     @property
@@ -175,5 +175,5 @@ class Replica:
 
     @property
     def held(self) -> bool:
-        """True while a lease or a running copy reads it."""
+        """Return whether a lease or a running copy reads the replica."""
         return bool(self.leases or self.borrowers)

@@ -54,19 +54,19 @@ log = logging.getLogger(__name__)
 _READ_BYTES = 8 << 10
 #: Messages of one connection that are handled before the next connection has its turn.
 _TURN = 2
-#: The same for a connection that has sent more than it has been answered, in each round among such connections.
+#: Messages of a connection with a backlog that are handled in each round among such connections.
 _ROUND = 4
-#: From one such round to the next, if there are several such connections. Answers wake their processes; without pauses
-#: those keep all processors busy, and clients that ask for one thing at a time wait for a processor.
+#: Seconds from one such round to the next, if there are several such connections. Answers wake their processes; without
+#: pauses those keep all processors busy, and clients that ask for one thing at a time wait for a processor.
 _ROUND_S = 1e-3
 #: Sockets looked at, and answers sent, before the rest of the loop has its turn.
 _MOST_AT_ONCE = 64
-#: A client that was answered often asks again at once, and on a virtual machine waking an idle processor takes longer
-#: than an answer: the door polls busily for this many seconds.
+#: Seconds for which the door polls busily after an answer: a client that was answered often asks again at once, and on
+#: a virtual machine waking an idle processor takes longer than an answer.
 _BUSY_POLL_S = 100e-6
 #: Seconds until the door looks again for a descriptor, when it has none left to accept a client with.
 _ACCEPT_PAUSE_S = 0.1
-#: A client that has begun a frame must end it within this time.
+#: Seconds within which a client that has begun a frame must end it.
 FRAME_TIMEOUT_S = 10.0
 #: Answers a client may leave unread before its session ends.
 MAX_UNREAD = 256
@@ -121,7 +121,7 @@ class AttachDoor:
         self._wake_fd = -1
         self._spare_fd = -1
         self._accept_at_s: float | None = None
-        #: When the next round among connections with a backlog may begin.
+        #: Time at which the next round among connections with a backlog may begin.
         self._round_at_s = 0.0
         self._waking = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="trims-attach-door", daemon=True)
@@ -152,7 +152,7 @@ class AttachDoor:
             self._wake_fd = -1
 
     def run(self, work: Callable[[], None]) -> None:
-        """Do something in the door's own thread, soon.
+        """Run `work` in the door's own thread, soon.
 
         What ends a lease belongs there: so none ends between its grant and the moment its descriptor has left.
         """
@@ -160,7 +160,7 @@ class AttachDoor:
         self._wake()
 
     def connections(self) -> list[Connection]:
-        """The clients that are connected now."""
+        """Return the clients that are connected now."""
         return list(self._connections.values())
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class AttachDoor:
             os.close(self._spare_fd)
 
     def _guarded(self, connection: Connection, serve: Callable[[Connection], None]) -> None:
-        """Whatever one client provokes ends its session at most and must not reach the others."""
+        """Serve one connection: whatever its client provokes ends its session at most and must not reach the others."""
         try:
             serve(connection)
         except BadMessageError as error:
@@ -276,7 +276,7 @@ class AttachDoor:
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def _count(self, tenant: Tenant | None) -> None:
-        """A client comes. Raises QuotaError if its tenant has as many as it may."""
+        """Count a new client. Raises QuotaError if its tenant has as many as it may."""
         if tenant is None:
             return
         share = self._budget.sessions // (len(self.tenants.by_name) + 1)
@@ -289,7 +289,7 @@ class AttachDoor:
         self.clients[tenant.name] += 1
 
     def _accept_without_descriptor(self, listener: Listener, error: OSError) -> None:
-        """Let one client in by the spare descriptor, only to tell it why it cannot stay; then pause.
+        """Let one client in by the spare descriptor, only to report why it cannot stay; then pause.
 
         The client that cannot be let in stays in the listener's queue, which is therefore not polled for a while: it
         would be ready all the time.
@@ -350,7 +350,7 @@ class AttachDoor:
             connection.partial_since_s = time.monotonic()
 
     def _serve_backlogs(self) -> None:
-        """A round among the connections that have sent more than was handled: a turn for each."""
+        """Serve a round among the connections that have sent more than was handled: a turn for each."""
         if not self._waiting or (now_s := time.perf_counter()) < self._round_at_s:
             return
         self._round_at_s = now_s + _ROUND_S if len(self._waiting) > 1 else 0.0
@@ -418,7 +418,7 @@ class AttachDoor:
     # -- answers ---------------------------------------------------------------------------------------------------
 
     def _answered(self, connection: Connection, request_id: int, outcome: Outcome) -> None:
-        """Called from any thread; answers leave from the door's own, so that no lease ends between grant and send."""
+        """Queue an answer, from any thread; the door's own sends it, so that no lease ends between grant and send."""
         self._answers.append((connection, request_id, outcome))
         if threading.current_thread() is not self._thread:
             self._wake()
@@ -430,7 +430,7 @@ class AttachDoor:
                 self._guarded(connection, partial(self._requests.answer, request_id=request_id, outcome=outcome))
 
     def _lost(self, lease: Lease, reason: str) -> None:
-        """A lease has ended under its session."""
+        """Notify a session that a lease of its has ended."""
         if threading.current_thread() is not self._thread:
             self.run(lambda: self._lost(lease, reason))
             return
@@ -438,7 +438,7 @@ class AttachDoor:
             self._send(connection, {"event": "lost", "lease": lease.number, "message": shortened(reason)})
 
     def _upgraded(self, session: int, key: str) -> None:
-        """An image that a session reads from disk lies in shared memory, too."""
+        """Notify a session that an image it reads from disk lies in shared memory, too."""
         if threading.current_thread() is not self._thread:
             self.run(lambda: self._upgraded(session, key))
             return
@@ -463,7 +463,7 @@ class AttachDoor:
         self._poll_for(connection)
 
     def _end_with_error(self, connection: Connection, error: TrimsError) -> None:
-        """Tell the client, if it listens, and end."""
+        """Send the client the error, if it listens, and end its session."""
         if not connection.over:
             _send_last(connection.sock, error_message(error, None))
             self._end(connection, str(error))
@@ -509,7 +509,7 @@ def _no_more_sessions(why: str) -> CapacityError:
 
 
 def _spare() -> int:
-    """A descriptor to let go of when there is no other; -1 if there is none even for that."""
+    """Return a descriptor to let go of when there is no other; -1 if there is none even for that."""
     try:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -517,7 +517,7 @@ def _spare() -> int:
 
 
 def _send_last(sock: socket.socket, message: Message) -> None:
-    """Send what ends a session, if the client takes it at once."""
+    """Send a message that ends a session, if the client takes it at once."""
     try:
         sock.send(encode(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
     except OSError as error:

@@ -1,6 +1,6 @@
 """The budget of descriptors: one for each session and one for each image that is open, within the process's limit.
 
-A daemon without a descriptor can neither let a client in nor tell it so. So both are bounded before the limit is
+A daemon without a descriptor can neither let a client in nor send it a refusal. So both are bounded before the limit is
 reached, and the rest is left to what a daemon opens for a moment: files being filled, pipes of children, databases.
 """
 
@@ -9,15 +9,15 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass
 
-#: Left for everything but sessions and images.
+#: Descriptors left for everything but sessions and images.
 RESERVED = 192
-#: The least number each gets, whatever the limit: with fewer, nothing useful can be served.
+#: Least number for each, whatever the limit: with fewer, nothing useful can be served.
 _LEAST = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many descriptors go where.
+    """Numbers of descriptors by use.
 
     Attributes:
         limit: Files this process may have open at once.

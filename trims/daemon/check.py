@@ -1,4 +1,4 @@
-"""Holding the books of a live daemon against the facts: invariants, memory, and with `verify` every byte."""
+"""Check of a live daemon's ledger against the facts: invariants, memory, and with `verify` every byte."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from trims.tiers.base import Extent
 
 
-#: What keeps a replica's bytes from being read just now, such as a device without room for a context, and says nothing
-#: of them.
+#: Errors that keep a replica's bytes from being read just now, such as a device without room for a context, and prove
+#: nothing about them.
 _SAYS_NOTHING = (CapacityError, CudaError, LostPeerError, NotSupportedError)
 
 
 @dataclass(slots=True)
 class Report:
-    """What a check found. No findings is good news."""
+    """Findings of a check. No findings is good news."""
 
     findings: list[str] = field(default_factory=list)
     replicas: int = 0
@@ -59,7 +59,7 @@ def check_store(store: Store, *, verify: bool) -> Report:
 
 
 def _examine(store: Store, extent: Extent | None, nbytes: int, *, verify: bool) -> str | None:
-    """What is wrong with a replica's memory, or None."""
+    """Return what is wrong with a replica's memory, or None."""
     if extent is None:
         return "it is sealed in the books and has no memory"
     with extent.reader() as fd:

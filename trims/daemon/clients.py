@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Unsent:
-    """What is left of a message, and the descriptors that go with its first byte.
+    """Unsent rest of a message, and the descriptors that go with its first byte.
 
     Attributes:
         fds: The store's, until they are in `own`.
@@ -40,13 +40,13 @@ class Unsent:
     own: list[int] = field(default_factory=list)
 
     def keep(self) -> None:
-        """It has to wait. Raises OSError if this process has no descriptor left."""
+        """Duplicate the descriptors, because the message has to wait. Raises OSError if this process has none left."""
         for fd in self.fds[len(self.own) :]:
             self.own.append(os.dup(fd))
         self.fds = self.own
 
     def let_go(self) -> None:
-        """The descriptors have left, or never will. Idempotent."""
+        """Close the duplicates: the descriptors have left, or never will. Idempotent."""
         self.fds = ()
         while self.own:
             os.close(self.own.pop())
@@ -82,7 +82,10 @@ class Connection:
     over: bool = False
 
     def flush(self) -> bool:
-        """Send what is unsent; False if the socket takes no more just now. Raises OSError if the client is gone."""
+        """Send what is unsent.
+
+        Return False if the socket takes no more just now. Raises OSError if the client is gone.
+        """
         while self.unsent:
             first = self.unsent[0]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", first.fds))] if first.fds else []
@@ -97,9 +100,9 @@ class Connection:
         return True
 
     def watch_process(self) -> bool:
-        """From now on the session counts until its process is gone: closing the socket does not close its mappings.
+        """Count the session until its process is gone: closing the socket does not close its mappings.
 
-        False if the process cannot be watched: it is in another namespace (and shows as 0), or has ended.
+        Return False if the process cannot be watched: it is in another namespace (and shows as 0), or has ended.
         """
         if self.process_fd < 0:
             try:
@@ -109,7 +112,7 @@ class Connection:
         return self.process_fd >= 0
 
     def unwatch_process(self) -> None:
-        """The process is gone, or the daemon ends. Idempotent."""
+        """Stop watching: the process is gone, or the daemon ends. Idempotent."""
         if self.process_fd >= 0:
             os.close(self.process_fd)
             self.process_fd = -1

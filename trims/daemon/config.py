@@ -62,7 +62,7 @@ class Config:
         cpu_tier: What holds images in memory: `shared`, or a plugin's tier with its argument.
         disk_tier: What holds images on disk: `folder`, in the state folder, or a plugin's tier with its argument.
         cpu_policy: Eviction policy of the cpu tier (lru, lfu, fifo, gdsf or a plugin's).
-        disk_policy: The same for the disk tier.
+        disk_policy: Eviction policy of the disk tier.
         keep_alive_s: Seconds an idle replica stays in memory: None until the room is needed (lazy), 0 not at all
             (eager).
         cpu_memory: Kind of shared memory. `shm` has names: a restarted daemon finds it again, and a process of the
@@ -87,7 +87,7 @@ class Config:
         tenants: The tenants file: who shares the machine, and how much each may hold. None: one user, without limits.
         max_sessions: Clients that may be connected at once; fewer if the limit of open files is low.
         always_hash: Read every artifact at each look instead of comparing its times: for artifacts that programs write
-            through shared mappings, which no time tells.
+            through shared mappings, which no time shows.
         trust: `identity` serves an artifact from its own files before it was read, known by length and times until it
             is hashed; `verified` hashes it first.
         endpoint: Whether `trims serve` also starts the inference endpoint. `auto`: if its packages are installed;
@@ -275,12 +275,12 @@ def _flag(value: Any) -> bool:
 
 
 def _endpoint(value: Any) -> str:
-    """`no` in YAML is a boolean."""
+    """Return the setting as text; `no` in YAML is a boolean."""
     return {"true": "yes", "false": "no"}.get(str(value).lower(), str(value).lower())
 
 
 def _words(value: Any) -> tuple[str, ...]:
-    """As a shell would split a line, or a list as it is."""
+    """Return the words of a line as a shell would split it, or those of a list."""
     return tuple(map(str, value)) if isinstance(value, list) else tuple(shlex.split(str(value)))
 
 
@@ -339,7 +339,7 @@ def _defaults(env: Mapping[str, str], given: Mapping[str, Any]) -> dict[str, Any
 
 
 def _check_capacities(given: Mapping[str, Any]) -> None:
-    """The default capacities are of our own tiers' folders, and say nothing of what a plugin's tier has."""
+    """Raise ConfigError for a plugin's tier without a capacity: the defaults are for our own tiers' folders."""
     for tier, ours in (("cpu", SHARED), ("disk", FOLDER)):
         chosen = given.get(f"{tier}_tier", ours)
         if chosen != ours and f"{tier}_capacity_bytes" not in given:
@@ -367,7 +367,7 @@ def _default_cpu_bytes(given: Mapping[str, Any]) -> int:
 
 
 def _default_disk_bytes(folder: Path) -> int:
-    """Half of what images could take: what is free, and what an earlier daemon's images hold.
+    """Return half of what images could take: what is free, and what an earlier daemon's images hold.
 
     On a full disk that is next to nothing, and a daemon must serve there, too: never 0.
     """

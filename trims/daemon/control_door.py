@@ -57,14 +57,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _POLL_S = 0.1
 _WORKERS = 64
-#: Calls that may stay open for long (Load, Watch); the rest of the workers answers short ones.
+#: Calls that may stay open for long (Load, Watch); the other workers answer short ones.
 MAX_STREAMS = 48
 _MAX_MESSAGE_BYTES = 4 << 20
 _Handler = TypeVar("_Handler", bound="Callable[..., Any]")
 
 
 def _guarded(handler: _Handler) -> _Handler:
-    """Errors of the tree become a status; others are logged and become `internal`."""
+    """Wrap a handler: errors of the tree become a status; others are logged and become `internal`."""
 
     @functools.wraps(handler)
     def guarded(self: ControlDoor, request: Any, context: grpc.ServicerContext) -> Any:
@@ -96,12 +96,12 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
         registry: Manifests.
         attach: Knows which process holds which lease.
         path: The Unix socket.
-        devices: Told by Stats and Resident.
-        budget: Of descriptors; told by Stats.
-        endpoint: Beside the daemon; told by Stats.
+        devices: Reported by Stats and Resident.
+        budget: Of descriptors; reported by Stats.
+        endpoint: Beside the daemon; reported by Stats.
         boot: Identifies this life of the daemon.
         version: Of the package.
-        state_dir: Told by Health.
+        state_dir: Reported by Health.
         on_shutdown: Called with `purge` when a request asks the daemon to end.
         waits_for: Says what must be done before the daemon ends; empty text while it was not asked to end.
     """
@@ -178,7 +178,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
 
     @_guarded
     def List(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ModelList:
-        """All registered models. One whose manifest cannot be read hides no other."""
+        """Return all registered models. One whose manifest cannot be read hides no other."""
         listed = (self._listed(name, context) for name in self._registry.names())
         return pb.ModelList(models=[model for model in listed if model is not None])
 
@@ -194,14 +194,14 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
 
     @_guarded
     def Describe(self, request: pb.NameRequest, context: grpc.ServicerContext) -> pb.Model:
-        """One model, with the stories of its replicas."""
+        """Return one model, with the histories of its replicas."""
         described = self._model(self._registry.get(request.name), story=True)
         described.format = described.format or self._store.find_format(request.name)
         return described
 
     @_guarded
     def Learn(self, request: pb.LearnRequest, context: grpc.ServicerContext) -> pb.Empty:
-        """Keep what a run of a model had. A run of an image that the name stands for no more is left out."""
+        """Keep the inputs and outputs of a run, unless the name stands for another image by now."""
         keys = self._read.keys_of(self._registry.get(request.name).name)
         if request.key in keys:
             found = Signature(views.types_of(request.inputs), views.types_of(request.outputs))
@@ -265,14 +265,14 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
 
     @_guarded
     def Resident(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.ReplicaList:
-        """Everything in the books, and the devices."""
+        """Return everything in the ledger, and the devices."""
         connections = self._attach.connections()
         replicas = [views.replica(view, connections) for view in self._read.replicas()]
         return pb.ReplicaList(replicas=replicas, devices=self._devices.look(self._read.whole().tiers))
 
     @_guarded
     def Stats(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.StatsReply:
-        """Counters, tiers and devices."""
+        """Return counters, tiers and devices."""
         uptime_s = time.monotonic() - self._started_at_s
         attach = self._attach
         return views.stats(
@@ -287,11 +287,11 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
 
     @_guarded
     def Watch(self, request: pb.Empty, context: grpc.ServicerContext) -> Iterator[pb.Change]:
-        """Changes of state; subscribed before the first message is asked for."""
+        """Yield changes of state; subscribed before the first message is asked for."""
         self._begin_stream(context)
         watcher = self._watchers.add()
         context.add_callback(lambda: self._watchers.remove(watcher))
-        context.send_initial_metadata(())  # tells the client that nothing is missed from now on
+        context.send_initial_metadata(())  # shows the client that nothing is missed from now on
         return self._changes(watcher, context)
 
     def _changes(self, watcher: queue.Queue[Any], context: grpc.ServicerContext) -> Iterator[pb.Change]:
@@ -306,7 +306,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
 
     @_guarded
     def Check(self, request: pb.CheckRequest, context: grpc.ServicerContext) -> pb.CheckReply:
-        """Hold the books against the facts."""
+        """Check the ledger against the facts."""
         report = check_store(self._store, verify=request.verify)
         return pb.CheckReply(findings=report.findings, replicas=report.replicas, verified_bytes=report.verified_bytes)
 
@@ -318,7 +318,7 @@ class ControlDoor(trims_pb2_grpc.ControlServicer):
 
     @_guarded
     def Health(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.HealthReply:
-        """The daemon's version and process, and whether it takes opens."""
+        """Return the daemon's version and process, and whether it takes opens."""
         waits_for = self._waits_for()
         status = "ending" if waits_for else "draining" if self._read.draining else "serving"
         return pb.HealthReply(

@@ -1,4 +1,4 @@
-"""What the daemon knows of its GPUs, as messages of the control door: the device, its keeper, and why there is no tier.
+"""Description of the daemon's GPUs, as messages of the control door: the device, its keeper, and why there is no tier.
 
 Asking a keeper or the driver may take milliseconds: no lock of the store is held meanwhile.
 """
@@ -34,11 +34,11 @@ class Devices:
         self._tiers = tiers
         self._cuda = cuda
         self.off = off
-        #: By place, so that a device whose keeper is gone still has a name.
+        #: Last known state by place, so that a device whose keeper is gone still has a name.
         self._known: dict[Place, KeeperState] = {}
 
     def look(self, views: Iterable[TierView]) -> list[pb.Device]:
-        """Every device, as it is now, and what the books say of its tier."""
+        """Return every device as it is now, and its tier's figures."""
         if not self._tiers:
             return []
         surveyed, by_place = self._surveyed(), {view.place: view for view in views}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from trims.tenants import Tenant
 
 _BACKLOG = 512
-#: The kernel takes 107 bytes.
+#: Longest path of a socket, in bytes, that the kernel takes.
 _LONGEST_PATH = 107
 
 
@@ -33,7 +33,7 @@ class Listener:
         path: Where it is made; an old one there is replaced (the daemon's lock says nothing serves it).
         folder: Has the same socket once more; None for none.
         mode: Permissions of the socket: which users may connect at all.
-        tenant: To which clients belong that come this way; None if their user tells.
+        tenant: Tenant of the clients that come this way; None if it follows from their user.
     """
 
     def __init__(self, path: Path, *, folder: Path | None, mode: int, tenant: Tenant | None = None) -> None:
@@ -57,7 +57,7 @@ class Listener:
 
 
 def listeners(path: Path, mode: int, tenants: Iterable[Tenant] = ()) -> list[Listener]:
-    """The daemon's own at `path`, then that of each tenant; folders of tenants that are no more are removed.
+    """Return the daemon's own listener at `path`, then each tenant's; remove folders of tenants that are no more.
 
     Raises ConfigError if a tenant's path is too long for a socket.
     """

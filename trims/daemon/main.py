@@ -60,12 +60,12 @@ if TYPE_CHECKING:
     from trims.tiers.base import Tier
 
 log = logging.getLogger(__name__)
-#: Threads hand the interpreter over this often. The default of 5 ms would be the tail latency of a warm open.
+#: Seconds between two hand-overs of the interpreter. The default of 5 ms would be the tail latency of a warm open.
 _SWITCH_INTERVAL_S = 0.0005
-#: How long a daemon that was killed may hold its folders yet: a child that it was just starting has its descriptors
-#: until it runs its own program.
+#: Seconds that a daemon which was killed may still hold its folders: a child that it was just starting has its
+#: descriptors until it runs its own program.
 _BURIAL_S = 5.0
-#: How long a daemon waits for another one that is ending: requests that run may finish, and memory is given back.
+#: Seconds to wait for another daemon that is ending: requests that run may finish, and memory is given back.
 _OTHERS_END_S = 120.0
 _IS_ENDING = "ending"
 
@@ -116,7 +116,7 @@ class FolderLock:
 
 
 def _lives(holder: str) -> bool:
-    """Whether a process has this id; True also if that cannot be told."""
+    """Return whether a process has this id; True also if that is unknown."""
     try:
         os.kill(int(holder), 0)
     except ProcessLookupError:
@@ -135,9 +135,9 @@ class Daemon:
         self.tracer = Tracer()
         self._purge = False
         self.ended = False
-        #: What killed the attach door; the process then ends with an error.
+        #: Error that killed the attach door; the process then ends with an error.
         self.died: BaseException | None = None
-        #: What has to be done before the daemon can end, once it was asked to end; empty before.
+        #: Work that must be done before the daemon can end, once it was asked to end; empty before.
         self.waits_for = ""
         self._announcing = threading.Lock()
 
@@ -251,7 +251,7 @@ class Daemon:
         self.ending.ask()
 
     def _announce_end(self) -> None:
-        """Say at the doors and in the locked folders that the daemon is ending. Idempotent."""
+        """Announce at the doors and in the locked folders that the daemon is ending. Idempotent."""
         with self._announcing:
             if not self.waits_for:
                 self.waits_for = "requests that run at the endpoint" if self.endpoint.where() else "its doors to close"
@@ -296,13 +296,13 @@ class Daemon:
 
 
 def shm_prefix(state_dir: Path) -> str:
-    """Names of this daemon's segments start with it: two daemons differ in their state folder, so in this."""
+    """Return the prefix of this daemon's segment names: daemons differ in their state folder, so in this."""
     place = hashlib.sha256(f"{os.geteuid()}:{state_dir.resolve()}".encode()).hexdigest()[:12]
     return f"trims-{place}"
 
 
 def segment_driver(config: Config) -> SegmentDriver:
-    """What makes this daemon's shared memory. Raises ConfigError if it cannot be made where it should lie."""
+    """Return the driver of this daemon's shared memory. Raises ConfigError if it cannot be made where it should lie."""
     prefix = shm_prefix(config.state_dir)
     named = PosixShm(prefix, config.segment_dir)
     if config.cpu_memory == "shm":
@@ -315,7 +315,7 @@ def segment_driver(config: Config) -> SegmentDriver:
 
 
 def cpu_tier(config: Config) -> Tier:
-    """The tier that the setting names. Raises ConfigError."""
+    """Return the cpu tier that the setting names. Raises ConfigError."""
 
     def shared(given: TierSettings) -> Tier:
         _takes_no_argument(config.cpu_tier)
@@ -325,7 +325,7 @@ def cpu_tier(config: Config) -> Tier:
 
 
 def disk_tier(config: Config) -> Tier:
-    """The tier that the setting names. Raises ConfigError."""
+    """Return the disk tier that the setting names. Raises ConfigError."""
 
     def folder(given: TierSettings) -> Tier:
         _takes_no_argument(config.disk_tier)
@@ -335,7 +335,7 @@ def disk_tier(config: Config) -> Tier:
 
 
 def leave_our_tiers(config: Config) -> None:
-    """What our own tiers hold, once those of plug-ins have taken their places: memory is freed, a disk is told of."""
+    """Give up our own tiers' contents where a plug-in's tier replaces them: free memory, log that a disk stays."""
     if config.cpu_tier.name != "shared":
         _remove_segments(config, f"cpu_tier is {config.cpu_tier} now, no client would ever use it")
     images = config.state_dir / "images"
@@ -358,7 +358,7 @@ def _takes_no_argument(choice: Choice) -> None:
 
 
 def _remove_segments(config: Config, why: str) -> None:
-    """All with this daemon's prefix: also those that no store knows of, as they were beyond its limit of files."""
+    """Remove all segments with this daemon's prefix, also those beyond the store's limit of files."""
     named = PosixShm(shm_prefix(config.state_dir), config.segment_dir)
     for name in list(named.names()):
         log.info("segment %s is removed: %s", name, why)
@@ -366,7 +366,7 @@ def _remove_segments(config: Config, why: str) -> None:
 
 
 def load_policy(name: str) -> Policy:
-    """An instance of the named policy. Raises ConfigError naming those there are, or the plugin that is none."""
+    """Return an instance of the named policy. Raises ConfigError naming all there are, or the plugin that is none."""
     found = {entry.name: entry for entry in importlib.metadata.entry_points(group="trims.policies")}
     if name not in found:
         raise ConfigError(f"there is no eviction policy {name!r}; known are {', '.join(sorted(found))}")
@@ -377,7 +377,7 @@ def load_policy(name: str) -> Policy:
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Return the signals that end a program in order: also that of a closed terminal, unless `nohup` has it ignored."""
+    """Return the signals that end a program in order, also a closed terminal's, unless `nohup` has it ignored."""
     hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGTERM, signal.SIGINT, *hang_up]
 

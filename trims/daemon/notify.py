@@ -1,4 +1,4 @@
-"""What the daemon reports to the service manager that has started it, such as systemd (`man sd_notify`).
+"""Reports of the daemon to the service manager that has started it, such as systemd (`man sd_notify`).
 
 The manager names a datagram socket in NOTIFY_SOCKET. Without it nothing is sent.
 """

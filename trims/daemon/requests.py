@@ -1,4 +1,4 @@
-"""What a client may ask at the attach door, and what each answer says: open, resume, close, attach, workspace.
+"""Requests of clients at the attach door, and their answers: open, resume, close, attach, workspace.
 
 Nothing here waits: what takes time is the store's, which answers later and from any thread. Not covered: greeting,
 sending and the ends of sessions (`attach_door`), the fields of a message (`wire.messages`).
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 #: Requests a client may have open before its session ends.
 MAX_PENDING = 256
-#: Files of an artifact whose descriptors go with a grant; of one with more they are asked for, each by itself.
+#: Most files of an artifact whose descriptors go with a grant; a client asks for each of those of a larger one.
 MAX_FILES_WITH_GRANT = 8
 #: Prefetches that may run at once, of all clients without a tenant; each tenant may have MAX_PENDING.
 MAX_PREFETCHES = 4096
@@ -50,10 +50,10 @@ log = logging.getLogger(__name__)
 
 
 class Send(Protocol):
-    """How messages leave."""
+    """Function that sends messages."""
 
     def __call__(self, connection: Connection, message: Message, *fds: int) -> None:
-        """Send one, and with it descriptors, which stay the caller's."""
+        """Send one message with descriptors, which stay the caller's."""
 
 
 class Requests:
@@ -72,7 +72,7 @@ class Requests:
         self._send = send
         self._answered = answered
         self._lock = threading.Lock()
-        #: How many prefetches run for each tenant; None stands for those without one.
+        #: Number of running prefetches by tenant; None stands for clients without one.
         self._prefetching: Counter[str | None] = Counter()
 
     def handle(self, connection: Connection, request: Open | Resume | Close | Attach | Workspace) -> None:
@@ -89,7 +89,7 @@ class Requests:
             self._ask(connection, request)
 
     def answer(self, connection: Connection, request_id: int, outcome: Outcome) -> None:
-        """Tell what came of an open or a resume."""
+        """Send the outcome of an open or a resume."""
         connection.pending -= 1
         try:
             if isinstance(outcome, TrimsError):
@@ -196,7 +196,10 @@ class Requests:
             )
 
     def _begin_prefetch(self, tenant: str | None) -> None:
-        """Count one more. Raises BusyError if too many run: they outlive their sessions, so no session bounds them."""
+        """Count one more prefetch.
+
+        Raises BusyError if too many run: they outlive their sessions, so no session bounds them.
+        """
         most = MAX_PREFETCHES if tenant is None else MAX_PENDING
         with self._lock:
             if self._prefetching[tenant] >= most:
@@ -204,12 +207,12 @@ class Requests:
             self._prefetching[tenant] += 1
 
     def _check_key(self, tenant: Tenant, key: str) -> None:
-        """Raises PermissionDeniedError unless one of the names that stand for an image is the tenant's to open."""
+        """Raise PermissionDeniedError unless one of the names that stand for an image is the tenant's to open."""
         if not any(tenant.may_open(name) for name in self._store.read.names_of(key)):
             raise PermissionDeniedError(f"tenant {tenant.name!r} may not open the image {key[:16]}; open it by name")
 
     def _check_device_grant(self, connection: Connection, granted: Granted) -> None:
-        """Raises if what was granted is gone already, or cannot be granted to this process after all."""
+        """Raise an error if what was granted is gone already, or cannot be granted to this process after all."""
         leases = self._leases
         if not leases.has(connection.number, granted.lease):
             raise DeviceLostError(f"the memory at {granted.place} was lost at this moment; open again")
@@ -222,12 +225,12 @@ class Requests:
 
 
 def pages_with_grant(granted: Granted) -> tuple[Pages, ...]:
-    """Pages of files whose descriptors go with the grant: all or, of an artifact of many files, none."""
+    """Return pages of files whose descriptors go with the grant: all or, of an artifact of many files, none."""
     return granted.pages if len(granted.pages) <= MAX_FILES_WITH_GRANT else ()
 
 
 def grant_message(request_id: int, granted: Granted) -> Message:
-    """The answer to a request that was granted."""
+    """Return the answer to a request that was granted."""
     return {
         "id": request_id,
         "lease": granted.lease,
@@ -245,7 +248,7 @@ def grant_message(request_id: int, granted: Granted) -> Message:
 
 
 def name_of(connection: Connection, request: Open) -> str:
-    """The store's name for what is asked for. Raises PermissionDeniedError if it is not this client's to open."""
+    """Return the store's name of the request's model. Raises PermissionDeniedError if this client may not open it."""
     model, tenant = request.model, connection.tenant
     path = request.path if model is None else model.removeprefix(FILE_PREFIX) if _is_path(model) else None
     if tenant is not None:
@@ -270,12 +273,12 @@ def _is_path(model: str) -> bool:
 
 
 def who(connection: Connection) -> str:
-    """A client, for an error."""
+    """Return a client's description, for an error."""
     return f"user {connection.peer.uid}" if connection.tenant is None else f"tenant {connection.tenant.name!r}"
 
 
 def file_name(peer: Peer, path: str) -> str:
-    """The store's name for a file. Another user may not have files opened by path: the daemon may see more of them."""
+    """Return the store's name of a file. Refuse another user's paths: the daemon may see more files than that user."""
     if not os.path.isabs(path):
         raise CallerError(f"{path!r} is not absolute; the daemon does not know your current folder")
     if peer.uid not in (0, os.geteuid()):

@@ -1,4 +1,4 @@
-"""Waiting until a process is asked to end, by a thread of it or by a signal, so that no signal is missed.
+"""Wait until a process is asked to end, by a thread of it or by a signal, so that no signal is missed.
 
 `threading.Event` is not enough. The interpreter runs a signal's handler in the main thread only, between two of its
 instructions. A signal that comes just before the main thread begins to wait, or that the kernel gives to another
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Shutdown:
-    """What the main thread waits for. Everything but `on_signals` may be called by any thread."""
+    """Request to end, which the main thread waits for. Everything but `on_signals` may be called by any thread."""
 
     def __init__(self) -> None:
         self._waiting, self._asking = socket.socketpair()
@@ -29,7 +29,7 @@ class Shutdown:
         self._haste: threading.Thread | None = None
 
     def on_signals(self, *numbers: signal.Signals) -> None:
-        """Have these signals ask. For the main thread, once in a process."""
+        """Have these signals ask for the end. For the main thread, once in a process."""
         self._has_signals = True
         signal.set_wakeup_fd(self._asking.fileno(), warn_on_full_buffer=False)
         for number in numbers:
@@ -41,7 +41,7 @@ class Shutdown:
             self._asking.send(b"\0")
 
     def wait(self) -> None:
-        """Wait until it is asked."""
+        """Wait until the end is asked for."""
         if not self._asked:
             self._waiting.recv(1)
             self._asked = True
@@ -62,7 +62,7 @@ class Shutdown:
         self._haste.start()
 
     def close(self) -> None:
-        """Give its descriptors back; by the main thread if there were signals, which then do nothing. Idempotent."""
+        """Give the descriptors back; by the main thread if there were signals, which then do nothing. Idempotent."""
         if self._has_signals:
             self._has_signals = False
             signal.set_wakeup_fd(-1)

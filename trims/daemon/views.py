@@ -1,4 +1,4 @@
-"""What the store shows, as messages of the control door."""
+"""Conversions of the store's views to messages of the control door."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def replica(view: ReplicaView, connections: Iterable[Connection]) -> pb.Replica:
-    """One replica, and which clients hold it."""
+    """Return one replica, and which clients hold it."""
     message = pb.Replica(
         key=view.id.key,
         place=str(view.id.place),
@@ -68,7 +68,7 @@ def stats(
     endpoint: EndpointKeeper | None = None,
     tenants: Iterable[pb.TenantStats] = (),
 ) -> pb.StatsReply:
-    """Counters and tiers at one moment, and the devices, if they are asked for, at the next."""
+    """Return counters and tiers at one moment, and the devices, if they are asked for, at the next."""
     whole = read.whole()
     message = pb.StatsReply(
         counters=whole.counters,
@@ -100,7 +100,7 @@ def stats(
 
 
 def tenants(accounts: Iterable[AccountView], known: Tenants, sessions: Mapping[str, int]) -> list[pb.TenantStats]:
-    """What each tenant holds, and the most that it may hold."""
+    """Return what each tenant holds, and the most that it may hold."""
     found = []
     for account in accounts:
         tenant = known.by_name[account.name]
@@ -122,22 +122,22 @@ def tenants(accounts: Iterable[AccountView], known: Tenants, sessions: Mapping[s
 
 
 def tensors(types: Iterable[TensorType]) -> list[pb.TensorInfo]:
-    """Inputs or outputs of a model."""
+    """Return inputs or outputs of a model as messages."""
     return [pb.TensorInfo(name=each.name, dtype=each.dtype, shape=each.shape) for each in types]
 
 
 def types_of(infos: Iterable[pb.TensorInfo]) -> tuple[TensorType, ...]:
-    """What `tensors` wrote."""
+    """Return the types that `tensors` wrote."""
     return tuple(TensorType(each.name, each.dtype, tuple(each.shape)) for each in infos)
 
 
 def load_progress(view: LoadView) -> pb.LoadProgress:
-    """Where a running load is."""
+    """Return how far a running load is."""
     return pb.LoadProgress(phase=view.phase, done_bytes=view.done_bytes, total_bytes=view.total_bytes)
 
 
 def change(changed: Changed, names: Sequence[str]) -> pb.Change:
-    """One change of state."""
+    """Return one change of state."""
     return pb.Change(
         key=changed.key,
         place=str(changed.place),

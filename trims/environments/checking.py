@@ -1,7 +1,7 @@
-"""Whether a made environment still works: the reasons why not, each with its remedy.
+"""Checks whether a made environment still works: the reasons why not, each with its remedy.
 
-Its packages are compared with its lock and with each other from here; what only its own interpreter can tell is asked
-of that: whether the framework and the parts of trims that run there can be imported.
+Its packages are compared with its lock and with each other from here. Only its own interpreter can show whether the
+framework and the parts of trims that run there can be imported, so that is started.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ _OURS = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with an environment, and what to do."""
+    """Fault of an environment, and what to do about it."""
 
     what: str
     remedy: str
 
 
 def check(made: Made) -> list[Fault]:
-    """All that is wrong; empty if it works. Starts its interpreter, which imports its frameworks."""
+    """Return all that is wrong; empty if it works. Starts its interpreter, which imports its frameworks."""
     return _with_remedy(made, _faults(made))
 
 
 def glance(made: Made) -> list[Fault]:
-    """What can be seen to be wrong without starting anything."""
+    """Return the faults that can be seen without starting anything."""
     if not made.python.exists():
         return _with_remedy(made, [f"its interpreter {made.python} is gone"])
     return _with_remedy(made, _against_lock(made))
@@ -102,7 +102,7 @@ def _faults(made: Made) -> Iterator[str]:
 
 
 def installed(made: Made) -> dict[str, str]:
-    """Package -> version, as they lie there now."""
+    """Return the versions by package, as they lie there now."""
     return {canonicalize_name(each.name): each.version for each in _distributions(made)}
 
 
@@ -122,7 +122,7 @@ def _against_lock(made: Made) -> Iterator[str]:
 
 
 def _conflicts(made: Made, python_version: str) -> Iterator[str]:
-    """What `pip check` says, without pip."""
+    """Yield a sentence for each unmet or conflicting requirement, as `pip check` does, without pip."""
     there = installed(made)
     facts = {
         "python_version": ".".join(python_version.split(".")[:2]), "python_full_version": python_version,
@@ -142,7 +142,7 @@ def _conflicts(made: Made, python_version: str) -> Iterator[str]:
 
 
 def _ask(made: Made) -> Any:
-    """What the interpreter tells, or the sentence that says why it tells nothing."""
+    """Return the interpreter's answer, or a sentence that says why there is none."""
     packages = {name: folder for name in _OURS if (folder := _folder_of(name))}
     modules = {
         "ours": [module for name in packages for module in _OURS[name]],
@@ -170,13 +170,13 @@ def _variables() -> Mapping[str, str]:
 
 
 def _folder_of(package: str) -> str:
-    """Where a package of ours lies; empty if it is not installed here."""
+    """Return the folder of a package; empty if it is not installed here."""
     spec = importlib.util.find_spec(package)
     return os.path.dirname(os.path.abspath(spec.origin)) if spec is not None and spec.origin else ""
 
 
 def _differ(one: str, other: str) -> bool:
-    """Whether two versions differ, apart from a local label such as `+cpu`."""
+    """Return whether two versions differ, apart from a local label such as `+cpu`."""
     try:
         return Version(one).public != Version(other).public
     except InvalidVersion:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to make.
+    """Description of the environment to make.
 
     Attributes:
         requirements: As a person wrote them. Empty with a lock.
@@ -99,7 +99,7 @@ def make(
 
 
 def _sound(made: Made) -> Made:
-    """The same, if it still is what it was. Raises NotSupportedError."""
+    """Return the environment, if it still is as it was made. Raises NotSupportedError."""
     faults = glance(made)
     if faults:
         raise NotSupportedError(f"the environment {made.name} is there, but {faults[0].what}; {faults[0].remedy}")

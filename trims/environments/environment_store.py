@@ -1,4 +1,4 @@
-"""Where made environments lie, which of them are ready, and which processes use them.
+"""Store of made environments: where they lie, which of them are ready, and which processes use them.
 
     FOLDER/NAME/venv/                the virtual environment
     FOLDER/NAME/requirements.lock    what is in it
@@ -36,15 +36,15 @@ LOCK_FILE = "requirements.lock"
 _HELD = "lock"
 _VENV = "venv"
 _GONE, _WORK = ".gone-", ".work-"
-#: All that is ever put into a folder here. One that holds anything else is not ours to remove.
+#: Names of all that is ever put into a folder here. One that holds anything else is not ours to remove.
 _KNOWN = {_HELD, _VENV, LOCK_FILE, RECORD, f"{RECORD}.new", "requirements.in", "report.json"}
 _LAYOUT = 1
-#: Between two looks whether another process has made it.
+#: Seconds between two looks whether another process has made the environment.
 _LOOK_S = 0.1
 
 
 def default_folder(environment: Mapping[str, str] | None = None) -> Path:
-    """`$TRIMS_ENVIRONMENTS_DIR`, else in the data folder of this user."""
+    """Return `$TRIMS_ENVIRONMENTS_DIR`, else a folder in the data folder of this user."""
     env = os.environ if environment is None else environment
     if env.get(FOLDER_VARIABLE):
         return Path(env[FOLDER_VARIABLE]).absolute()
@@ -87,22 +87,22 @@ class Made:
 
     @property
     def python(self) -> Path:
-        """Its interpreter."""
+        """Return the environment's interpreter."""
         return self.folder / _VENV / "bin" / "python"
 
     @property
     def site(self) -> Path:
-        """Where its packages lie."""
+        """Return the folder of the environment's packages."""
         minor = ".".join(self.python_version.split(".")[:2])
         return self.folder / _VENV / "lib" / f"python{minor}" / "site-packages"
 
     @property
     def lock_file(self) -> Path:
-        """What is in it, for `trims env create --lock`."""
+        """Return the lock file, which lists the environment's packages, for `trims env create --lock`."""
         return self.folder / LOCK_FILE
 
     def as_record(self) -> dict[str, object]:
-        """JSON values of its record."""
+        """Return the JSON values of its record."""
         found = asdict(self)
         del found["name"], found["folder"]
         return {"layout": _LAYOUT, **found}
@@ -120,7 +120,7 @@ class EnvironmentStore:
         self._warned = False
 
     def state(self) -> tuple[tuple[str, int], ...]:
-        """Changes whenever an environment becomes ready or goes. Cheap: one look at each."""
+        """Return a state that changes whenever an environment becomes ready or goes. Cheap: one look at each."""
         found = []
         for name in self._names():
             with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ class EnvironmentStore:
         return tuple(sorted(found))
 
     def all(self) -> list[Made]:
-        """All that are ready, the newest first. One whose record cannot be read is left out, and logged."""
+        """Return all that are ready, the newest first. One whose record cannot be read is left out, and logged."""
         found = []
         for name, _ in self.state():
             try:
@@ -138,11 +138,11 @@ class EnvironmentStore:
         return sorted(found, key=lambda made: (made.created_s, made.name), reverse=True)
 
     def is_ready(self, name: str) -> bool:
-        """Whether it has a record."""
+        """Return whether the environment has a record."""
         return (self.folder / name / RECORD).exists()
 
     def unreadable(self) -> dict[str, str]:
-        """Names of those whose record cannot be read, and why."""
+        """Return the names of environments whose record cannot be read, and why."""
         found = {}
         for name, _ in self.state():
             try:
@@ -152,7 +152,7 @@ class EnvironmentStore:
         return found
 
     def read(self, name: str) -> Made:
-        """One that is ready. Raises ConfigError if its record is not of this trims."""
+        """Return one that is ready. Raises ConfigError if its record is not of this trims."""
         folder = self.folder / name
         try:
             raw = json.loads((folder / RECORD).read_text(encoding="utf-8"))
@@ -168,7 +168,10 @@ class EnvironmentStore:
         return made
 
     def find(self, name: str) -> str:
-        """The full name of a ready environment, from the beginning of it. Raises CallerError if that is not one."""
+        """Return the full name of a ready environment, from the beginning of it.
+
+        Raises CallerError if that is not one.
+        """
         names = [each for each, _ in self.state()]
         found = [name] if name in names else [each for each in names if name and each.startswith(name)]
         if len(found) == 1:
@@ -182,7 +185,7 @@ class EnvironmentStore:
 
     @contextlib.contextmanager
     def claimed(self, name: str) -> Iterator[int | None]:
-        """Within the block, this process alone makes the environment of that name: its lock's descriptor.
+        """Claim the name for the block: this process alone makes the environment. Yields the lock's descriptor.
 
         Waits for another process that makes it; None once it is ready. Raises OSError if the folder cannot be written.
         """
@@ -198,7 +201,10 @@ class EnvironmentStore:
                 os.close(fd)
 
     def _claim(self, name: str) -> int | None:
-        """The lock's descriptor; None if another process has it. A sweep may take all of it between any two lines."""
+        """Return the lock's descriptor; None if another process has it.
+
+        A sweep may take all of it between any two lines.
+        """
         folder = self.folder / name
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         try:
@@ -328,7 +334,7 @@ def hold(python: str | os.PathLike[str] | None) -> int | None:
 
 
 def _try_lock(fd: int) -> bool:
-    """Lock it for this process alone; False if another process has it."""
+    """Lock the file for this process alone. Return False if another process has it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -346,7 +352,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _is_at(fd: int, path: Path) -> bool:
-    """Whether the open file is still the one at the path: its folder may have been removed while we waited."""
+    """Return whether the open file is still the one at the path: its folder may have been removed during the wait."""
     try:
         there = path.stat()
     except FileNotFoundError:
@@ -356,7 +362,7 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def _users(path: Path) -> list[int]:
-    """Other processes that have the file open, as far as this user may see."""
+    """Return other processes that have the file open, as far as this user may see."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -368,7 +374,7 @@ def _users(path: Path) -> list[int]:
 
 
 def _told(pids: list[int]) -> str:
-    """`process 12 (trims serve)`, for each."""
+    """Return a text such as `process 12 (trims serve)`, for each process."""
     return ", ".join(f"process {pid}{_called(pid)}" for pid in pids) or "a process"
 
 

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from trims.environments.interpreters import Interpreter
 
 TOOLS = ("auto", "uv", "pip")
-#: The first that installs into another environment and reports what it would install.
+#: Oldest pip that installs into another environment and reports what it would install.
 _LEAST_PIP = Version("22.3")
 _TAIL_LINES = 20
 
 
 class Installer(ABC):
-    """See the module.
+    """Interface of uv and pip; see the module.
 
     Args:
         links: Folders with wheels, besides what the tool is configured for.
@@ -52,7 +52,7 @@ class Installer(ABC):
 
     @abstractmethod
     def resolve(self, python: Interpreter, requirements: Sequence[str], folder: Path, lock_fd: int) -> list[Pin]:
-        """Exact versions of all that the requirements need. Raises NotSupportedError. `folder` is for files."""
+        """Return exact versions of all that the requirements need. Raises NotSupportedError. `folder` is for files."""
 
     @abstractmethod
     def make(self, python: Interpreter, venv: Path, lock_fd: int) -> None:
@@ -136,13 +136,13 @@ class _Pip(Installer):
 
 
 def find_uv() -> str | None:
-    """uv on the PATH or beside this interpreter; None if there is none."""
+    """Return uv on the PATH or beside this interpreter; None if there is none."""
     beside = Path(sys.executable).parent / "uv"
     return shutil.which("uv") or (str(beside) if beside.is_file() else None)
 
 
 def choose(tool: str = "auto", links: Sequence[Path] = (), *, offline: bool = False) -> Installer:
-    """uv if it is there, else pip; or the one that is named. Raises NotSupportedError, or ConfigError for a folder."""
+    """Choose uv if it is there, else pip; or the one named. Raises NotSupportedError, or ConfigError for a folder."""
     for link in links:
         if not link.is_dir():
             raise ConfigError(f"--find-links {link} is not a folder")
@@ -166,9 +166,9 @@ def _unresolved(requirements: Sequence[str]) -> str:
 
 
 def _run(command: Sequence[str], failed: str, lock_fd: int, program: str = "") -> str:
-    """What a program prints. On a terminal its messages go there, too. Raises NotSupportedError with its last lines.
+    """Run a program and return its output. Raises NotSupportedError with its last lines, if no terminal shows them.
 
-    It gets Ctrl-C as we do, and is ended with us in every other case that we notice.
+    Ctrl-C reaches the program, too; in every other case it is ended when this function ends by an error.
 
     Args:
         command: Program and arguments.

@@ -1,4 +1,4 @@
-"""What an environment is made of: exact versions, for one Python and one platform. Reads and writes lock files.
+"""Locks of environments: exact versions, for one Python and one platform. Reads and writes lock files.
 
 A lock file is a requirements file with hashes, which pip and uv install as it is. Comments at its top say the rest.
 The identity of an environment is a digest of its lock: the same request made twice is one environment.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TITLE = "# An environment of trims. Make it again: trims env create --lock FILE"
 _HASH = re.compile(r"--hash=(sha\d+:[0-9a-f]+)")
 _PYTHON = re.compile(r"\d+\.\d+\Z")
-#: Frameworks by which an environment is called, the most telling first.
+#: Frameworks after which an environment is named, the most specific first.
 _TELLING = ("torch", "onnxruntime", "mxnet", "numpy")
 
 
@@ -54,29 +54,29 @@ class Lock:
 
     @property
     def versions(self) -> Mapping[str, str]:
-        """Package -> version."""
+        """Return the versions by package."""
         return {pin.name: pin.version for pin in self.pins}
 
     def identity(self) -> str:
-        """A digest of what is in it, whatever was asked for and whichever files it comes from."""
+        """Return a digest of what is in the lock, whatever was asked for and whichever files it comes from."""
         facts = [self.python, self.platform, [[pin.name, pin.version] for pin in self.pins]]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     def name(self) -> str:
-        """For people, and for a folder: the framework, the Python, and the beginning of the identity."""
+        """Return a name for people, and for a folder: the framework, the Python, and the beginning of the identity."""
         versions = self.versions
         told = next((f"{each}-{versions[each]}" for each in _TELLING if each in versions), "python")
         return f"{told}-py{self.python.replace('.', '')}-{self.identity()[:10]}"
 
     def text(self) -> str:
-        """The lock file."""
+        """Return the text of the lock file."""
         head = [_TITLE, f"# python: {self.python}", f"# platform: {self.platform}"]
         head += [f"# requested: {each}" for each in self.requested]
         return "\n".join([*head, "", *map(_line, self.pins), ""])
 
 
 def locked(pins: Iterable[Pin], python: str, platform: str, requested: Iterable[str] = ()) -> Lock:
-    """A lock with its packages in order, under the names that the index has for them."""
+    """Return a lock with its packages in order, under the names that the index has for them."""
     named = [Pin(canonicalize_name(pin.name), pin.version, tuple(sorted(pin.hashes))) for pin in pins]
     return Lock(tuple(sorted(named, key=lambda pin: pin.name)), python, platform, tuple(requested))
 
@@ -86,7 +86,7 @@ def _line(pin: Pin) -> str:
 
 
 def parse_lock(text: str, where: str) -> Lock:
-    """A lock file as it was written. Raises ConfigError naming the file and the line."""
+    """Read a lock file as it was written. Raises ConfigError naming the file and the line."""
     facts = dict(re.findall(r"^# (python|platform): (.+)$", text, re.MULTILINE))
     if not _PYTHON.match(facts.get("python", "")) or "platform" not in facts:
         raise ConfigError(
@@ -98,7 +98,7 @@ def parse_lock(text: str, where: str) -> Lock:
 
 
 def parse_pins(text: str, where: str) -> list[Pin]:
-    """The packages of a requirements file in which each has one version. Raises ConfigError."""
+    """Read the packages of a requirements file in which each has one version. Raises ConfigError."""
     joined = text.replace("\\\n", " ")
     return [_pin(line, where) for line in map(_without_comment, joined.splitlines()) if line]
 

@@ -1,4 +1,4 @@
-"""What an environment is asked to have: requirements from the command line and from files, and what trims needs."""
+"""Requirements of an environment: from the command line, from files, and those of trims itself."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 #: Every predictor and converter needs these beside its framework.
 _ALWAYS = ("numpy>=1.23", "ml-dtypes>=0.5")
-#: What a converter or the framework itself needs besides: as pyproject.toml has it for the extra of the same name.
+#: Requirements of a converter, or of the framework itself, beside it: as pyproject.toml has them for the same extra.
 BESIDE: Mapping[str, tuple[str, ...]] = {"onnxruntime": ("onnx>=1.17",), "mxnet": ("numpy==1.23.5",)}
 
 
 def read_requirements(words: Iterable[str], files: Iterable[Path] = ()) -> list[str]:
-    """Requirements as written, checked. Raises ConfigError naming the word, or the file and the line."""
+    """Return requirements as written, checked. Raises ConfigError naming the word, or the file and the line."""
     found = [_checked(word, f"the requirement {word!r}") for word in words]
     for file in files:
         try:
@@ -50,7 +50,7 @@ def _checked(text: str, where: str) -> str:
 
 
 def with_ours(requirements: Sequence[str]) -> list[str]:
-    """The same, and what trims needs; a package that is stated already stays as it is stated."""
+    """Return the requirements and those of trims; a package that is stated already stays as it is stated."""
     stated = [canonicalize_name(Requirement(each).name) for each in requirements]
     found, names = list(requirements), set(stated)
     for each in (*(more for name in stated for more in BESIDE.get(name, ())), *_ALWAYS):

@@ -1,4 +1,4 @@
-"""What a converter is: the protocol every artifact format implements, and what it is given.
+"""Protocol that every artifact format implements (a converter), and the data that it gets.
 
 A converter turns an artifact (files as published) into an `ImagePlan`. Where it needs a framework it runs in a child
 process with limits (`needs_child(options)`); where it does not, the daemon runs it itself. Third parties add formats
@@ -62,7 +62,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a converter child may use.
+    """Limits of a converter child.
 
     Attributes:
         memory_bytes: Private memory (RLIMIT_DATA) beside the artifact's own size, so that mapping its files is free;
@@ -86,23 +86,23 @@ class Converter(Protocol):
     format: ClassVar[str]
     #: Part of the image key; raised whenever the same artifact would give a different image.
     version: ClassVar[int]
-    #: True if the image depends on this host's instruction set.
+    #: Whether the image depends on this host's instruction set.
     host_specific: ClassVar[bool]
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:
-        """True if, with these options, `plan` imports a framework or runs anything the artifact's author wrote."""
+        """Return whether, with these options, `plan` imports a framework or runs code of the artifact's author."""
         ...
 
     def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Distributions whose versions are part of the image key, because the image depends on them."""
+        """Return distributions whose versions are part of the image key, because the image depends on them."""
         ...
 
     def claims(self, main: Path, first_bytes: bytes) -> bool:
-        """True if this looks like a file of the format. Never raises; reads nothing but what it is given."""
+        """Return whether this looks like a file of the format. Never raises; reads nothing but its arguments."""
         ...
 
     def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
-        """All files of the artifact, the main one first. Standard library only, and never the weights.
+        """Return all files of the artifact, the main one first. Standard library only; never reads the weights.
 
         Raises ArtifactError when one is missing, or named by a path that is absolute or leaves the folder.
         """
@@ -126,11 +126,11 @@ class InPlaceFormat(Protocol):
     """
 
     def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
-        """True if artifacts with these options are worth a look."""
+        """Return whether artifacts with these options are worth a look."""
         ...
 
     def contents(self, artifact: Artifact) -> Contents:
-        """Tensors as spans of the artifact's files, found from its headers.
+        """Return the tensors as spans of the artifact's files, found from its headers.
 
         Raises NotInPlaceError saying why the artifact needs a conversion, ArtifactError for what is wrong with it.
         """
@@ -139,14 +139,14 @@ class InPlaceFormat(Protocol):
 
 @runtime_checkable
 class Measurable(Protocol):
-    """A converter that needs no child for its own sake, and can tell when an artifact needs one for its size.
+    """A converter that needs no child for its own sake, but may need one for a large artifact.
 
     Parsing holds the interpreter lock, so what is large is parsed in a child. A converter without these methods is
     believed to parse little.
     """
 
     def described_bytes(self, artifact: Artifact) -> int:
-        """About how many bytes `plan` parses, found out by reading a few. Raises ArtifactError."""
+        """Return about how many bytes `plan` parses, found out by reading a few. Raises ArtifactError."""
         ...
 
 
@@ -167,7 +167,7 @@ class TellsSignature(Protocol):
     """A converter whose artifacts say what requests bring and what answers have."""
 
     def signature(self, artifact: Artifact) -> Signature:
-        """Inputs and outputs as the graph states them, without any that no request can bring or no answer can have.
+        """Return inputs and outputs as the graph states them, without any that no request or answer can carry.
 
         Called where others wait: it reads little, imports no framework and runs nothing that the author wrote. It is
         empty if one of the inputs is not stated. Raises ArtifactError or NotInPlaceError for what cannot be read.
@@ -186,10 +186,10 @@ def tells_size(chosen: object) -> TypeGuard[TellsSize]:
 
 
 def is_in_place_format(chosen: object) -> TypeGuard[InPlaceFormat]:
-    """`isinstance`, without its search for each method of the protocol, which takes as long as a look at a file."""
+    """Check as `isinstance` does, without its slow search for each method of the protocol."""
     return issubclass(type(chosen), InPlaceFormat)
 
 
 def is_measurable(chosen: object) -> TypeGuard[Measurable]:
-    """The same for `Measurable`."""
+    """Return whether a converter is a `Measurable`, at the cost of `is_in_place_format`."""
     return issubclass(type(chosen), Measurable)

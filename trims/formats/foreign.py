@@ -1,4 +1,4 @@
-"""What a file is that is not the format it was taken for: a pointer of Git LFS, a page of a website, another format.
+"""Files that are not of the format they were taken for: a pointer of Git LFS, a page of a website, another format.
 
 Such files come from downloads that went wrong, and whatever their format's reader says of them (a header of 10^18
 bytes, no zip directory) leads astray. So when one fails, its first bytes are looked at here. Standard library only.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-#: Shown of a file: enough for every magic number, and for a page that begins with a comment.
+#: Bytes read from the start of a file: enough for every magic number, and for a page that begins with a comment.
 FIRST_BYTES = 4096
 #: Files of one artifact that are looked at, at most: its shards are pointers all or not at all.
 _MOST_FILES = 64
@@ -40,7 +40,7 @@ _MAGIC = {
 }
 #: Pickles, and zip archives, of which some are artifacts.
 _PICKLE = b"\x80"
-#: How the legacy format of `torch.save` begins, which is a pickle as well.
+#: First bytes of the legacy format of `torch.save`, which is a pickle as well.
 _TORCH = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _ZIP = b"PK\x03\x04"
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def may_be_in_place(chosen: Converter, options: Mapping[str, Any]) -> bool:
-    """True if artifacts of this format are worth a look: their plans are made of bytes in files, without a child."""
+    """Return whether artifacts of this format are worth a look: plans made of bytes in files, without a child."""
     return is_in_place_format(chosen) and chosen.may_be_in_place(options)
 
 
@@ -79,13 +79,13 @@ class InPlace(Conversion):
         return self._plan.nbytes
 
     def planned(self) -> InPlacePlan:
-        """What `plan` found."""
+        """Return the plan that `plan` made."""
         if self._plan is None:
             raise InternalError("planned() before plan()")
         return self._plan
 
     def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
-        """Raises InternalError always."""
+        """Raise InternalError: nothing is written for an artifact in place."""
         del fd, on_progress
         raise InternalError("an artifact in place is not written")
 

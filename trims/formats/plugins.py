@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 GROUP = "trims.formats"
-#: What the entry points of trims itself begin with.
+#: Prefix of the entry points of trims itself.
 _OURS = "trims.formats."
 #: Seconds between two looks for plug-ins that were installed since the first: each reads every package's record.
 _LOOK_AGAIN_S = 1.0
@@ -51,7 +51,7 @@ _reported: set[str] = set()
 
 
 def detect(main: Path) -> Converter:
-    """The converter of this file, by its first bytes and name. A plug-in that cannot be used is left out.
+    """Return the converter of this file, by its first bytes and name. Leave out a plug-in that cannot be used.
 
     Raises ArtifactError if the file is empty, no converter claims it, or more than one does.
     """
@@ -130,7 +130,10 @@ def _other_format(format: str, main: Path) -> str | None:  # noqa: A002 - the ma
 
 
 def converter(format: str) -> Converter:  # noqa: A002 - the manifest's word
-    """The converter of this name. Raises NotSupportedError naming those there are, ConfigError for a broken plug-in."""
+    """Return the converter of this name.
+
+    Raises NotSupportedError naming all there are, ConfigError for a broken plug-in.
+    """
     entries = _entry_points()
     if format not in entries and _look_again():
         entries = _entry_points()
@@ -149,7 +152,7 @@ def load_all() -> None:
 
 
 def formats() -> tuple[str, ...]:
-    """Names of all formats, also of plug-ins that cannot be used."""
+    """Return names of all formats, also of plug-ins that cannot be used."""
     return tuple(sorted(_entry_points()))
 
 
@@ -180,7 +183,7 @@ def _report(name: str, what: str) -> None:
 
 
 def _look_again() -> bool:
-    """Forget which plug-ins are installed, at most once a second: one may have been installed since. True if done."""
+    """Forget which plug-ins are installed, at most once a second: one may be new. Return whether that was done."""
     global _looked_at_s  # noqa: PLW0603 - one process has one set of installed packages
     now_s = time.monotonic()
     if now_s - _looked_at_s < _LOOK_AGAIN_S:

@@ -1,4 +1,4 @@
-"""Where the members of a zip file lie in it, for those that are stored and not compressed.
+"""Places of the members of a zip file, for those that are stored and not compressed.
 
 Read are the directory at its end and the head of each member; both are small, and a directory that is not is refused.
 Standard library only. Not covered: checksums of members, which nothing but a reader of all bytes can check.
@@ -18,7 +18,7 @@ from trims.image.peek import PARSE_HERE_BYTES
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _LOCAL_MAGIC = b"PK\x03\x04"
 _ENCRYPTED = 0x1
-#: Of a directory: it is parsed faster than a pickle, and says as much again.
+#: Largest directory that is read, in bytes: it is parsed faster than a pickle, and says as much again.
 DIRECTORY_BYTES = 2 * PARSE_HERE_BYTES
 
 
@@ -30,7 +30,7 @@ class Member(NamedTuple):
 
 
 def stored_members(fd: int, nbytes: int, *, directory_bytes: int | None = None) -> dict[str, Member]:
-    """All members of a zip file of this length, by their names.
+    """Return all members of a zip file of this length, by their names.
 
     Args:
         fd: The file.

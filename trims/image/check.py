@@ -1,4 +1,4 @@
-"""Whether an image keeps every rule of the format: header, index and program against each other.
+"""Check of an image against every rule of the format: header, index and program against each other.
 
 It is done where an image is sealed or adopted; readers rely on that.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_image(image: ImageView) -> None:
-    """Raises ImageError naming the first thing that disagrees."""
+    """Raise ImageError naming the first thing that disagrees."""
     image.layout.validate(image.index_header.data_bytes)
     prefix, tied = _own_metadata(image)
     tensors = image.header.layout.tensors
@@ -43,7 +43,7 @@ def _check_span(image: ImageView, name: str, offset: int, n_bytes: int) -> None:
 
 
 def _own_metadata(image: ImageView) -> tuple[str, dict[str, object]]:
-    """The prefix of the image's own tensors, and the tied tensors as the header tells them."""
+    """Return the prefix of the image's own tensors, and the tied tensors as the header lists them."""
     try:
         own = json.loads(image.header.metadata[METADATA_KEY])
         prefix, tied, version = own["prefix"], own["tied"], own["version"]

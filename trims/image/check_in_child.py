@@ -20,7 +20,7 @@ from trims.image.peek import without_weights
 from trims.image.reader import ImageView
 
 _MEMORY_BYTES = 4 << 30
-#: Of the processor in the child, and of the clock here: the largest header that is allowed takes some 5 s.
+#: Seconds of the processor in the child, and of the clock here: the largest header that is allowed takes some 5 s.
 _TIME_S = 120
 _WRONG = 3
 _MAX_MESSAGE = 2000
@@ -66,7 +66,7 @@ def check_apart(fd: int, nbytes: int) -> None:
 
 
 def check_here(fd: int, nbytes: int) -> None:
-    """The same in this process. Raises ImageError; OSError if the file cannot be read."""
+    """Check the image in this process. Raises ImageError; OSError if the file cannot be read."""
     # Not closed by hand: what was wrong is found with views in hand, and the memory goes with the last of them.
     check_image(ImageView(memoryview(without_weights(fd, nbytes))))
 

@@ -1,4 +1,4 @@
-"""Telling a lack of descriptors from what else may be wrong with a file.
+"""Errors of calls without a free descriptor, kept apart from whatever else may be wrong with a file.
 
 A process without a free descriptor cannot open anything. That says nothing of the file it wanted, so it is a lack of
 room and never a broken artifact.
@@ -15,12 +15,12 @@ _LIMIT_OF_MACHINE = Path("/proc/sys/fs/file-max")
 
 
 def lacks_descriptors(error: OSError) -> bool:
-    """True if the call failed only because no more files can be open at once."""
+    """Return whether the call failed only because no more files can be open at once."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def explain_descriptors(error: OSError) -> Exception:
-    """CapacityError with the limit and the remedy if no descriptor was left, else the error itself."""
+    """Return a CapacityError with limit and remedy if no descriptor was left, else the error itself."""
     if error.errno == errno.EMFILE:
         return CapacityError(
             f"no descriptor left: this process may have {_limit_of_process()} open files; raise the limit "

@@ -17,7 +17,7 @@ from trims.image.index import LENGTH
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-#: The key of `__metadata__` under which an image says that it is one, and which version it says.
+#: Key of `__metadata__` under which an image says that it is one, and of which version.
 METADATA_KEY = "trims"
 FORMAT_VERSION = 1
 #: Fields of a tensor, in the order in which the safetensors library writes them.
@@ -65,7 +65,7 @@ def parse_header(text: bytes | memoryview, file_bytes: int, name: str) -> Safete
 
 
 def _load_json(text: bytes, name: str) -> dict[str, Any]:
-    """The outermost object; each other one is a tuple of its pairs, and so no list."""
+    """Return the outermost object; each other one is a tuple of its pairs, and so no list."""
     try:
         pairs = _decode(text.decode())
     except (ValueError, RecursionError) as error:
@@ -105,7 +105,7 @@ def _metadata(value: Any, name: str) -> dict[str, str]:
 
 
 def _plain_tensor(key: str, value: Any) -> tuple[TensorSpec, int, int] | None:
-    """A tensor as nearly all are written, with its first byte and its end; None for any other, right or wrong.
+    """Return a tensor as nearly all are written, with its first byte and its end; None for any other, right or wrong.
 
     It is called for each tensor where a request waits, so it does all in one go.
     """
@@ -126,7 +126,7 @@ def _plain_tensor(key: str, value: Any) -> tuple[TensorSpec, int, int] | None:
 
 
 def _tensor(key: str, value: Any, name: str) -> tuple[TensorSpec, int, int]:
-    """Any tensor, with its first byte and its end; fields of other names say nothing. Raises ArtifactError."""
+    """Return any tensor, with its first byte and its end; fields of other names are ignored. Raises ArtifactError."""
     known = tuple(pair for pair in value if pair[0] in _FIELDS) if type(value) is tuple else ()
     fields = _unique(known, name)
     if set(fields) != _FIELDS:
@@ -155,7 +155,7 @@ def _tensor(key: str, value: Any, name: str) -> tuple[TensorSpec, int, int]:
 
 
 def _is_unicode(text: str) -> bool:
-    """False for the lone surrogates that JSON can spell and UTF-8 cannot."""
+    """Return whether a text is without the lone surrogates that JSON can spell and UTF-8 cannot."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
@@ -164,7 +164,7 @@ def _are_sizes(values: Any) -> bool:
 
 
 def _check_dense(layout: Layout, data_bytes: int, name: str) -> None:
-    """The data block is covered once, without hole or overlap."""
+    """Check that the data block is covered once, without hole or overlap."""
     position = 0
     for spec in sorted(layout, key=lambda spec: (spec.offset, spec.end)):
         if spec.offset != position:

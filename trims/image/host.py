@@ -1,4 +1,4 @@
-"""What of this host's processor an optimized program may depend on.
+"""Features of this host's processor that an optimized program may depend on.
 
 ONNX Runtime lays convolution weights out for the vector width it finds: such an image gives wrong answers,
 not only slow ones, on a processor of another width. Covered: Linux on x86-64 and AArch64; elsewhere the
@@ -21,12 +21,12 @@ _FLAG_LINES = (b"flags", b"Features")
 
 @lru_cache(maxsize=1)
 def cpu_features() -> tuple[str, ...]:
-    """The machine's name, then its features that weight layouts depend on, sorted. Read once a process."""
+    """Return the machine's name, then its features that weight layouts depend on, sorted. Read once a process."""
     return (os.uname().machine, *sorted(_LAYOUT_FEATURES.intersection(_flags(_first_processor()))))
 
 
 def _first_processor() -> bytes:
-    """The first 8 KiB of /proc/cpuinfo: all of it costs milliseconds on a host of hundreds of processors."""
+    """Return the first 8 KiB of /proc/cpuinfo: all of it costs milliseconds on a host of hundreds of processors."""
     try:
         fd = os.open("/proc/cpuinfo", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

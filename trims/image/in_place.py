@@ -2,7 +2,7 @@
 
 Artifacts whose tensors lie in the file as they are in memory need no copy. Their image is put together from two parts:
 
-1. The *head*: header, binary index and program, in a file of their own. The JSON of this header tells all tensors as
+1. The *head*: header, binary index and program, in a file of their own. The JSON of this header lists all tensors as
    one part: sessions find them by the index.
 2. For each file of the artifact, its pages from the first tensor to the end of the last, mapped behind the head.
 
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from trims.image.plan import Contents
     from trims.image.source import FileSpan, SourceFile
 
-#: Of one artifact: each takes a descriptor of the daemon, and one of each session.
+#: Most files of one artifact: each takes a descriptor of the daemon, and one of each session.
 MAX_FILES = 64
-#: Of one tensor: more than any file has, and little enough to count on from.
+#: Most bytes of one tensor: more than any file has, and little enough to count on from.
 _MOST_BYTES = 1 << 62
 
 
@@ -59,7 +59,7 @@ class FilePages:
 
 @dataclass(frozen=True, slots=True)
 class InPlacePlan:
-    """What an image in place is made of.
+    """Plan of an image in place: its parts.
 
     Attributes:
         head: The first bytes of the image: header, index and program.
@@ -126,14 +126,14 @@ class _Columns:
             Layout.of(starmap(TensorSpec, described)).validate(_MOST_BYTES)
 
     def _is_plain(self) -> bool:
-        """False if a tensor may be one that `Layout` refuses; it tells which."""
+        """Return whether no tensor is one that `Layout` may refuse. If false, `Layout` names the tensor."""
         largest, most_dimensions = max(self._sizes, default=0), max(map(len, self.shapes), default=0)
         sizes = min(chain.from_iterable(self.shapes), default=0) >= 0 and largest <= _MOST_BYTES and all(self._widths)
         names = set(self.names)
         return sizes and most_dimensions <= MAX_DIMENSIONS and len(names) == len(self.names) and RESERVED not in names
 
     def files(self) -> dict[SourceFile, tuple[int, int]]:
-        """Where the tensors of each file begin and end in it, all but the empty ones and those tied to another.
+        """Return where each file's tensors begin and end in it, all but the empty ones and those tied to another.
 
         Raises NotInPlaceError.
         """
@@ -155,7 +155,7 @@ class _Columns:
         return found
 
     def offsets(self, pages: Iterable[FilePages], *, empty_at: int) -> list[int]:
-        """Where in the data block each tensor lies, with these pages in it, and the empty ones at `empty_at`.
+        """Return where in the data block each tensor lies, with these pages in it, and the empty ones at `empty_at`.
 
         Raises ImageError.
         """
@@ -193,7 +193,7 @@ class _Columns:
                 position = offsets[number] + self._sizes[number]
 
     def unaligned_bytes(self, offsets: Sequence[int]) -> int:
-        """Of the tensors that are not aligned to their elements; those at one place count once."""
+        """Return the bytes of tensors that are not aligned to their elements; those at one place count once."""
         if not any(map(mod, offsets, self._widths)):
             return 0
         found = zip(offsets, self._widths, self._sizes, strict=True)

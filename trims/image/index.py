@@ -23,16 +23,16 @@ from trims.core.layout import DTYPE_BYTES, DTYPE_NUMBERS, DTYPES, MAX_DIMENSIONS
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-#: What every safetensors file begins with: the length of its JSON header.
+#: Length of the JSON header, which every safetensors file begins with.
 LENGTH = struct.Struct("<Q")
-#: The safetensors library stops at 100 MB, model hubs at 25 MB. The smaller limit holds here: it bounds what a child
-#: parses before the first byte of weights is read, and admits some 200,000 tensors.
+#: Largest header, in bytes: the safetensors library stops at 100 MB, model hubs at 25 MB. The smaller limit bounds what
+#: a child parses before the first byte of weights is read, and admits some 200,000 tensors.
 MAX_HEADER_BYTES = 25_000_000
 MAGIC = b"TRIMSIX1"
 HEADER = struct.Struct("<8sIIQQQQQ8x")
 RECORD = struct.Struct("<IIQIBBH")
 _U32 = struct.Struct("<I")
-#: Of a tensor's name in the names of all, before the whole table is read for it.
+#: Most occurrences of a tensor's name in the text of all names, before the whole table is read for it.
 _MOST_OCCURRENCES = 16
 _WIDTHS = tuple(DTYPE_BYTES.values())
 
@@ -53,7 +53,7 @@ class IndexHeader(NamedTuple):
 
 
 def header_length(prefix: bytes | memoryview, file_bytes: int, name: str) -> int:
-    """The JSON's length from the first 8 bytes. Raises ArtifactError when it cannot be true."""
+    """Return the JSON's length from the first 8 bytes. Raises ArtifactError when it cannot be true."""
     if len(prefix) < LENGTH.size or file_bytes < LENGTH.size:
         raise ArtifactError(f"{name}: {file_bytes} bytes are too short for a safetensors file")
     (length,) = LENGTH.unpack_from(prefix)
@@ -65,13 +65,13 @@ def header_length(prefix: bytes | memoryview, file_bytes: int, name: str) -> int
 
 
 def index_size(layout: Layout) -> int:
-    """Bytes the index of this layout takes."""
+    """Return the bytes that the index of this layout takes."""
     specs = layout.tensors.values()
     return index_bytes([spec.name for spec in specs], [spec.shape for spec in specs])
 
 
 def index_bytes(names: Collection[str], shapes: Iterable[tuple[int, ...]]) -> int:
-    """Bytes the index of tensors of these names and shapes takes. Raises ImageError for a name that is no Unicode."""
+    """Return the bytes that the index of these tensors takes. Raises ImageError for a name that is no Unicode."""
     text = "".join(names)
     text_bytes = len(text) if text.isascii() else sum(len(_encode_name(name)) for name in names)
     return HEADER.size + len(names) * RECORD.size + 8 * sum(map(len, shapes)) + text_bytes
@@ -147,7 +147,7 @@ def decode_index(data: bytes | memoryview) -> Layout:
 
 
 def find_tensor(data: bytes | memoryview, name: str) -> TensorSpec | None:
-    """One tensor of the table at the start of a data block, without reading the others. Raises ImageError.
+    """Return one tensor of the table at the start of a data block, without reading the others. Raises ImageError.
 
     Returns None if that is not how it is found: there is none, its name occurs in many others, or names do not lie in
     the order of their records, as `encode_index` writes them. `decode_index` knows then.
@@ -174,7 +174,7 @@ def find_tensor(data: bytes | memoryview, name: str) -> TensorSpec | None:
 
 
 def _first_behind(data: bytes | memoryview, tensors: int, at: int) -> int:
-    """The first record whose name does not begin before `at`; not by `bisect`, whose import takes longer."""
+    """Return the first record whose name does not begin before `at`; `bisect` would take longer to import."""
     low, high = 0, tensors
     while low < high:
         middle = (low + high) // 2
@@ -188,10 +188,7 @@ def _first_behind(data: bytes | memoryview, tensors: int, at: int) -> int:
 def _tensors(
     records: Iterable[tuple[int, ...]], extents: tuple[int, ...], names: bytes, header: IndexHeader
 ) -> dict[str, TensorSpec]:
-    """One loop and few calls for each record: this is most of what a model of many tensors costs to attach.
-
-    Raises ImageError.
-    """
+    """Build the table in one loop, with few calls for each record: most of what attaching a model costs."""
     try:
         text = names.decode("utf-8")
     except UnicodeDecodeError as error:

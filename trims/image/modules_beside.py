@@ -24,7 +24,7 @@ _folders: set[str] = set()
 
 
 def files_beside(origin: str, module: str) -> dict[str, Path]:
-    """Files in a manifest's folder that importing a module runs, by the names of the module and its packages.
+    """Return files in a manifest's folder that importing a module runs, by the names of the module and its packages.
 
     Empty if the module does not lie there. Found as the importer finds them, but without importing anything.
     """
@@ -41,7 +41,7 @@ def files_beside(origin: str, module: str) -> dict[str, Path]:
 
 
 def builder_facts(origin: str, module: str) -> dict[str, str]:
-    """What besides its arguments decides what a manifest's module builder makes.
+    """Return the facts, besides its arguments, that decide what a manifest's module builder makes.
 
     Returns:
         The manifest's folder, and a digest of the builder's file if it lies there. Of the modules that this file
@@ -97,7 +97,7 @@ def refuse_others(origin: str, modules: Iterable[str], what: str, *, alike: bool
 
 
 def _of_other_folders(origin: str) -> list[str]:
-    """Names of imported modules that lie beside other manifests."""
+    """Return the names of imported modules that lie beside other manifests."""
     others = tuple(os.path.join(folder, "") for folder in _folders if folder != origin)
     if not others:
         return []

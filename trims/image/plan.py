@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: The data block starts on a page, so that it can be mapped, read with O_DIRECT or registered alone.
 DATA_ALIGNMENT_BYTES = 4096
 _SPAN = itemgetter(0, 1)
-#: Of the names that trims gives its own parts in the JSON header; longer where a tensor's name begins so.
+#: Prefix of the names that trims gives its own parts in the JSON header; longer where a tensor's name begins so.
 _PREFIX = "__trims__"
 #: A tensor's first byte, its end, name, dtype and shape.
 _Placed = tuple[int, int, str, str, tuple[int, ...]]
@@ -59,7 +59,7 @@ class SourceTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What an image is made of, before it is laid out.
+    """Contents of an image, before it is laid out.
 
     Attributes:
         sources: The tensors, in the order in which they will be listed.
@@ -72,7 +72,7 @@ class Contents:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def plan(self) -> ImagePlan:
-        """Lay them out for a copy. Raises as `plan_image`."""
+        """Lay the contents out for a copy. Raises as `plan_image`."""
         return plan_image(self.sources, program=self.program, metadata=self.metadata)
 
 
@@ -104,7 +104,7 @@ class ImagePlan:
 
     @property
     def nbytes(self) -> int:
-        """Length of the whole image in bytes."""
+        """Return the length of the whole image in bytes."""
         return len(self.head) + self.data_bytes
 
     def write(self, fd: int, on_progress: Callable[[int], None] | None = None) -> None:
@@ -149,7 +149,7 @@ class ImagePlan:
 
 
 class _Counter:
-    """FairQueue increments into the running total that progress is told in."""
+    """Sum of increments: the running total that progress is reported in."""
 
     def __init__(self, report: Callable[[int], None] | None) -> None:
         self._report = report
@@ -197,7 +197,7 @@ def plan_image(
 
 
 def _place(source: SourceTensor, placed: Mapping[str, TensorSpec], position: int) -> tuple[TensorSpec, int]:
-    """Give the tensor its offset; returns it and the next free, aligned position."""
+    """Give the tensor its offset. Return the tensor and the next free, aligned position."""
     spec = TensorSpec(source.name, source.dtype, source.shape, position)
     if source.tied_to is None:
         return spec, align_up(spec.end, TENSOR_ALIGNMENT_BYTES)
@@ -214,7 +214,7 @@ def encode_head(
     program_span: tuple[int, int],
     metadata: Mapping[str, str],
 ) -> bytes:
-    """The JSON header with its length: our own tensors under a prefix that is free, pads so that no hole is left.
+    """Return the JSON header with its length: our own tensors under a free prefix, and pads so that no hole is left.
 
     Args:
         owned: All tensors but those that are tied to another.
@@ -235,7 +235,7 @@ def encode_head(
 def encode_outline(
     index_bytes: int, program_span: tuple[int, int], data_bytes: int, metadata: Mapping[str, str], *, alignment: int
 ) -> bytes:
-    """The JSON header of an image whose tensors are told by its index alone: to JSON they are one part without a name.
+    """Return the JSON header of an image that lists tensors in its index alone: to JSON they are one unnamed part.
 
     It is as short as a header can be, because it is made where a request waits.
 
@@ -284,7 +284,7 @@ def _placed(specs: Iterable[TensorSpec]) -> list[_Placed]:
 
 
 def _entries(placed: Iterable[_Placed], prefix: str) -> Iterator[str]:
-    """Tensors in order of offset, as JSON, with a named pad wherever alignment left a hole.
+    """Yield tensors in order of offset, as JSON, with a named pad wherever alignment left a hole.
 
     Text is put together here and not by `json`, which takes four times as long.
     """
@@ -306,6 +306,6 @@ def _entry(spec: TensorSpec, end: int) -> dict[str, Any]:
 
 
 def _tied(owned: Sequence[TensorSpec], layout: Layout) -> dict[str, dict[str, Any]]:
-    """Tied tensors for readers of the JSON: safetensors itself allows no two names for one range."""
+    """Return tied tensors for readers of the JSON: safetensors itself allows no two names for one range."""
     names = {spec.name for spec in owned}
     return {spec.name: _entry(spec, spec.end) for spec in layout if spec.name not in names}

@@ -46,7 +46,7 @@ class ImageView:
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
-        #: What was asked for before the whole table was read.
+        #: Tensors that were found one by one before the whole table was read.
         self._found: dict[str, TensorSpec] = {}
         try:
             length = header_length(data[: LENGTH.size], len(data), "image")
@@ -62,17 +62,17 @@ class ImageView:
 
     @property
     def nbytes(self) -> int:
-        """Length of the whole image in bytes."""
+        """Return the length of the whole image in bytes."""
         return len(self._data)
 
     @cached_property
     def layout(self) -> Layout:
-        """All tensors by name; offsets from `data_start`."""
+        """Return all tensors by name; offsets from `data_start`."""
         return decode_index(self._data[self.data_start :])
 
     @cached_property
     def header(self) -> SafetensorsHeader:
-        """The JSON header, fully checked: slower than `layout` and never needed to read weights."""
+        """Return the JSON header, fully checked: slower than `layout` and never needed to read weights."""
         from trims.image.header import parse_header
 
         try:
@@ -82,13 +82,13 @@ class ImageView:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Strings the artifact carried in its header."""
+        """Return the strings that the artifact carried in its header."""
         from trims.image.header import METADATA_KEY
 
         return {key: text for key, text in self.header.metadata.items() if key != METADATA_KEY}
 
     def program(self) -> Program | None:
-        """The graph without weights, if the image carries one."""
+        """Return the graph without weights, if the image carries one."""
         from trims.image.program import Program
 
         index = self.index_header
@@ -98,7 +98,7 @@ class ImageView:
         return Program.decode(self._data[begin : begin + index.program_bytes])
 
     def spec(self, name: str) -> TensorSpec:
-        """Description of one tensor. Raises TensorNotFoundError."""
+        """Return the description of one tensor. Raises TensorNotFoundError."""
         if "layout" not in self.__dict__ and len(self._found) < _FIND_EACH and isinstance(name, str):
             found = self._found.get(name) or find_tensor(self._data[self.data_start :], name)
             if found is not None:
@@ -110,13 +110,13 @@ class ImageView:
             raise TensorNotFoundError(f"the image has no tensor {name!r}{_near(name, self.layout)}") from None
 
     def tensor(self, name: str) -> memoryview:
-        """The bytes of one tensor, without copying. Raises TensorNotFoundError."""
+        """Return the bytes of one tensor, without copying. Raises TensorNotFoundError."""
         spec = self.spec(name)
         return self._data[self.data_start + spec.offset : self.data_start + spec.end]
 
 
 def is_image(data: bytes | memoryview) -> bool:
-    """True if these first bytes of a file (header and 64 more) are an image's, whatever else is wrong with it."""
+    """Return whether a file's first bytes (header and 64 more) are an image's, whatever else is wrong with it."""
     if len(data) < LENGTH.size:
         return False
     start = LENGTH.size + LENGTH.unpack_from(data)[0]
@@ -124,7 +124,7 @@ def is_image(data: bytes | memoryview) -> bool:
 
 
 def _near(name: str, layout: Layout) -> str:
-    """A hint for the message; difflib only when something went wrong."""
+    """Return a hint for the message; difflib is imported only when something went wrong."""
     import difflib
 
     near = difflib.get_close_matches(name, layout.tensors, n=1)

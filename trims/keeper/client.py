@@ -87,7 +87,7 @@ class KeeperConnection:
             raise DaemonAwayError(f"no keeper serves at {path}: {error.strerror or error}") from error
 
     def hello(self) -> KeeperState:
-        """The keeper's state and its sealed images."""
+        """Return the keeper's state and its sealed images."""
         first = self._order({"op": "hello"})
         images = [Kept(**self._next()) for _ in range(first["images"])]
         peers = frozenset(first["peers"])
@@ -96,7 +96,7 @@ class KeeperConnection:
         )
 
     def room(self) -> tuple[int, int]:
-        """Free and total bytes of the device."""
+        """Return free and total bytes of the device."""
         answer = self._order({"op": "room"})
         return answer["free_bytes"], answer["total_bytes"]
 
@@ -119,7 +119,7 @@ class KeeperConnection:
         self._order({"op": "seal", "image": image, "key": key, "digest": digest})
 
     def export(self, image: int) -> tuple[Export, int]:
-        """What borrowers need, and the head's descriptor. The caller must close both."""
+        """Return the handle that borrowers need, and the head's descriptor. The caller must close both."""
         answer = self._order({"op": "export", "image": image})
         taken = self._taken()
         if not taken:
@@ -132,7 +132,7 @@ class KeeperConnection:
         self._until("read", {"op": "read", "image": image}, [fd], on_progress)
 
     def digest(self, image: int) -> str:
-        """blake3 of the image's bytes on the device, in hex."""
+        """Return blake3 of the image's bytes on the device, in hex."""
         return str(self._begin({"op": "digest", "image": image}, (), None)["digest"])
 
     def free(self, image: int) -> None:
@@ -144,7 +144,7 @@ class KeeperConnection:
         self._order({"op": "end"})
 
     def wait_for_end(self, wait_s: float | None = None) -> bool:
-        """Wait until the keeper ends or another thread calls `interrupt`. False if neither happens within `wait_s`.
+        """Wait until the keeper ends or another thread calls `interrupt`. Return False after `wait_s` seconds.
 
         For a connection on which no orders are sent.
         """

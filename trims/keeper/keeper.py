@@ -1,4 +1,4 @@
-"""What a keeper does: allocate, fill, seal, export and free images on its device. Not covered: sockets (`server`).
+"""Work of a keeper: allocate, fill, seal, export and free images on its device. Not covered: sockets (`server`).
 
 A CUDA context takes hundreds of megabytes of the device. It is made when an order needs it, and given back when none
 has needed it for `idle_s` seconds: sealed `vmm` images need no context. Methods may be called from several threads.
@@ -58,7 +58,7 @@ class Held:
     going: bool = False
 
     def take_head(self, fd: int) -> None:
-        """Every byte is there, and this is the head that describes them."""
+        """Mark the image filled; `fd` is the head that describes its bytes."""
         if self.head_fd >= 0:
             os.close(self.head_fd)
         self.head_fd, self.filled = fd, True
@@ -155,7 +155,10 @@ class Keeper:
             held.digest, held.key = digest, key
 
     def export(self, number: int) -> tuple[Export, int]:
-        """What a borrower needs: the memory, and a descriptor of the head. The caller closes both."""
+        """Return the handle that a borrower needs for the memory, and a descriptor of the head.
+
+        The caller closes both.
+        """
         with self._using(number) as held, self._reaching(held):
             exported = self.memory.export(held.allocation)
             try:
@@ -171,7 +174,7 @@ class Keeper:
             self._mover.copy_out(address, held.nbytes, fd, on_progress)
 
     def digest(self, number: int) -> str:
-        """blake3 of the bytes that lie on the device now, in hex."""
+        """Return blake3 of the bytes that lie on the device now, in hex."""
         with self._reading(number) as (held, address):
             return self._mover.digest(address, held.nbytes)
 
@@ -202,12 +205,12 @@ class Keeper:
                 os.close(held.head_fd)
 
     def held(self) -> list[Held]:
-        """All images, sealed or not."""
+        """Return all images, sealed or not."""
         with self._lock:
             return list(self._held.values())
 
     def room(self) -> tuple[int, int]:
-        """Free and total bytes of the device, for all processes together."""
+        """Return free and total bytes of the device, for all processes together."""
         with self._in_context():
             return self._cuda.memory()
 
@@ -215,7 +218,7 @@ class Keeper:
 
     @property
     def awake(self) -> bool:
-        """True while the keeper has a context."""
+        """Return whether the keeper has a context."""
         return self._awake
 
     def rest(self) -> None:
@@ -228,7 +231,7 @@ class Keeper:
                 self._cuda.leave()
 
     def close(self, wait_s: float = 30.0) -> bool:
-        """Free all images. Waits for running orders first: a copy must not lose the memory that it writes to.
+        """Free all images. Wait for running orders first: a copy must not lose the memory that it writes to.
 
         Returns False, and frees nothing, if they are not done within `wait_s` seconds. After True no order begins.
         """
@@ -244,7 +247,7 @@ class Keeper:
         return True
 
     def _needed(self) -> bool:
-        """Whether an image needs the context: `ipc` allocations live in it, and a fill uses it."""
+        """Return whether an image needs the context: `ipc` allocations live in it, and a fill uses it."""
         with self._lock:
             return any(not self.memory.read_only or not held.key for held in self._held.values())
 
@@ -279,12 +282,12 @@ class Keeper:
                 self._context.notify_all()
 
     def _reaching(self, held: Held) -> AbstractContextManager[None]:
-        """A context only if the order needs one: it takes memory, and on a full device even `free` would fail."""
+        """Enter a context only if the order needs one: it takes memory, and on a full device even `free` would fail."""
         return self._in_context() if self.memory.sealed_needs_context or not held.key else nullcontext()
 
     @contextmanager
     def _writing(self, number: int) -> Iterator[Held]:
-        """An image that is not sealed, for one order alone. Raises CallerError while another order uses it."""
+        """Lend an unsealed image to one order alone. Raises CallerError while another order uses it."""
         held = self._find(number)
         if not held.in_use.acquire(blocking=False):
             raise CallerError(f"image {number} is used by another order just now; wait for its answer")
@@ -298,7 +301,7 @@ class Keeper:
 
     @contextmanager
     def _using(self, number: int) -> Iterator[Held]:
-        """A sealed image that is not freed within the block."""
+        """Lend a sealed image, which is not freed within the block."""
         held = self._find(number)
         with held.in_use:
             self._find(number)

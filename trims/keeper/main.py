@@ -20,7 +20,7 @@ _LOOK_AGAIN_S = 0.02
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serve until told to end. Returns the exit status: 0, or 1 with a line on stderr if the keeper cannot start.
+    """Serve until the order `end`. Return the exit status: 0, or 1 with a line on stderr if the keeper cannot start.
 
     With --detach a child process serves, and this returns 0 as soon as it does.
     """
@@ -66,7 +66,7 @@ def _detach(log_path: Path) -> None:
 
 
 def _await(child: int, path: Path) -> int:
-    """0 once the child serves, else the child's exit status, or 1 if that is 0."""
+    """Return 0 once the child serves, else the child's exit status, or 1 if that is 0."""
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:

@@ -18,12 +18,12 @@ _EXPORT = ("driver", "device", "size_bytes", "handle", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Tell what this keeper is, and the images that it holds."""
+    """Report what this keeper is, and the images that it holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Tell how much of the device is free."""
+    """Report how much of the device is free."""
 
 
 @dataclass(frozen=True, slots=True)

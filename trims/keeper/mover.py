@@ -76,7 +76,7 @@ class Mover:
         self._lanes: list[_Lane] = []
         self._wanted_lanes = lanes or max(2, min(_MOST_LANES, len(os.sched_getaffinity(0))))
         self._using = threading.Lock()
-        #: Counts moved chunks, so that a waiting copy can tell whether the running copy makes progress.
+        #: Number of moved chunks, by which a waiting copy sees whether the running copy makes progress.
         self._steps = 0
         self.paces = Paces()
 
@@ -146,7 +146,7 @@ class Mover:
                     on_progress(begin + count)
 
     def digest(self, source: int, nbytes: int) -> str:
-        """blake3 of device memory, in hex."""
+        """Return blake3 of device memory, in hex."""
         hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
         with self._using:
             lane = self._ready_lanes()[0]

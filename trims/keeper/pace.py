@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 #: Images below this size are too small to measure speed with.
 TELLING_BYTES = 64 << 20
-#: So many copies are made the faster way before a slower one is tried again: what else runs on the host may change.
+#: Copies made the faster way before a slower one is tried again: what else runs on the host may change.
 _TRIED_AGAIN_AFTER = 32
 
 Kind = tuple[bool, int]
@@ -27,14 +27,17 @@ def in_shared_memory(fd: int) -> bool:
 
 
 class Paces:
-    """What was measured, and the choice that follows from it. Sizes within a factor of four count as equal."""
+    """Measured seconds per byte of each way in, and the choice by them.
+
+    Sizes within a factor of four count as equal.
+    """
 
     def __init__(self) -> None:
         self._pace_s: dict[Kind, dict[str, float]] = {}
         self._chosen: Counter[Kind] = Counter()
 
     def choose(self, ways: Sequence[str], nbytes: int, *, shared: bool) -> str:
-        """The way for the next image: one that was never measured, else the fastest, now and then a slower one.
+        """Return the way for the next image: one that was never measured, else the fastest, now and then a slower one.
 
         Args:
             ways: What is possible; the first one is for images that are too small to measure.
@@ -54,12 +57,12 @@ class Paces:
         return fastest_first[0] if again else fastest_first[1 + turn % (len(ways) - 1)]
 
     def record(self, way: str, nbytes: int, took_s: float, *, shared: bool) -> None:
-        """An image was moved that way."""
+        """Record how long an image took that was moved this way."""
         if nbytes >= TELLING_BYTES:
             self._pace_s.setdefault(self._kind(nbytes, shared=shared), {})[way] = took_s / nbytes
 
     def of(self, nbytes: int, *, shared: bool) -> dict[str, float]:
-        """Seconds a byte of such an image, by way, as measured last."""
+        """Return the last measured seconds per byte for such an image, by way."""
         return dict(self._pace_s.get(self._kind(nbytes, shared=shared), {}))
 
     @staticmethod

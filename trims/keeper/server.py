@@ -150,7 +150,7 @@ class KeeperServer:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def _is_there(self, inode: int) -> bool:
-        """True while the path leads to this keeper's socket, not to nothing and not to a later keeper's socket."""
+        """Return whether the path leads to this keeper's socket, not to nothing and not to a later keeper's socket."""
         try:
             return self._path.stat().st_ino == inode
         except (FileNotFoundError, NotADirectoryError):

@@ -65,24 +65,24 @@ class Attachment:
             raise
 
     def after_fork(self) -> None:
-        """In a forked child: the thread that held the lock does not exist here."""
+        """Renew the lock in a forked child: the thread that held the lock does not exist there."""
         self._lock = threading.Lock()
 
     @property
     def closed(self) -> bool:
-        """True after `close`, even while views are still alive."""
+        """Return whether `close` was called; views may still be alive."""
         return self._closed
 
     @property
     def data(self) -> memoryview:
-        """All bytes, read-only. Writing through any view of it is refused by Python and fatal from C."""
+        """Return all bytes, read-only. Python refuses to write through any view of it; writing from C is fatal."""
         mapping = self._shared
         if mapping is None:
             raise ClosedError("these weights are closed; open them again to read")
         return mapping.view()
 
     def private_data(self) -> memoryview:
-        """All bytes in a new mapping, writable, copy-on-write: a page is shared until it is written.
+        """Return all bytes in a new mapping, writable, copy-on-write: a page is shared until it is written.
 
         What is written is seen through views of this one mapping only, not through that of another call.
         """
@@ -95,17 +95,17 @@ class Attachment:
 
     @property
     def region(self) -> None:
-        """Nothing of it lies on a device."""
+        """Return None: nothing of the attachment lies on a device."""
         return
 
     @property
     def place(self) -> None:
-        """Only its owner knows."""
+        """Return None: only the owner knows the place."""
         return
 
     @property
     def lost(self) -> None:
-        """A mapped file stays whole whichever process dies."""
+        """Return None: a mapped file stays whole whichever process dies."""
         return
 
     def park(self, identity: tuple[int, int]) -> SuspendedMapping:
@@ -137,7 +137,7 @@ class Attachment:
 
     @property
     def can_exchange(self) -> bool:
-        """Whether `exchange` would change anything now, as far as can be said without trying."""
+        """Return whether `exchange` would change anything now, as far as can be said without trying."""
         return self._live.mappings == 1 and not self._parked and self._mapped.can_exchange
 
     def exchange(self, fd: int) -> bool:
@@ -185,7 +185,7 @@ class Attachment:
             mapping.close()
 
     def drop(self) -> None:
-        """The same, from a finaliser: nothing else refers to it then."""
+        """Close from a finaliser: nothing else refers to the attachment then."""
         self.close()
 
 
@@ -207,7 +207,7 @@ def _close_all(fds: list[int]) -> None:
 
 
 class _Live:
-    """The mappings that are left. Apart from the attachment: what finalisers hold must not keep it alive."""
+    """Mappings that are left. Apart from the attachment: what finalisers hold must not keep it alive."""
 
     __slots__ = ("_on_release", "_tokens")
 
@@ -217,7 +217,7 @@ class _Live:
 
     @property
     def mappings(self) -> int:
-        """How many are left."""
+        """Return how many mappings are left."""
         return len(self._tokens)
 
     def map(self, fd: int, nbytes: int, pages: Sequence[Pages], *, private: bool = False) -> FileMapping:

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: what the machine has, and what its control groups allow.
+"""Memory that this process may still take: what the machine has, and what its control groups allow.
 
 Memory without a file system has no size of its own that could be full: a process that takes more than there is gets the
 kernel's out-of-memory killer instead of an error. So it is asked beforehand. Not covered: what others take meanwhile.
@@ -18,7 +18,7 @@ _ROOT = Path("/")
 
 
 class _Names(NamedTuple):
-    """Of a control group's files, and of the page cache in its statistics."""
+    """Names of a control group's files, and of the page cache in its statistics."""
 
     limit: str
     used: str
@@ -30,7 +30,7 @@ _V1 = _Names("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_
 
 
 def allowed_bytes(root: Path = _ROOT) -> int:
-    """The most this process could ever have: all memory, or what its tightest control group allows.
+    """Return the most this process could ever have: all memory, or what its tightest control group allows.
 
     Args:
         root: Where `proc` and `sys` lie.
@@ -39,7 +39,7 @@ def allowed_bytes(root: Path = _ROOT) -> int:
 
 
 def group_bytes(root: Path = _ROOT) -> int | None:
-    """The most that the tightest control group of this process allows; None if none allows less than the machine has.
+    """Return the limit of this process's tightest control group; None if none allows less than the machine has.
 
     Args:
         root: Where `proc` and `sys` lie.
@@ -52,7 +52,7 @@ def group_bytes(root: Path = _ROOT) -> int | None:
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """What can be taken now without pushing anything out but page cache. Swap does not count.
+    """Return the bytes that can be taken now without pushing anything out but page cache. Swap does not count.
 
     Args:
         root: Where `proc` and `sys` lie.
@@ -73,7 +73,7 @@ def _meminfo(root: Path, field: str) -> int:
 
 
 def _groups(root: Path) -> Iterator[tuple[Path, _Names]]:
-    """Folders of the control groups this process is in that limit memory, up to the root."""
+    """Yield the folders of this process's control groups that limit memory, up to the root."""
     for folder, version in groups("memory", root):
         names = _V2 if version == 2 else _V1
         if (folder / names.limit).exists() and (folder / names.limit).read_text().strip() != "max":

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from trims.memory.pages import Pages
 
-#: Of x86-64, and of arm64 with 4 KiB pages. Elsewhere mappings are merely not aligned well.
+#: Size of a large page on x86-64, and on arm64 with 4 KiB pages. Elsewhere mappings are merely not aligned well.
 LARGE_PAGE_BYTES = 2 << 20
-#: Below this, aligning costs as much as it saves.
+#: Least length worth aligning, in bytes: below, aligning costs as much as it saves.
 _WORTH_BYTES = 16 << 20
 FIXED, NO_RESERVE, POPULATE = 0x10, 0x4000, 0x8000
 
@@ -59,7 +59,7 @@ class FileMapping:
         self._nbytes = nbytes
         #: The memory, if another file can be put under it.
         self._exchanged: Callable[[], ctypes.Array[ctypes.c_ubyte] | None] = lambda: None
-        #: What the views keep alive; the memory goes with it.
+        #: Object that the views keep alive; the memory goes with it.
         self._owner: mmap.mmap | ctypes.Array[ctypes.c_ubyte] | None
         if pages or (nbytes >= _WORTH_BYTES if align is None else align):
             self._owner = _map_aligned(fd, nbytes, (prot, flags), pages, on_unmap)
@@ -72,7 +72,7 @@ class FileMapping:
 
     @property
     def address(self) -> int:
-        """Where an aligned mapping begins. Raises ClosedError."""
+        """Return the address where an aligned mapping begins. Raises ClosedError."""
         import ctypes
 
         if self._owner is None or isinstance(self._owner, mmap.mmap):
@@ -80,7 +80,7 @@ class FileMapping:
         return ctypes.addressof(self._owner)
 
     def view(self) -> memoryview:
-        """All bytes; read-only unless made to be written. Raises ClosedError."""
+        """Return all bytes; read-only unless the mapping was made to be written. Raises ClosedError."""
         if self._owner is None:
             raise ClosedError("this mapping is closed")
         whole = memoryview(self._owner)
@@ -90,7 +90,7 @@ class FileMapping:
 
     @property
     def can_exchange(self) -> bool:
-        """Whether `exchange` would do anything now."""
+        """Return whether `exchange` would do anything now."""
         return self._exchanged() is not None
 
     def exchange(self, fd: int) -> bool:
@@ -120,7 +120,7 @@ class FileMapping:
         return True
 
     def close(self) -> None:
-        """Unmap now if no view is left; otherwise the last view's end does. Idempotent."""
+        """Unmap now if no view is left; otherwise the end of the last view unmaps. Idempotent."""
         owner, self._owner = self._owner, None
         if isinstance(owner, mmap.mmap):
             try:
@@ -165,7 +165,7 @@ _c_library: Any = None
 
 
 def c_library() -> Any:
-    """The C library, with the calls declared that the standard library lacks. They release the interpreter lock."""
+    """Return the C library, with calls declared that the standard library lacks. They release the interpreter lock."""
     global _c_library  # noqa: PLW0603 - a cache
     if _c_library is None:
         import ctypes
@@ -181,7 +181,7 @@ def c_library() -> Any:
 
 
 def checked(address: int | None) -> int:
-    """What `mmap` has returned. Raises OSError if it failed."""
+    """Return the address that `mmap` returned. Raises OSError if it failed."""
     import ctypes
     import os
 

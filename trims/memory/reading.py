@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from trims.core.errors import ImageError
 
-#: What one system call copies out of the page cache. A kernel without preemption copies all of it before any other
-#: thread has that processor: 8 MiB delay an answer by 4 ms.
+#: Bytes that one system call copies out of the page cache. A kernel without preemption copies all of it before any
+#: other thread has that processor: 8 MiB delay an answer by 4 ms.
 CALL_BYTES = 512 << 10
 _PROBE_CHUNKS = 4
 _BLOCK_BYTES = 4096
@@ -32,11 +32,11 @@ class Source:
 
     @classmethod
     def open(cls, fd: int, nbytes: int, chunk_bytes: int) -> Source:
-        """For the first `nbytes` bytes of a file, to be read in chunks of that size. `close` it."""
+        """Open a source for the first `nbytes` bytes of a file, to be read in chunks of that size. `close` it."""
         return cls(fd, _open_direct(fd, nbytes, chunk_bytes))
 
     def use_direct(self, chunk: int) -> bool:
-        """Which way to read this chunk: alternate while probing, then whichever took less."""
+        """Return whether to read this chunk around the cache: alternate while probing, then the faster way."""
         if self.direct_fd < 0 or self.refused:
             return False
         if min(self.read_chunks.values()) < _PROBE_CHUNKS // 2:
@@ -49,7 +49,7 @@ class Source:
         self.read_chunks[direct] += 1
 
     def read(self, room: memoryview, offset: int, *, direct: bool = False) -> None:
-        """Fill `room` with what lies at the offset; for `direct`, everything is a multiple of the block.
+        """Fill `room` with the bytes at the offset; for `direct`, everything is a multiple of the block.
 
         Raises ImageError if the file ends before, or its disk cannot read it.
         """
@@ -58,7 +58,10 @@ class Source:
         read_all(self.fd, room, offset)
 
     def _around(self, room: memoryview, offset: int) -> bool:
-        """False if the kernel does not read so into this memory, which may be pinned; it is not asked again."""
+        """Read around the cache.
+
+        Return False, for good, if the kernel cannot do so into this memory (it may be pinned).
+        """
         try:
             done = os.preadv(self.direct_fd, [room], offset)
         except OSError as error:
@@ -82,7 +85,7 @@ def read_all(fd: int, room: memoryview, offset: int) -> None:
     """Fill `room`. Raises ImageError if the file ends before, or its disk cannot read it."""
     try:
         done = read_up_to(fd, room, offset)
-    except OSError as error:  # this tells a failing source from a failing target
+    except OSError as error:  # a failing source, not a failing target
         raise ImageError(f"the source cannot be read at {offset} bytes: {error}") from error
     if done < len(room):
         end = offset + len(room)
@@ -90,7 +93,7 @@ def read_all(fd: int, room: memoryview, offset: int) -> None:
 
 
 def read_up_to(fd: int, room: memoryview, offset: int) -> int:
-    """Fill `room` as far as the file goes; returns the bytes read. Raises OSError."""
+    """Fill `room` as far as the file goes. Return the bytes read. Raises OSError."""
     done = 0
     while done < len(room):
         with room[done : done + CALL_BYTES] as part:
@@ -102,7 +105,7 @@ def read_up_to(fd: int, room: memoryview, offset: int) -> int:
 
 
 def _open_direct(fd: int, nbytes: int, chunk_bytes: int) -> int:
-    """A second descriptor with O_DIRECT, or -1 where it would not help: cached already, small, or not supported."""
+    """Return a descriptor with O_DIRECT, or -1 where it would not help: cached already, small, or not supported."""
     if nbytes < _PROBE_CHUNKS * chunk_bytes or is_cached(fd, 0, nbytes):
         return -1
     try:
@@ -119,7 +122,7 @@ def _open_direct(fd: int, nbytes: int, chunk_bytes: int) -> int:
 
 
 def is_cached(fd: int, offset: int, nbytes: int, *, untold: bool = True) -> bool:
-    """True if pages spread over a range are all in the page cache; `untold` for a file system that cannot tell."""
+    """Return whether pages spread over a range are all in the page cache; `untold` if the file system cannot say."""
     buffer = bytearray(1)
     for part in range(8):
         try:

@@ -1,4 +1,4 @@
-"""The owner's half of CPU sharing, whatever the memory is: what a driver can do, and what it gives.
+"""Protocol of CPU sharing, the owner's half, whatever the memory is.
 
 A segment is created, filled by its owner alone, and sealed: after that it never changes. Borrowers get read-only
 descriptors. Drivers: `shm.PosixShm`, `memfd.SealedMemfd`. Not covered: capacity (the tier's), the borrower's half
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: What a write into memory fails with when there is none left.
+#: Errors of a write into memory when there is none left.
 _FULL = (errno.ENOSPC, errno.ENOMEM, errno.EFAULT, errno.EFBIG)
 
 
@@ -46,7 +46,7 @@ class SegmentDriver(Protocol):
     """One kind of shared memory. All methods may be called from several threads."""
 
     def create(self, label: str, nbytes: int) -> Segment:
-        """An unfinished segment of this length, zeroed. Its pages are not allocated yet.
+        """Create an unfinished segment of this length, zeroed. Its pages are not allocated yet.
 
         Raises NoSpaceError when the machine has no room; nothing is left behind.
         """
@@ -60,7 +60,7 @@ class SegmentDriver(Protocol):
         ...
 
     def seal(self, segment: Segment, key: str, digest: str) -> Segment:
-        """Make it read-only for good; returns it with a read-only descriptor. Used up, also on failure.
+        """Make the segment read-only for good. Return it with a read-only descriptor. Used up, also on failure.
 
         Nothing of this process may have it mapped for writing any more.
         """
@@ -75,21 +75,21 @@ class SegmentDriver(Protocol):
         ...
 
     def names(self) -> Iterator[str]:
-        """All segments that can be found again, also those of an earlier owner, finished or not. Raises OSError."""
+        """Yield all segments that can be found again, also an earlier owner's, finished or not. Raises OSError."""
         ...
 
     def open(self, name: str) -> tuple[Segment, str, str]:
-        """A sealed segment found by name, and the key and digest it was sealed with.
+        """Open a sealed segment by name. Return it, and the key and digest it was sealed with.
 
         Raises ImageError if it was never sealed, OSError if it cannot be opened or is another user's.
         """
         ...
 
     def explain(self, error: OSError, nbytes: int) -> Exception:
-        """What a failed write means: NoSpaceError with the numbers if memory was full, else the error itself."""
+        """Return the error that a failed write means: NoSpaceError with the numbers if memory was full, else itself."""
         ...
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a write failed because there is no memory left."""
+    """Return whether a write failed because there is no memory left."""
     return error.errno in _FULL

@@ -1,7 +1,7 @@
 """Named POSIX shared memory: the driver whose segments outlive the daemon.
 
 A segment is written under a name that says it is unfinished (mode 0600), then sealed: mode 0400 and, in one rename,
-a name that carries key and digest. So a segment found after a crash tells by its name alone what it should be, and
+a name that carries key and digest. So the name alone of a segment found after a crash says what it should be, and
 there is no record beside it that could disagree. Borrowers get read-only descriptors, never names.
 
 Segments lie in /dev/shm, or in any other tmpfs that was mounted for them. Not covered: checking of contents
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 #: Where Linux shows POSIX shared memory; posix_ipc can neither rename nor list.
 SHM_FOLDER = Path("/dev/shm")  # noqa: S108 - this is the point
 _UNFINISHED = "filling"
-#: Of the daemons' prefixes, which end in a hash of their state folders.
+#: Pattern of the daemons' prefixes, which end in a hash of their state folders.
 _PREFIX = re.compile(r"trims-[0-9a-f]{12}")
-#: In which the kernel counts what a file takes.
+#: Bytes of the unit in which the kernel counts what a file takes.
 _BLOCK_BYTES = 512
 _SEALED_MODE = 0o400
 
@@ -61,7 +61,7 @@ class PosixShm:
         return segment
 
     def _check_room(self, nbytes: int) -> None:
-        """What cannot fit is refused before the rest of the machine's memory is filled to find that out."""
+        """Refuse an image that cannot fit before the rest of the machine's memory is filled to find that out."""
         held = os.statvfs(self._folder)
         if held.f_blocks and nbytes > held.f_bavail * held.f_frsize:  # a tmpfs without a limit shows no blocks
             raise self._full(nbytes)
@@ -134,7 +134,7 @@ class PosixShm:
         return self._full(nbytes) if is_full(error) else error
 
     def _full(self, nbytes: int, taken_bytes: int = 0) -> NoSpaceError:
-        """The error, with what is free once the `taken_bytes` of the unfinished segment are given back."""
+        """Return the error, with what is free once the `taken_bytes` of the unfinished segment are given back."""
         held = os.statvfs(self._folder)
         free = held.f_bavail * held.f_frsize + taken_bytes
         return NoSpaceError(
@@ -157,7 +157,7 @@ def unlink(name: str, folder: Path = SHM_FOLDER) -> None:
 
 
 def names(prefix: str, folder: Path = SHM_FOLDER) -> Iterator[str]:
-    """All segments under this prefix, finished or not; none where the machine has no such folder.
+    """Yield all segments under this prefix, finished or not; none where the machine has no such folder.
 
     Raises OSError if the folder cannot be listed.
     """
@@ -172,7 +172,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def unopened_segments(folder: Path = SHM_FOLDER) -> dict[str, list[str]]:
-    """This user's segments by prefix, without the prefixes of which a process has a segment open.
+    """Return this user's segments by prefix, without the prefixes of which a process has a segment open.
 
     A daemon that runs has all of its own open. Raises OSError if the folder cannot be listed.
     """
@@ -193,7 +193,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _opened_files(folder: Path) -> set[str]:
-    """Paths in a folder that processes have open, of those processes that this user may look at."""
+    """Return paths in a folder that processes have open, of those processes that this user may look at."""
     found: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -211,7 +211,7 @@ def _opened_files(folder: Path) -> set[str]:
 
 
 def file_system_of(folder: Path) -> str:
-    """Its type, as mount calls it. Raises ConfigError if the folder is not there."""
+    """Return the folder's file system type, as mount calls it. Raises ConfigError if the folder is not there."""
     try:
         status = folder.stat()
     except OSError as error:
@@ -225,7 +225,7 @@ def file_system_of(folder: Path) -> str:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises ConfigError if segments in this folder would not be memory, or not be this user's."""
+    """Raise ConfigError if segments in this folder would not be memory, or not be this user's."""
     if not folder.is_dir():
         raise ConfigError(
             f"{folder} is not there: this machine has no shared memory with names; mount a tmpfs there, or start the "
@@ -241,6 +241,6 @@ def check_folder(folder: Path) -> None:
 
 
 def parse_name(prefix: str, name: str) -> tuple[str, str] | None:
-    """Key and digest that a sealed segment's name states, or None for an unfinished or foreign one."""
+    """Return key and digest that a sealed segment's name states, or None for an unfinished or foreign one."""
     parts = name.removeprefix(f"{prefix}.").split(".")
     return (parts[0], parts[1]) if len(parts) == 2 and parts[0] != _UNFINISHED else None

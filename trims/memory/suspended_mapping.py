@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PAGE = mmap.PAGESIZE
-#: Of an entry in /proc/PID/pagemap: the page is in memory, swapped out, or of a file or shared memory.
+#: Bits of an entry in /proc/PID/pagemap: the page is in memory, swapped out, or of a file or shared memory.
 _PRESENT, _SWAPPED, _OF_FILE = 1 << 63, 1 << 62, 1 << 61
-#: Of the kernel's list: anonymous memory that cannot be accessed.
+#: Text in the kernel's list of mappings: anonymous memory that cannot be accessed.
 _RESERVED = b" ---p 00000000 00:00 0"
 _PROTECTIONS = (("r", mmap.PROT_READ), ("w", mmap.PROT_WRITE), ("x", mmap.PROT_EXEC))
 
@@ -42,13 +42,13 @@ class _Span(NamedTuple):
 
 
 class SuspendedMapping:
-    """All mappings of one file in this process, taken away at once.
+    """Mappings of one file in this process, all taken away at once.
 
     Args:
         identity: Device and inode of the file.
 
     Raises:
-        NotSupportedError: The file is not mapped here, as far as the kernel tells.
+        NotSupportedError: The file is not mapped here, by the kernel's list.
         OSError: The kernel refused.
     """
 
@@ -109,7 +109,7 @@ def _descriptors() -> list[int]:
 
 
 def _identity(fd: int) -> tuple[int, int] | None:
-    """Device and inode; None if it is closed, as that of the listing itself is."""
+    """Return device and inode; None if it is closed, as that of the listing itself is."""
     try:
         status = os.fstat(fd)
     except OSError:
@@ -118,7 +118,7 @@ def _identity(fd: int) -> tuple[int, int] | None:
 
 
 def _written(span: _Span) -> Iterator[tuple[int, bytes]]:
-    """Pages of a copy-on-write mapping that are not the file's any more, and their addresses."""
+    """Yield pages of a copy-on-write mapping that are not the file's any more, and their addresses."""
     count = (span.end - span.begin) // _PAGE
     entries = array("Q")
     with open("/proc/self/pagemap", "rb", buffering=0) as file:
@@ -132,7 +132,7 @@ def _written(span: _Span) -> Iterator[tuple[int, bytes]]:
 
 
 def _all_reserved(wanted: list[_Span]) -> bool:
-    """Whether nothing has taken the place of what was parked: it lies in anonymous memory that cannot be accessed."""
+    """Return whether the suspended addresses are still reserved: anonymous memory that cannot be accessed."""
     with open("/proc/self/maps", "rb") as file:
         lines = file.read().splitlines()
     found = [line.partition(b" ")[0].split(b"-") for line in lines if _RESERVED in line]  # quickly: a request waits

@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 
 class Lifeline:
-    """What one process group is to depend on, as this process holds it."""
+    """Dependence of one process group on this process, as this process holds it."""
 
     def __init__(self) -> None:
         self._held, self._given = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._held.shutdown(socket.SHUT_RD)  # what the dependent process sends fails, and takes no memory
 
     def fileno(self) -> int:
-        """The end for the dependent process, which inherits it or gets it in a message."""
+        """Return the end for the dependent process, which inherits it or gets it in a message."""
         return self._given.fileno()
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed here."""
+        """Return whether the lifeline was closed here."""
         return self._held.fileno() < 0
 
     def given(self) -> None:
-        """The dependent process has its end, or never will: close it here. Idempotent."""
+        """Close the other end here: the dependent process has its own copy, or never will. Idempotent."""
         self._given.close()
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ def end_group() -> NoReturn:
 
 
 def has_ended(own: int, wait_s: float = 0.0) -> bool:
-    """Whether the holder of a lifeline has let go of it or ended.
+    """Return whether the holder of a lifeline has let go of it or ended.
 
     Args:
         own: This process's end.

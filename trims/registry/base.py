@@ -31,11 +31,11 @@ _MAX_VALUES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class RegistrySettings:
-    """What a registry is opened with.
+    """Settings that a registry is opened with.
 
     Attributes:
         state_dir: This daemon's folder for what outlives it; locked by the daemon, if there is one.
-        argument: What the setting `registry` says after the name's colon; empty without.
+        argument: Text of the setting `registry` after the name's colon; empty without.
     """
 
     state_dir: Path
@@ -54,14 +54,14 @@ class Registry(Protocol):
 
     @property
     def changes_outside(self) -> bool:
-        """True if manifests may come, change or go without a call here, because others write where they lie.
+        """Return whether manifests may come, change or go without a call here, because others write where they lie.
 
         Then `get` is called at every look into a name, so at most every half second for each name that is opened.
         """
         ...
 
     def put(self, raw: dict[str, Any], origin: str, *, replace: bool = False) -> Manifest:
-        """Check and keep a manifest. The same one twice is fine; another under a taken name needs `replace`.
+        """Check and keep a manifest. Keeping an equal one again is fine; another under a taken name needs `replace`.
 
         When this returns, the manifest outlives the process, if it does so at all. A process that is killed meanwhile
         leaves the old manifest or the new one.
@@ -78,18 +78,18 @@ class Registry(Protocol):
         ...
 
     def get(self, name: str) -> Manifest:
-        """The manifest of a name.
+        """Return the manifest of a name.
 
         Raises ModelNotFoundError with the nearest names, ManifestError if what is kept is none (any more).
         """
         ...
 
     def raw(self, name: str) -> dict[str, Any]:
-        """The manifest as it was put, to be read or put again. Raises what `get` does."""
+        """Return the manifest as it was put, to be read or put again. Raises what `get` does."""
         ...
 
     def names(self) -> list[str]:
-        """All names, sorted; also of manifests that `get` refuses."""
+        """Return all names, sorted; also of manifests that `get` refuses."""
         ...
 
     def remove(self, name: str) -> None:
@@ -102,14 +102,14 @@ class Registry(Protocol):
 
 
 def check_manifest(raw: dict[str, Any], origin: str) -> Manifest:
-    """The manifest that a mapping is. Raises ManifestError, also for a value that JSON cannot carry."""
+    """Return the manifest that a mapping states. Raises ManifestError, also for a value that JSON cannot carry."""
     manifest = parse_manifest(raw, origin)
     json_of(raw, manifest.name)
     return manifest
 
 
 def json_of(raw: dict[str, Any], name: str) -> str:
-    """A manifest as JSON, equal for equal manifests. Raises ManifestError if JSON cannot carry it."""
+    """Return a manifest as JSON, equal for equal manifests. Raises ManifestError if JSON cannot carry it."""
     try:
         return json.dumps(raw, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -117,14 +117,14 @@ def json_of(raw: dict[str, Any], name: str) -> str:
 
 
 def unknown_model(name: str, known: Iterable[str]) -> ModelNotFoundError:
-    """The error for a name that is not registered, with the nearest ones that are."""
+    """Return the error for a name that is not registered, with the nearest ones that are."""
     near = difflib.get_close_matches(name, list(known), n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "`trims list` shows what is; `trims add` registers one"
     return ModelNotFoundError(f"no model {name!r} is registered; {hint}")
 
 
 def taken_name(name: str) -> ModelExistsError:
-    """The error for a name that has another manifest."""
+    """Return the error for a name that has another manifest."""
     return ModelExistsError(
         f"{name!r} is registered with another manifest; replace it (`trims add --replace`), remove it first "
         f"(`trims rm {name}`), or register this one under another name (`--name` for an artifact)"
@@ -132,7 +132,7 @@ def taken_name(name: str) -> ModelExistsError:
 
 
 def parse_yaml(text: str) -> dict[str, Any]:
-    """The mapping that a manifest's text is. Raises ManifestError, whose message lacks its subject: the manifest."""
+    """Return the mapping in a manifest's text. Raises ManifestError, whose message lacks its subject: the manifest."""
     if len(text) > _MAX_MANIFEST_BYTES:
         raise ManifestError(f"has more than {format_bytes(_MAX_MANIFEST_BYTES)}; make it shorter")
     try:
@@ -149,7 +149,7 @@ def parse_yaml(text: str) -> dict[str, Any]:
 
 
 def _values_in(value: object, counted: dict[int, float]) -> float:
-    """How many values there are with all aliases written out. Each part is looked at once; a loop counts as endless."""
+    """Count the values with all aliases written out. Each part is looked at once; a loop counts as endless."""
     if not isinstance(value, (dict, list)):
         return 1
     if id(value) not in counted:
@@ -160,9 +160,9 @@ def _values_in(value: object, counted: dict[int, float]) -> float:
 
 
 def read_manifest(path: Path) -> tuple[dict[str, Any], str]:
-    """Read a YAML file; returns the mapping and the folder its relative paths start from.
+    """Read a YAML file. Return the mapping and the folder its relative paths start from.
 
-    Raises ManifestError naming the file, with line and column where YAML tells them.
+    Raises ManifestError naming the file, with line and column where YAML gives them.
     """
     try:
         if path.stat().st_size > _MAX_MANIFEST_BYTES:

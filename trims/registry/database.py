@@ -1,4 +1,4 @@
-"""sqlite files that say what is wrong with them: every error names the file, what happened to it and the remedy.
+"""Databases in sqlite files whose errors name the file, what happened to it and the remedy.
 
 A damaged file shows at any statement, not only when it is opened, so the connection itself translates its errors. A
 write-ahead log that belongs to another database (one was removed or replaced, and its log stayed) is found before the
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 log = logging.getLogger(__name__)
-#: Where a copy lies for the moment in which it is read.
+#: Folder in which a copy of a database lies while it is read.
 _MEMORY_FOLDER = "/dev/shm"  # noqa: S108 - a folder of this user's own is made there
-#: Of the file that sqlite maps beside a database with a write-ahead log.
+#: Bytes of the file that sqlite maps beside a database with a write-ahead log.
 _LEAST_ROOM = 32 << 10
-#: How long a statement waits for another process to let go of the file.
+#: Seconds that a statement waits for another process to let go of the file.
 LOCKED_S = 10.0
-#: Between two tries of what sqlite refuses at once.
+#: Seconds between two tries of a statement that sqlite refuses at once.
 _AGAIN_S = 0.01
-#: What a statement of ours cannot be the reason of.
+#: Errors of sqlite that no statement of ours can cause: the file is their reason.
 _OF_THE_FILE = (sqlite3.OperationalError, sqlite3.InternalError)
 
 
 def open_database(path: Path, schema: str) -> sqlite3.Connection:
-    """A connection that threads may share under a lock of their own; all its errors are TrimsErrors or bugs.
+    """Return a connection that threads may share under a lock of their own; its errors are TrimsErrors or bugs.
 
     Args:
         path: Made if it is not there, with its folder.
@@ -65,7 +65,7 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
 
 
 def is_frozen(connection: sqlite3.Connection) -> bool:
-    """True for a copy in memory, which takes no changes."""
+    """Return whether the connection is a copy in memory, which takes no changes."""
     return isinstance(connection, _Connection) and connection.frozen
 
 
@@ -100,7 +100,7 @@ def _keep_a_log(connection: sqlite3.Connection) -> None:
 
 
 def damaged(path: Path, what: object) -> ConfigError:
-    """The error for a file whose content is not what it should be."""
+    """Return the error for a file whose content is not what it should be."""
     return ConfigError(
         f"{path} is not a usable database ({what}); move it away, together with {path.name}-wal and {path.name}-shm "
         "where they are, and add the models again"
@@ -108,7 +108,7 @@ def damaged(path: Path, what: object) -> ConfigError:
 
 
 def _copy_in_memory(path: Path, why: CapacityError) -> sqlite3.Connection:
-    """All that the file and its log hold. Raises `why` if memory has no room either."""
+    """Return a connection to a copy of the file and its log. Raises `why` if memory has no room either."""
     connection = _connect(path, ":memory:")
     try:
         with tempfile.TemporaryDirectory(prefix="trims-db-", dir=_MEMORY_FOLDER) as folder:
@@ -139,7 +139,7 @@ def _connect(path: Path, where: str) -> _Connection:
 
 
 def _check_log(path: Path) -> None:
-    """Whether a log that was left belongs to this file, looked at without writing to either."""
+    """Check that a log that was left belongs to this file, without writing to either."""
     log = path.with_name(f"{path.name}-wal")
     try:
         if not log.stat().st_size or not path.stat().st_size:
@@ -206,7 +206,7 @@ class _Cursor(sqlite3.Cursor):
 
 
 def _explain(error: sqlite3.Error, path: Path, *, frozen: bool = False) -> Exception:
-    """What an error of sqlite means for an operator; the error itself if it is a bug of ours."""
+    """Return the error that an error of sqlite means for an operator; the error itself if it is a bug of ours."""
     text = str(error)
     if frozen and "readonly" in text:
         return CapacityError(
@@ -228,13 +228,13 @@ def _explain(error: sqlite3.Error, path: Path, *, frozen: bool = False) -> Excep
 
 
 def _is_disk_full(error: sqlite3.Error, path: Path) -> bool:
-    """Of a file that does not fit beside a database, sqlite says that there was an I/O error."""
+    """Return whether an error means a full disk; sqlite reports an I/O error for a file that does not fit beside it."""
     text = str(error)
     return "full" in text or ("I/O" in text and _has_no_room(path.parent))
 
 
 def _has_no_room(folder: Path) -> bool:
-    """Whether sqlite's smallest file beside a database would not fit."""
+    """Return whether sqlite's smallest file beside a database would not fit."""
     try:
         held = os.statvfs(folder)
     except OSError:

@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS models (
 """
 
 
-#: Raised when the tables change in a way that old files do not fit.
+#: Version of the tables, raised when they change in a way that old files do not fit.
 _VERSION = 1
 
 
@@ -36,12 +36,12 @@ def connect(path: Path, schema: str) -> sqlite3.Connection:
 
 
 def version_of(connection: sqlite3.Connection) -> int:
-    """The version of the tables in a database; 0 for a new one."""
+    """Return the version of the tables in a database; 0 for a new one."""
     return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def open_sqlite(settings: RegistrySettings) -> SqliteRegistry:
-    """The registry `sqlite`: a file in the state folder, or `sqlite:/path/file.db`, which several daemons may share."""
+    """Open the registry `sqlite`: a file in the state folder, or `sqlite:/path/file.db`, which daemons may share."""
     if not settings.argument:
         return SqliteRegistry(settings.state_dir / "registry.db")
     path = Path(settings.argument)
@@ -98,7 +98,10 @@ class SqliteRegistry:
         return manifest
 
     def _inserted(self, row: tuple[str, str, str]) -> bool:
-        """True if the row is there now. One statement decides: another process may write between two."""
+        """Insert a row, and return whether it is there now.
+
+        One statement decides: another process may write between two.
+        """
         self._db.execute("INSERT INTO models VALUES (?, ?, ?) ON CONFLICT (name) DO NOTHING", row)
         same = "SELECT 1 FROM models WHERE name = ? AND raw = ? AND origin = ?"
         return self._db.execute(same, row).fetchone() is not None

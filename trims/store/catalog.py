@@ -1,4 +1,4 @@
-"""What the store remembers between lives: digests of files, images it has made, names, pins, seals.
+"""Catalog of facts that the store keeps between lives: digests of files, images it has made, names, pins, seals.
 
 Everything here but pins can be found out again; losing the file costs time, never weights. A file's digest counts for
 as long as device, inode, length and both times are the ones it was read with.
@@ -77,7 +77,7 @@ class ImageRecord:
 
 
 def identity_of(path: Path | str) -> str:
-    """What changes whenever the file is written, replaced or touched. Raises OSError.
+    """Return a text that changes whenever the file is written, replaced or touched. Raises OSError.
 
     A write through a shared mapping changes the times only when the kernel writes the pages back: `always_hash` is for
     artifacts that are written that way.
@@ -111,11 +111,11 @@ class Catalog:
         self._naming = threading.Lock()
         self._db = _opened(path)
         self._reader = connect(path, "")
-        #: False for a catalog of an earlier version on a full disk, to which no table can be added.
+        #: Whether this catalog can keep signatures: one of an earlier version on a full disk gets no table for them.
         self._keeps_signatures = _has(self._db, "signatures")
         #: Not written yet: statement and values, in order.
         self._unwritten: deque[tuple[str, tuple[object, ...]]] = deque()
-        #: Rows of it that questions must find, by table and key.
+        #: Rows of `_unwritten` that reads must find, by table and key.
         self._fresh: dict[tuple[str, str], Any] = {}
         self._flushing = False
         self._keys: dict[str, tuple[str, str]] = {}
@@ -182,7 +182,7 @@ class Catalog:
             self.remember_seal(label, None)
 
     def signature_of(self, key: str) -> str | None:
-        """What was kept of the inputs and outputs of an image's model."""
+        """Return the stored inputs and outputs of an image's model; None if there are none."""
         fresh: str | None = self._fresh.get(("signatures", key))
         if not self._keeps_signatures:
             return None
@@ -279,7 +279,7 @@ class Catalog:
                 del self._names[before[0]]
 
     def _forget_paths(self) -> None:
-        """Beyond `_MOST_PATHS`, forget what was looked at least recently. A path that is pinned stays."""
+        """Forget the paths looked at least recently, beyond `_MOST_PATHS`. Keep a path that is pinned."""
         forgotten = []
         with self._naming:
             for _ in range(len(self._paths) - _MOST_PATHS):
@@ -299,7 +299,7 @@ class Catalog:
         return sorted(where for where, pinned in self._pins.items() if pinned)
 
     def pinned(self, name: str, place: str) -> bool | None:
-        """True if the name is pinned there, False if an operator took that back, None if neither ever happened."""
+        """Return whether the name is pinned there; False after an operator's unpin, None if neither ever happened."""
         return self._pins.get((name, place))
 
     def pin(self, name: str, place: str, *, pinned: bool) -> None:

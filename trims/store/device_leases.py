@@ -69,7 +69,7 @@ class DeviceLeases:
         self._have = have
         self._lease = lease
         self._clock = clock
-        #: What was read or pinned on a device when it was lost, by image key: to be loaded when it is back.
+        #: Images that were read or pinned on a device when it was lost, by image key: loaded again when it is back.
         self._missing: dict[Place, dict[str, _Refill]] = {}
         #: How often each device was back.
         self._backs: Counter[Place] = Counter()
@@ -99,16 +99,16 @@ class DeviceLeases:
             self._shell.end_session(self._guard)
 
     def must_outlive(self, place: Place) -> bool:
-        """True if a session that was granted something there counts until its process is gone."""
+        """Return whether a session that was granted something at the place counts until its process is gone."""
         return place in self._tiers and self._tiers[place].ends_with_session
 
     def keeps(self, session: int, lease: int) -> bool:
-        """True if a lease stays when the client gives it back: only the session's end proves it gone."""
+        """Return whether a lease stays when the client gives it back: only the session's end proves it gone."""
         place = self._shell.place_of(session, lease) if self._tiers else None
         return place is not None and self.must_outlive(place)
 
     def has(self, session: int, lease: int) -> bool:
-        """True if the session has this lease."""
+        """Return whether the session has this lease."""
         return self._shell.place_of(session, lease) is not None
 
     def take_back(self, session: int, lease: int) -> None:
@@ -116,7 +116,7 @@ class DeviceLeases:
         self._shell.feed(Closed(at_s=self._clock(), lease=lease, session=session))
 
     def export_of(self, session: int, lease: int) -> Export:
-        """What opens the device's memory that a lease is for; valid while the lease is.
+        """Return the handle that opens the device's memory that a lease is for; valid while the lease is.
 
         Raises DeviceLostError for a lease that has ended, CallerError for one at the host.
         """
@@ -130,7 +130,7 @@ class DeviceLeases:
         return extent.export
 
     def report_workspace(self, session: int, lease: int, nbytes: int) -> int:
-        """A reader has needed `nbytes` of the device beside the weights; returns what is counted from now on.
+        """Record that a reader needed `nbytes` of the device beside the weights. Return the bytes counted from now on.
 
         Raises CallerError if the session has no such lease on a device, or the device is smaller than that.
         """
@@ -145,11 +145,11 @@ class DeviceLeases:
         return counted
 
     def tell_losses_to(self, tell: Callable[[Lease, str], None]) -> None:
-        """Have `tell` called with each lease that ends because its memory is gone, and why."""
+        """Have `tell` called with each lease that ends because its memory is gone, and the reason."""
         self._shell.lost = tell
 
     def lost(self, place: Place) -> None:
-        """The keeper of a device has ended: tell the sessions that read there."""
+        """Notify the sessions that read on a device that its keeper has ended."""
         with self._shell.lock:
             here = list(self._residency.table.by_place[place].values())
             pins = self._residency.capacity.pins
@@ -162,7 +162,7 @@ class DeviceLeases:
         self._shell.feed(PlaceLost(at_s=self._clock(), place=place, reason=reason))
 
     def back(self, place: Place) -> None:
-        """Something keeps a device's memory again: what was read or pinned there when it was lost is loaded again."""
+        """Load the images that were read or pinned on a device when it was lost: it has a keeper again."""
         self._backs[place] += 1
         for refill in self._missing.pop(place, {}).values():
             if not refill.for_pin or (refill.key, place) in self._residency.capacity.pins:
@@ -181,7 +181,7 @@ class DeviceLeases:
         if isinstance(outcome, DeviceLostError) and refill.tries < REFILL_TRIES:
             if refill.asked_in == self._backs[refill.place]:
                 self._missing.setdefault(refill.place, {})[refill.key] = refill
-            else:  # the next keeper was there before this was told
+            else:  # the next keeper was there before this outcome
                 self._again(refill)
 
 

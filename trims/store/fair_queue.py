@@ -9,7 +9,7 @@ Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """What waits, of each tenant in the order of arrival, the tenants in turn. Every step costs O(1)."""
+    """Queue of waiting items: each tenant's in the order of arrival, the tenants in turn. Every step costs O(1)."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[str | None, deque[Item]] = OrderedDict()

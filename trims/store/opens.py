@@ -52,13 +52,13 @@ _TERMS_KEPT = 4096
 
 
 class Opens:
-    """All requests of one store that are on their way.
+    """Requests of one store that are on their way.
 
     Args:
         shell: Asks residency, and answers.
         resolver: Knows what names stand for.
-        pins: Told of what manifests pin.
-        workspace: Told of what manifests state, and knows what models need on a device.
+        pins: Records the pins that manifests state.
+        workspace: Records the needs that manifests state, and knows what models need on a device.
         counters: What is counted for operators.
         due_at: Called with the clock time of each deadline, so that the store looks at it then.
         keep_alive_s: For models whose manifest states none.
@@ -99,7 +99,7 @@ class Opens:
         self._resting: dict[str, float] = {}
         self._rested: TimerHeap[str] = TimerHeap(lambda at_s, name: self._resting.get(name) == at_s)
         self._resting_lock = threading.Lock()
-        #: By name.
+        #: Residency options, by name.
         self._terms: dict[str, ResidencyOptions] = {}
         self.lookups = Lookups(resolver, self._found, pools, pace, readers=readers, never_fits=shell.never_fits)
 
@@ -289,7 +289,7 @@ class Opens:
             self._due_at(ask.waiter.deadline_at_s)
 
     def _is_to_be_read(self, resolved: Resolved) -> bool:
-        """True if an artifact that was not read, or not for certain, should be read behind its readers.
+        """Return whether an artifact that was not read, or not for certain, should be read behind its readers.
 
         That is so for the second open of one that was never read, for the first if its name is pinned (the pin waits
         for the image), and for one that may have changed since it was read.
@@ -335,5 +335,5 @@ def _not_at_file(name: str, why: str) -> str:
 
 
 def _ignore(outcome: Outcome) -> None:
-    """No request waits for it."""
+    """Ignore the outcome: no request waits for it."""
     del outcome

@@ -99,25 +99,25 @@ class PendingRequest:
 
     @property
     def names_no_place(self) -> bool:
-        """True if neither the request nor the manifest names a place."""
+        """Return whether neither the request nor the manifest names a place."""
         return self.place is None and self.resolved is not None and self.resolved.manifest.residency.place is None
 
     @property
     def anywhere(self) -> bool:
-        """True if the request names no place and wants to read: it may be answered before the artifact was read."""
+        """Return whether the request names no place and reads: it may be answered before the artifact was read."""
         reads = self.waiter.wants_lease or self.hint
         return self.place in (None, FILE) and reads and not self.verified
 
     @property
     def may_be_converted(self) -> bool:
-        """True if it was to be served from the artifact's own files, and an image made of them would do as well."""
+        """Return whether the request may be served from an image as well as from the artifact's own files."""
         own_files = self.resolved is not None and self.resolved.in_place is not None
         return own_files and self.anywhere and self.names_no_place
 
     def in_words(self, error: TrimsError) -> TrimsError:
-        """A refusal of the books as the client reads it: they know keys, and no names.
+        """Return an error of residency as the client reads it: with the model's name, as residency only knows keys.
 
-        What the store asks for itself is told by its log, which names it.
+        Errors of the store's own requests stay as they are: the log names the request.
         """
         name = self.name.removeprefix(FILE_PREFIX)
         if self.waiter.internal or isinstance(error, QuotaError):
@@ -142,16 +142,16 @@ class Pending:
     _outcome: Outcome | None = None
 
     def set(self, outcome: Outcome) -> None:
-        """The `answer` of an Ask."""
+        """Set the outcome: the `answer` of a PendingRequest."""
         self._outcome = outcome
         self._ready.set()
 
     def done(self, timeout_s: float | None = None) -> bool:
-        """Wait at most `timeout_s` seconds; True if the answer is there."""
+        """Wait at most `timeout_s` seconds. Return whether the answer is there."""
         return self._ready.wait(timeout_s)
 
     def result(self, timeout_s: float | None = None) -> Granted | Loaded:
-        """Wait for the answer. Raises the error it is, or TimeoutError."""
+        """Wait for the answer. Raises the answer if it is an error, or TimeoutError."""
         if not self._ready.wait(timeout_s):
             raise TimeoutError
         assert self._outcome is not None, "set() comes before the event"
@@ -161,7 +161,7 @@ class Pending:
 
 
 def log_failure(what: str, level: int = logging.WARNING) -> Callable[[Outcome], None]:
-    """The `answer` of an Ask that no client waits for: a failure is logged, with what it means."""
+    """Return an `answer` for a request that no client waits for: it logs a failure, with what that means."""
 
     def tell(outcome: Outcome) -> None:
         if isinstance(outcome, TrimsError):

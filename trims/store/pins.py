@@ -128,7 +128,7 @@ class Pins:
                 self._apply(str(key), place)
 
     def is_pinned(self, name: str) -> bool:
-        """True if the name is pinned at any place, whatever image it stands for. Memory only."""
+        """Return whether the name is pinned at any place, whatever image it stands for. Memory only."""
         return any(self._catalog.pinned(name, str(place)) for place in self._places)
 
     def _moved(self, name: str, before: str | None, now: str) -> None:

@@ -1,4 +1,4 @@
-"""The store for reading: what status, ps, show, check and metrics are told. Nothing here changes anything.
+"""The store for reading: views for status, ps, show, check and metrics. Nothing here changes anything.
 
 Every view is a copy that was made under the lock of the books, so that its figures belong to one moment. A list of all
 replicas is made in pieces, because opens wait for the lock: each replica is of one moment, the list is not.
@@ -86,7 +86,7 @@ class TierView:
 
 @dataclass(frozen=True, slots=True)
 class AccountView:
-    """What a tenant holds."""
+    """Usage of one tenant."""
 
     name: str
     leases: int
@@ -126,7 +126,7 @@ class LoadView:
 
 @dataclass(frozen=True, slots=True)
 class NameView:
-    """What a name stood for when it was last looked into.
+    """Facts about a name, from the last look into it.
 
     Attributes:
         key: Of the image; empty if the name was never looked into.
@@ -177,7 +177,7 @@ class ReadModel:
     # -- replicas --------------------------------------------------------------------------------------------------
 
     def replicas(self) -> list[ReplicaView]:
-        """All of them: fastest place first, then largest first."""
+        """Return all replicas: fastest place first, then largest first."""
         with self._lock:
             ids = list(self._residency.replicas)
         views: list[ReplicaView] = []
@@ -201,7 +201,7 @@ class ReadModel:
             return None if found is None else self._view(found)
 
     def _view(self, found: Replica, *, story: bool = False) -> ReplicaView:
-        """Under the lock."""
+        """Return the view of one replica. Call it under the lock."""
         now = self._clock()
         extent = self._runner.sealed.get(found.id)
         sessions = (self._residency.leases.by_number[number].session for number in found.leases)
@@ -240,7 +240,7 @@ class ReadModel:
             )
 
     def accounts(self) -> list[AccountView]:
-        """What each tenant holds now."""
+        """Return what each tenant holds now."""
         with self._lock:
             return [
                 AccountView(each.name, each.leases, each.leased_bytes, each.resident_bytes)
@@ -254,13 +254,13 @@ class ReadModel:
 
     @property
     def draining(self) -> bool:
-        """True if the daemon takes no new requests."""
+        """Return whether the daemon takes no new requests."""
         return self._residency.draining
 
     # -- names -----------------------------------------------------------------------------------------------------
 
     def image_of(self, name: str) -> NameView:
-        """What a name stands for, as far as that is known without looking into it."""
+        """Return what a name stands for, as far as that is known without looking into it."""
         known = self._resolver.remembered(name)
         key = known.key if known else self._catalog.key_of(name) or ""
         record = self._catalog.image(key) if key else None
@@ -281,7 +281,7 @@ class ReadModel:
         return [key for key in (image.key, image.in_place) if key]
 
     def in_memory(self, image: NameView) -> str:
-        """Whether an image is in shared memory, and why it is or is not, in a sentence."""
+        """Return whether an image is in shared memory, and why it is or is not, in a sentence."""
         with self._lock:
             found = self._residency.in_memory(image.key, image.in_place)
             failure = self._residency.failure_of(image.key)
@@ -309,7 +309,7 @@ class ReadModel:
         return [] if image is None or image.in_place != key else [image.name]
 
     def load(self, name: str, place: Place | None) -> LoadView:
-        """Where a running load is; None for the place that the manifest says."""
+        """Return how far a running load is; `place` None stands for the place that the manifest says."""
         known = self._resolver.remembered(name)
         if known is None:
             return LoadView("resolving")
@@ -323,7 +323,7 @@ class ReadModel:
     # -- checks ----------------------------------------------------------------------------------------------------
 
     def broken_invariants(self) -> list[str]:
-        """Which rules the books break. In pieces: opens are served between two of them."""
+        """Return which rules the ledger breaks. The check runs in pieces: opens are served between two of them."""
         with self._lock:
             pieces = list(self._residency.checks())
         broken = []
@@ -341,7 +341,7 @@ class ReadModel:
             return [(it.id, it.nbytes) for it in self._residency.replicas.values() if it.state is State.SEALED]
 
     def is_sealed(self, replica: ReplicaId) -> bool:
-        """True if this very replica is still sealed."""
+        """Return whether this very replica is still sealed."""
         with self._lock:
             found = self._residency.find(replica.key, replica.place)
             return found is not None and found.id == replica and found.state is State.SEALED

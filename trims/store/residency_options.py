@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ResidencyOptions(NamedTuple):
-    """Worked out once for each look into a name, not once for each open of it.
+    """Residency options of one model, computed once for each look into a name, not once for each open of it.
 
     Attributes:
         resolved: The look that they follow from.
@@ -25,13 +25,13 @@ class ResidencyOptions(NamedTuple):
 
     @classmethod
     def of(cls, resolved: Resolved, keep_alive_s: float | None) -> ResidencyOptions:
-        """Work them out. `keep_alive_s` counts for a model whose manifest states none."""
+        """Compute the options. `keep_alive_s` counts for a model whose manifest states none."""
         stated = resolved.manifest.residency
         keep = KeepAlive(stated.keep_alive_s if stated.keep_alive_s is not None else keep_alive_s)
         return cls(resolved, is_kept(resolved), keep)
 
 
 def is_kept(resolved: Resolved) -> bool:
-    """True if a disk image is kept of it in any case."""
+    """Return whether a disk image of the model is kept in any case."""
     persist = resolved.manifest.residency.persist
     return persist == "always" or (persist == "auto" and resolved.converted)

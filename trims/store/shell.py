@@ -78,7 +78,7 @@ class Shell:
     Args:
         residency: The books.
         runner: Does what takes time; its reports must be fed.
-        watchers: Told of every change of state.
+        watchers: Get every change of state.
         counters: What is counted for operators.
         verify: Check every invariant after every event.
         clock: Monotonic seconds.
@@ -116,7 +116,7 @@ class Shell:
         self.upgraded: Callable[[int, str], None] = lambda session, key: None  # noqa: ARG005 - its leases are good
         self._session_numbers = itertools.count(1)
         self._sessions: set[int] = set()
-        #: By ticket. Each has a waiter of that ticket in the books until it is taken to be answered.
+        #: Requests by ticket. Each has a waiter of that ticket in residency until it is taken to be answered.
         self._asks: dict[int, PendingRequest] = {}
         self._images: dict[str, Resolved] = {}
         self._most_images = _REMEMBERED_IMAGES
@@ -157,7 +157,7 @@ class Shell:
             self.filled(event)
 
     def ask(self, ask: PendingRequest, event: Requested) -> bool:
-        """Ask residency for an image; the answer comes now or later. True if the request waits."""
+        """Ask residency for an image; the answer comes now or later. Return whether the request waits."""
         waits = False
         with self.lock:
             gone = ask.waiter.session is not None and ask.waiter.session not in self._sessions
@@ -225,7 +225,7 @@ class Shell:
             return self._residency.places_of(key)
 
     def keys_that_begin(self, beginning: str) -> set[str]:
-        """Keys of the images in the books that begin with `beginning`."""
+        """Return the keys of the images in the ledger that begin with `beginning`."""
         with self.lock:
             return {key for key, _ in self._residency.replicas if key.startswith(beginning)}
 
@@ -257,13 +257,13 @@ class Shell:
             return list(on_disk.readers)
 
     def is_resident(self, key: str, place: Place) -> bool:
-        """True if the image is sealed there now."""
+        """Return whether the image is sealed there now."""
         with self.lock:
             replica = self._residency.find(key, place)
             return replica is not None and replica.id in self._runner.sealed
 
     def verify_next(self, key: str, place: Place) -> bool:
-        """True if an earlier daemon left the image there, and it is still to be verified; that is done next."""
+        """Verify next an image that an earlier daemon left there unverified. Return whether there is one."""
         with self.lock:
             replica = self._residency.find(key, place)
             return replica is not None and self._runner.verify_next(replica.id)
@@ -293,17 +293,20 @@ class Shell:
             return self._residency.demand.of(key)
 
     def carry_demand(self, old: str, new: str) -> None:
-        """What was opened under one key is opened under another from now on."""
+        """Move the demand of `old` to `new`: the model is opened under another key from now on."""
         with self.lock:
             self._residency.demand.carry(old, new)
 
     def wait_for(self, holds: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until something holds, looked at under the lock after each change; False if the time was too short."""
+        """Wait until `holds` returns true, called under the lock after each change.
+
+        Return False after `timeout_s` seconds.
+        """
         with self._changed:
             return self._changed.wait_for(holds, timeout=timeout_s)
 
     def image(self, key: str) -> Resolved | None:
-        """What is remembered of an image, or None."""
+        """Return what is remembered of an image, or None."""
         return self._images.get(key)
 
     # -- instructions out ------------------------------------------------------------------------------------------
@@ -347,7 +350,7 @@ class Shell:
         return partial(ask.answer, granted)
 
     def _take_back(self, ask: PendingRequest, lease: Lease) -> None:
-        """A file that was touched since it was sealed is not lent: it is retired, and the request served once more."""
+        """Take back a file that was touched since it was sealed: retire it, and serve the request once more."""
         reason = f"the file at {lease.place} was changed or truncated since it was sealed"
         self.feed(Closed(at_s=self._clock(), lease=lease.number, session=lease.session))
         broken = ReplicaBroken(

@@ -83,7 +83,7 @@ _LIVES = 1 << 20
 _SPARE_IMAGES = 8
 #: Seconds for which a description of a model waits for a look at its file.
 _LOOK_S = 1.0
-#: What may be the beginning of an image key.
+#: Pattern of a text that may be the beginning of an image key.
 _KEY_BEGINS = re.compile(r"[0-9a-f]{8,64}")
 
 
@@ -308,7 +308,7 @@ class Store:
         self._shell.end_session(session)
 
     def _keep_alive_of(self, key: str, place: Place) -> float | None:
-        """What the manifests of an image's names said when they were last opened: the longest counts."""
+        """Return the longest keep-alive, in seconds, that the manifests of an image's names state; None for no end."""
         if place is DISK:
             return STAYS.seconds
         stated = [json.loads(text)["residency"]["keep_alive_s"] for text in self.catalog.manifests_of(key)]
@@ -352,7 +352,7 @@ class Store:
     def evict_image(
         self, key: str, place: Place | None = None, *, drain: bool = False, timeout_s: float = 60.0, name: str = ""
     ) -> list[Place]:
-        """The same for an image by its whole key; errors call it `name`."""
+        """Free an image's replicas by its whole key; errors call it `name`. See `evict`."""
         there = [replica.id for replica in self._shell.places_of(key) if place in (None, replica.place)]
         for replica in there:
             try:
@@ -363,7 +363,7 @@ class Store:
         return [replica.place for replica in there]
 
     def _settled(self, evicted: ReplicaId) -> bool:
-        """It is gone, or waits for its readers. The image may have been loaded again meanwhile."""
+        """Return whether an evicted replica is gone, or waits for its readers. Its image may have been loaded again."""
         replica = self.residency.find(evicted.key, evicted.place)
         return replica is None or replica.id != evicted or replica.held
 
@@ -413,7 +413,8 @@ class Store:
     def find_format(self, name: str, timeout_s: float = _LOOK_S) -> str:
         """Return the format of a model's artifact, found by its first bytes; empty if that fails or takes longer.
 
-        Safe where a file system may hang: a worker of its mount point looks, and this waits no longer than it is told.
+        Safe where a file system may hang: a worker of its mount point looks, and this waits at most `timeout_s`
+        seconds.
         """
         found: list[str] = []
         over = threading.Event()
@@ -433,7 +434,7 @@ class Store:
     # -- questions -------------------------------------------------------------------------------------------------
 
     def pages_of(self, session: int, lease: int, file: int) -> Pages:
-        """Which pages of an artifact's file, by its number, belong to the image that a lease is for.
+        """Return which pages of an artifact's file, by its number, belong to the image that a lease is for.
 
         Raises CallerError for a lease that has ended or is for other memory, or a number that is none.
         """
@@ -471,7 +472,7 @@ class Store:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def next_due_s(self) -> float | None:
-        """When `tick` has something to do, on the store's clock."""
+        """Return when `tick` has something to do, on the store's clock."""
         with self._shell.lock:
             due = (
                 self.residency.next_due_s(),

@@ -55,7 +55,7 @@ class Ticker:
     def _run(self) -> None:
         while not self._stopping:
             # No due time is lost, because both sides keep an order. This thread: 1. set the longest sleep; 2. look at
-            # what is due; 3. sleep until the earlier of what it saw and what it was told. Another thread: 1. write the
+            # what is due; 3. sleep until the earlier of what it saw and what callers set. Another thread: 1. write the
             # books; 2. call `look_again`. If that call comes before step 1 here, step 2 here sees the books. If it
             # comes later, it lowers the end of the sleep, and only the next round raises that again.
             with self._told:

@@ -1,4 +1,4 @@
-"""A process that borrows device memory and does as it is told: for contract tests, on the fake and on a real device.
+"""Borrower of device memory that obeys commands: a process for contract tests, on the fake and on a real device.
 
 Run as `python -m trims.testing.device_borrower KIND UUID DRIVER FD`; commands and answers are frames on the socket.
 """
@@ -46,7 +46,7 @@ class Borrower:
         self._decoder = Decoder()
 
     def open(self, export: Export) -> int:
-        """Open what was exported; the export is closed. Returns the nanoseconds it took."""
+        """Open what was exported; the export is closed. Return the nanoseconds it took."""
         fds = [export.fd] if export.fd >= 0 else []
         message = {
             "op": "open",
@@ -59,11 +59,11 @@ class Borrower:
         return int(self._answer()["taken_ns"])
 
     def context_ns(self) -> int:
-        """Nanoseconds it took to reach the driver and make a context, before anything was opened."""
+        """Return the nanoseconds it took to reach the driver and make a context, before anything was opened."""
         return int(self._ask({"op": "context"})["taken_ns"])
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Bytes of what is open."""
+        """Return bytes of what is open."""
         return bytes.fromhex(self._ask({"op": "read", "offset": offset, "nbytes": nbytes})["bytes"])
 
     def write(self, offset: int, data: bytes) -> None:
@@ -79,7 +79,7 @@ class Borrower:
         self._ask({"op": "close"})
 
     def kill(self) -> None:
-        """SIGKILL, and wait for the end."""
+        """Send SIGKILL, and wait for the end."""
         self.process.kill()
         self.process.wait()
 

@@ -33,7 +33,7 @@ _SETTLE_S = 5.0
 
 
 class Owner:
-    """What the keeper is to borrowers.
+    """Owner of device memory, as a keeper is to borrowers.
 
     Attributes:
         kind: For `connect`.
@@ -56,7 +56,7 @@ class Owner:
         self._slack_bytes = _REAL_SLACK_BYTES if real else 0
 
     def has_free(self, nbytes: int) -> bool:
-        """Whether so many bytes of the device are free, within what a driver moves by itself; waits up to 5 s."""
+        """Return whether so many bytes of the device are free, but for what a driver moves itself; wait up to 5 s."""
         until_s = time.monotonic() + (_SETTLE_S if self._slack_bytes else 0.0)
         while abs(self.cuda.memory()[0] - nbytes) > self._slack_bytes:
             if time.monotonic() >= until_s:
@@ -65,7 +65,7 @@ class Owner:
         return True
 
     def sealed(self, content: bytes = CONTENT, nbytes: int | None = None) -> Allocation:
-        """An allocation that begins with this."""
+        """Return an allocation that begins with `content`."""
         made = self.memory.allocate(nbytes or max(len(content), self.least_bytes))
         host = ctypes.create_string_buffer(content, len(content))
         self.cuda.copy_in(made.address, ctypes.addressof(host), len(content), self._stream)
@@ -74,7 +74,7 @@ class Owner:
         return made
 
     def read(self, allocation: Allocation, nbytes: int = len(CONTENT)) -> bytes:
-        """Its first bytes."""
+        """Return the first bytes of an allocation."""
         opened = self.memory.reading(allocation)
         host = ctypes.create_string_buffer(nbytes)
         self.cuda.copy_out(ctypes.addressof(host), opened.address, nbytes, self._stream)
@@ -83,7 +83,7 @@ class Owner:
         return host.raw
 
     def borrower(self) -> Borrower:
-        """A process that may open what is exported."""
+        """Start a process that may open what is exported."""
         return Borrower(self.kind, self.device.uuid, self.memory.name)
 
     def end(self) -> None:
@@ -96,12 +96,12 @@ class DeviceMemoryContract:
     """Subclass it as `TestMyMemory` and provide `make`."""
 
     def make(self) -> Owner:
-        """An owner on a device."""
+        """Return an owner on a device."""
         raise NotImplementedError
 
     @pytest.fixture
     def owner(self) -> Iterator[Owner]:
-        """Its memory is all given back after the test."""
+        """Make an owner, and check after the test that all its memory is given back."""
         made = self.make()
         first = made.sealed()  # what a driver takes at first use and keeps is no leak of a test
         made.read(first)
@@ -262,10 +262,10 @@ class DeviceMemoryContract:
 
 
 class KeptMemoryContract(DeviceMemoryContract):
-    """The same for memory that lives while any process has it. With `ipc` that is undefined: no keeper asks for it."""
+    """Contract of memory that lives while any process has it. With `ipc` that is undefined: no keeper asks for it."""
 
     def test_what_is_sealed_is_exported_and_given_back_without_a_context(self, owner: Owner) -> None:
-        """A context takes memory of the device, of which there may be none when something must be given back."""
+        """Export and give back without a context: it takes device memory, of which there may be none left."""
         assert not owner.memory.sealed_needs_context
         free, made = owner.cuda.memory()[0], owner.sealed()
         found: list[object] = []

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 GRANULARITY_BYTES = 2 << 20
-#: What a process's context takes of the device.
+#: Bytes that a process's context takes of the device.
 CONTEXT_BYTES = 16 << 20
 _HANDLE = struct.Struct(">8sQQQ32x")
 _MAGIC = b"fakecuda"
 _DLPACK_CPU = 1
 _DEVICES = "devices.json"
-#: Of handles, streams and files: unique in this process.
+#: Numbers of handles, streams and files: unique in this process.
 _numbers = itertools.count(1)
-#: How many connections of this process hold a device's context, which they share, and that what counts them is whole.
+#: Number of connections of this process that share a device's context, and a lock that guards the counts.
 _holders: Counter[str] = Counter()
 _counting = threading.Lock()
 
@@ -59,18 +59,21 @@ _thread = _Thread()
 
 
 def current() -> str | None:
-    """The context that this thread uses, over whichever connection: where its device is. None if it uses none."""
+    """Return the context that this thread uses, over whichever connection: where its device is.
+
+    None if it uses none.
+    """
     return _thread.contexts[-1] if _thread.contexts else None
 
 
 def make_devices(folder: Path, devices: Sequence[Device]) -> str:
-    """Set a machine up in an empty folder; returns its name, for `trims.memory.cuda.connect.connect`."""
+    """Set a machine up in an empty folder. Return its name, for `trims.memory.cuda.connect.connect`."""
     (folder / _DEVICES).write_text(json.dumps([asdict(device) for device in devices]))
     return f"fake:{folder}"
 
 
 def lose_device(folder: Path, uuid: str) -> None:
-    """From now on every call on this device fails, in all processes."""
+    """Make every call on this device fail from now on, in all processes."""
     (folder / f"lost.{uuid}").touch()
 
 
@@ -100,7 +103,7 @@ class FakeCuda:
     # -- devices ---------------------------------------------------------------------------------------------------
 
     def devices(self) -> Sequence[Device]:
-        """As `make_devices` was told."""
+        """Return the devices given to `make_devices`."""
         told = json.loads((self._folder / _DEVICES).read_text())
         return [Device(**{**given, "peers": tuple(given["peers"])}) for given in told]
 
@@ -123,12 +126,12 @@ class FakeCuda:
         return device
 
     def bind(self) -> None:
-        """Let this thread use it, and not what it used."""
+        """Let this thread use the device, and not what it used."""
         _thread.contexts[-1:] = [self._context]
 
     @contextlib.contextmanager
     def bound(self) -> Iterator[None]:
-        """On top of what the thread uses."""
+        """Let this thread use the device for the block, on top of what it uses."""
         _thread.contexts.append(self._context)
         try:
             yield
@@ -136,7 +139,7 @@ class FakeCuda:
             _thread.contexts.pop()
 
     def dlpack_device(self) -> tuple[int, int]:
-        """kDLCPU: what it calls device memory is memory of this process, and frameworks may read it as such."""
+        """Return kDLCPU: device memory of the fake is memory of this process, and frameworks may read it as such."""
         self._ready()
         return _DLPACK_CPU, 0
 
@@ -153,31 +156,31 @@ class FakeCuda:
             _thread.contexts.pop()
 
     def memory(self) -> tuple[int, int]:
-        """Bytes free and in all."""
+        """Return the bytes free and in all."""
         device = self._ready()
         return self.free_bytes(device), device.total_bytes
 
     def free_bytes(self, device: Device) -> int:
-        """The same of any device, without a context, as NVML tells it."""
+        """Return the free bytes of any device, without a context, as NVML does."""
         with self._locked():
             return device.total_bytes - self._used(device.uuid)
 
     def wait(self) -> None:
-        """All copies of all streams."""
+        """Wait for all copies of all streams."""
         for stream in list(self._queues):
             self.synchronize(stream)
 
     # -- memory with legacy IPC ------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
-        """Memory that dies with this process."""
+        """Allocate memory that dies with this process."""
         fd, path = self._take("raw", nbytes)
         address = _map(fd, nbytes, writable=True)
         self._files[address], self._sizes[address], self._names[address] = fd, nbytes, path
         return address
 
     def free(self, address: int) -> None:
-        """A process that still has it open loses the pages."""
+        """Free an allocation: a process that still has it open loses the pages."""
         self._ready()
         fd = self._files.pop(address)
         self._names.pop(address).unlink()
@@ -186,7 +189,7 @@ class FakeCuda:
         os.close(fd)
 
     def ipc_export(self, address: int) -> bytes:
-        """Names the process, as the driver's handles do, and the whole allocation that the address lies in."""
+        """Return a handle that names the process, as the driver's do, and the whole allocation of the address."""
         self._ready()
         begin = next((each for each in self._names if each <= address < each + self._sizes[each]), None)
         if begin is None:
@@ -195,7 +198,7 @@ class FakeCuda:
         return _HANDLE.pack(_MAGIC, os.getpid(), number, _process_ids())
 
     def ipc_open(self, handle: bytes) -> int:
-        """Opening again gives the same address."""
+        """Open a handle. Opening again gives the same address."""
         self._ready()
         if handle in self._imported:
             address, count = self._imported[handle]
@@ -220,7 +223,7 @@ class FakeCuda:
         return address
 
     def ipc_close(self, address: int) -> None:
-        """The last close unmaps."""
+        """Close once; the last close unmaps."""
         self._ready()
         handle = next(handle for handle, (opened, _) in self._imported.items() if opened == address)
         count = self._imported[handle][1] - 1
@@ -232,36 +235,36 @@ class FakeCuda:
     # -- memory with descriptors -----------------------------------------------------------------------------------
 
     def granularity(self) -> int:
-        """2 MiB."""
+        """Return 2 MiB."""
         self._ready()
         return GRANULARITY_BYTES
 
     def vmm_create(self, nbytes: int) -> int:
-        """A file that lasts while a process holds it."""
+        """Create a file that lasts while a process holds it."""
         if nbytes % GRANULARITY_BYTES:
             raise CudaError(f"vmm_create: CUDA_ERROR_INVALID_VALUE: {nbytes} bytes")
         fd, _ = self._take("vmm", nbytes)
         return self._handle(fd)
 
     def vmm_export(self, handle: int) -> int:
-        """The descriptor shares the lock. Needs no context."""
+        """Return a descriptor, which shares the lock. Needs no context."""
         self._not_lost()
         return os.dup(self._files[handle])
 
     def vmm_import(self, fd: int) -> int:
-        """A holder of its own."""
+        """Return a handle, which is a holder of its own."""
         self._ready()
         own = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(own, fcntl.LOCK_SH)
         return self._handle(own)
 
     def vmm_release(self, handle: int) -> None:
-        """Mappings stay. Needs no context."""
+        """Release a handle; mappings stay. Needs no context."""
         self._not_lost()
         os.close(self._files.pop(handle))
 
     def vmm_map(self, handle: int, nbytes: int, *, writable: bool) -> int:
-        """The mapping is a holder, too."""
+        """Map the memory; the mapping is a holder, too."""
         self._ready()
         self._check_reach(os.path.basename(os.readlink(f"/proc/self/fd/{self._files[handle]}")))
         address = _map(self._files[handle], nbytes, writable=writable)
@@ -269,7 +272,7 @@ class FakeCuda:
         return address
 
     def vmm_unmap(self, address: int, nbytes: int) -> None:
-        """And ceases to be one."""
+        """Unmap, which ends that holder."""
         self._ready()
         fd = self._files.pop(address)  # before the address is free: another thread may be given it at once
         c_library().munmap(address, nbytes)
@@ -278,19 +281,19 @@ class FakeCuda:
     # -- moving ----------------------------------------------------------------------------------------------------
 
     def host_allocate(self, nbytes: int) -> int:
-        """Ordinary memory."""
+        """Allocate ordinary memory."""
         self._ready()
         address = _map(-1, nbytes, writable=True)
         self._sizes[address] = nbytes
         return address
 
     def host_free(self, address: int) -> None:
-        """Unmapped."""
+        """Unmap host memory."""
         self._ready()
         c_library().munmap(address, self._sizes.pop(address))
 
     def host_register(self, address: int, nbytes: int) -> None:
-        """Only whole pages, and only once."""
+        """Register whole pages, and each only once."""
         if not self._ready().read_only_registration:
             raise NotSupportedError("host_register: CUDA_ERROR_NOT_SUPPORTED")
         if address % mmap.PAGESIZE or nbytes % mmap.PAGESIZE or -address in self._sizes:
@@ -303,35 +306,35 @@ class FakeCuda:
         del self._sizes[-address]
 
     def stream(self) -> int:
-        """A thread."""
+        """Start a stream, which is a thread."""
         self._ready()
         number = next(_numbers)
         self._queues[number] = (ThreadPoolExecutor(1, thread_name_prefix="fake-cuda"), [])
         return number
 
     def end_stream(self, stream: int) -> None:
-        """Its thread ends."""
+        """End the stream's thread."""
         self._queues.pop(stream)[0].shutdown(wait=True)
 
     def copy_in(self, target: int, host: int, nbytes: int, stream: int) -> None:
-        """Later."""
+        """Copy later, in the stream's thread."""
         self._copy(target, host, nbytes, stream)
 
     def copy_out(self, host: int, source: int, nbytes: int, stream: int) -> None:
-        """Later."""
+        """Copy later, in the stream's thread."""
         self._copy(host, source, nbytes, stream)
 
     def copy_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Later."""
+        """Copy later, in the stream's thread."""
         self._copy(target, source, nbytes, stream)
 
     def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:
-        """Later."""
+        """Fill later, in the stream's thread."""
         host = ctypes.create_string_buffer(bytes([value]) * nbytes, nbytes)
         self._copy(target, ctypes.addressof(host), nbytes, stream)
 
     def synchronize(self, stream: int) -> None:
-        """Now."""
+        """Wait until the stream has done all."""
         self._ready()
         waiting = self._queues[stream][1]
         while waiting:
@@ -351,7 +354,7 @@ class FakeCuda:
 
     @property
     def _context(self) -> str:
-        """Its name: all connections of a process to one device share it."""
+        """Return the context's name: all connections of a process to one device share it."""
         if self._device is None:
             raise CudaError("CUDA_ERROR_INVALID_CONTEXT: no device was taken")
         return str(self._folder / self._device.uuid)
@@ -368,7 +371,7 @@ class FakeCuda:
         return self._device
 
     def _check_reach(self, name: str) -> None:
-        """Memory of another device can be mapped here if that is a peer."""
+        """Check that the memory lies on this device or on a peer: other memory cannot be mapped here."""
         device, owner = self._ready(), name.split(".")[1:2]
         if owner and owner[0] not in (device.uuid, *device.peers):
             raise NotSupportedError(f"CUDA_ERROR_PEER_ACCESS_UNSUPPORTED: {device.uuid} cannot reach {owner[0]}")
@@ -395,7 +398,10 @@ class FakeCuda:
         return fd, path
 
     def _used(self, uuid: str) -> int:
-        """Under the lock: bytes of files that a process holds; the rest is removed, as the driver does."""
+        """Return bytes of files that a process holds, and remove the other files, as the driver does.
+
+        Under the lock.
+        """
         used = 0
         for path in self._folder.glob(f"memory.{uuid}.*"):
             if _held(path):
@@ -431,5 +437,5 @@ def _map(fd: int, nbytes: int, *, writable: bool) -> int:
 
 
 def _process_ids() -> int:
-    """Which processes this one can see."""
+    """Return the ids of the processes that this one can see."""
     return os.stat("/proc/self/ns/pid").st_ino

@@ -43,7 +43,7 @@ ODD_VALUES: dict[str, Any] = {
 
 
 def manifest(name: str = "m", **more: object) -> dict[str, Any]:
-    """A manifest of that name."""
+    """Return a manifest of that name."""
     return {"name": name, "artifact": {"path": "m.npz"}, **more}
 
 
@@ -57,11 +57,11 @@ class RegistryContract:
     survives_restart = True
 
     def setting(self, folder: Path) -> str:
-        """What the setting `registry` says for manifests in an empty folder; the same folder has the same manifests."""
+        """Return the setting `registry` for manifests in a folder; the same folder has the same manifests."""
         raise NotImplementedError
 
     def open(self, folder: Path) -> Registry:
-        """The registry as the daemon opens it."""
+        """Return the registry as the daemon opens it."""
         return open_registry(Choice.parse(self.setting(folder)), folder)
 
     @pytest.fixture
@@ -302,7 +302,7 @@ class RegistryContract:
 
     @contextlib.contextmanager
     def process(self, place: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-        """Another process with the same registry; see `_OTHER`."""
+        """Start another process with the same registry; see `_OTHER`."""
         path = os.pathsep.join(path for path in sys.path if path)
         command = [sys.executable, "-c", _OTHER, self.setting(place), str(place), *words]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -350,12 +350,12 @@ registry.close()
 
 
 def _doubled(number: int) -> dict[str, Any]:
-    """A manifest that is longer than a page, and says the same at both ends."""
+    """Return a manifest that is longer than a page, and says the same at both ends."""
     return manifest(attributes={"first": number, "long": _LONG, "second": number})
 
 
 def _number_in(raw: dict[str, Any]) -> int:
-    """Of a manifest of `_doubled` that is whole."""
+    """Return the number in a manifest of `_doubled`, which must be whole."""
     number = raw["attributes"]["first"]
     assert isinstance(number, int)
     assert raw == _doubled(number)

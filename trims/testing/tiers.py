@@ -38,7 +38,7 @@ KEY = "a" * 64
 
 
 def an_image(nbytes: int = 4096) -> bytes:
-    """The bytes of a small image."""
+    """Return the bytes of a small image."""
     plan = plan_image(
         [SourceTensor("w", "U8", (nbytes,), lambda place: place.__setitem__(slice(None), b"\7" * nbytes))]
     )
@@ -68,11 +68,11 @@ class TierContract:
     tamper_proof = False
 
     def make(self, folder: Path, capacity_bytes: int = 1 << 20) -> Tier:
-        """A tier; the same folder again finds the same replicas."""
+        """Return a tier; the same folder again finds the same replicas."""
         raise NotImplementedError
 
     def traces(self, folder: Path) -> set[str]:
-        """Names of everything the tier keeps, found without its help."""
+        """Return names of everything the tier keeps, found without its help."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -350,7 +350,7 @@ class TierContract:
         assert not self.traces(folder)
 
     def test_two_generations_of_one_image_do_not_collide(self, tier: Tier) -> None:
-        """An image may be filled again while its last incarnation is still being freed."""
+        """Fill an image again while its last incarnation is still being freed."""
         older, newer = an_image(4096), an_image(8192)
         first, second = put(tier, older, generation=1), put(tier, newer, generation=2)
         assert os.pread(first.fd, len(newer), 0) == older
@@ -366,7 +366,7 @@ class TierContract:
             try:
                 for turn in range(10):
                     tier.free(put(tier, an_image(), key=f"{number:x}" * 64, generation=turn))
-            except Exception as error:  # told to the test, whatever it is
+            except Exception as error:  # the test gets it, whatever it is
                 errors.append(error)
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
@@ -432,7 +432,7 @@ class TierContract:
             os.chmod(path, 0o400)
 
 
-#: Fills the draft whose descriptor it is given with what it reads.
+#: Program that fills the draft whose descriptor it is given with what it reads.
 _FILL = """
 import mmap, sys
 data = sys.stdin.buffer.read()
@@ -442,7 +442,7 @@ with mmap.mmap(int(sys.argv[1]), len(data)) as mapping:
 
 
 def _count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Lengths of all that is read from descriptors from now on."""
+    """Return the list of lengths of all that is read from descriptors from now on."""
     lengths: list[int] = []
     pread, preadv = os.pread, os.preadv
 

@@ -115,7 +115,7 @@ def spectrally_normed() -> nn.Sequential:
 
 
 def no_module() -> dict[str, Any]:
-    """What a builder must not return."""
+    """Return no module, which a builder must not do."""
     return {}
 
 

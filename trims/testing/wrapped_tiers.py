@@ -20,22 +20,22 @@ class WrappedTier:
 
     @property
     def place(self) -> Place:
-        """As the inner one's."""
+        """Return the inner tier's place."""
         return self.inner.place
 
     @property
     def capacity_bytes(self) -> int:
-        """As the inner one's."""
+        """Return the inner tier's capacity."""
         return self.inner.capacity_bytes
 
     @property
     def hash_on_adoption(self) -> bool:
-        """As the inner one's."""
+        """Return the inner tier's `hash_on_adoption`."""
         return self.inner.hash_on_adoption
 
     @property
     def skipped(self) -> int:
-        """As the inner one's."""
+        """Return the inner tier's count."""
         return self.inner.skipped
 
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
@@ -89,12 +89,12 @@ class FaultyTier(WrappedTier):
             raise self.faults.pop(method)
 
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
-        """Fails before anything is made."""
+        """Fail before anything is made."""
         self._maybe("create")
         return super().create(key, generation, nbytes, allocate=allocate)
 
     def seal(self, draft: Draft, key: str, digest: str) -> Extent:
-        """Fails as the contract says: the draft is used up."""
+        """Fail as the contract says: the draft is used up."""
         if "seal" in self.faults:
             self.inner.abort(draft)
             self._maybe("seal")
@@ -103,7 +103,7 @@ class FaultyTier(WrappedTier):
     def verify(
         self, extent: Extent, cancelled: threading.Event | None = None, pace: Callable[[int], None] | None = None
     ) -> None:
-        """Fails before anything is read."""
+        """Fail before anything is read."""
         self._maybe("verify")
         super().verify(extent, cancelled, pace)
 
@@ -117,7 +117,7 @@ class SlowTier(WrappedTier):
         self.go_on = threading.Event()
 
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:
-        """Says that it was entered, then waits."""
+        """Report that it was entered, then wait."""
         self.entered.set()
         assert self.go_on.wait(60), "the test forgot to let the tier go on"
         return super().create(key, generation, nbytes, allocate=allocate)

@@ -44,14 +44,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """What a tier of the host is opened with.
+    """Settings that a tier of the host is opened with.
 
     Attributes:
-        place: `cpu` or `disk`: what the tier must say its place is.
+        place: `cpu` or `disk`: the place that the tier must report as its own.
         capacity_bytes: Bytes of images that it is to hold; it may say that it holds less.
         state_dir: This daemon's folder for what outlives it; locked by the daemon.
-        prefix: For names in a space that daemons share, such as a disk: each state folder has another one.
-        argument: What the setting says after the name's colon; empty without.
+        prefix: Prefix of names in a space that daemons share, such as a disk: each state folder has another one.
+        argument: Text of the setting after the name's colon; empty without.
     """
 
     place: Place
@@ -62,7 +62,7 @@ class TierSettings:
 
 
 def identity_of(fd: int) -> tuple[int, ...]:
-    """What changes whenever a file is replaced or touched: device, inode, length, time of change, time of status."""
+    """Return numbers that change when a file is replaced or touched: device, inode, length and both times."""
     status = os.fstat(fd)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
@@ -117,7 +117,7 @@ class Extent:
 
     @contextmanager
     def reader(self, part: Pages | None = None) -> Iterator[int]:
-        """A descriptor of the block's own, of the image or of one part of it.
+        """Lend a descriptor of the image, or of one part of it, that stays open for the block.
 
         Raises DrainingError if the memory was given back, OSError without a descriptor.
         """
@@ -132,7 +132,7 @@ class Extent:
 
     @property
     def closed(self) -> bool:
-        """True once the memory was given back."""
+        """Return whether the memory was given back."""
         return self._closed
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ class Tier(Protocol):
 
     @property
     def hash_on_adoption(self) -> bool:
-        """True if what `scan` finds must be verified before it is lent: another process may have written to it.
+        """Return whether what `scan` finds must be verified before it is lent: another process may have written there.
 
         False where the bytes are checked when they are first copied (disk), or where they never left the hands of the
         process that holds them (a device's keeper).
@@ -202,7 +202,7 @@ class Tier(Protocol):
         ...
 
     def explain(self, error: OSError, nbytes: int) -> Exception:
-        """What a failed write into a draft means: NoSpaceError, CapacityError without a descriptor, else itself."""
+        """Return the meaning of a failed write: NoSpaceError, CapacityError without a descriptor, else itself."""
         ...
 
     def free(self, extent: Extent) -> None:
@@ -278,7 +278,7 @@ class DeviceTier(Tier, Protocol):
 
     @property
     def ends_with_session(self) -> bool:
-        """True if a lease here counts until its session has ended, whatever the client says (see `IpcMemory`)."""
+        """Return whether a lease counts until its session has ended, whatever the client says (see `IpcMemory`)."""
         ...
 
     def copy_in(self, draft: Draft, source: Extent, on_progress: Callable[[int], None] | None = None) -> None:
@@ -294,5 +294,5 @@ class DeviceTier(Tier, Protocol):
         ...
 
     def digest(self, extent: Extent) -> str:
-        """blake3 of what lies there now, hex."""
+        """Return the blake3 digest, in hex, of the bytes that lie there now."""
         ...

@@ -1,4 +1,4 @@
-"""Whether what an earlier daemon left is still what it was sealed as: at a glance, and byte by byte.
+"""Checks whether replicas of an earlier daemon are still as they were sealed: at a glance, and byte by byte.
 
 A scan only looks at the ends (`check_ends`): it costs a few reads for each replica, however large. Reading and hashing
 everything (`verify_bytes`) may take minutes and is done beside other work. What cannot be opened or read says nothing
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class Skipped:
-    """What a scan left alone, by reason.
+    """Replicas that a scan left alone, by reason.
 
     Args:
         place: Where the scan looks.
@@ -44,11 +44,11 @@ class Skipped:
         return sum(map(len, self._names.values()))
 
     def add(self, name: str, error: OSError) -> None:
-        """A replica, or what may be one, that could not be looked at."""
+        """Add a replica, or a file that may be one, that could not be looked at."""
         self._names.setdefault(error.strerror or str(error), []).append(name)
 
     def tell(self) -> None:
-        """Log it, in one line for each reason: a lack of descriptors is the same for hundreds of files."""
+        """Log the skipped replicas, a line for each reason: a lack of descriptors may concern hundreds of files."""
         for reason, (first, *more) in self._names.items():
             if more:
                 log.warning("%d at %s are left alone, such as %s: %s", len(more) + 1, self._place, first, reason)
@@ -57,7 +57,7 @@ class Skipped:
 
 
 def check_ends(fd: int, nbytes: int) -> None:
-    """The cheap check: header and index begin as an image's do, and the end that they give is the file's.
+    """Check that header and index begin as an image's do, and that the end they give is the file's. Cheap.
 
     Raises ImageError naming what is wrong, OSError if the file cannot be read.
     """
@@ -92,7 +92,7 @@ def verify_bytes(
 
 
 def check_wanted(extent: Extent, cancelled: threading.Event | None) -> None:
-    """Raises DrainingError once the event is set: then nothing is known of the bytes."""
+    """Raise DrainingError once the event is set: then nothing is known of the bytes."""
     if cancelled is not None and cancelled.is_set():
         raise DrainingError(f"{extent.label} was not verified to its end: the daemon is shutting down")
 

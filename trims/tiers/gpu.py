@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from trims.keeper.client import KeeperConnection, KeeperState
 
 log = logging.getLogger(__name__)
-#: In which devices give memory that can be shared, whichever way.
+#: Unit, in bytes, in which devices give memory that can be shared, whichever way.
 UNIT_BYTES = 2 << 20
-#: Seconds; a description is waited for at a terminal.
+#: Seconds to wait for a keeper's description: an operator waits for it at a terminal.
 _DESCRIBE_S = 3.0
 
 
@@ -55,7 +55,7 @@ class GpuTier:
         #: A draft goes with its connection, so each has one of its own.
         self._drafts: dict[str, KeeperConnection] = {}
         self._open: dict[str, Extent] = {}
-        #: What the keeper could not free when it was told to, with what it is.
+        #: Images that the keeper could not free when asked to, each with its label.
         self._owed: dict[int, str] = {}
         self._skipped = 0
 
@@ -135,7 +135,7 @@ class GpuTier:
             connection.free(image)
 
     def digest(self, extent: Extent) -> str:
-        """blake3 of what lies on the device now, hex."""
+        """Return the blake3 digest, in hex, of the bytes that lie on the device now."""
         with self._keeper.connect() as connection:
             return connection.digest(int(extent.label))
 
@@ -190,7 +190,7 @@ class GpuTier:
             yield extent
 
     def describe(self) -> KeeperState:
-        """What the keeper says of itself now. Raises DeviceLostError if it has ended, or does not answer soon."""
+        """Return the keeper's present state. Raises DeviceLostError if it has ended, or does not answer soon."""
         with self._keeper.connect(_DESCRIBE_S) as connection:
             return connection.hello()
 
@@ -204,7 +204,7 @@ class GpuTier:
         self._keeper.start(lambda: lost(self.place), lambda: back(self.place))
 
     def unwatch(self) -> None:
-        """From now on neither is called any more. Idempotent."""
+        """Unwatch the keeper: neither callback is called any more. Idempotent."""
         self._keeper.end()
 
     def end_keeper(self) -> None:
@@ -221,13 +221,16 @@ class GpuTier:
             self._open.clear()
 
     def _free(self, connection: KeeperConnection, image: int, what: str) -> None:
-        """Have the keeper free it. Raises nothing: see `free`."""
+        """Have the keeper free an image. Raises nothing: see `free`."""
         with self._freeing(image, what):
             connection.free(image)
 
     @contextlib.contextmanager
     def _freeing(self, image: int, what: str) -> Iterator[None]:
-        """What the block could not do is owed, if there is still a keeper to do it. Raises no TrimsError."""
+        """Record images that the block could not free, if there is still a keeper to do it later.
+
+        Raises no TrimsError.
+        """
         try:
             yield
         except (DeviceLostError, DaemonAwayError) as error:

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from trims.tiers.base import Extent
 
 _PIECE_BYTES = 8 << 20
-#: What the kernel reads by itself round a page fault, in KiB, from which on it needs no help: two that read ahead of
+#: Read-ahead of the kernel round a page fault, in KiB, from which on a device needs no help: two that read ahead for
 #: one reader hold each other up.
 _FAR_KIB = 1024
-#: Of a file on such a device, read while the reader still builds its module and asks for nothing.
+#: Bytes read of a file on such a device, while the reader still builds its module and asks for nothing.
 _START_BYTES = 64 << 20
 _DEVICES = Path("/sys/class/bdi")
 
@@ -48,7 +48,7 @@ def read_ahead(extent: Extent, cancelled: threading.Event) -> None:
 
 
 def _reads_far(fd: int) -> bool:
-    """Whether the kernel reads this file's device far ahead by itself; False where it does not tell."""
+    """Return whether the kernel reads this file's device far ahead by itself; False where that is unknown."""
     device = os.fstat(fd).st_dev
     try:
         told = (_DEVICES / f"{os.major(device)}:{os.minor(device)}" / "read_ahead_kb").read_text()

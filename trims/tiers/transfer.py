@@ -30,25 +30,25 @@ if TYPE_CHECKING:
     from trims.memory.large_pages import LargePages
 
 CHUNK_BYTES = 8 << 20
-#: For reads around the page cache; stays in a second-level cache on its way out.
+#: Buffer for reads around the page cache; stays in a second-level cache on its way out.
 BUFFER_BYTES = 256 << 10
 
 
 def default_threads() -> int:
-    """Reader threads: as many as processors, at least 2 (one waits while one copies), at most 8."""
+    """Return the number of reader threads: one per processor, at least 2 (one waits while one copies), at most 8."""
     return max(2, min(8, len(os.sched_getaffinity(0))))
 
 
 def digest_of(fd: int, nbytes: int) -> str:
-    """blake3 of the file's first `nbytes` bytes, hex; the same as `b3sum` prints. Releases the interpreter lock."""
+    """Return blake3 of the file's first `nbytes` bytes, in hex, as `b3sum` prints it. Releases the interpreter lock."""
     with contextlib.closing(FileMapping(fd, nbytes)) as mapping, mapping.view() as data:
         return blake3.blake3(data, max_threads=default_threads()).hexdigest()
 
 
 def digest_by_reading(fd: int, nbytes: int) -> str:
-    """The same for files that other processes may touch: one that was cut short, or a failing disk, is an ImageError.
+    """Return the digest of a file that other processes may touch. Raises ImageError if it is cut short or unreadable.
 
-    Through a mapping it would be the end of the process (SIGBUS).
+    The file is read and not mapped: reading beyond its end through a mapping would kill the process (SIGBUS).
     """
     hasher = blake3.blake3(max_threads=default_threads())
     room = bytearray(min(CHUNK_BYTES, nbytes))
@@ -61,7 +61,7 @@ def digest_by_reading(fd: int, nbytes: int) -> str:
 
 
 def check_bytes(fd: int, nbytes: int) -> None:
-    """Check that a file is an image in every respect: in a child if that is too much to parse where others wait.
+    """Check that a file is an image in every respect: in a child process if parsing it here would delay others.
 
     The file is read and never mapped, so it may be truncated meanwhile. Raises ImageError naming the first thing that
     is wrong, OSError if the file cannot be read, ConversionError or CapacityError if a child was needed and failed.

@@ -1,4 +1,4 @@
-"""Where a daemon is found: the runtime folder and the names of the sockets in it.
+"""Addresses of a daemon: the runtime folder and the names of the sockets in it.
 
 Paths are text here: every cold start of a client comes by, and pathlib or tempfile would be a tenth of it.
 """
@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ATTACH_SOCKET = "attach.sock"
-#: Has the same socket under the same name, and nothing else: what a container or a namespace is shown of the folder.
+#: Folder with the attach socket under its own name, and nothing else: the part that a container or namespace gets.
 ATTACH_FOLDER = "attach"
-#: Has a folder for each tenant, with the attach socket of that tenant in it.
+#: Folder that has a folder for each tenant, with the attach socket of that tenant in it.
 TENANTS_FOLDER = "tenants"
 CONTROL_SOCKET = "control.sock"
 RUNTIME_VARIABLE = "TRIMS_RUNTIME_DIR"
-#: Of a runtime folder's path: a socket may have 107, and `/attach/attach.sock` is the longest in the folder.
+#: Bytes that a runtime folder's path may have: a socket may have 107, and `/attach/attach.sock` is the longest.
 MOST_BYTES = 88
 
 
 def default_runtime_dir(environment: Mapping[str, str] | None = None) -> str:
-    """`$TRIMS_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/trims`, else a folder of this user under `$TMPDIR` or /tmp."""
+    """Return `$TRIMS_RUNTIME_DIR`, `$XDG_RUNTIME_DIR/trims`, or a folder of this user under `$TMPDIR` or /tmp."""
     env = os.environ if environment is None else environment
     if env.get(RUNTIME_VARIABLE):
         return env[RUNTIME_VARIABLE]

@@ -1,4 +1,4 @@
-"""What both ends of the attach door know of an answer: the version they speak, and how an error travels.
+"""Answers of the attach door, as both ends know them: the version they speak, and how an error travels.
 
 Apart from `messages`, so that a client that only asks does not import how requests are checked.
 """
@@ -19,12 +19,12 @@ MAX_ERROR_CHARACTERS = 4000
 
 
 def error_message(error: TrimsError, request_id: int | None) -> Message:
-    """An answer that carries an error; without an id it concerns the whole session, which then ends."""
+    """Return an answer with an error; without an id it concerns the whole session, which then ends."""
     return {"id": request_id, "error": {"code": error.code, "message": shortened(str(error))}}
 
 
 def shortened(message: str) -> str:
-    """A message that fits into a frame; the middle of a longer one is left out."""
+    """Return a message that fits into a frame; the middle of a longer one is left out."""
     if len(message) <= MAX_ERROR_CHARACTERS:
         return message
     half = MAX_ERROR_CHARACTERS // 2
@@ -32,7 +32,7 @@ def shortened(message: str) -> str:
 
 
 def raise_if_error(message: Message) -> Message:
-    """Give the answer back, or raise the error it carries."""
+    """Return the answer, or raise the error it carries."""
     error: Any = message.get("error")
     if error is None:
         return message

@@ -1,4 +1,4 @@
-"""How an endpoint is found: a file in the daemon's runtime folder says where it answers.
+"""File in the daemon's runtime folder by which an endpoint is found: it says where the endpoint answers.
 
 The endpoint writes it when it listens and removes it when it ends. One that was killed leaves it behind, so what it
 says is tried, and never believed.
@@ -12,7 +12,7 @@ import os
 from dataclasses import asdict, dataclass
 
 ENDPOINT_FILE = "endpoint.json"
-#: Why an endpoint that the daemon has started could not serve.
+#: File that says why an endpoint that the daemon has started could not serve.
 ERROR_FILE = "endpoint.error"
 _MOST_BYTES = 10_000
 
@@ -33,7 +33,7 @@ class EndpointAddress:
 
 
 def leave_address(runtime_dir: str, address: EndpointAddress) -> None:
-    """Say where an endpoint answers. Raises OSError if the folder cannot be written."""
+    """Write where an endpoint answers. Raises OSError if the folder cannot be written."""
     leave_text(os.path.join(runtime_dir, ENDPOINT_FILE), json.dumps(asdict(address)))
 
 
@@ -48,7 +48,7 @@ def leave_text(path: str, text: str) -> None:
 
 
 def read_address(runtime_dir: str) -> EndpointAddress | None:
-    """Where an endpoint answered last; None if there was none, or if the file holds something else."""
+    """Return where an endpoint answered last; None if there was none, or if the file holds something else."""
     try:
         found = json.loads(read_text(os.path.join(runtime_dir, ENDPOINT_FILE)))
         return EndpointAddress(int(found["pid"]), str(found["url"]), str(found["grpc"]))
@@ -57,7 +57,7 @@ def read_address(runtime_dir: str) -> EndpointAddress | None:
 
 
 def read_text(path: str) -> str:
-    """What a small file says; empty if it is not there or cannot be read."""
+    """Return the text of a small file; empty if it is not there or cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(_MOST_BYTES)
@@ -66,7 +66,7 @@ def read_text(path: str) -> str:
 
 
 def withdraw_address(runtime_dir: str, pid: int) -> None:
-    """Remove what this process has said. Another endpoint's word stays."""
+    """Remove the file if this process wrote it. Another endpoint's file stays."""
     found = read_address(runtime_dir)
     if found is not None and found.pid == pid:
         with contextlib.suppress(OSError):

@@ -22,7 +22,7 @@ _from_text = json.JSONDecoder().decode
 
 
 def encode(message: Message) -> bytes:
-    """One message as a frame. Raises BadMessageError if it is too long for one."""
+    """Return one message as a frame. Raises BadMessageError if it is too long for one."""
     body = _to_text(message).encode()
     if len(body) > MAX_FRAME_BYTES:
         raise BadMessageError(f"a message of {len(body)} bytes is too long; {MAX_FRAME_BYTES} are the limit")
@@ -30,18 +30,18 @@ def encode(message: Message) -> bytes:
 
 
 class Decoder:
-    """FairQueue a stream of bytes into messages."""
+    """Turn a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
 
     @property
     def partial(self) -> bool:
-        """True while a frame has begun and not ended."""
+        """Return whether a frame has begun and not ended."""
         return bool(self._pending)
 
     def feed(self, data: bytes) -> list[Message]:
-        """Take bytes in; returns the messages they complete. Raises BadMessageError."""
+        """Take bytes in. Return the messages they complete. Raises BadMessageError."""
         if not self._pending:
             whole = self._only(data)
             if whole is not None:
@@ -58,7 +58,7 @@ class Decoder:
 
     @staticmethod
     def _only(data: bytes) -> Message | None:
-        """The common case without copying: exactly one frame."""
+        """Decode the common case without copying: exactly one frame. Return None for anything else."""
         if len(data) < LENGTH.size or len(data) != LENGTH.size + _checked_length(data):
             return None
         return _parse(data[LENGTH.size :])

@@ -49,7 +49,7 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """After a restart of the daemon: lease exactly the image this client has mapped already, if it was re-adopted."""
+    """Lease, after a restart of the daemon, exactly the image this client has mapped already, if it was re-adopted."""
 
     id: int
     key: str
@@ -66,7 +66,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Have what lets this client open the memory that one of its leases is for.
+    """Ask for what lets this client open the memory that one of its leases is for.
 
     Attributes:
         file: Which file of the artifact; None for memory of a device.
@@ -79,7 +79,7 @@ class Attach:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Tell how much of the device this process was seen to need beside the weights that one of its leases is for."""
+    """Report how much of the device this process was seen to need beside the weights that one of its leases is for."""
 
     id: int
     lease: int

@@ -1,4 +1,4 @@
-"""The process at the other end of a Unix socket, as the kernel tells it. For daemon and keepers.
+"""Identity of the process at the other end of a Unix socket, from the kernel. For daemon and keepers.
 
 Clients ask for themselves (`trims_client.connection.channel`): one more module would be a part of each cold start.
 """
@@ -26,5 +26,5 @@ class Peer:
 
     @classmethod
     def of(cls, sock: socket.socket) -> Peer:
-        """The process connected to this socket (SO_PEERCRED)."""
+        """Return the process connected to this socket (SO_PEERCRED)."""
         return cls(*_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.policy.eviction import Policy
 
-#: What holds no memory, or is giving it back.
+#: Shares of replicas that hold no memory, or are giving it back.
 _NOT_HELD = (Share.NONE, Share.LEAVING)
 _OF_STATE = {State.FILLING: Share.FILLING, State.FREEING: Share.LEAVING}
 
@@ -84,7 +84,7 @@ class PlaceBooks:
         return self.free_bytes + self.shares[Share.LEAVING] - self.claimed_bytes
 
     def found_full(self, room_bytes: int, until_s: float) -> None:
-        """Believe until then that the machine has room for `room_bytes` beside what is charged, and for no more.
+        """Believe until `until_s` that the machine has room for `room_bytes` beside what is charged, and for no more.
 
         Never less than what is charged: what lies there has its room.
         """
@@ -112,7 +112,7 @@ class PlaceBooks:
         return need + self.workspace_over(replica.workspace_bytes) - self.workspace_over()
 
     def least_need_of(self, replica: Replica) -> int:
-        """The same, if no other session read there."""
+        """Return the bytes that must be free for a replica and its reader's work, if no other session read there."""
         return self.takes(replica.nbytes) + max(0, replica.workspace_bytes - self.reserve_bytes)
 
     def evictable_bytes(self, *, spare_promised: bool) -> int:
@@ -174,7 +174,7 @@ class Capacity:
 
     @property
     def too_many_images(self) -> bool:
-        """True if there are more images than descriptors for them."""
+        """Return whether there are more images than descriptors for them."""
         return self.images > self.max_images
 
     @property
@@ -220,11 +220,11 @@ class Capacity:
         return changed
 
     def count_images(self, replicas: Iterable[Replica]) -> int:
-        """How many images these replicas count as, against `max_images`."""
+        """Return how many images these replicas count as, against `max_images`."""
         return sum(replica.descriptors for replica in replicas if replica.share not in _NOT_HELD)
 
     def share_of(self, replica: Replica, *, promised: bool) -> Share:
-        """What the replica's bytes count as in its present state."""
+        """Return the share that the replica's bytes count in, in its present state."""
         state = replica.state
         if state is State.SEALED:
             if replica.leases or replica.borrowers or replica.waiters:  # waiters: of a fill that has just ended
@@ -237,11 +237,11 @@ class Capacity:
         return _OF_STATE.get(state, Share.NONE)
 
     def used(self, replica: Replica) -> None:
-        """Tell the policy of a fill or a grant."""
+        """Notify the policy of a fill or a grant."""
         self.at[replica.place].policy.used(usage_of(replica))
 
     def leaves(self, replica: Replica, *, evicted: bool) -> None:
-        """Tell the policy that a replica goes; `evicted` if it was chosen."""
+        """Notify the policy that a replica leaves; `evicted` if it was chosen to make room."""
         self.at[replica.place].policy.gone(replica.key, evicted=evicted)
 
     def claim(self, replica: Replica, nbytes: int) -> None:

@@ -172,7 +172,7 @@ def draining() -> DrainingError:
 
 
 def why_in_use(replica: Replica) -> str:
-    """A sentence for InUseError."""
+    """Return a sentence for InUseError: who holds the replica."""
     if replica.state is not State.SEALED and replica.state is not State.DRAINING:
         remedy = "it leaves by itself" if replica.state is State.FREEING else "evict it once its load has ended"
         return f"the replica at {replica.place} is {replica.state.value}; {remedy}"
@@ -183,7 +183,7 @@ def why_in_use(replica: Replica) -> str:
 
 
 def leaving(replica: Replica) -> InUseError:
-    """It leaves once its last lease closes, and comes again after that."""
+    """Return the error for a request that meets a replica which is evicted once its last lease closes."""
     return InUseError(
         f"the model is being evicted from {replica.place} and waits for its last reader; end that (`trims ps` names "
         f"it), or set a deadline to wait for it"
@@ -191,7 +191,7 @@ def leaving(replica: Replica) -> InUseError:
 
 
 def why_late(replica: Replica) -> str:
-    """A sentence for DeadlineError: what the model waited for."""
+    """Return a sentence for DeadlineError: what the model waited for."""
     what = "the load goes on, ask again" if replica.state is State.FILLING else "ask again, and wait longer"
     return f"the deadline passed while {_waited_for(replica)}; {what}"
 

@@ -26,7 +26,7 @@ class Demand:
     def __init__(self) -> None:
         self.uncounted: list[str] = []
         self._opens = 0
-        #: Level and number of the open at which it was that.
+        #: Level, and the number of the open at which the level was computed.
         self._levels: dict[str, tuple[float, int]] = {}
 
     def opened(self, key: str) -> None:
@@ -36,7 +36,7 @@ class Demand:
             self.count()
 
     def count(self) -> None:
-        """Add the uncounted opens to the levels. Call it when there are `COUNTED_AT_ONCE`; `of` does so itself."""
+        """Add the uncounted opens to the levels. Call it when there are `COUNTED_AT_ONCE`; `of` calls it by itself."""
         for key in self.uncounted:
             self._opens += 1
             self._levels[key] = (1.0 + self._level(key), self._opens)
@@ -46,14 +46,14 @@ class Demand:
             self._levels = {each: self._levels[each] for each in wanted}
 
     def carry(self, old: str, new: str) -> None:
-        """What was opened as one image is another one: its level goes to that."""
+        """Add the level of the image `old` to that of `new`: the same model is opened under another key from now on."""
         self.count()
         level = self._level(old)
         if self._levels.pop(old, None) is not None:
             self._levels[new] = (level + self._level(new), self._opens)
 
     def of(self, key: str) -> float:
-        """Its level now: opens, each worth less the longer ago it was. 0 if it was not opened recently."""
+        """Return the image's level now: opens, each worth less the longer ago it was; 0 if not opened recently."""
         if self.uncounted:
             self.count()
         return self._level(key)

@@ -1,7 +1,7 @@
 """Eviction policies: a policy keeps the idle replicas of one place in order, the store evicts the first.
 
-A policy is told when a replica is used, when it becomes idle (it may be evicted from now on), when it is busy again,
-and when it leaves. It is asked for one replica at a time, so an eviction costs O(log n) among n idle replicas.
+A policy is notified when a replica is used, becomes idle (it may be evicted from now on), or is busy again,
+and when it leaves. The store asks for one replica at a time, so an eviction costs O(log n) among n idle replicas.
 One instance serves one place. Third parties add policies with the entry-point group `trims.policies`; the contract
 suite is `trims.testing.policies`.
 """
@@ -17,7 +17,7 @@ _SLACK = 64
 
 
 class Usage(NamedTuple):
-    """What a policy may know of a replica.
+    """Facts about a replica that a policy may use.
 
     Attributes:
         key: Image key.

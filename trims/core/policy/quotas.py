@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: Where bytes count: memory that nothing else can have meanwhile.
 MEMORY = (TierKind.CPU, TierKind.GPU)
-#: What counts for no tenant: bytes that are not there, or on their way back.
+#: Shares that count for no tenant: bytes that are not there, or on their way back.
 NOT_RESIDENT = (Share.NONE, Share.LEAVING)
 
 
@@ -55,7 +55,7 @@ class Quota:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """What a tenant holds.
+    """Usage of one tenant.
 
     Attributes:
         name: Of the tenant.
@@ -85,11 +85,11 @@ class Account:
         return 0 if most is None else max(0, self.resident_bytes + need - most)
 
     def can_have(self, place: Place, need: int) -> bool:
-        """True if it may have `need` more bytes at a place, at least after its idle replicas there have left."""
+        """Return whether the tenant can have `need` more bytes at a place, once its idle replicas there have left."""
         return self.missing_bytes(need) <= self.idle_bytes[place]
 
     def may_ever_lease(self, nbytes: int) -> bool:
-        """True if a replica of that size can be leased once the tenant leases nothing else."""
+        """Return whether a replica of this size can be leased once the tenant leases nothing else."""
         return self.quota.leased_bytes is None or nbytes <= self.quota.leased_bytes
 
     def victims(self, place: Place, missing: int) -> list[Replica]:
@@ -121,7 +121,7 @@ class Tenancy:
     # -- leases ----------------------------------------------------------------------------------------------------
 
     def refusal(self, tenant: str, replica: Replica | None) -> QuotaError | None:
-        """Why a tenant may have no lease of a replica now, or of one that is still to come; None if it may."""
+        """Return why a tenant may have no lease of a replica now, or of one that is still to come; None if it may."""
         account = self.accounts[tenant]
         quota = account.quota
         if quota.leases is not None and account.leases >= quota.leases:
@@ -129,7 +129,7 @@ class Tenancy:
         return None if replica is None else self.refusal_of_bytes(tenant, replica, replica.charged_bytes)
 
     def refusal_of_bytes(self, tenant: str, replica: Replica, nbytes: int) -> QuotaError | None:
-        """Why a tenant may have no lease of a replica of that size; None if it may."""
+        """Return why a tenant may have no lease of a replica of that size; None if it may."""
         account = self.accounts[tenant]
         most = account.quota.leased_bytes
         if most is None or not _is_memory(replica) or replica.id in account.readers:
@@ -150,7 +150,7 @@ class Tenancy:
             account.readers[replica.id] = (leases + 1, nbytes)
 
     def returned(self, lease: Lease, replica: Replica) -> None:
-        """A lease ended; of no tenant, perhaps."""
+        """Record the end of a lease; leases without a tenant are ignored."""
         account = self.of_lease.pop(lease.number, None)
         if account is None:
             return
@@ -166,7 +166,7 @@ class Tenancy:
                     self._pass_bill(account, lease, replica)
 
     def _pass_bill(self, payer: Account, ended: Lease, replica: Replica) -> None:
-        """The payer reads no longer, others do: one of them pays from now on, if it can. O(1): the oldest lease counts.
+        """Let another reading tenant pay, if it can: the payer reads no longer. O(1): the oldest lease counts.
 
         Else others could keep a tenant from its own room by reading what it has brought.
         """
@@ -182,7 +182,7 @@ class Tenancy:
     # -- memory ----------------------------------------------------------------------------------------------------
 
     def payer_of(self, replica: Replica, need: int) -> Account | None:
-        """Which tenant pays for a queued replica: the first of those that wait for it and can; None if none has to.
+        """Return the tenant that pays for a queued replica: the first that waits for it and can; None if none has to.
 
         One that need not give up other replicas comes before those that must. A request without a tenant that waits
         for it, too, has no limit: then no tenant pays. If none can, it is the first.

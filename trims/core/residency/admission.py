@@ -118,7 +118,7 @@ class Admission:
             self._waiter_joined(replica, event.at_s)
 
     def _is_over_quota(self, event: Requested, replica: Replica | None) -> bool:
-        """True if a tenant may not have this lease: then it is served from files if it can be, else gets the error."""
+        """Return whether a tenant may not have this lease. Then serve it from files if possible, else refuse it."""
         waiter = event.waiter
         if not waiter.wants_lease or waiter.tenant is None:
             return False
@@ -168,7 +168,7 @@ class Admission:
             ledger.join(replica, ledger.promotions.begin_earned(replica, tenant))
 
     def enqueue(self, key: str, place: Place, at_s: float) -> Replica:
-        """A new replica in the queue of its place."""
+        """Create a replica in the queue of its place."""
         replica = self._ledger.table.add(key, place)
         self._ledger.step(replica, State.QUEUED, at_s, "first waiter")
         self._ledger.changed_keys[key] = None
@@ -184,7 +184,7 @@ class Admission:
         return again
 
     def make_room_again(self, replica: Replica, waiters: list[Waiter], error: NoSpaceError, at_s: float) -> bool:
-        """The machine had no room for a fill that the books had room for: evict for it; False if that cannot help.
+        """Evict for a fill for which the machine had less room than the ledger. Return whether that can help.
 
         1. The capacity counts as what lies there and what the tier says is left, for `BELIEVED_FULL_S` seconds.
         2. The waiters wait for room once more. By the new capacity, idle replicas have to go for it.
@@ -211,7 +211,7 @@ class Admission:
             self._ledger.expect_work(replica, nbytes)
 
     def serve(self, replica: Replica, waiter: Waiter, at_s: float, *, warm: bool) -> None:
-        """Grant the waiter its lease, or tell it that the replica is there."""
+        """Grant the waiter its lease, or answer that the replica is there."""
         ledger = self._ledger
         if waiter.wants_lease and waiter.session is not None:
             refusal = None if waiter.tenant is None else ledger.tenancy.refusal(waiter.tenant, replica)
@@ -250,7 +250,7 @@ class Admission:
             ledger.instructions.failed(replica, error, noted.not_before_s - at_s)
 
     def refuse(self, waiter: Waiter, error: TrimsError, at_s: float) -> None:
-        """Answer a waiter with an error. A promotion passes it on to the waiters at its device."""
+        """Answer a waiter with an error. For a promotion, the waiters at its device get the error."""
         ledger = self._ledger
         if not isinstance(error, QuotaError):  # one tenant's quota holds back no other tenant
             ledger.promotions.end_earned(waiter.ticket, at_s + RETRY_EARNED_S)
@@ -273,7 +273,7 @@ class Admission:
             self._drop_if_unwanted(replica, at_s)
 
     def expire(self, ticket: int, at_s: float) -> None:
-        """A waiter's deadline has passed: tell it what took so long."""
+        """Refuse a waiter whose deadline has passed, with an error that says what took so long."""
         ledger = self._ledger
         replica = ledger.waiters.by_ticket[ticket]
         waiter = replica.waiters[ticket]
@@ -288,7 +288,7 @@ class Admission:
         self._drop_if_unwanted(replica, at_s)
 
     def _no_room(self, books: PlaceBooks, replica: Replica) -> CapacityError:
-        """The error, which also tells of a copy on disk that would serve if it were not on its way out."""
+        """Return the capacity error. It mentions a copy on disk that would serve if it were not being evicted."""
         on_disk = self._ledger.table.find(replica.key, DISK)
         leaves = on_disk is not None and on_disk.state is State.DRAINING and bool(on_disk.leases)
         return capacity_errors.no_room(books, replica, on_disk if leaves else None)
@@ -313,7 +313,7 @@ class Admission:
         return None if ticket is None else self._ledger.waiters.by_ticket.get(ticket)
 
     def _is_awaited(self, replica: Replica) -> bool:
-        """True if a request waits for it, and not only the store or residency itself."""
+        """Return whether a request waits for the replica, and not only the store or residency itself."""
         earned = self._ledger.promotions.earned
         return any(not (each.internal or each.ticket in earned) for each in replica.waiters.values())
 
@@ -349,7 +349,7 @@ class Admission:
             self.leave(ticket, at_s)
 
     def _refuse_impatient(self, replica: Replica, error: TrimsError, at_s: float) -> None:
-        """Waiters with a deadline stay, also those at a device that waits for this replica; the others are told now."""
+        """Refuse the waiters that have no deadline, also those at a device that waits for this replica."""
         for device in self._devices_behind(replica):
             self._refuse_impatient(device, error, at_s)
         for waiter in list(replica.impatient.values()):
@@ -447,7 +447,7 @@ class Admission:
 
     @staticmethod
     def _may_fit(books: PlaceBooks, replica: Replica) -> bool:
-        """False if the replica cannot start now; a cheap test that spares most of the full decisions."""
+        """Return whether the replica may start now: a cheap test that spares most of the full decisions."""
         return books.need_of(replica) <= books.coming_bytes + books.evictable_bytes(spare_promised=False)
 
     def _serve_claims(self, place: Place, at_s: float) -> None:
@@ -473,7 +473,10 @@ class Admission:
         self.fresh[replica.generation] = replica
 
     def _decide(self, replica: Replica, at_s: float) -> bool:
-        """Give a queued replica of known size room or a claim, or refuse it; True if it waits for leases no longer."""
+        """Give a queued replica of known size room or a claim, or refuse it.
+
+        Return whether it no longer waits for leases.
+        """
         books, line = self._ledger.capacity.at[replica.place], self.lines[replica.place]
         if books.least_need_of(replica) > books.stated_bytes:
             self.refuse_all(replica, capacity_errors.too_large(books, replica), at_s)
@@ -496,7 +499,7 @@ class Admission:
         return True
 
     def _may_try_anyway(self, replica: Replica, need: int) -> bool:
-        """True if only the belief that the machine is full keeps room from a replica that has not tried it yet.
+        """Return whether a replica that has not tried yet lacks room only because the machine is believed to be full.
 
         Nothing can be evicted, so the tier is asked: another program may have given room back since.
         """
@@ -514,7 +517,7 @@ class Admission:
         self._raise_priority_holders(replica)
 
     def _stand_in_line(self, replica: Replica, at_s: float, behind: Replica | None = None) -> bool:
-        """Only leases that end make room: waiters without a deadline are refused; True if no other is left."""
+        """Let a replica wait for leases to end; refuse waiters without a deadline. Return whether no waiter is left."""
         if replica.impatient or replica.promotions:
             books = self._ledger.capacity.at[replica.place]
             no_room = self._no_room(books, replica)
@@ -530,7 +533,7 @@ class Admission:
         return False
 
     def _may_overtake(self, first: Replica, need: int, at_s: float) -> bool:
-        """True while the first in line has not been overtaken by as many bytes as it needs."""
+        """Return whether a later arrival may overtake `first`, until others took as many bytes as `first` needs."""
         if first.reserved_until_s is not None:
             if at_s < first.reserved_until_s:
                 return False
@@ -557,7 +560,7 @@ class Admission:
     # -- quotas ----------------------------------------------------------------------------------------------------
 
     def _has_payer(self, replica: Replica, at_s: float) -> bool:
-        """True if a tenant may pay for a queued replica, or none has to; else its waiters are turned away.
+        """Return whether a tenant may pay for a queued replica, or none has to; else turn its waiters away.
 
         A tenant that has as much in memory as it may has its own idle replicas evicted, unless they are worth more.
         """
@@ -587,7 +590,7 @@ class Admission:
         return False
 
     def _may_be_leased(self, replica: Replica, need: int, at_s: float) -> bool:
-        """Turn those waiters away that could have no lease once the bytes are there; False if no other is left.
+        """Turn those waiters away that could have no lease once the bytes are there. Return whether any other is left.
 
         Else the bytes would be brought for a request that is refused in the end, and others would leave for them.
         """
@@ -623,11 +626,11 @@ class Admission:
             self._evict(replica.place, missing, at_s, spare_promised=spare)
 
     def _may_evict(self, replica: Replica, missing: int) -> bool:
-        """True unless each of its waiters can be served elsewhere, and what would leave memory is worth more."""
+        """Return whether a waiter insists on this place, or the image is worth more than those that would leave."""
         return self._insists(replica) or placement.is_worth_room(self._ledger, replica.key, missing)
 
     def _insists(self, replica: Replica) -> bool:
-        """True unless each of its waiters can be served elsewhere."""
+        """Return whether a waiter cannot be served elsewhere, or the image is pinned, or the place is not `cpu`."""
         pinned = (replica.key, CPU) in self._ledger.capacity.pins
         return replica.modest < len(replica.waiters) or replica.place is not CPU or pinned
 
@@ -654,7 +657,10 @@ class Admission:
         return min(idle, key=lambda replica: replica.last_used_s, default=None)
 
     def _demote(self, victim: Replica, at_s: float) -> bool:
-        """A device's image goes to the host first if it is not there and fits beside what is: True if it does."""
+        """Copy a device's image to the host first if it is not there and fits beside what is.
+
+        Return whether it does.
+        """
         ledger = self._ledger
         if victim.place.tier is not TierKind.GPU or CPU not in ledger.capacity:
             return False

@@ -36,7 +36,7 @@ class BackgroundFills:
             self._at.setdefault(place, {})[replica.generation] = replica
 
     def end(self, replica: Replica) -> bool:
-        """The fill is over, or a request waits for it now; False if it was not among these. Idempotent."""
+        """End a fill: it is over, or a request waits for it now. Return whether it was recorded here. Idempotent."""
         known = self._fills.pop(replica.generation, None)
         if known is None:
             return False
@@ -45,7 +45,7 @@ class BackgroundFills:
         return True
 
     def at(self, place: Place) -> list[Replica]:
-        """Those that keep room from others there, oldest first."""
+        """Return the replicas whose fills keep room from others at the place, oldest first."""
         return list(self._at.get(place, {}).values())
 
     def all(self) -> list[Replica]:

@@ -1,4 +1,4 @@
-"""What can happen to residency (events) and what it asks the store to do (instructions).
+"""Events that can happen to residency, and instructions that residency gives the store.
 
 Events are fed to `Residency.handle`; it returns instructions. The store carries each out and reports the outcome as
 another event. `at_s` is the time on the store's monotonic clock.
@@ -82,7 +82,7 @@ class WaiterLeft(Event):
 
 @event_record
 class Measured(Event):
-    """A measurement ended: planning the conversion has told the image's size. Counts only while it is running.
+    """A measurement ended: planning the conversion has found the image's size. Counts only while it is running.
 
     Attributes:
         descriptors: How many the replica will take: one for each file.
@@ -242,7 +242,7 @@ class Refuse(NamedTuple):
 class Measure(NamedTuple):
     """Plan the conversion of the artifact; answer with Measured or MeasureFailed and the measurement's number.
 
-    `behind`: as of `Fill`.
+    `behind`: see `Fill`.
     """
 
     key: str
@@ -295,7 +295,7 @@ class Free(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Tell a session that a lease of its has ended: the memory is the store's no longer."""
+    """Notify a session that a lease of its has ended: the memory is no longer the store's."""
 
     lease: Lease
     reason: str
@@ -322,5 +322,5 @@ class Changed(NamedTuple):
     why: str
 
 
-#: What the store is asked to do. Named tuples: an open makes about ten, and a frozen dataclass takes thrice as long.
+#: Every instruction to the store. Named tuples: an open makes about ten, and a frozen dataclass takes thrice as long.
 Instruction = Grant | Ready | Refuse | Measure | Fill | RaisePriority | Abandon | Free | Lost | Failed | Changed

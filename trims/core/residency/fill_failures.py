@@ -47,7 +47,7 @@ class Failures:
         self._by_key: OrderedDict[str, Failure] = OrderedDict()
 
     def note(self, key: str, error: TrimsError, at_s: float) -> Failure | None:
-        """An attempt has failed. Returns the record of it; None if it was stopped, which says nothing of the image."""
+        """Record a failed attempt and return its record; None if it was stopped, which says nothing of the image."""
         if isinstance(error, LostPeerError):
             return None
         before = self._by_key.pop(key, None)
@@ -60,14 +60,14 @@ class Failures:
         return found
 
     def forget(self, key: str) -> None:
-        """It was made after all, or another manifest names it. Idempotent."""
+        """Forget the failures of an image: it was made after all, or another manifest names it. Idempotent."""
         self._by_key.pop(key, None)
 
     def of(self, key: str) -> Failure | None:
-        """What is remembered of an image."""
+        """Return the record of an image's failures; None if there is none."""
         return self._by_key.get(key)
 
     def hold_back(self, key: str, at_s: float) -> bool:
-        """True while the image is not to be tried again."""
+        """Return whether the image is not to be tried again yet."""
         failure = self._by_key.get(key)
         return failure is not None and at_s < failure.not_before_s

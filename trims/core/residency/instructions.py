@@ -35,7 +35,7 @@ class Instructions:
         self.written: list[Instruction] = []
 
     def ready(self, waiter: Waiter, replica: Replica) -> None:
-        """Tell a waiter that wanted no lease that the replica is there."""
+        """Answer a waiter that wanted no lease: the replica is there."""
         ready = Ready(ticket=waiter.ticket, key=replica.key, place=replica.place, nbytes=replica.nbytes)
         self.written.append(ready)
 
@@ -82,7 +82,7 @@ class Instructions:
         self.written.append(free)
 
     def lost(self, lease: Lease, reason: str) -> None:
-        """Tell a session that a lease of its has ended with the memory it was for."""
+        """Notify a session that a lease of its has ended with the memory it was for."""
         self.written.append(Lost(lease=lease, reason=reason))
 
     def failed(self, replica: Replica, error: TrimsError, again_in_s: float) -> None:
@@ -90,7 +90,7 @@ class Instructions:
         self.written.append(Failed(key=replica.key, place=replica.place, error=error, again_in_s=again_in_s))
 
     def changed(self, replica: Replica, old: State, at_s: float, why: str) -> None:
-        """The replica went from the state `old` to the one it is in."""
+        """Report to watchers that the replica went from the state `old` to its present one."""
         changed = Changed(
             at_s=at_s,
             key=replica.key,

@@ -151,7 +151,7 @@ def _check_replica(ledger: Ledger, replica: Replica) -> None:
 
 
 def _check_queue(ledger: Ledger, admission: Admission, replica: Replica) -> None:
-    """A queued replica claims room, stands in line, or has no size yet; its source tells its size."""
+    """Check that a queued replica claims room, stands in line, or is being measured."""
     in_line = replica in admission.lines[replica.place]
     claims = replica.generation in admission.claims[replica.place]
     _check(not (in_line or claims) or replica.state is State.QUEUED, replica, "in line, but not queued")
@@ -279,7 +279,7 @@ def _check_waiters(ledger: Ledger) -> None:
 
 
 def _check_account(ledger: Ledger, account: Account) -> None:
-    """What a tenant holds is what its leases and the replicas it pays for add up to, and no more than its quota."""
+    """Check that a tenant's usage is the sum of its leases and of the replicas it pays for, and within its quota."""
     held: Counter[ReplicaId] = Counter()
     leases = [number for number, holder in ledger.tenancy.of_lease.items() if holder is account]
     for number in leases:

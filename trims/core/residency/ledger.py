@@ -124,7 +124,7 @@ class Ledger:
         self.recount(replica)
 
     def seal(self, replica: Replica, at_s: float, why: str) -> None:
-        """Its bytes are there."""
+        """Mark the replica sealed: its bytes are there, and its keep-alive begins."""
         replica.filled_at_s = at_s
         self._begin_keep_alive(replica, at_s)
         self.capacity.used(replica)
@@ -190,7 +190,7 @@ class Ledger:
             self.touch(replica, at_s)
 
     def lose(self, replica: Replica, at_s: float, why: str) -> None:
-        """The replica's memory is gone: end its leases, and tell each session that held one."""
+        """End the leases of a replica whose memory is gone, and notify each session that held one."""
         for number in list(replica.leases):
             lease = self.leases.by_number[number]
             self._strike(lease, replica)
@@ -218,7 +218,7 @@ class Ledger:
             self._count_reader(replica, waiter.reader, 1)
 
     def leave(self, ticket: int) -> Replica | None:
-        """A waiter waits no longer; returns what it waited for, None if it did not wait."""
+        """Remove a waiter. Return the replica it waited for, None if it waited for none."""
         left = self.waiters.leave(ticket)
         if left is None:
             return None
@@ -228,7 +228,7 @@ class Ledger:
         return replica
 
     def take(self, replica: Replica) -> list[Waiter]:
-        """No waiter waits for it any longer; returns those that did, in order of arrival."""
+        """Remove all waiters of the replica; return them in order of arrival."""
         taken = list(replica.waiters.values())
         for waiter in taken:
             self.leave(waiter.ticket)
@@ -256,14 +256,14 @@ class Ledger:
             self.changed_places[replica.place] = None
 
     def raise_priority(self, replica: Replica) -> None:
-        """A request waits for a fill, or for room that it keeps: it is made as fast as can be. Idempotent."""
+        """Make a fill as fast as can be: a request waits for it, or for room that it keeps. Idempotent."""
         if self.unawaited.end(replica):
             self.instructions.raise_priority(replica)
 
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def lend(self, source: Replica, replica: Replica) -> None:
-        """A fill reads from it: the internal lease of a promotion."""
+        """Record that a fill reads from `source`: the internal lease of a promotion."""
         source.borrowers.add((replica.place, replica.generation))
         replica.source = source.place
         self.recount(source)
@@ -289,7 +289,7 @@ class Ledger:
             self.free(replica, at_s, "eager reclaim", evicted=False)
 
     def evictable(self, replica: Replica) -> bool:
-        """True if nothing holds it and it is not pinned."""
+        """Return whether nothing holds the replica and it is not pinned."""
         pinned = (replica.key, replica.place) in self.capacity.pins
         return replica.state is State.SEALED and not replica.held and not pinned
 
@@ -311,7 +311,7 @@ class Ledger:
         self.instructions.free(replica, evicted=evicted)
 
     def remove(self, replica: Replica, at_s: float, why: str) -> None:
-        """Take it out of the books."""
+        """Take the replica out of the ledger."""
         self.capacity.claim(replica, 0)
         self.step(replica, State.ABSENT, at_s, why)
         self.table.remove(replica)

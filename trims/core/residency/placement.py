@@ -36,7 +36,7 @@ _COMING = (State.FILLING, State.QUEUED)
 
 
 def best_place(ledger: Ledger, key: str, *, kept: bool) -> Place:
-    """Where an open that names no place is served: where the image lies, else where it is coming, else where it can.
+    """Return where an open that names no place is served: where the image lies, else where it comes, else where it can.
 
     Args:
         ledger: The books.
@@ -55,7 +55,7 @@ def best_place(ledger: Ledger, key: str, *, kept: bool) -> Place:
 
 
 def is_sealed(ledger: Ledger, key: str, place: Place) -> bool:
-    """True if the image may be read at the place now."""
+    """Return whether the image may be read at the place now."""
     replica = ledger.table.find(key, place)
     return replica is not None and replica.state is State.SEALED
 
@@ -98,7 +98,7 @@ def verdict(ledger: Ledger, key: str, in_place: str | None = None) -> Verdict:
 
 
 def may_be_tried(ledger: Ledger, key: str, in_place: str | None, at_s: float) -> bool:
-    """True if an image that is read from a file has earned a copy in memory, and no failure holds that back."""
+    """Return whether an image that is read from a file has earned a copy in memory, and no failure holds that back."""
     worthy = verdict(ledger, key, in_place) in (Verdict.EARNED, Verdict.FAILED, Verdict.PUT_OFF)
     return worthy and not ledger.failures.hold_back(key, at_s)
 
@@ -126,7 +126,7 @@ def _worth_a_copy(ledger: Ledger, key: str, nbytes: int) -> Verdict:
 
 
 def is_worth_room(ledger: Ledger, key: str, missing: int) -> bool:
-    """True if an image is worth more than the idle ones that would leave memory for it, in the policy's order.
+    """Return whether an image is worth more than the idle ones that would leave memory for it, in the policy's order.
 
     Args:
         ledger: The books; they are as they were when this returns.
@@ -152,12 +152,12 @@ def is_worth_room(ledger: Ledger, key: str, missing: int) -> bool:
 
 
 def is_worth_more(ledger: Ledger, key: str, victims: Iterable[Replica]) -> bool:
-    """True if an image is worth more in memory than these replicas, by the same margin."""
+    """Return whether an image is worth more in memory than these replicas, by the same margin."""
     return ledger.demand.of(key) * DISK_MISS_S / MARGIN > sum(_worth(ledger, victim) for victim in victims)
 
 
 def may_pay(ledger: Ledger, tenant: str | None, key: str) -> bool:
-    """True if a tenant's quota allows an image that is read from disk in memory, too; its size may be unknown."""
+    """Return whether a tenant's quota allows an image on disk in memory, too; its size may be unknown."""
     if tenant is None:
         return True
     read, account = ledger.table.find(key, DISK), ledger.tenancy.accounts[tenant]
@@ -166,6 +166,6 @@ def may_pay(ledger: Ledger, tenant: str | None, key: str) -> bool:
 
 
 def _worth(ledger: Ledger, replica: Replica) -> float:
-    """Seconds that its place in memory saves the opens to come, as far as demand foretells them."""
+    """Return the seconds that a replica's place in memory saves the opens to come, as far as demand foretells them."""
     mapped = replica.mappable or is_sealed(ledger, replica.key, DISK)
     return ledger.demand.of(replica.key) * (DISK_MISS_S if mapped else max(replica.cost_s, DISK_MISS_S))

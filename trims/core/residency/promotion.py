@@ -40,7 +40,7 @@ class Promotions:
         self.not_before_s = 0.0
 
     def may_earn(self, at_s: float) -> bool:
-        """True if one more image may be brought to shared memory because of its use."""
+        """Return whether one more image may be brought to shared memory because of its use."""
         return len(self.earned) < _EARNED_AT_ONCE and at_s >= self.not_before_s
 
     def begin_earned(self, replica: Replica, tenant: str | None) -> Waiter:

@@ -43,7 +43,7 @@ class ReplicaTable:
         self._generations = itertools.count(1)
 
     def add(self, key: str, place: Place) -> Replica:
-        """A new incarnation, in no state yet, with the uses of those before it."""
+        """Add and return a new incarnation, in no state yet, with the uses of those before it."""
         replica = Replica(key, place, next(self._generations), uses=self._past_uses.pop(key, 0))
         self.replicas[key, place] = replica
         self.by_key.setdefault(key, {})[place] = replica
@@ -88,7 +88,7 @@ class ReplicaTable:
         return others[0] if others else None
 
     def is_promised(self, replica: Replica) -> bool:
-        """True if a device's replica waits for room there and is going to be copied from this one."""
+        """Return whether a device's replica waits for room there and is going to be copied from this one."""
         siblings = self.by_key.get(replica.key, {})
         return len(siblings) > 1 and any(
             other.state is State.QUEUED and other.place.tier is TierKind.GPU and self.source_of(other) is replica

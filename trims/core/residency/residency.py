@@ -131,11 +131,11 @@ class Residency:
     # -- the door and questions ------------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take one event in; returns what the store must do, in order.
+        """Take one event in. Return what the store must do, in order.
 
         Raises:
             InUseError: An eviction without `drain` met a lease, a copy or a fill; nothing changed.
-            InvalidTransitionError: A bug; the message tells the replica's story.
+            InvalidTransitionError: A bug; the message has the replica's history.
         """
         ledger, admission = self._ledger, self._admission
         instructions = ledger.instructions.written = []
@@ -146,7 +146,7 @@ class Residency:
 
     @property
     def replicas(self) -> Mapping[tuple[str, Place], Replica]:
-        """All of them, by image key and place."""
+        """Return all replicas, by image key and place."""
         return self.table.replicas
 
     def find(self, key: str, place: Place) -> Replica | None:
@@ -158,7 +158,7 @@ class Residency:
         return self.table.places_of(key)
 
     def in_memory(self, key: str, in_place: str | None = None) -> Verdict:
-        """Return whether an image is, or should be, in shared memory (see `choice.verdict`)."""
+        """Return whether an image is, or should be, in shared memory (see `placement.verdict`)."""
         return placement.verdict(self._ledger, key, in_place)
 
     def never_fits(self, nbytes: int, place: Place | None, waiter: Waiter) -> TrimsError | None:
@@ -166,7 +166,7 @@ class Residency:
         return fitting.never_fits(self._ledger, nbytes, place, waiter)
 
     def failure_of(self, key: str) -> Failure | None:
-        """Why the last attempt to make an image behind its readers failed; None if none did."""
+        """Return why the last attempt to make an image behind its readers failed; None if none did."""
         return self._ledger.failures.of(key)
 
     def next_due_s(self) -> float | None:
@@ -178,13 +178,16 @@ class Residency:
         invariants.validate(self._ledger, self._admission)
 
     def checks(self) -> Iterator[Callable[[], None]]:
-        """The same check in short pieces, so that requests are served in between. Each raises InvariantError."""
+        """Return the same checks as `validate` in short pieces, so that requests are served in between.
+
+        Each raises InvariantError.
+        """
         return invariants.pieces(self._ledger, self._admission)
 
     # -- fills -----------------------------------------------------------------------------------------------------
 
     def _current(self, event: _About, state: State) -> Replica | None:
-        """The replica a report speaks of, or None if the report is stale: of another incarnation, or of another state.
+        """Return the replica a report speaks of; None if the report is stale: another incarnation, or another state.
 
         A report that comes twice finds the replica in another state, one that comes late another incarnation.
         """

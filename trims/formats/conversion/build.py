@@ -73,7 +73,7 @@ def build_artifact(
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What to run, where and within what."""
+    """Order to a builder's child: function, arguments, interpreter, limits and folders."""
 
     call: str
     args: Mapping[str, Any]
@@ -90,7 +90,10 @@ def _build_once(order: _Order, target_dir: Path) -> None:
 
 
 def _main_file(built_dir: Path) -> Path:
-    """As its record says. Raises ArtifactError if there is none: then no builder made this folder."""
+    """Return the main file, as the folder's record says.
+
+    Raises ArtifactError without one: no builder made this folder.
+    """
     try:
         return built_dir / str(json.loads((built_dir / RECORD).read_text())["main"])
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -160,7 +163,7 @@ def _main_name(call: str, out_dir: Path, main: str | None) -> str:
 
 
 def _make_durable(folder: Path) -> None:
-    """Bytes first, then the name: a rename must not survive a power cut that the files did not."""
+    """Write the files' bytes to the disk before the name: after a power cut, the name must not stand alone."""
     for path in (*folder.rglob("*"), folder):
         fd = os.open(path, os.O_RDONLY)
         try:

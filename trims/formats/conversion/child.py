@@ -102,7 +102,7 @@ class Child:
         self._door.sendall(FRAME.pack(len(text)) + text)
 
     def _receive(self) -> tuple[dict[str, Any], list[int]] | None:
-        """The next request and the descriptors that came with it; None at the end."""
+        """Return the next request and the descriptors that came with it; None at the end."""
         data, fds, _, _ = socket.recv_fds(self._door, FRAME.size, 4)
         while len(data) < FRAME.size or len(data) < FRAME.size + FRAME.unpack_from(data)[0]:
             more = self._door.recv(1 << 16)
@@ -113,7 +113,7 @@ class Child:
 
 
 class _Lent(importlib.abc.MetaPathFinder):
-    """Finds packages of the parent's environment, those it names and no other: the rest would shadow this one's."""
+    """Finder of named packages in the parent's environment; all others there would shadow this environment's."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = files
@@ -129,7 +129,7 @@ class _Lent(importlib.abc.MetaPathFinder):
 
 
 class _Warnings(logging.Handler):
-    """What is warned of while the block runs, for the parent to log: what is said here goes to no log."""
+    """Warnings of the block, for the parent to log: the child has no log of its own."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -1,7 +1,7 @@
 """The parent's half of a converter child: start it, talk to it, and outlive whatever it does.
 
 The child is trusted with nothing. It runs in its own session with limits; what it says is parsed as bounded JSON; how
-it dies is found out from the kernel and told in one sentence. When the parent dies, a pipe that only the parent
+it dies is found out from the kernel and reported in one sentence. When the parent dies, a pipe that only the parent
 held hangs up and the kernel kills the child's whole process group: no thread and no cooperation needed. Temporary
 files it makes lie in a folder that the parent removes, or the next daemon's sweep (`scratch`).
 """
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 FRAME = struct.Struct("<I")
-#: Parsed in this process, by which others must not be held up.
+#: Largest frame, in bytes, that is parsed in this process, where other threads must not be held up.
 MAX_FRAME_BYTES = 256 << 10
 _TAIL_BYTES = 4096
-#: Between a hang-up of the socket and the end of the process: the time a dying process takes to be buried.
+#: Seconds from a hang-up of the socket to the end of the process: the time that a dying process takes.
 _BURIAL_S = 5.0
 #: The package is loaded from its own folder, whatever else lies beside it, so that a child in another environment sees
 #: trims and that environment's packages, never ours.
@@ -202,7 +202,7 @@ class LimitedChild:
                 return frame
 
     def _receive(self, deadline: float) -> dict[str, Any]:
-        """The next frame."""
+        """Return the next frame."""
         while True:
             frame = self._take_frame()
             if frame is not None:
@@ -258,7 +258,7 @@ class LimitedChild:
         return frame
 
     def size_of(self, frame: dict[str, Any], field: str) -> int:
-        """A size out of a frame. Raises ConversionError if it cannot be one."""
+        """Return a size out of a frame. Raises ConversionError if it cannot be one."""
         size = frame.get(field)
         if type(size) is not int or not 0 <= size < 1 << 50:
             raise self._garbage(f"{field} = {size!r}"[:200])
@@ -278,7 +278,7 @@ class LimitedChild:
         return ConversionError(f"{self.what}: the child process exceeded its memory limit of {limit}: {detail}")
 
     def _post_mortem(self) -> ConversionError:
-        """How the child died, in one sentence and its last words."""
+        """Return how the child died, in one sentence and its last words."""
         if self._why_stopped is not None:
             return ConversionError(f"{self.what}: its conversion was stopped: {self._why_stopped}")
         poll = select.poll()
@@ -295,7 +295,7 @@ class LimitedChild:
         return ConversionError(f"{self.what}: the child process {_death(self._exit_status())}{words}")
 
     def _exit_status(self) -> int:
-        """Exit code, or minus the signal. Leaves the zombie, which keeps the process group's number ours."""
+        """Return the exit code, or minus the signal. Leaves the zombie, which keeps the process group's number ours."""
         found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
         assert found is not None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
@@ -343,7 +343,7 @@ class LimitedChild:
                     os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill and bury the child and remove what it left. Not while a request runs; idempotent."""
+        """Kill and reap the child and remove what it left. Not while a request runs; idempotent."""
         if self._pidfd >= 0:
             self._end()
             os.close(self._pidfd)
@@ -354,7 +354,7 @@ class LimitedChild:
             self._let_go()
 
     def _let_go(self) -> None:
-        """The environment may be removed from now on."""
+        """Release the environment, which may be removed from now on."""
         if self._hold is not None:
             os.close(self._hold)
             self._hold = None
@@ -368,7 +368,7 @@ class LimitedChild:
 
 
 def _origin(name: str) -> tuple[str, str] | None:
-    """A top-level package or module and its file, as this process would import it; None if it would not."""
+    """Return a top-level package or module and its file, as this process would import it; None if it would not."""
     spec = importlib.util.find_spec(name)
     return (name, spec.origin) if spec is not None and spec.has_location and spec.origin else None
 

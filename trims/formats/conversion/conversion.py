@@ -37,13 +37,14 @@ if TYPE_CHECKING:
     from trims.formats.conversion.environments import Environment
     from trims.image.plan import ImagePlan
 
-    #: Does a task and tells the bytes done so far; returns the digests by name, or None if a request has come to wait.
+    #: Function that does a task and reports the bytes done so far; returns the digests by name, or None when a request
+    #: starts waiting.
     CopyPlanBy = Callable[[Order, Callable[[int], None]], dict[str, str] | None]
 
 log = logging.getLogger(__name__)
-#: Of one child: what it says is not trusted to be little.
+#: Warnings of one child that are logged at most: its output is not trusted to be short.
 _MAX_WARNINGS = 20
-#: Why most conversions are stopped.
+#: Reason why most conversions are stopped.
 NOT_NEEDED = "no request waits for it any more"
 _CLOSED = "it was closed before its end"
 
@@ -55,7 +56,7 @@ class Conversion(ABC):
 
     @abstractmethod
     def plan(self) -> int:
-        """Length of the image in bytes.
+        """Plan the conversion. Return the length of the image in bytes.
 
         Raises ArtifactError for what is wrong with the files, ConversionError for a converter that died, was
         stopped or broke a limit, NotSupportedError for an environment that lacks something, CapacityError where no
@@ -75,11 +76,11 @@ class Conversion(ABC):
 
     @property
     def is_carriable(self) -> bool:
-        """True, once planned, if all of the image lies in files, so that `carry` can have it put together."""
+        """Return whether, once planned, all of the image lies in files, so that `carry` can have it put together."""
         return False
 
     def carry(self, by: CopyPlanBy, fd: int, *, large_pages: bool) -> str | None:
-        """In place of `write`, for an image that `is_carriable`: have another process put it together.
+        """Have another process put the image together, in place of `write`. For an image that `is_carriable`.
 
         Args:
             by: Does a task.
@@ -87,7 +88,7 @@ class Conversion(ABC):
             large_pages: Whether it is memory that may be had in large pages.
 
         Returns:
-            blake3 of the image, hex; None if a request has come to wait: then `write` is still to be done.
+            blake3 of the image, hex; None when a request starts waiting: the caller then calls `write`.
 
         Raises: as `plan`; OSError if the target cannot be written.
         """
@@ -141,12 +142,15 @@ def start_conversion(
 
 
 def is_large(chosen: Converter, artifact: Artifact) -> bool:
-    """True if planning parses more than this process may while others wait. Raises ArtifactError, CapacityError."""
+    """Return whether planning parses more than this process may while others wait.
+
+    Raises ArtifactError, CapacityError.
+    """
     return is_measurable(chosen) and chosen.described_bytes(artifact) > PARSE_HERE_BYTES
 
 
 class _ConversionBySize(Conversion):
-    """Here or in a child of this environment, by what there is to parse: found out when it is planned."""
+    """A conversion here or in a child of this environment, by how much there is to parse: chosen when it is planned."""
 
     def __init__(self, chosen: Converter, artifact: Artifact, limits: Limits) -> None:
         self._converter = chosen
@@ -218,12 +222,12 @@ def _stopped(artifact: Artifact, why: str) -> ConversionError:
 
 
 def broken(artifact: Artifact, error: ImageError) -> ArtifactError:
-    """What no image may have is in the artifact already."""
+    """Return the error for an artifact that holds what no image may have."""
     return ArtifactError(f"{artifact.files[0]}: {error}; publish the file again")
 
 
 class _LocalConversion(Conversion):
-    """In the calling thread; stopped between pieces of a few MiB."""
+    """A conversion in the calling thread; stopped between pieces of a few MiB."""
 
     def __init__(self, chosen: Converter, artifact: Artifact, limits: Limits) -> None:
         self._converter = chosen
@@ -296,7 +300,7 @@ class _LocalConversion(Conversion):
 
 
 class _ChildConversion(Conversion):
-    """In a child process, which lives from `plan` to the end of `write`."""
+    """A conversion in a child process, which lives from `plan` to the end of `write`."""
 
     def __init__(
         self, chosen: Converter, artifact: Artifact, python: Path | None, limits: Limits, paths: Sequence[Path]
@@ -375,7 +379,7 @@ class _ChildConversion(Conversion):
                 self._child.give_way(yes=yes)
 
     def _packages(self) -> list[str]:
-        """What the child must be able to import: the converter's own package, and the module builder's."""
+        """Return packages that the child must be able to import: those of the converter and the module builder."""
         names = [type(self._converter).__module__, str(self._artifact.options.get("module", "trims"))]
         return sorted({name.partition(":")[0].partition(".")[0] for name in names} - {"trims"})
 
@@ -397,13 +401,13 @@ class _ChildConversion(Conversion):
 
 
 def builder_of_options(artifact: Artifact) -> dict[str, str]:
-    """What is to know of the module builder that an artifact's options name, as it is now; empty if they name none."""
+    """Return the identity, as of now, of the module builder that an artifact's options name; empty without one."""
     call = artifact.options.get("module")
     return builder_facts(artifact.origin, call.partition(":")[0]) if isinstance(call, str) else {}
 
 
 def recipe(chosen: Converter, artifact: Artifact, environment: Environment) -> dict[str, Any]:
-    """What besides the artifact's bytes decides its image: the other half of the image key.
+    """Return what decides the image besides the artifact's bytes: the other half of the image key.
 
     Returns:
         JSON values that are equal when the images would be: format, the converter's version, versions of the

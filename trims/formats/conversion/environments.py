@@ -34,14 +34,14 @@ class Environment:
             raise ConfigError(f"{self.python} is not a Python interpreter: no such file")
 
     def versions(self, distributions: Iterable[str]) -> dict[str, str]:
-        """Versions of those of the named distributions that are installed, sorted by name."""
+        """Return versions of those of the named distributions that are installed, sorted by name."""
         names = sorted(distributions)
         paths = self._paths
         return installed_versions(names, paths) if paths is not None else self._ask(names)
 
     @cached_property
     def _paths(self) -> Sequence[str] | None:
-        """Where its distributions lie; None if only the interpreter itself can tell."""
+        """Return the folders of the environment's distributions; None if only the interpreter itself knows them."""
         if str(self.python) == sys.executable:
             return sys.path
         root = self.python.parent.parent
@@ -62,7 +62,7 @@ class Environment:
 
 
 def installed_versions(names: Iterable[str], paths: Sequence[str]) -> dict[str, str]:
-    """Versions of those of the named distributions that have metadata in these folders."""
+    """Return versions of those of the named distributions that have metadata in these folders."""
     found: dict[str, str] = {}
     for name in names:
         for distribution in importlib.metadata.distributions(name=name, path=list(paths)):

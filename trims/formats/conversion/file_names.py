@@ -19,7 +19,7 @@ _LIMITS = Limits(memory_bytes=4 << 30, time_s=120.0, memory_setting="", time_set
 
 
 def names_apart(converter: type, main: Path, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the converter's `names_here(main, options)` returns, called in a child of this environment.
+    """Return the result of the converter's `names_here(main, options)`, called in a child of this environment.
 
     Raises as that does; ConversionError if the child died, CapacityError if it could not be started.
     """

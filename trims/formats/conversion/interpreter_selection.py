@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """An environment, and what of the framework it has. `python` is None for that of this process."""
+    """An environment, and its version of the framework. `python` is None for that of this process."""
 
     python: Path | None
     version: str | None
@@ -57,7 +57,7 @@ class InterpreterSelection:
         self._picked: dict[tuple[str, str, bool], tuple[object, Path | None]] = {}
 
     def pick(self, model: str, framework: str, version: str = "", *, required: bool = True) -> Path | None:
-        """The interpreter to use; None for that of this process. Reads files, and may start a configured interpreter.
+        """Return the interpreter to use; None for that of this process. Reads files; may start a configured one.
 
         Args:
             model: Named in errors.
@@ -76,14 +76,14 @@ class InterpreterSelection:
         return python
 
     def again(self, model: str, framework: str, version: str = "", *, required: bool = True) -> Path | None:
-        """The same at less cost: what was picked last, unless an environment became ready or went since."""
+        """Return the last pick, at little cost, unless an environment became ready or went since; then pick again."""
         state, python = self._picked.get((framework, version, required), (None, None))
         if state is not None and state == self._state():
             return python
         return self.pick(model, framework, version, required=required)
 
     def has(self, framework: str, version: str = "") -> bool:
-        """Whether an environment has the framework in a version that satisfies."""
+        """Return whether an environment has the framework in a version that satisfies."""
         wanted = _constraint(framework, version)
         return any(
             each.version is not None and wanted.contains(each.version, prereleases=True)
@@ -107,7 +107,10 @@ class InterpreterSelection:
         raise NotSupportedError(_complaint(model, framework, version, seen))
 
     def _candidates(self, framework: str) -> Iterator[_Candidate]:
-        """In the order of the module's list. Each is looked into only if those before it do not satisfy."""
+        """Yield environments in the order of the module's list.
+
+        Each is looked into only if those before do not satisfy.
+        """
         configured = self._configured.get(framework)
         if configured is not None:
             version = _version_in(Environment(configured), framework)

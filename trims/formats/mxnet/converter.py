@@ -34,7 +34,7 @@ PROGRAM_KIND = "mxnet-symbol"
 _SYMBOL_SUFFIX = "-symbol.json"
 _PARAMS = re.compile(r"(?P<prefix>.+)-(?P<epoch>[0-9]{4,})\.params\Z", re.DOTALL)
 _MAX_SYMBOL_BYTES = 64 << 20
-#: What losses take besides the data: answers need none.
+#: Suffix of the inputs that losses take besides the data: answers need none of them.
 _LABEL = "_label"
 #: A shape as an attribute has it, of at least one length: that of no length says that the shape is not known.
 _SHAPE = re.compile(r"[(\[]\s*(-?\d{1,18}(?:\s*,\s*-?\d{1,18})*)\s*,?\s*[)\]]\Z")
@@ -50,19 +50,19 @@ class MxnetConverter:
     host_specific: ClassVar[bool] = False
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """Never for its own sake: nothing of the artifact is run."""
+        """Return False: nothing of the artifact is run."""
         return False
 
     def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
-        """None: the image holds what the files hold."""
+        """Return no frameworks: the image holds what the files hold."""
         return ()
 
     def claims(self, main: Path, first_bytes: bytes) -> bool:
-        """By the symbol's name, or by the first bytes of a list of arrays."""
+        """Return whether the name is that of a symbol, or the first bytes are those of a list of arrays."""
         return main.name.endswith(_SYMBOL_SUFFIX) or is_params(first_bytes)
 
     def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
-        """The file given, and the one that belongs to it."""
+        """Return the file given, and the one that belongs to it."""
         check_options(main, options, ("epoch",))
         other = _params_of(main, options.get("epoch")) if _is_symbol(main) else _symbol_of(main, options.get("epoch"))
         for path in (main, other):
@@ -70,12 +70,12 @@ class MxnetConverter:
         return main, other
 
     def described_bytes(self, artifact: Artifact) -> int:
-        """The symbol, which is parsed, and what describes the arrays."""
+        """Return the bytes of the symbol, which is parsed, and of the arrays' descriptions."""
         symbol, params = sorted(artifact.files[:2], key=_is_symbol, reverse=True)
         return SourceFile.look(symbol).nbytes + params_described_bytes(SourceFile.look(params))
 
     def may_be_in_place(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """Always: arrays lie in the file as they are in memory."""
+        """Return True: arrays lie in the file as they are in memory."""
         return True
 
     def plan(self, artifact: Artifact) -> ImagePlan:
@@ -102,7 +102,7 @@ class MxnetConverter:
         return Signature(tuple(hints), seen=True)
 
     def contents(self, artifact: Artifact) -> Contents:
-        """What both files say."""
+        """Return the contents that both files describe."""
         symbol, params = sorted(artifact.files[:2], key=_is_symbol, reverse=True)
         file = SourceFile.look(params)
         sources, auxiliary = _sources(file)
@@ -140,7 +140,7 @@ def _symbol_of(params: Path, epoch: Any) -> Path:
 
 
 def _sources(file: SourceFile) -> tuple[list[SourceTensor], list[str]]:
-    """The tensors by their names in the graph, and which of them are auxiliary states."""
+    """Return the tensors by their names in the graph, and which of them are auxiliary states."""
     sources: dict[str, SourceTensor] = {}
     auxiliary = []
     for array in read_params(file):
@@ -174,7 +174,7 @@ def _program(file: SourceFile, sources: list[SourceTensor], auxiliary: list[str]
 
 
 def _variables(body: bytes, path: Path) -> list[str]:
-    """Names of the graph's variables: inputs and parameters."""
+    """Return the names of the graph's variables: inputs and parameters."""
     return [node["name"] for node in _nodes(body, path) if node["op"] == "null"]
 
 
@@ -190,7 +190,7 @@ def _nodes(body: bytes, path: Path) -> list[Any]:
 
 
 def _stated(variable: Any) -> TensorType | None:
-    """What `mx.sym.var` was given as shape and type; None if one is missing."""
+    """Return the shape and type that a variable was declared with (`mx.sym.var`); None if one is missing."""
     # Symbols of before MXNet 0.12 have `attr`.
     attributes = variable.get("attrs") or variable.get("attr")
     if not isinstance(attributes, dict):

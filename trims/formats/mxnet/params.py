@@ -25,12 +25,12 @@ _V1, _V2, _V3 = 0xF993FAC8, 0xF993FAC9, 0xF993FACA
 _DENSE = 0
 #: mshadow's type flags.
 _DTYPES = ("F32", "F64", "F16", "U8", "I32", "I8", "I64", "BOOL", "I16", "U16", "U32", "U64", "BF16")
-#: MXNet's own limit.
+#: Most dimensions, by MXNet's own limit.
 _MAX_DIMENSIONS = 32
 _MAX_NAME_BYTES = 1 << 16
-#: A name's length, and a head without dimensions.
+#: Fewest bytes of an array: a name's length, and a head without dimensions.
 _MIN_ARRAY_BYTES = 8 + 16
-#: What an array adds to a header of JSON.
+#: Bytes that an array adds to a header of JSON.
 _DESCRIBED_BYTES = 100
 
 
@@ -45,17 +45,17 @@ class StoredArray:
 
     @property
     def end(self) -> int:
-        """First byte after its numbers."""
+        """Return the first byte after its numbers, from the start of the file."""
         return self.offset + element_count(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 def is_params(first_bytes: bytes) -> bool:
-    """True if a file that begins so is a list of MXNet arrays."""
+    """Return whether a file that begins so is a list of MXNet arrays."""
     return len(first_bytes) >= _FILE.size and _FILE.unpack_from(first_bytes)[:2] == (_FILE_MAGIC, 0)
 
 
 def params_described_bytes(file: SourceFile) -> int:
-    """About how many bytes describe the arrays of this file, by what it says of their number."""
+    """Return about how many bytes describe the arrays of this file, by the number of arrays it states."""
     head = file.read(_FILE.size)
     if len(head) < _FILE.size or not is_params(head):
         return 0
@@ -63,7 +63,7 @@ def params_described_bytes(file: SourceFile) -> int:
 
 
 def read_params(file: SourceFile) -> list[StoredArray]:
-    """All arrays, in order. Raises ArtifactError naming the file and what is wrong with it."""
+    """Return all arrays, in order. Raises ArtifactError naming the file and what is wrong with it."""
     with open_source(file.path) as fd:
         return _Reader(file.path, fd, file.nbytes).arrays()
 
@@ -90,7 +90,7 @@ class _Reader:
         return [StoredArray(name, *head) for name, head in zip(names, heads, strict=True)]
 
     def _array(self, number: int) -> tuple[str, tuple[int, ...], int]:
-        """Dtype, shape and offset; steps over the numbers."""
+        """Return dtype, shape and offset of the next array; step over its numbers."""
         shape = self._shape(number)
         _device, _device_number, flag = self._take(struct.Struct("<iii"))
         if not 0 <= flag < len(_DTYPES):

@@ -15,19 +15,20 @@ from trims.core.errors import NotInPlaceError
 from trims.core.layout import DTYPE_BYTES, MAX_DIMENSIONS, element_count
 
 MAGIC = b"\x93NUMPY"
-#: numpy's kind and item size -> ours. ml_dtypes' types save as raw bytes and cannot be told apart: not here.
+#: Dtype for each of numpy's kinds and item sizes. ml_dtypes' types save as raw bytes and cannot be recognised: not
+#: here.
 DTYPES = {
     "b1": "BOOL", "u1": "U8", "i1": "I8", "u2": "U16", "i2": "I16", "u4": "U32", "i4": "I32", "u8": "U64", "i8": "I64",
     "f2": "F16", "f4": "F32", "f8": "F64", "c8": "C64",
 }  # fmt: skip
-#: Version -> how many bytes say the header's length.
+#: Bytes of the header's length, by version.
 _LENGTH_BYTES = {b"\x01\x00": 2, b"\x02\x00": 4}
 _SHAPE = r"\(|\([0-9]+,|\([0-9]+(?:, [0-9]+)+"
 _HEADER = re.compile(
     rf"\{{'descr': '(?P<order>[<>|])(?P<kind>[a-zA-Z][0-9]+)', 'fortran_order': (?P<fortran>True|False), "
     rf"'shape': (?P<shape>{_SHAPE})\), \}} *\n"
 )
-#: More dimensions or digits than any array has.
+#: Header bytes at most: more dimensions or digits than any array has.
 _MAX_HEADER_BYTES = 4096
 _MAX_DIGITS = 18
 
@@ -41,7 +42,7 @@ class StoredArray(NamedTuple):
 
 
 def read_array(fd: int, begin: int, end: int) -> StoredArray:
-    """The array whose header and numbers are these bytes of a file.
+    """Return the array whose header and numbers are these bytes of a file.
 
     Raises NotInPlaceError for one that is broken, or that only numpy can read or bring into order.
     """

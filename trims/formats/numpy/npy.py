@@ -34,7 +34,7 @@ class NpyConverter(OneNumpyFile):
     host_specific: ClassVar[bool] = False
 
     def claims(self, main: Path, first_bytes: bytes) -> bool:
-        """By numpy's magic bytes."""
+        """Return whether the file begins with numpy's magic bytes."""
         del main
         return first_bytes.startswith(MAGIC)
 
@@ -60,7 +60,7 @@ class NpyConverter(OneNumpyFile):
         return plan_image([source], files=(file,))
 
     def contents(self, artifact: Artifact) -> Contents:
-        """What the header says, read without numpy."""
+        """Return the contents that the header describes, read without numpy."""
         check_options(artifact.files[0], artifact.options, ())
         file = SourceFile.look(artifact.files[0])
         with open_source(file.path) as fd:
@@ -72,7 +72,7 @@ class NpyConverter(OneNumpyFile):
 def _rearranged(
     path: Path, offset: int, shape: tuple[int, ...], fortran: bool, dtype: np.dtype[Any]
 ) -> Callable[[memoryview], None]:
-    """Writes the array as little endian and row-major."""
+    """Return a function that writes the array as little endian and row-major."""
 
     def fill(place: memoryview) -> None:
         import numpy as np

@@ -39,31 +39,31 @@ _ZIP_MAGIC = b"PK\x03\x04"
 _SUFFIX = ".npy"
 _LOCAL_HEADER = struct.Struct("<26xHH")
 _CHUNK_BYTES = 8 << 20
-#: deflate's best is about 1:1032: more is a lie.
+#: Highest ratio of unpacked to packed bytes that is believed: deflate's best is about 1:1032.
 _MAX_RATIO = 1100
 _MAX_HEADER_BYTES = 1 << 20
 
 
 class OneNumpyFile:
-    """What converters of numpy's own files share: one file, and no options."""
+    """Base of the converters of numpy's own files: one file, and no options."""
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:
-        """Always: a hostile zip file may eat time and memory, and numpy is not imported where others wait."""
+        """Return True: a hostile zip file may eat time and memory, and numpy is not imported where others wait."""
         del options
         return True
 
     def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
-        """Always: numbers lie in the file as they are in memory, as a rule."""
+        """Return True: numbers lie in the file as they are in memory, as a rule."""
         del options
         return True
 
     def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """None: the bytes do not depend on numpy's version."""
+        """Return no frameworks: the bytes do not depend on numpy's version."""
         del options
         return ()
 
     def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
-        """The one file."""
+        """Return the one file."""
         check_options(main, options, ())
         return (SourceFile.look(main).path,)
 
@@ -76,7 +76,7 @@ class NpzConverter(OneNumpyFile):
     host_specific: ClassVar[bool] = False
 
     def claims(self, main: Path, first_bytes: bytes) -> bool:
-        """A zip file whose first member is an array, or whose suffix says npz."""
+        """Return whether this is a zip file whose first member is an array, or whose suffix says npz."""
         if not first_bytes.startswith(_ZIP_MAGIC) or len(first_bytes) < _LOCAL_HEADER.size:
             return False
         name_bytes, _ = _LOCAL_HEADER.unpack_from(first_bytes)
@@ -93,7 +93,7 @@ class NpzConverter(OneNumpyFile):
         return plan_image(sources, files=(file,))
 
     def contents(self, artifact: Artifact) -> Contents:
-        """What the archive's directory and the headers of all members say, read without numpy."""
+        """Return the contents that the archive's directory and all members' headers describe, read without numpy."""
         check_options(artifact.files[0], artifact.options, ())
         file = SourceFile.look(artifact.files[0])
         with open_source(file.path) as fd:
@@ -104,7 +104,7 @@ class NpzConverter(OneNumpyFile):
 
 
 def _stored(fd: int, name: str, offset: int, nbytes: int, file: SourceFile) -> SourceTensor:
-    """The array of a member that is stored. Raises NotInPlaceError."""
+    """Return the array of a member that is stored, not compressed. Raises NotInPlaceError for any other."""
     if not name.endswith(_SUFFIX):
         raise NotInPlaceError(f"member {name!r} is no array")
     try:
@@ -116,7 +116,7 @@ def _stored(fd: int, name: str, offset: int, nbytes: int, file: SourceFile) -> S
 
 @contextlib.contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The open archive; whatever is wrong with it becomes an ArtifactError that names it."""
+    """Open the archive for the block; whatever is wrong with it becomes an ArtifactError that names it."""
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
@@ -176,7 +176,7 @@ def _describe(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> So
 
 
 def kind_of(dtype: np.dtype[Any], where: str) -> str:
-    """Our name of an array's dtype. Raises ArtifactError with the way out."""
+    """Return our name of an array's dtype. Raises ArtifactError with the way out."""
     kind = DTYPES.get(f"{dtype.kind}{dtype.itemsize}")
     if kind is None:
         remedy = "; save it as complex64" if dtype.kind == "c" else "; save it as another one"
@@ -185,7 +185,7 @@ def kind_of(dtype: np.dtype[Any], where: str) -> str:
 
 
 def read_header(stream: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether it is column-major, and dtype of an array as its header describes it; leaves the stream after it.
+    """Return shape, whether it is column-major, and dtype, as an array's header says. Read the stream up to there.
 
     Raises ArtifactError; ValueError if numpy cannot read it.
     """

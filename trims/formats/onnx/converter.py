@@ -74,19 +74,19 @@ class OnnxConverter:
     device_options: ClassVar[Mapping[str, Any]] = {"optimize": "basic"}
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """Always: ONNX Runtime reads the file."""
+        """Return True: ONNX Runtime reads the file."""
         return True
 
     def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:  # noqa: ARG002
-        """ONNX Runtime optimizes, onnx takes the result apart."""
+        """Return ONNX Runtime, which optimizes, and onnx, which takes the result apart."""
         return ("onnxruntime", "onnx")
 
     def claims(self, main: Path, first_bytes: bytes) -> bool:  # noqa: ARG002
-        """By name alone: a protobuf has no magic number."""
+        """Return whether the name is that of an ONNX model: a protobuf has no magic number."""
         return main.suffix.lower() == ".onnx"
 
     def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
-        """The model and its external data files."""
+        """Return the model and its external data files."""
         _Options.read(options, main)
         return (main, *(look_at_external(main, location).path for location in external_locations(main)))
 
@@ -106,15 +106,15 @@ class OnnxConverter:
         return plan_image(sources, program=program, metadata=metadata)
 
     def signature(self, artifact: Artifact) -> Signature:
-        """What the graph takes and gives."""
+        """Return the graph's inputs and outputs."""
         return read_signature(artifact.files[0])
 
     def may_be_in_place(self, options: Mapping[str, Any]) -> bool:  # noqa: ARG002
-        """Always: a session can optimize the graph that was not converted yet."""
+        """Return True: a session can optimize the graph that was not converted yet."""
         return True
 
     def contents(self, artifact: Artifact) -> Contents:
-        """The model's own graph, and its dense initializers where they lie."""
+        """Return the model's own graph, and its dense initializers where they lie."""
         main = artifact.files[0]
         options = _Options.read(artifact.options, main)
         found = read_graph(main, lambda location: look_at_external(main, location))
@@ -154,7 +154,7 @@ class _Options:
         return found
 
     def for_sessions(self) -> dict[str, Any]:
-        """What a program says of them."""
+        """Return the options for the program, which sessions read."""
         return {"optimize": self.optimize, "prepack": self.prepack, "threads": self.threads}
 
 
@@ -165,7 +165,7 @@ def _scratch_folder() -> Iterator[Path]:
 
 
 def _optimize(main: Path, options: _Options, folder: Path) -> tuple[Any, _Saved]:
-    """The saved model without its weights, and those: mapped, so that they outlive the folder."""
+    """Return the optimized model without its weights, and these: mapped, so that they outlive the folder."""
     import onnx
 
     _save_optimized(main, options, folder)
@@ -214,7 +214,7 @@ class _Saved:
             return cls(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
 
     def of(self, tensor: Any) -> memoryview:
-        """The bytes of one external tensor. Raises ConversionError if they were not all written."""
+        """Return the bytes of one external tensor. Raises ConversionError if they were not all written."""
         entry = {pair.key: pair.value for pair in tensor.external_data}
         offset, length = int(entry.get("offset", 0)), int(entry["length"])
         if offset + length > len(self.data):
@@ -226,7 +226,7 @@ class _Saved:
 
 
 def _take_initializers(model: Any, weights: _Saved, *, on_devices: bool) -> list[SourceTensor]:
-    """The graph's large initializers as tensors of an image; in the graph their declarations stay."""
+    """Return the graph's large initializers as tensors of an image; in the graph their declarations stay."""
     sources = []
     for tensor in model.graph.initializer:
         if not _is_external(tensor) or tensor.data_type not in DTYPES:
@@ -274,7 +274,7 @@ def _all_tensors(graph: Any) -> Iterator[Any]:
 
 
 def _graphs(graph: Any) -> Iterator[Any]:
-    """The graph and all that are nested in it."""
+    """Yield the graph and all graphs nested in it."""
     yield graph
     for attribute in _attributes(graph):
         for inner in (attribute.g, *attribute.graphs):
@@ -286,7 +286,7 @@ def _attributes(graph: Any) -> Iterator[Any]:
 
 
 def _drop_repeated(model: Any) -> None:
-    """ONNX Runtime (seen in 1.22 to 1.26) saves initializers of a subgraph twice, and then refuses to load them."""
+    """Drop initializers of subgraphs that ONNX Runtime (1.22 to 1.26) saves twice, and then refuses to load."""
     for graph in _graphs(model.graph):
         once = {tensor.name: tensor for tensor in reversed(graph.initializer)}
         if len(once) < len(graph.initializer):
@@ -315,7 +315,7 @@ def _program(model: Any, options: _Options) -> Program:
 
 
 def _describe(value: Any) -> dict[str, Any]:
-    """Name, dtype and shape of an input or output; a dimension is a number, a name, or None if unknown."""
+    """Return name, dtype and shape of an input or output; a dimension is a number, a name, or None if unknown."""
     tensor = value.type.tensor_type
     shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim]
     return {"name": value.name, "dtype": DTYPES.get(tensor.elem_type), "shape": shape}

@@ -21,7 +21,7 @@ from trims.image.source import SourceFile, open_source
 if TYPE_CHECKING:
     from trims.formats.onnx.wire_format import Field
 
-#: Which fields lead to tensors: message -> field number -> message inside.
+#: Fields that lead to tensors: message -> field number -> message inside.
 _PATHS = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
@@ -37,17 +37,17 @@ _KEY, _VALUE = 1, 2
 #: Every tensor that is stored externally has an entry with the key `location`, a field 1 of eight bytes; longer forms
 #: of both numbers are allowed.
 _NAMES_A_FILE = re.compile(rb"(?:\x0a|\x8a\x80*\x00)(?:\x08|\x88\x80*\x00)location")
-#: Messages that are searched for that before they are walked, and how many bytes of a file are at most.
+#: Messages that are searched for such an entry before they are walked, and the bytes of a file searched at most.
 _SEARCHED, _SEARCHED_BYTES = ("node", "function"), 64 << 20
-#: protobuf itself stops at 100 nested messages.
+#: Most nested messages: protobuf itself stops at 100.
 _MAX_DEPTH = 100
 _MAX_LOCATION_BYTES = 4096
-#: Bounds the time a hostile file can take; the largest published models have some hundred thousand.
+#: Most fields walked, which bounds the time of a hostile file; the largest published models have some hundred thousand.
 _MAX_FIELDS = 20_000_000
 
 
 def external_locations(main: Path) -> tuple[str, ...]:
-    """The distinct `location` texts of all externally stored tensors, in order of appearance.
+    """Return the distinct `location` texts of all externally stored tensors, in order of appearance.
 
     Raises ArtifactError if the file cannot be read or is not an ONNX model.
     """
@@ -56,13 +56,13 @@ def external_locations(main: Path) -> tuple[str, ...]:
 
 
 def count_external(main: Path) -> int:
-    """How many tensors are stored externally, wherever in the model. Raises as `external_locations`."""
+    """Return how many tensors are stored externally, wherever in the model. Raises as `external_locations`."""
     with open_source(main) as fd:
         return len(_Scan(WireFile(main, fd, _MAX_FIELDS)).locations())
 
 
 def look_at_external(main: Path, location: str) -> SourceFile:
-    """A model's external data as it is now, if ONNX Runtime would read it too.
+    """Look at a model's external data file as it is now, if ONNX Runtime would read it too.
 
     Links are followed, but no further than ONNX Runtime follows them: to what lies beneath the folder of the model's
     path, or of the file that this path leads to. So a hub's cache may link the model and its data into one folder.
@@ -84,12 +84,12 @@ def look_at_external(main: Path, location: str) -> SourceFile:
 
 
 def names_a_file(data: bytes) -> bool:
-    """False if no tensor in this part of a model is stored externally; true if one may be."""
+    """Return whether a tensor in this part of a model may be stored externally."""
     return _NAMES_A_FILE.search(data) is not None
 
 
 def read_entry(file: WireFile, field: Field, most_bytes: int = _MAX_LOCATION_BYTES) -> tuple[bytes, bytes]:
-    """Key and value of a StringStringEntry, of which little more is read than a path may have. Raises ArtifactError."""
+    """Return key and value of a StringStringEntry, reading little more than a path may have. Raises ArtifactError."""
     texts = {_KEY: b"", _VALUE: b""}
     for number, wire, _, at, after in file.fields(field.begin, field.end):
         if wire == LENGTH and number in texts:
@@ -100,7 +100,7 @@ def read_entry(file: WireFile, field: Field, most_bytes: int = _MAX_LOCATION_BYT
 
 
 def location_of(file: WireFile, value: bytes) -> str:
-    """The name of a file as text. Raises ArtifactError."""
+    """Return the name of a file as text. Raises ArtifactError."""
     try:
         return value.decode()
     except UnicodeDecodeError as error:
@@ -121,7 +121,7 @@ class _Scan:
         return self._found
 
     def _message(self, kind: str, begin: int, end: int, depth: int) -> bool:
-        """Walk one message; True if it held what its kind cannot be without (a model's graph)."""
+        """Walk one message. Return whether it held what its kind cannot be without (a model's graph)."""
         if depth > _MAX_DEPTH:
             raise self._file.broken("its graphs are nested too deeply")
         if kind in _SEARCHED and end - begin <= self._left:

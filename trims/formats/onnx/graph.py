@@ -48,11 +48,11 @@ _DIMS, _DATA_TYPE, _SEGMENT, _NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 
 _TYPED_DATA = (4, 5, 6, 7, 10, 11)
 _VALUE_NAME, _VALUE_TYPE, _TENSOR_TYPE, _ELEM_TYPE, _SHAPE, _DIM, _DIM_VALUE, _DIM_PARAM = 1, 2, 1, 1, 2, 1, 1, 2
 _EXTERNAL = 1
-#: What is to be known of external data; there may be checksums beside it.
+#: Keys of an external tensor's place; there may be checksums beside them.
 _PLACES = (b"location", b"offset", b"length")
-#: Of a graph without its weights: it is copied, not parsed.
+#: Largest graph without its weights, in bytes: it is copied, not parsed.
 _MAX_PROGRAM_BYTES = 16 << 20
-#: A walk of this many steps takes a second or so. Nodes are stepped over.
+#: Most fields walked, in a second or so. Nodes are stepped over.
 _MAX_FIELDS = 300_000
 _MAX_TEXT_BYTES = 4096
 _MAX_DIGITS = 18
@@ -68,9 +68,9 @@ class OriginalGraph:
         fed: Names of the initializers that `body` lacks, because they lie in the model's file.
         external: Names of those that `body` declares where they are.
         files: The files of the latter by their locations: device, inode, length and time in ns of each.
-        main: The same of the model's file.
+        main: Device, inode, length and time in ns of the model's file.
         inputs: What to feed a session: name, dtype and shape of each.
-        outputs: The same of what it gives.
+        outputs: Name, dtype and shape of each output.
         metadata: The model's own strings.
     """
 
@@ -113,7 +113,7 @@ class _Span(NamedTuple):
 
 @dataclass(slots=True)
 class _Tensor:
-    """What an initializer says of itself; `raw` is the place of its bytes in the model's file."""
+    """Description of an initializer; `raw` is the place of its bytes in the model's file."""
 
     dims: list[int] = field(default_factory=list)
     data_type: int = 0
@@ -126,12 +126,12 @@ class _Tensor:
 
     @property
     def has_data(self) -> bool:
-        """Whether its numbers are stored in some way, or there are none."""
+        """Return whether its numbers are stored in some way, or there are none."""
         return self.is_external or self.is_typed or self.raw is not None or 0 in self.dims
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its extents."""
+        """Return its extents."""
         return tuple(self.dims)
 
 
@@ -228,7 +228,7 @@ class _Reader:
     # -- initializers ----------------------------------------------------------------------------------------------
 
     def _initializer(self, message: Field, kept: _Parts) -> None:
-        """Take its bytes out, if it is large and dense; else keep it in the program."""
+        """Take an initializer's bytes out, if it is large and dense; else keep it in the program."""
         tensor = self._tensor(message)
         dtype, span = DTYPES.get(tensor.data_type), self._span(tensor)
         if not tensor.has_data:
@@ -283,7 +283,7 @@ class _Reader:
             found.entries[key] = text
 
     def _span(self, tensor: _Tensor) -> FileSpan | None:
-        """Where its bytes lie; None if they are not dense in a file."""
+        """Return where the tensor's bytes lie; None if they are not dense in a file."""
         if tensor.in_parts:
             return None
         if tensor.is_external:
@@ -297,7 +297,7 @@ class _Reader:
         return FileSpan(self._files[location], _offset(tensor.entries.get(b"offset", b"0")))
 
     def _checked_bytes(self, tensor: _Tensor, dtype: str, span: FileSpan) -> int:
-        """Its length. Raises NotInPlaceError if another one is stored."""
+        """Return the tensor's length in bytes. Raises NotInPlaceError if the file states another one."""
         nbytes = element_count(tensor.shape) * DTYPE_BYTES[dtype]
         if tensor.is_external:
             stored = _offset(tensor.entries.get(b"length", str(nbytes).encode()))
@@ -308,7 +308,7 @@ class _Reader:
         return nbytes
 
     def _take(self, tensor: _Tensor, dtype: str, span: FileSpan, nbytes: int) -> None:
-        """Make it a tensor of the image; the second of two at one place is tied to the first."""
+        """Add a tensor to the image; the second of two at one place is tied to the first."""
         if tensor.name in self._sources or not tensor.name:
             raise NotInPlaceError(f"initializer {tensor.name!r} is there twice, or has no name")
         owner, owned_bytes = self._owners.setdefault(span, (tensor.name, nbytes)) if nbytes else (tensor.name, 0)
@@ -319,7 +319,7 @@ class _Reader:
     # -- inputs and outputs ----------------------------------------------------------------------------------------
 
     def _value(self, message: Field) -> dict[str, Any]:
-        """Name, dtype and shape of an input or output; a dimension is a number, a name, or None if unknown."""
+        """Return name, dtype and shape of an input or output; a dimension is a number, a name, or None if unknown."""
         found: dict[str, Any] = {"name": "", "dtype": None, "shape": []}
         for each in self._file.fields(message.begin, message.end):
             if each.number == _VALUE_NAME and each.wire == LENGTH:
@@ -332,7 +332,7 @@ class _Reader:
         return found
 
     def _inside(self, message: Field, *path: int) -> Iterator[Field]:
-        """The messages at the end of a path of field numbers."""
+        """Yield the messages at the end of a path of field numbers."""
         for each in self._file.fields(message.begin, message.end):
             if each.number == path[0] and each.wire == LENGTH:
                 yield from self._inside(each, *path[1:]) if path[1:] else (each,)
@@ -349,12 +349,12 @@ class _Reader:
     # -- values ----------------------------------------------------------------------------------------------------
 
     def _number(self, each: Field) -> int:
-        """Of 64 bits, with a sign."""
+        """Read a signed number of 64 bits."""
         value = self._file.varint(each.begin, each.end)[0] & (1 << 64) - 1
         return value - (1 << 64) if value >> 63 else value
 
     def _numbers(self, each: Field) -> list[int]:
-        """One number, or many that are packed."""
+        """Read one number, or many that are packed."""
         if each.wire == VARINT:
             return [self._number(each)]
         if each.wire != LENGTH or each.nbytes > 10 * MAX_DIMENSIONS:
@@ -372,7 +372,7 @@ class _Reader:
 
 
 def _known(file: SourceFile) -> list[int]:
-    """Device, inode, length and time in ns, by which a session knows a file again."""
+    """Return device, inode, length and time in ns, by which a session knows a file again."""
     return [*file.stamp[:2], file.nbytes, file.stamp[2]]
 
 
@@ -384,20 +384,20 @@ def _text(data: bytes) -> str:
 
 
 def _offset(text: bytes) -> int:
-    """A number of an entry of external data. Raises NotInPlaceError if it is none, or larger than any file."""
+    """Return a number of an entry of external data. Raises NotInPlaceError if it is none, or larger than any file."""
     if not text.isdigit() or len(text) > _MAX_DIGITS:
         raise NotInPlaceError(f"{text!r} is no place in a file")
     return int(text)
 
 
 def _described(tensor: _Tensor) -> bytes:
-    """The tensor without its bytes."""
+    """Return the tensor's message without its bytes."""
     dims = b"".join(number_field(_DIMS, extent) for extent in tensor.dims)
     return dims + number_field(_DATA_TYPE, tensor.data_type) + bytes_field(_NAME, tensor.name.encode())
 
 
 def _located(entries: Mapping[bytes, bytes]) -> bytes:
-    """What says that a tensor is stored externally, and where."""
+    """Return the fields that say that a tensor is stored externally, and where."""
     pairs = [bytes_field(1, key) + bytes_field(2, text) for key, text in entries.items() if key in _PLACES]
     external = b"".join(bytes_field(_EXTERNAL_DATA, pair) for pair in pairs)
     return external + number_field(_DATA_LOCATION, _EXTERNAL)

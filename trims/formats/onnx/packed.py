@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from trims.image.plan import ImagePlan
     from trims.image.program import Program
 
-#: Name of the tensor that holds what was packed.
+#: Name of the tensor that holds the packed bytes.
 BLOCK = "onnxruntime.prepacked"
-#: Letters of each name of a file in the program: room for that of any image.
+#: Letters of each name of a file in the program: room for the name of any image.
 NAME_LETTERS = 224
-#: Offsets have so many digits, so that they can be written when the layout, which depends on their length, is known.
+#: Digits of each offset: fixed, so that offsets can be written when the layout, which depends on their length, is
+#: known.
 _DIGITS = 20
 _ALIGNMENT_BYTES = 64
 _PREFIX = "prepacked_"
@@ -54,7 +55,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class PackedWeights:
-    """What ONNX Runtime has packed for one model.
+    """Packed weights of one model.
 
     Attributes:
         pieces: By name of the weight.
@@ -66,7 +67,7 @@ class PackedWeights:
 
     @classmethod
     def read(cls, model: Any) -> PackedWeights:
-        """From the initializers of a model that was saved with its packed weights. Raises ConversionError."""
+        """Read the packed weights from the initializers of a model saved with them. Raises ConversionError."""
         found = cls()
         for tensor in model.graph.initializer:
             for entry in tensor.external_data if tensor.data_type in DTYPES else ():
@@ -90,7 +91,7 @@ class PackedWeights:
         self.pieces.setdefault(name, []).append(piece)
 
     def source(self, saved: memoryview) -> SourceTensor:
-        """The block as a tensor of the image, filled from the file that ONNX Runtime saved."""
+        """Return the block as a tensor of the image, filled from the file that ONNX Runtime saved."""
 
         def fill(target: memoryview) -> None:
             for pieces in self.pieces.values():

@@ -26,17 +26,17 @@ _DTYPES = {
 }  # fmt: skip
 _MODEL_GRAPH = 7
 _INITIALIZER, _SPARSE_INITIALIZER, _INPUT, _OUTPUT = 5, 15, 11, 12
-#: Of a tensor the name is field 8; the values of a sparse one, which have its name, are field 1.
+#: Field numbers of names: 8 in a tensor; in a sparse tensor, the field of its values, which have the name, is 1.
 _TENSOR_NAME, _SPARSE_VALUES = 8, 1
 _VALUE_NAME, _VALUE_TYPE, _TENSOR_TYPE, _ELEM_TYPE, _SHAPE, _DIM, _DIM_VALUE = 1, 2, 1, 1, 2, 1, 1
-#: Longer names are of no use to requests.
+#: Longest name of use to requests, in bytes.
 _MOST_NAME_BYTES = 1024
-#: A walk of this many steps takes a third of a second; published models have some thousands.
+#: Most fields walked, in a third of a second; published models have some thousands.
 _MAX_FIELDS = 100_000
 
 
 def read_signature(main: Path) -> Signature:
-    """What a model takes and gives; empty if requests cannot bring all of its inputs.
+    """Return a model's inputs and outputs; empty if requests cannot bring all of its inputs.
 
     Raises NotInPlaceError for a graph that is too large to be read where others wait, ArtifactError for what is none.
     """
@@ -80,7 +80,7 @@ class _Reader:
         return Signature(_stated(inputs.values()), _stated(outputs.values()))
 
     def _tensor(self, name: str, message: Field) -> TensorType | None:
-        """The type of an input or output; None for sequences, maps and types that the protocol lacks."""
+        """Return the type of an input or output; None for sequences, maps and types that the protocol lacks."""
         found: TensorType | None = None
         for tensor in self._in(message, _VALUE_TYPE, _TENSOR_TYPE):
             dtype: str | None = None
@@ -95,7 +95,7 @@ class _Reader:
         return found
 
     def _length(self, message: Field) -> int:
-        """Of a dimension; -1 for one with a name, or of which nothing is known."""
+        """Return the length of a dimension; -1 for one with a name, or of which nothing is known."""
         found = ANY
         for each in self._file.fields(message.begin, message.end):
             if each.number == _DIM_VALUE and each.wire == VARINT:
@@ -103,7 +103,7 @@ class _Reader:
         return found if found < 1 << 62 else ANY
 
     def _in(self, message: Field, *path: int) -> Iterator[Field]:
-        """The messages at the end of a path of field numbers."""
+        """Yield the messages at the end of a path of field numbers."""
         for each in self._file.fields(message.begin, message.end):
             if each.number == path[0] and each.wire == LENGTH:
                 yield from self._in(each, *path[1:]) if path[1:] else (each,)

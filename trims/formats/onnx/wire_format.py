@@ -40,7 +40,7 @@ class Field(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Length of the payload."""
+        """Return the length of the payload."""
         return self.end - self.begin
 
 
@@ -67,7 +67,7 @@ class WireFile:
         self._window_at = 0
 
     def fields(self, begin: int, end: int) -> Iterator[Field]:
-        """Every field of the message that is these bytes. Raises ArtifactError if they are none."""
+        """Yield every field of the message that is these bytes. Raises ArtifactError if they are none."""
         at = begin
         while at < end:
             self._fields += 1
@@ -83,7 +83,7 @@ class WireFile:
             at = after
 
     def _payload(self, wire: int, at: int, end: int) -> tuple[int, int]:
-        """First byte of the payload and first byte after it."""
+        """Return the first byte of the payload and the first byte after it."""
         if wire == VARINT:
             return at, self.varint(at, end)[1]
         if wire == LENGTH:
@@ -96,7 +96,7 @@ class WireFile:
         raise self.broken(f"byte {at} begins no field")
 
     def varint(self, at: int, end: int) -> tuple[int, int]:
-        """The number at this byte, and the first byte after it. Raises ArtifactError."""
+        """Return the number at this byte, and the first byte after it. Raises ArtifactError."""
         value = 0
         for count, byte in enumerate(self.read(at, min(at + 10, end))):
             value |= (byte & 0x7F) << (7 * count)
@@ -105,7 +105,7 @@ class WireFile:
         raise self.broken(f"the number at byte {at} has no end")
 
     def read(self, begin: int, end: int) -> bytes:
-        """Bytes of the file through a small window, so that neighbouring fields cost one read."""
+        """Return bytes of the file through a small window, so that neighbouring fields cost one read."""
         start = begin - self._window_at
         if start < 0 or end - self._window_at > len(self._window):
             self._window_at, start = begin, 0
@@ -113,14 +113,14 @@ class WireFile:
         return self._window[start : start + end - begin]
 
     def read_all(self, begin: int, end: int) -> bytes:
-        """Many bytes at once, past the window. Raises ArtifactError if the file has fewer by now."""
+        """Return many bytes at once, past the window. Raises ArtifactError if the file has fewer by now."""
         found = os.pread(self._fd, end - begin, begin)
         if len(found) < end - begin:
             raise self.broken(f"it ends at byte {begin + len(found)}: truncated meanwhile?")
         return found
 
     def broken(self, what: str) -> ArtifactError:
-        """An error for what is wrong with the file."""
+        """Return an error for what is wrong with the file."""
         return ArtifactError(self._words(what))
 
     def _words(self, what: str) -> str:
@@ -128,7 +128,7 @@ class WireFile:
 
 
 def varint(number: int) -> bytes:
-    """A number of 64 bits as it is written; a negative one takes ten bytes."""
+    """Return a number of 64 bits as it is written; a negative one takes ten bytes."""
     number &= (1 << 64) - 1
     out = bytearray()
     while number > 0x7F:
@@ -139,15 +139,15 @@ def varint(number: int) -> bytes:
 
 
 def number_field(number: int, value: int) -> bytes:
-    """A field that holds a number."""
+    """Return a field that holds a number."""
     return varint(number << 3 | VARINT) + varint(value)
 
 
 def bytes_field(number: int, payload: bytes) -> bytes:
-    """A field that holds bytes, a text or a message."""
+    """Return a field that holds bytes, a text or a message."""
     return head_of(number, len(payload)) + payload
 
 
 def head_of(number: int, nbytes: int) -> bytes:
-    """What comes before the payload of a field that holds this many bytes."""
+    """Return the bytes before the payload of a field that holds this many bytes."""
     return varint(number << 3 | LENGTH) + varint(nbytes)

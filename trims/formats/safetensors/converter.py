@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from trims.formats.base import Artifact
     from trims.image.plan import ImagePlan
 
-#: Read of a file at once: most headers are shorter.
+#: Bytes of a file that are read at once: most headers are shorter.
 _FIRST_BYTES = 64 << 10
 _OPTIONS = ("module", "module_args", "ignore", "allow_pickle")
 _log = logging.getLogger(__name__)
@@ -53,27 +53,27 @@ class SafetensorsConverter:
     suffixes: ClassVar[tuple[str, ...]] = (".safetensors",)
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:
-        """Only for a skeleton."""
+        """Return whether a skeleton is wanted: only that needs a child."""
         return "module" in options
 
     def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
-        """Always: a session can build the module that has no skeleton yet."""
+        """Return True: a session can build the module that has no skeleton yet."""
         del options
         return True
 
     def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Only for a skeleton."""
+        """Return torch and transformers if a skeleton is wanted, else nothing."""
         return ("torch", "transformers") if "module" in options else ()
 
     def claims(self, main: Path, first_bytes: bytes) -> bool:
-        """By a plausible length and an opening brace, or by the name of a shard index."""
+        """Return whether the file begins with a plausible length and a brace, or has the name of a shard index."""
         if _is_index(main):
             return True
         plausible = len(first_bytes) > LENGTH.size and LENGTH.unpack_from(first_bytes)[0] <= MAX_HEADER_BYTES
         return plausible and first_bytes[LENGTH.size : LENGTH.size + 1] == b"{"
 
     def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
-        """The file, or the index and its shards."""
+        """Return the file, or the index and its shards."""
         check_options(main, options, _OPTIONS)
         if _is_index(main):
             return shard_files(type(self), main, options)
@@ -82,12 +82,12 @@ class SafetensorsConverter:
         return (main,)
 
     def names_here(self, main: Path, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Names of the shards of an index, parsed in this process whatever its size."""
+        """Return the names of the shards of an index, parsed in this process whatever its size."""
         del options
         return names_of(main)
 
     def described_bytes(self, artifact: Artifact) -> int:
-        """The index of shards and the headers of all files; of an image its own index and program too."""
+        """Return the bytes of the shard index and of all headers; for an image also its index and program."""
         main, *shards = artifact.files
         if not _is_index(main):
             return _described_bytes(main)
@@ -110,7 +110,7 @@ class SafetensorsConverter:
         return contents.plan()
 
     def contents(self, artifact: Artifact) -> Contents:
-        """What the headers of all files say."""
+        """Return the contents that the headers of all files describe."""
         main, options = artifact.files[0], artifact.options
         check_options(main, options, _OPTIONS)
         sharded = _is_index(main)
@@ -137,7 +137,7 @@ def _data_bytes(path: Path) -> int:
 
 
 def read_header(path: Path) -> tuple[SourceFile, SafetensorsHeader, bytes]:
-    """The file, its checked header, and its first bytes: the header and a few more. Raises ArtifactError."""
+    """Return the file, its checked header, and its first bytes: the header and a few more. Raises ArtifactError."""
     with open_source(path) as fd:
         file = SourceFile.of(path, fd)
         head = os.pread(fd, _FIRST_BYTES, 0)
@@ -162,7 +162,7 @@ def _sources(file: SourceFile, header: SafetensorsHeader) -> list[SourceTensor]:
 
 
 def _read_image(file: SourceFile, allow_pickle: bool) -> Contents:
-    """The tensors of an image and its program. Laying them out again gives the same bytes again."""
+    """Return the tensors of an image and its program. Laying them out again gives the same bytes again."""
     try:
         with open_source(file.path) as fd:
             view = ImageView(memoryview(without_weights(fd, file.nbytes)))

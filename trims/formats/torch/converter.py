@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _OPTIONS = ("module", "module_args", "ignore", "state_key")
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin")
 _ZIP_MAGIC = b"PK\x03\x04"
-#: How `torch.save`'s legacy format begins: its magic number, pickled with protocol 2.
+#: First bytes of `torch.save`'s legacy format: its magic number, pickled with protocol 2.
 _LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 
 
@@ -60,23 +60,23 @@ class TorchConverter:
     host_specific: ClassVar[bool] = False
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:
-        """Always: it imports torch."""
+        """Return True: the converter imports torch."""
         del options
         return True
 
     def frameworks(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """A skeleton belongs to the versions that made it; plain tensors do not change with torch."""
+        """Return torch and transformers for a skeleton, which belongs to their versions; plain tensors do not."""
         return ("torch", "transformers") if "module" in options or options.get("allow_pickle") else ()
 
     def claims(self, main: Path, first_bytes: bytes) -> bool:
-        """By the legacy magic number; a zip file by its first name or its suffix; an index of shards by its name."""
+        """Return whether the file has the legacy magic number, is a zip file of the right name, or a shard index."""
         if _is_index(main) or first_bytes.startswith(_LEGACY_MAGIC):
             return True
         names_torch = b"/data.pkl" in first_bytes[:512] or b"/.format_version" in first_bytes[:512]
         return first_bytes.startswith(_ZIP_MAGIC) and (names_torch or main.suffix in _SUFFIXES)
 
     def files(self, main: Path, options: Mapping[str, Any]) -> tuple[Path, ...]:
-        """The one file, or the index and its shards."""
+        """Return the one file, or the index and its shards."""
         _check(main, options)
         if _is_index(main):
             return shard_files(type(self), main, options)
@@ -85,7 +85,7 @@ class TorchConverter:
         return (main,)
 
     def names_here(self, main: Path, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Names of the shards of an index, parsed in this process whatever its size."""
+        """Return the names of the shards of an index, parsed in this process whatever its size."""
         del options
         return names_of(main)
 
@@ -108,12 +108,12 @@ class TorchConverter:
         return plan_image(sources, program=program, metadata=metadata_of(ignored), files=files)
 
     def may_be_in_place(self, options: Mapping[str, Any]) -> bool:
-        """Always: a session can build the module that has no skeleton yet."""
+        """Return True: a session can build the module that has no skeleton yet."""
         del options
         return True
 
     def contents(self, artifact: Artifact) -> Contents:
-        """What the zip file's directory and its pickle say, read without torch."""
+        """Return the contents that the zip file's directory and its pickle describe, read without torch."""
         main = artifact.files[0]
         key = _check(main, artifact.options)
         found = read_shards(main, key) if _is_index(main) else read_checkpoint(main, key)
@@ -157,7 +157,7 @@ def _weights_in(
     return None, *state_dict(loaded, path, _is_tensor, key, lambda value: _as_module(value) is not None)
 
 
-#: What torch writes its messages in colours with.
+#: Codes with which torch colours its messages.
 _TERMINAL_CODES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 

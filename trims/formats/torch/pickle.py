@@ -18,18 +18,18 @@ from trims.formats.torch.tensors import DTYPES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-#: Classes of storage whose elements have a type -> ours.
+#: Our dtypes, by classes of storage whose elements have a type.
 _STORAGES = {
     "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
     "LongStorage": "I64", "IntStorage": "I32", "ShortStorage": "I16", "CharStorage": "I8", "ByteStorage": "U8",
     "BoolStorage": "BOOL", "ComplexFloatStorage": "C64",
 }  # fmt: skip
 _STOP, _REMEMBER, _REMEMBER_FAR, _RECALL, _TEXT, _BYTE, _INTEGER, _MARK = b".qrhXKJ("
-#: Opcodes that push what does not change.
+#: Opcodes that push a constant.
 _CONSTANTS = {ord(")"): (), ord("N"): None, 0x88: True, 0x89: False}
-#: The class of storage of newer dtypes, which each tensor in it tells.
+#: Class of storage of newer dtypes, where each tensor has a dtype of its own.
 _UNTYPED = ("torch.storage", "UntypedStorage")
-#: What a key of a dict may be. The hash of a deep tuple, for one, would use up the C stack.
+#: Types that a key of a dict may have. The hash of a deep tuple, for one, would use up the C stack.
 _KEYS = (str, int, float, bool, type(None))
 _DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "npu")
 _INT, _UINT, _USHORT, _DOUBLE = (struct.Struct(code) for code in ("<i", "<I", "<H", ">d"))
@@ -56,7 +56,7 @@ class StoredTensor(NamedTuple):
 
 
 def read_pickle(data: bytes) -> Any:
-    """The pickled value. Raises NotInPlaceError for what only torch can read, or what is broken."""
+    """Return the pickled value. Raises NotInPlaceError for one that only torch can read, or that is broken."""
     try:
         return _Machine(data).run()
     except (IndexError, KeyError, ValueError, TypeError, struct.error) as error:
@@ -76,7 +76,7 @@ class _Named(NamedTuple):
 
 
 class _Storage(NamedTuple):
-    """Bytes of a member. Without a dtype each tensor in it tells its own."""
+    """Bytes of a member. Without a dtype, each tensor in it has a dtype of its own."""
 
     key: str
     dtype: str | None
@@ -92,11 +92,11 @@ class _Machine:
         self._stack: list[Any] = []
         self._below: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
-        #: By their names; torch gives all tensors in one the type that it has when it is named first.
+        #: Storages by name; torch gives all tensors in one the type that it has when it is named first.
         self._storages: dict[str, _Storage] = {}
 
     def run(self) -> Any:
-        """The value that is left at the end."""
+        """Run the pickle. Return the value that is left at the end."""
         data, memo, at, stack = self._data, self._memo, self._at, self._stack
         while (code := data[at]) != _STOP:
             # Three of four opcodes of a checkpoint are these, done here in local variables; the others are looked up.
@@ -188,7 +188,7 @@ class _Machine:
         self._stack[-1] = function(*arguments)
 
     def build(self) -> None:
-        """The state of a dict is what torch keeps beside a state dict: versions of modules."""
+        """Ignore the state of a dict: torch keeps versions of modules there, beside a state dict."""
         self._stack.pop()
         self._top(dict)
 
@@ -257,7 +257,7 @@ def _storage(kind: Any, named: Any, key: Any, device: Any, count: Any) -> _Stora
 
 
 def _tensor_v2(*given: Any) -> StoredTensor:
-    """`torch._utils._rebuild_tensor_v2`: storage, offset, shape, stride, requires_grad, hooks, metadata if any."""
+    """Rebuild as `torch._utils._rebuild_tensor_v2`: storage, offset, shape, stride, requires_grad, hooks, metadata."""
     storage, *_ = given
     if not isinstance(storage, _Storage) or storage.dtype is None:
         raise TypeError("a tensor has no storage with a dtype")
@@ -265,7 +265,7 @@ def _tensor_v2(*given: Any) -> StoredTensor:
 
 
 def _tensor_v3(*given: Any) -> StoredTensor:
-    """`torch._utils._rebuild_tensor_v3`: the same with the tensor's own dtype before the metadata."""
+    """Rebuild as `torch._utils._rebuild_tensor_v3`, which has the tensor's own dtype before the metadata."""
     storage, dtype = given[0], given[6]
     if not isinstance(storage, _Storage) or not isinstance(dtype, _Named) or dtype.module != "torch":
         raise TypeError("a tensor has no storage, or no dtype")

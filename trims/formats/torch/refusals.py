@@ -1,4 +1,4 @@
-"""What keeps a checkpoint from being one of tensors only, and how to save its weights alone.
+"""Reasons why a checkpoint holds more than tensors, and how to save its weights alone.
 
 `torch.load(weights_only=True)` stops at the first class that it does not allow and names it, but not where it is. The
 pickle is read again here with a stand-in for each class and function, so nothing that it names is imported or run.
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _CLASS = re.compile(r"(?:GLOBAL|class|function) ([A-Za-z_]\w*(?:\.\w+)+)")
 _KNOWN = {"multiarray.scalar": "a NumPy scalar", "multiarray._reconstruct": "a NumPy array"}
 _TENSOR = "torch._utils._rebuild_"
-#: Of a pickle: the largest published ones have some MB.
+#: Largest pickle that is read, in bytes: the largest published ones have some MB.
 _MAX_PICKLE_BYTES = 64 << 20
 _MAX_REASON = 500
-#: Before the value, a legacy file has three others: magic number, protocol and machine.
+#: Values before the checkpoint's own in a legacy file: magic number, protocol and machine.
 _LEGACY_VALUES = 3
 _SHOWN_DEPTH = 4
-#: Parts of a checkpoint that are named.
+#: Number of a checkpoint's parts that a message names.
 _SHOWN_PLACES = 10
 
 
@@ -106,7 +106,7 @@ def is_torchscript(path: Path) -> bool:
 
 
 class _Value:
-    """What stands for a value of any class, or for what any function returns."""
+    """Stand-in for a value of any class, or for the result of any function."""
 
     kind: ClassVar[str] = ""
     inside: list[Any]
@@ -137,7 +137,7 @@ class _Value:
 
 
 class _Inert(pickle.Unpickler):
-    """Makes dicts, lists, numbers and texts; for all that a pickle names by module and name it makes a `_Value`."""
+    """Unpickler of dicts, lists, numbers and texts, which makes a `_Value` for every class and function named."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a stand-in for any class but the dict of state dicts."""

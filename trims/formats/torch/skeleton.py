@@ -90,7 +90,7 @@ def add_skeleton(
 
 
 class _NoSkeletonError(Exception):
-    """A module that cannot be carried as a pickle; the message says why."""
+    """Error for a module that cannot be carried as a pickle; the message says why."""
 
 
 @contextlib.contextmanager
@@ -151,7 +151,7 @@ class _Skeleton:
                 raise ArtifactError(f"{self.path}: the module has extra state {name!r}, which images do not carry")
 
     def _tie(self, names: Sequence[str]) -> Sequence[str]:
-        """Number the tensor that has these names. Returns those that are missing: all of them, or none."""
+        """Number the tensor that has these names. Return those that are missing: all of them, or none."""
         known = [name for name in names if name in self._numbers]
         if not known:
             return names
@@ -177,7 +177,7 @@ class _Skeleton:
                 )
 
     def _add_non_persistent(self, name: str) -> None:
-        """A buffer the state dict does not know: frameworks keep the module's own value, so that one must count."""
+        """Add a buffer that the state dict lacks: frameworks keep the module's own value, so that one must count."""
         tensor = self._buffers[name]
         if name not in self._numbers:
             self._places[id(tensor)] = self._add_tensor(name, tensor)
@@ -199,7 +199,7 @@ class _Skeleton:
         return len(self.sources) - 1
 
     def number_of(self, tensor: torch.Tensor) -> int:
-        """The number under which a tensor is pickled; one seen for the first time becomes a constant."""
+        """Return the number under which a tensor is pickled; one seen for the first time becomes a constant."""
         known = self._places.get(id(tensor))
         if known is not None:
             return known
@@ -214,7 +214,7 @@ class _Skeleton:
         return self._places[id(tensor)]
 
     def pickle(self) -> bytes:
-        """The module, its tensors replaced by numbers. Raises _NoSkeletonError."""
+        """Return the pickled module, its tensors replaced by numbers. Raises _NoSkeletonError."""
         if renamed := [name for name, own in self._names.items() if name != own]:
             raise _NoSkeletonError(f"the module {type(self.module).__name__} renames tensors ({_listed(renamed)})")
         body = io.BytesIO()
@@ -223,7 +223,7 @@ class _Skeleton:
         return body.getvalue()
 
     def attributes(self, body: bytes, origin: str) -> dict[str, Any]:
-        """What a client must know before it unpickles. Unpickles once, which also proves that it can be done.
+        """Return what a client must know before it unpickles. Unpickle once here, which proves that it can be done.
 
         Raises _NoSkeletonError if it cannot.
         """

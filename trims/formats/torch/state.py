@@ -1,4 +1,4 @@
-"""Which of a checkpoint's values are the weights, and how a session builds the module that they belong to.
+"""Choice of a checkpoint's values that are the weights, and how a session builds the module that they belong to.
 
 Used with torch and without it, so that a conversion and a look at the file agree. Weights are one dict of tensors: the
 checkpoint itself, what lies under a usual name in it, or what the option `state_key` names. A checkpoint that holds
@@ -28,12 +28,12 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _TRAINING = re.compile(
     r"\A(((lr|g|d)_)?(optim(izer)?|scheduler)s?(_(g|d|states?|state_dicts?))?|callbacks|loops)\Z", re.IGNORECASE
 )
-#: What a module has of its own in its state dict.
+#: Name, in a state dict, of a module's own state.
 _EXTRA_STATE = "_extra_state"
 _PERHAPS_TRAINING = re.compile(r"optim|scheduler|rng|random_state", re.IGNORECASE)
 #: Names under which a tensor without dimensions is a number about the training.
 _METRIC = re.compile(r"acc|best|epoch|iter|loss|lr|metric|score|step", re.IGNORECASE)
-#: Of an error: keys that it lists, letters of each, and containers that are searched for state dicts to propose.
+#: Limits of an error: keys that it lists, letters of each, and containers searched for state dicts to propose.
 _SHOWN, _SHOWN_LETTERS, _SEARCHED = 20, 80, 1000
 
 
@@ -49,9 +49,9 @@ def state_dict(
     Args:
         loaded: The checkpoint's value: a state dict, or a dict with one under a usual name or under `key`.
         path: For messages.
-        is_tensor: Tells tensors from other values.
+        is_tensor: Whether a value is a tensor.
         key: What `key_of` returned: where in the value the state dict lies; None to find it.
-        is_module: Tells whole modules, which hold tensors, too.
+        is_module: Whether a value is a whole module, which holds tensors, too.
 
     Raises:
         ArtifactError: There is no state dict, or what would be left out holds tensors.
@@ -141,12 +141,12 @@ def places_of(loaded: Any, is_tensor: Callable[[Any], bool]) -> list[tuple[Key, 
 
 
 def metadata_of(ignored: Sequence[str]) -> dict[str, str]:
-    """What an image says of the values that were left out."""
+    """Return the image's metadata about the values that were left out."""
     return {"ignored": ", ".join(ignored)} if ignored else {}
 
 
 def builder_of(artifact: Artifact) -> Program | None:
-    """What an artifact in place has in a skeleton's stead: which function builds its module; None if none is named."""
+    """Return the program that an artifact in place has for a skeleton: its module's builder; None without one."""
     return builder_program(artifact.options, artifact.origin) if "module" in artifact.options else None
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from trims.formats.torch.state import Key
 
-#: Without these torch refuses an archive.
+#: Members without which torch refuses an archive.
 _NEEDED = ("data.pkl", "version")
 
 
@@ -85,13 +85,13 @@ def _contents(
         file.check(fd)
     try:
         tensors, ignored = state_dict(loaded, path, lambda value: isinstance(value, StoredTensor), key)
-    except ArtifactError as error:  # which torch, too, has to tell
+    except ArtifactError as error:  # which torch, too, has to report
         raise NotInPlaceError(str(error)) from error
     return Contents(_sources(tensors, members, file), metadata=metadata_of(ignored)), members["data.pkl"].nbytes
 
 
 def is_stored(path: Path) -> bool:
-    """True if each member of a zip file lies in it as it is, where the directory says: then it may be mapped.
+    """Return whether each member of a zip file is stored as it is, where the directory says: then it may be mapped.
 
     Blocks for as long as the whole directory takes to parse. Raises ArtifactError for a file that cannot be read.
     """
@@ -105,7 +105,7 @@ def is_stored(path: Path) -> bool:
 
 
 def _members(fd: int, nbytes: int, directory_bytes: int | None = None) -> dict[str, Member]:
-    """By their names without the archive's own, which all of them begin with."""
+    """Return the members by name, without the archive's own name, which all of them begin with."""
     stored = stored_members(fd, nbytes, directory_bytes=directory_bytes)
     found = {name.partition("/")[2]: member for name, member in stored.items()}
     if len(found) < len(stored):
@@ -123,7 +123,7 @@ def _read(fd: int, members: Mapping[str, Member], name: str, most_bytes: int = P
 def _sources(
     tensors: Mapping[str, StoredTensor], members: Mapping[str, Member], file: SourceFile
 ) -> list[SourceTensor]:
-    """As spans; the second of two that begin at the same byte is tied to the first."""
+    """Return the tensors as spans; the second of two that begin at the same byte is tied to the first."""
     owners: dict[int, tuple[str, int]] = {}
     found = []
     for name, tensor in tensors.items():

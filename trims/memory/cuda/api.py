@@ -1,4 +1,4 @@
-"""What trims needs of CUDA, as one protocol: the driver itself (`bindings`) or a fake that CI can run.
+"""Protocol of the CUDA calls that trims needs: the driver itself (`bindings`) or a fake that CI can run.
 
 Addresses are plain integers. Every call raises: `CapacityError` when the device is full, `DeviceLostError` when it is
 gone, `NotSupportedError` for what this device or container cannot do, `CudaError` for the rest. Devices are named by
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-#: Of a legacy IPC handle.
+#: Length of a legacy IPC handle.
 IPC_HANDLE_BYTES = 64
 
 
@@ -54,7 +54,7 @@ class Cuda(Protocol):
     kind: str
 
     def devices(self) -> Sequence[Device]:
-        """All devices this process can see. Makes no context."""
+        """Return all devices this process can see. Makes no context."""
         ...
 
     def retain(self, uuid: str) -> Device:
@@ -77,7 +77,7 @@ class Cuda(Protocol):
         ...
 
     def dlpack_device(self) -> tuple[int, int]:
-        """What DLPack calls the device in use: kind and number. The number is this process's, found by UUID."""
+        """Return DLPack's kind and number of the device in use. The number is this process's, found by UUID."""
         ...
 
     def leave(self) -> None:
@@ -88,29 +88,29 @@ class Cuda(Protocol):
         ...
 
     def memory(self) -> tuple[int, int]:
-        """Bytes free and in all, as of now."""
+        """Return the bytes free and in all, as of now."""
         ...
 
     def wait(self) -> None:
-        """Until everything this process has given the device to do is done."""
+        """Wait until the device has done everything that this process has given it to do."""
         ...
 
     # -- memory with legacy IPC ------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int) -> int:
-        """An allocation of its own, never from a pool."""
+        """Return the address of an allocation of its own, never from a pool."""
         ...
 
     def free(self, address: int) -> None:
-        """Freeing what another process has open is undefined."""
+        """Free an allocation. Freeing one that another process has open is undefined."""
         ...
 
     def ipc_export(self, address: int) -> bytes:
-        """The handle of a whole allocation, 64 bytes; `address` is its beginning."""
+        """Return the handle of a whole allocation, 64 bytes; `address` is its beginning."""
         ...
 
     def ipc_open(self, handle: bytes) -> int:
-        """The beginning of the allocation here. Not in the process that exported it."""
+        """Open a handle, and return the allocation's address here. Not in the process that exported it."""
         ...
 
     def ipc_close(self, address: int) -> None:
@@ -120,19 +120,19 @@ class Cuda(Protocol):
     # -- memory with descriptors -----------------------------------------------------------------------------------
 
     def granularity(self) -> int:
-        """Sizes for `vmm_create` are multiples of this."""
+        """Return the unit of sizes for `vmm_create`, in bytes."""
         ...
 
     def vmm_create(self, nbytes: int) -> int:
-        """Physical memory, not mapped anywhere; returns a handle."""
+        """Allocate physical memory that is not mapped anywhere; return its handle."""
         ...
 
     def vmm_export(self, handle: int) -> int:
-        """A descriptor that stands for the memory and keeps it alive; the caller's to close."""
+        """Return a descriptor that stands for the memory and keeps it alive; the caller's to close."""
         ...
 
     def vmm_import(self, fd: int) -> int:
-        """A handle for the memory behind a descriptor, which may be closed then."""
+        """Return a handle for the memory behind a descriptor, which may be closed then."""
         ...
 
     def vmm_release(self, handle: int) -> None:
@@ -140,7 +140,7 @@ class Cuda(Protocol):
         ...
 
     def vmm_map(self, handle: int, nbytes: int, *, writable: bool) -> int:
-        """Map all of it; returns the address. A write to what is not writable ends the context that tried."""
+        """Map all of the memory; return the address. A write to read-only memory ends the context that tried."""
         ...
 
     def vmm_unmap(self, address: int, nbytes: int) -> None:
@@ -150,11 +150,11 @@ class Cuda(Protocol):
     # -- moving ----------------------------------------------------------------------------------------------------
 
     def host_allocate(self, nbytes: int) -> int:
-        """Pinned host memory; returns its address."""
+        """Allocate pinned host memory; return its address."""
         ...
 
     def host_free(self, address: int) -> None:
-        """Give it back."""
+        """Give pinned host memory back."""
         ...
 
     def host_register(self, address: int, nbytes: int) -> None:
@@ -169,23 +169,23 @@ class Cuda(Protocol):
         ...
 
     def stream(self) -> int:
-        """A queue of copies."""
+        """Create a queue of copies."""
         ...
 
     def end_stream(self, stream: int) -> None:
-        """Give it back; it must have run empty."""
+        """Give a stream back; it must have run empty."""
         ...
 
     def copy_in(self, target: int, host: int, nbytes: int, stream: int) -> None:
-        """Host to device, in the stream's turn; the host memory must stay until `synchronize`."""
+        """Copy from host to device, in the stream's turn; the host memory must stay until `synchronize`."""
         ...
 
     def copy_out(self, host: int, source: int, nbytes: int, stream: int) -> None:
-        """Device to host, in the stream's turn."""
+        """Copy from device to host, in the stream's turn."""
         ...
 
     def copy_device(self, target: int, source: int, nbytes: int, stream: int) -> None:
-        """Device to device, in the stream's turn; between devices if they are peers."""
+        """Copy from device to device, in the stream's turn; between devices if they are peers."""
         ...
 
     def fill(self, target: int, value: int, nbytes: int, stream: int) -> None:

@@ -40,7 +40,8 @@ _LOST = {
     "CUDA_ERROR_MPS_CONNECTION_FAILED", "CUDA_ERROR_MPS_RPC_FAILURE", "CUDA_ERROR_MPS_SERVER_NOT_READY",
     "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED", "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED", "CUDA_ERROR_MPS_CLIENT_TERMINATED",
 }  # fmt: skip
-#: Of those, when a context is taken: none can be had just now, and what is held is not lost. With reason and remedy.
+#: Errors that mean a lost device, except when a context is taken: then none can be had just now. With reason and
+#: remedy.
 _NO_CONTEXT = {
     "CUDA_ERROR_DEVICE_UNAVAILABLE": "another process may have it to itself, by the compute mode EXCLUSIVE_PROCESS: "
     "`nvidia-smi -c DEFAULT` lets all use it, and so does MPS",
@@ -48,7 +49,8 @@ _NO_CONTEXT = {
     "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED": "MPS has no connections left: end some of its clients, or let them start "
     "with a lower CUDA_DEVICE_MAX_CONNECTIONS",
 }
-#: Of those, when memory is registered: said of the memory. If it was the context, the next call says so again.
+#: Errors that mean a lost device, except when memory is registered: then they concern the memory. If the context is
+#: lost, the next call reports it.
 _NOT_BY_REGISTERING = {"CUDA_ERROR_UNKNOWN", *_NO_CONTEXT}
 _UNSUPPORTED = {
     "CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_INVALID_DEVICE", "CUDA_ERROR_NOT_PERMITTED",
@@ -287,7 +289,8 @@ def _uuid(device: Any) -> str:
     # Before CUDA 13 the name without a version gives the UUID of the whole GPU.
     ask = "cuDeviceGetUuid_v2" if hasattr(_driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
     raw = bytes(_call(ask, device).bytes)
-    # The UUID is the same 16 bytes for both kinds; only the product's name tells a part of a partitioned GPU.
+    # The UUID is the same 16 bytes for both kinds; only the product's name shows that it is a part of a partitioned
+    # GPU.
     kind = "MIG" if " MIG " in _name(device) else "GPU"
     return f"{kind}-{uuids.UUID(bytes=raw)}"
 
@@ -297,7 +300,7 @@ def _name(device: Any) -> str:
 
 
 def _peers(device: Any) -> tuple[str, ...]:
-    """Those whose memory it can read directly, over NVLink or PCIe."""
+    """Return the UUIDs of devices whose memory this one can read directly, over NVLink or PCIe."""
     others = (other for other in _all() if int(other) != int(device))
     return tuple(_uuid(other) for other in others if _call("cuDeviceCanAccessPeer", device, other))
 
@@ -320,7 +323,7 @@ def _describe(device: Any, peers: tuple[str, ...]) -> Device:
 
 
 def _call(function: str, *arguments: Any) -> Any:
-    """Call the driver: what it returns beside the status, or the error it means."""
+    """Call the driver. Return its results without the status, or raise the error that the status means."""
     status, *results = getattr(_driver, function)(*arguments)
     if int(status) != 0:
         raise _error(function, status)
@@ -343,7 +346,7 @@ def _error(function: str, status: Any) -> TrimsError:
 
 
 def _special(function: str, name: str, text: str) -> TrimsError | None:
-    """What a status means from one function and not from others."""
+    """Return the error that a status means from one function and not from others."""
     if function == "cuDevicePrimaryCtxRetain" and name in _NO_CONTEXT:
         return CapacityError(f"the device gives no context just now; {_NO_CONTEXT[name]} ({text})")
     if function == "cuCtxPushCurrent" and name == "CUDA_ERROR_INVALID_CONTEXT":

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from trims.memory.cuda.api import Cuda, Device
 
-#: The driver gives smaller allocations out of shared blocks of this size, whose neighbours a handle would expose.
+#: Block of the driver, in bytes: smaller allocations share one, and a handle would expose the neighbours.
 _OWN_BLOCK_BYTES = 2 << 20
 
 
@@ -47,7 +47,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What lets another process open an allocation.
+    """Handle that lets another process open an allocation.
 
     Attributes:
         driver: `vmm` or `ipc`.
@@ -83,17 +83,17 @@ class DeviceMemory(Protocol):
     """A way to share memory of the device that `cuda` uses."""
 
     name: str
-    #: Whether a borrower that writes through what `open` gave it is stopped.
+    #: Whether a borrower that writes to memory from `open` is stopped.
     read_only: bool
     #: Whether `export` and `free` of a sealed allocation need a context, for which a full device has no room.
     sealed_needs_context: bool
 
     def allocate(self, nbytes: int) -> Allocation:
-        """Memory to fill. Raises CapacityError."""
+        """Allocate memory to fill. Raises CapacityError."""
         ...
 
     def seal(self, allocation: Allocation) -> None:
-        """Copies into it are done and waited for; from now on the owner does not write either."""
+        """Seal the memory: copies into it are done and waited for; from now on the owner does not write either."""
         ...
 
     def export(self, allocation: Allocation) -> Export:
@@ -113,7 +113,7 @@ class DeviceMemory(Protocol):
         ...
 
     def close(self, opened: Opened) -> None:
-        """End it."""
+        """Close memory that `open` or `reading` returned."""
         ...
 
 
@@ -229,7 +229,7 @@ class IpcMemory:
 
 
 def device_memory(name: str, cuda: Cuda, device: Device) -> DeviceMemory:
-    """The driver of this name; `auto` for the best the device has. Raises NotSupportedError saying why not."""
+    """Return the driver of this name; `auto` for the device's best. Raises NotSupportedError saying why not."""
     if name == "auto":
         name = "vmm" if device.vmm else "ipc"
     drivers: dict[str, type[VmmMemory | IpcMemory]] = {"vmm": VmmMemory, "ipc": IpcMemory}
@@ -246,7 +246,7 @@ def _check(export: Export, driver: str, device: Device, *, peer: bool) -> None:
 
 
 def export_message(export: Export) -> dict[str, str | int]:
-    """An export as a message, on whichever socket; its descriptor travels beside it."""
+    """Return an export as a message, on whichever socket; its descriptor travels beside it."""
     return {
         "driver": export.driver,
         "device": export.device,
@@ -257,7 +257,7 @@ def export_message(export: Export) -> dict[str, str | int]:
 
 
 def export_of(message: Mapping[str, Any], fd: int) -> Export:
-    """The export a message stands for. Raises BadMessageError."""
+    """Return the export that a message stands for. Raises BadMessageError."""
     try:
         size_bytes, handle = int(message["size_bytes"]), bytes.fromhex(message["handle"])
         return Export(str(message["driver"]), str(message["device"]), size_bytes, handle, fd, str(message["cuda"]))

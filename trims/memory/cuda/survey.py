@@ -1,4 +1,4 @@
-"""Which devices there are and how much of their memory is free, found without a context: NVML, or the fake's books.
+"""Survey of the devices and their free memory, without a context: by NVML, or by the fake's files.
 
 The daemon's own process uses this and nothing else of CUDA.
 """
@@ -38,7 +38,7 @@ class Surveyed:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Of the driver.
+    """Versions of the driver.
 
     Attributes:
         driver: As nvidia-smi prints it, such as `580.65.06`.
@@ -50,7 +50,7 @@ class Versions:
 
 
 def survey(kind: str = "driver") -> list[Surveyed]:
-    """All devices of the machine that CUDA can use, in NVML's order; of a partitioned GPU, its parts.
+    """Return all devices that CUDA can use, in NVML's order; of a partitioned GPU, its parts.
 
     Args:
         kind: As for `trims.memory.cuda.connect.connect`.
@@ -62,7 +62,7 @@ def survey(kind: str = "driver") -> list[Surveyed]:
 
 
 def survey_all(kind: str = "driver") -> list[Surveyed]:
-    """The same with partitioned GPUs themselves, each before its parts."""
+    """Return all devices as `survey` does, and partitioned GPUs themselves, each before its parts."""
     if kind != "driver":
         fake = stand_in(kind)
         return [Surveyed(d.uuid, d.name, fake.free_bytes(d), d.total_bytes) for d in fake.devices()]
@@ -71,14 +71,14 @@ def survey_all(kind: str = "driver") -> list[Surveyed]:
 
 
 def driver_versions() -> Versions:
-    """Of the driver and of the newest CUDA it knows. Raises NotSupportedError as `survey` does."""
+    """Return the versions of the driver and of its newest CUDA. Raises NotSupportedError as `survey` does."""
     with _nvml() as nvml:
         return Versions(str(nvml.nvmlSystemGetDriverVersion()), int(nvml.nvmlSystemGetCudaDriverVersion()) // 1000)
 
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
-    """The library, begun, and ended after the block. What it refuses becomes NotSupportedError."""
+    """Begin the library for the block, and end it. Its refusals become NotSupportedError."""
     try:
         import pynvml
     except ImportError:
@@ -96,7 +96,7 @@ def _nvml() -> Iterator[Any]:
 
 
 def _look(nvml: Any, number: int) -> Iterator[Surveyed]:
-    """One GPU and its parts."""
+    """Yield one GPU and its parts."""
     handle = nvml.nvmlDeviceGetHandleByIndex(number)
     partitioned = _partitioned(nvml, handle)
     whole = _surveyed(nvml, handle, partitioned=partitioned)

@@ -1,4 +1,4 @@
-"""What follows from a fill, besides the books: the catalog remembers it, readers move, an expensive image is kept."""
+"""Work that follows from a fill: the catalog remembers it, readers move, an expensive image is kept."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 
 class Fills:
-    """Told of every fill that succeeded.
+    """Handlers of fills that succeeded.
 
     Args:
         residency: The books.
-        shell: Knows images and leases; tells sessions.
+        shell: Knows images and leases; notifies sessions.
         runner: Has the memory.
         catalog: Remembers.
         tiers: By place.
@@ -66,7 +66,7 @@ class Fills:
         self._superseded: dict[str, set[str]] = {}
 
     def supersede(self, before: str, now: str) -> None:
-        """Free an image once the one that took its name can be read: an edited builder or artifact made another."""
+        """Free the image `before` once the image that took its name can be read: builder or artifact was edited."""
         self._superseded.setdefault(now, set()).add(before)
         if any(found.state is State.SEALED for found in self._shell.places_of(now)):
             self._free_superseded(now)
@@ -118,6 +118,6 @@ class Fills:
             self._have(event.key, DISK, None, log_failure(f"{resolved.name} is not kept on disk"))
 
     def _tell_readers(self, event: Filled) -> None:
-        """An image lies in shared memory now: sessions that read it from disk may move there."""
+        """Notify sessions that read an image from disk that it lies in shared memory now: they may move there."""
         for session in self._shell.upgradable(event.key):
             self._shell.upgraded(session, event.key)

@@ -35,19 +35,19 @@ class HostBytes(Protocol):
     """The bytes of files and shared memory. The simulation has its own."""
 
     def identity(self, fd: int) -> tuple[int, ...]:
-        """What changes when the file is touched."""
+        """Return numbers that change when the file is touched."""
         ...
 
     def check(self, fd: int, nbytes: int) -> None:
-        """Raises ImageError if the file is no image."""
+        """Raise ImageError if the file is no image."""
         ...
 
     def digest(self, fd: int, nbytes: int, behind: Behind | None = None) -> str:
-        """blake3, hex; at a pace, while no request waits for it."""
+        """Return the file's blake3 digest in hex, rate-limited while no request waits for it."""
         ...
 
     def digest_of_untrusted(self, fd: int, nbytes: int) -> str:
-        """The same of a file that may be cut short meanwhile."""
+        """Return the digest of a file that may be cut short meanwhile."""
         ...
 
     def copy(
@@ -64,9 +64,9 @@ class HostBytes(Protocol):
     def copy_behind(
         self, source_fd: int, draft: Draft, on_progress: Callable[[int], None], behind: Behind
     ) -> str | None:
-        """The same while no request waits for it, at a pace; returns the digest of what was copied.
+        """Copy rate-limited while no request waits for the copy. Return the digest of the copied bytes.
 
-        None if a request has come to wait: then it is to be done again, in an empty draft.
+        Return None when a request starts waiting: the caller then copies again, into an empty draft.
         """
         ...
 
@@ -163,9 +163,9 @@ class Copier:
         *,
         behind: Behind | None = None,
     ) -> str | None:
-        """Fill a draft; returns the digest of what is in it now. With `behind`, no request waits for it.
+        """Fill a draft. Return the digest of its contents. With `behind`, no request waits for the draft.
 
-        None if a request has come to wait meanwhile: then it is to be done again, in an empty draft, without `behind`.
+        Return None when a request starts waiting: the caller then fills an empty draft without `behind`.
 
         Raises ImageError if the source's bytes are wrong, LostPeerError if the daemon ends, OSError as `HostBytes`.
         """
@@ -220,5 +220,5 @@ class Copier:
         source.fresh, source.identity = True, self._host.identity(source.fd)
 
     def _is_known(self, extent: Extent) -> bool:
-        """True if its bytes were seen to be right in this life, and the file was not touched since."""
+        """Return whether its bytes were seen to be right in this life, and the file was not touched since."""
         return extent.fresh and extent.identity in (None, self._host.identity(extent.fd))

@@ -62,7 +62,7 @@ class Plans:
         self._ending = False
 
     def begin(self, replica: ReplicaId, resolved: Resolved, *, gives_way: bool = False) -> tuple[Plan, Plan | None]:
-        """A replica is going to be measured; returns its plan, and one of before that is to be dropped by a worker.
+        """Begin a plan for a replica to be measured. Return it, and an older plan that a worker should drop.
 
         It may have been measured before: its image came to lie elsewhere, so the plan was not used, and left again.
         """
@@ -127,7 +127,7 @@ class Plans:
         return "/" if plan is None else plan.resolved.mount
 
     def needs_child(self, replica: ReplicaId) -> bool:
-        """True if writing the image takes a converter process."""
+        """Return whether writing the image takes a converter process."""
         plan = self._plans.get(replica)
         return plan is None or plan.resolved.converted
 
@@ -151,15 +151,15 @@ class Plans:
             self.drop(replica)
 
     def is_carriable(self, replica: ReplicaId) -> bool:
-        """Whether all of its image lies in files. False for a plan that was dropped."""
+        """Return whether all of its image lies in files; False for a plan that was dropped."""
         plan = self._plans.get(replica)
         made = None if plan is None else plan.conversion
         return made is not None and made.is_carriable
 
     def carry(self, replica: ReplicaId, by: CopyPlanBy, fd: int, *, large_pages: bool) -> str | None:
-        """Have the image put together by another process; returns its digest. Blocks. Raises as `Conversion.carry`.
+        """Have another process put the image together. Return its digest. Blocks. Raises as `Conversion.carry`.
 
-        None if that is not to be, or no longer: then `write` is still to be done.
+        Return None if the other process must not, or no longer, do so: the caller then calls `write`.
         """
         plan = self._plan(replica)
         with self._lock:
@@ -243,7 +243,7 @@ class Plans:
 
 
 def _check_unchanged(resolved: Resolved) -> None:
-    """What was read is what the image key stands for only if the files are those whose digests are in the key.
+    """Check that the files are still those whose digests are in the image key, and so are the bytes read from them.
 
     Raises ArtifactChangedError. An artifact that is gone altogether is found out by reading it.
     """

@@ -64,7 +64,7 @@ FREE_TRIES = 4
 FREE_PAUSE_S = 1.0
 #: Seconds that the end of a daemon waits for fills to stop; one may hang in a dead file system.
 END_S = 60.0
-#: The same of what only looks at files and reads their headers.
+#: Seconds that the end of a daemon waits for workers that only look at files and read their headers.
 _READERS_END_S = 1.0
 
 
@@ -77,7 +77,7 @@ class Progress:
 
 
 def converter_of(limits: Limits) -> Callable[[Resolved], Conversion]:
-    """Begins conversions with these limits."""
+    """Return a function that begins conversions with these limits."""
 
     def convert(resolved: Resolved) -> Conversion:
         origin = resolved.manifest.origin
@@ -134,7 +134,7 @@ class Runner:
         self._pace = pace or RateLimiter()
         self._tiers = tiers
         files = tiers.get(FILE)
-        #: Found out once: asking an object for all that a protocol has takes longer than opening a file.
+        #: Cached check: asking an object for all that a protocol has takes longer than opening a file.
         self._files = files if isinstance(files, InPlaceTier) else None
         self._tracer = tracer
         self._report = report
@@ -166,34 +166,37 @@ class Runner:
         }
         self._lock = threading.Lock()
         self.sealed: dict[ReplicaId, Extent] = {}
-        #: How many files all of them have open.
+        #: Descriptors that all sealed replicas take together.
         self._descriptors = 0
         #: Measurements and fills that no request waits for.
         self._unawaited: set[ReplicaId] = set()
-        #: Those of them that have not begun, and how ordinary workers begin them.
+        #: Fills and measurements of `_unawaited` that have not begun, and how ordinary workers begin them.
         self._in_line: dict[ReplicaId, Callable[[], None]] = {}
-        #: On whose behalf what has not ended is done; None where the daemon's own user asked.
+        #: Tenant for which a replica is measured or filled, until that ends; none where the daemon's own user asked.
         self._tenants: dict[ReplicaId, str] = {}
         self._progress: dict[tuple[str, Place], Progress] = {}
-        #: What could not be given back: (when to try again, how often it was tried, replica).
+        #: Replicas whose memory could not be given back: (when to try again, how often it was tried, replica).
         self._unfreed: list[tuple[float, int, ReplicaId]] = []
-        #: What is being given back, and fills that wait for a descriptor of it.
+        #: Replicas whose memory is being given back, and fills that wait for a descriptor of one.
         self._freeing: set[ReplicaId] = set()
         self._parked: list[Callable[[], None]] = []
         self._unverified: dict[ReplicaId, int] = {}
-        #: What is to be verified before it is lent, in order.
+        #: Replicas to be verified before they are lent, in order.
         self._to_verify: OrderedDict[ReplicaId, tuple[Callable[[], Event], Callable[[TrimsError], Event]]]
         self._to_verify = OrderedDict()
 
     # -- extents ---------------------------------------------------------------------------------------------------
 
     def extents(self) -> dict[ReplicaId, Extent]:
-        """A copy of `sealed`, of one moment."""
+        """Return a copy of `sealed`, of one moment."""
         with self._lock:
             return dict(self.sealed)
 
     def was_touched(self, extent: Extent) -> bool:
-        """True if a file of the disk tier is not as it was sealed. Looks at an open descriptor only: never blocks."""
+        """Return whether a file of the disk tier is not as it was sealed.
+
+        Looks only at an open descriptor: never blocks.
+        """
         if extent.place is not DISK or extent.identity is None:
             return False
         try:
@@ -377,7 +380,7 @@ class Runner:
             self._submit(self._copiers, replica, *waiting)
 
     def verify_next(self, replica: ReplicaId) -> bool:
-        """Verify a replica before others that no request waits for. False if that is not to be done, or is done.
+        """Verify a replica before others that no request waits for. Return False if it needs no verification any more.
 
         Idempotent; never blocks.
         """
@@ -440,7 +443,7 @@ class Runner:
             self.free(replica, tries)
 
     def next_due_s(self) -> float | None:
-        """When something is to be tried again."""
+        """Return when a failed free is tried again; None if none is to be."""
         with self._lock:
             return min((entry[0] for entry in self._unfreed), default=None)
 
@@ -583,9 +586,9 @@ class Runner:
         return Filled(at_s=self._clock(), **_about(replica), cost_s=self._clock() - started)
 
     def _make(self, tier: Tier, replica: ReplicaId, nbytes: int, source: ReplicaId | None) -> tuple[Draft, str]:
-        """A draft with the image in it, and the image's digest.
+        """Return a draft with the image in it, and the image's digest.
 
-        At a pace while no request waits for it. Once one does, it is done again, as fast as can be.
+        Rate-limited while no request waits for the image. Once one does, the draft is made again, without a limit.
         """
         behind = self._behind(replica)
         carried = behind is not None and (source is not None or self._plans.is_carriable(replica))
@@ -618,7 +621,7 @@ class Runner:
             raise
 
     def _carry(self, replica: ReplicaId, draft: Draft, behind: Behind) -> str | None:
-        """Have a copier put the image together; None if a request has come to wait for it."""
+        """Have a copier put the image together. Return its digest, or None when a request starts waiting for it."""
 
         def by(order: Order, on_progress: Callable[[int], None]) -> dict[str, str] | None:
             def tell(done_bytes: int) -> None:
@@ -643,7 +646,7 @@ class Runner:
         return self._host.digest(draft.fd, draft.nbytes, behind)
 
     def _behind(self, replica: ReplicaId) -> Behind | None:
-        """The pace of a fill that no request waits for; None if one does."""
+        """Return the rate limit of a fill that no request waits for; None if one does."""
         if replica not in self._unawaited:
             return None
         return Behind(self._pace, lambda: replica not in self._unawaited or self._stopping.is_set())
@@ -683,7 +686,7 @@ class Runner:
                     self._unfreed.append((self._clock() + FREE_PAUSE_S, tries + 1, replica))
                 return
             label = "" if extent is None else extent.label
-            log.error("%s is left where it is and counts no more: %s", label, error)  # noqa: TRY400 - told above
+            log.error("%s is left where it is and counts no more: %s", label, error)  # noqa: TRY400 - logged above
         self._freed_one(replica)
         self._report(Freed(at_s=self._clock(), **_about(replica)))
 

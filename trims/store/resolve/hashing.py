@@ -60,11 +60,11 @@ class Sizes(Protocol):
     """Judgement of sizes: which images are too large for the requests of a lookup, before their artifacts are read."""
 
     def may_refuse(self, nbytes: int, stated: Place | None) -> bool:
-        """True if an image of so many bytes, at the place that its manifest states, is too large for some of them."""
+        """Return whether an image of so many bytes, at its manifest's place, is too large for some of the requests."""
         ...
 
     def refuse(self, nbytes: int, stated: Place | None) -> None:
-        """Refuse those for which an image of at least so many bytes is too large.
+        """Refuse the requests for which an image of at least so many bytes is too large.
 
         Raises NotWantedError if no request is left, or the error itself where there is but one.
         """
@@ -199,7 +199,7 @@ def _add(part: Part, piece: memoryview) -> None:
 
 
 def _read_behind(file: Path, part: Part, reading: Reading, behind: Behind) -> Digests | None:
-    """Read the file at a pace. Return None if a request has come to wait for it."""
+    """Read the file rate-limited. Return None when a request starts waiting for this file."""
     with open(file, "rb", buffering=0) as source:
         nbytes = os.fstat(source.fileno()).st_size
         if nbytes == 0:

@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Workers for each mount point that look, and read headers: the most threads that a hanging file system can take.
 READERS = 16
-#: Of them, how many long files of a mount point are hashed at once: each keeps several processors busy.
+#: Long files of a mount point that are hashed at once, among the `READERS`: each keeps several processors busy.
 _LONG_READS = 4
 #: Workers that read the registry to find out which mount point a name belongs to.
 _SORTERS = 2
-#: Files that were not read to their ends of which is remembered how far they were.
+#: Number of partly read files whose progress is remembered.
 _UNFINISHED = 64
 
 
@@ -81,14 +81,14 @@ class _Look:
 
     @property
     def session(self) -> str | None:
-        """The session of its oldest ask, in whose line it stands among those of its tenant."""
+        """Return the session of the look's oldest request: the look stands in the line of that session."""
         ask = next(iter(self.asks.values()), None)
         return None if ask is None or ask.waiter.session is None else str(ask.waiter.session)
 
 
 @dataclass(frozen=True, slots=True)
 class _SizesOfAsks:
-    """See `hashing.Sizes`: of the asks that wait for a look."""
+    """Judgement of sizes (see `hashing.Sizes`) for the requests that wait for one look."""
 
     lookups: Lookups
     look: _Look
@@ -159,7 +159,7 @@ class Lookups:
             self._begin(look)
 
     def _join(self, ask: PendingRequest, *, digest: bool) -> _Look | None:
-        """Let the ask wait for a look; returns that if it is to be begun. Called under the lock."""
+        """Let the request wait for a look. Return the look if it is to be begun. Called under the lock."""
         look = self._looks.get((ask.name, digest))
         # A lookup of an earlier epoch goes on for its own asks; this ask must not get its answer.
         joins = look is not None and look.epoch == self._resolver.epoch(ask.name)
@@ -208,12 +208,12 @@ class Lookups:
             ask.answer(session_ended(ask))
 
     def _drop_if_unwanted(self, look: _Look) -> None:
-        """A look that no ask waits for is not begun. One that runs ends soon, unless an ask joins it before. Locked."""
+        """Drop a look that no request waits for. One that runs ends soon, unless a request joins it before. Locked."""
         if not look.asks and not look.running:
             self._give_up(look)
 
     def _ends(self, look: _Look) -> None:
-        """No ask joins it any more."""
+        """Let no request join the look any more."""
         if self._looks.get((look.name, look.digest)) is look:
             del self._looks[look.name, look.digest]
 

@@ -1,4 +1,4 @@
-"""Which file system a path lies on, told from the mount table alone: the path itself is not looked at.
+"""Mount points: which file system a path lies on, by the mount table alone; the path itself is not looked at.
 
 A look at a file may hang with its file system (a dead NFS server). The table of mounts is the kernel's memory and never
 hangs, so looks can be kept apart by mount point before any is made.
@@ -20,7 +20,7 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class Mounts:
-    """The mount table of this process, read again when it has changed: the kernel tells that of its open file."""
+    """Mount table of this process, read again when it has changed: the kernel reports that on its open file."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,14 +28,14 @@ class Mounts:
         self._changes: select.poll | None = None
 
     def point_of(self, path: str) -> str:
-        """The longest mount point that contains an absolute path, by its name: symbolic links are not followed."""
+        """Return the longest mount point that contains an absolute path by name: symbolic links are not followed."""
         with self._lock:
             if self._is_stale():
                 self._read()
             return _longest(self._points, path)
 
     def point_of_now(self, path: str) -> str | None:
-        """The same; None if the table must be read for it, or is being read. Never blocks."""
+        """Return the mount point of a path; None if the table must be read for it, or is being read. Never blocks."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -44,7 +44,7 @@ class Mounts:
             self._lock.release()
 
     def _is_stale(self) -> bool:
-        """Whether the table has changed. The kernel tells it once, so what is known is forgotten with it."""
+        """Return whether the table has changed. The kernel reports a change once, so forget the known table with it."""
         if self._changes is None or self._changes.poll(0):
             self._points = frozenset()
         return not self._points
@@ -59,7 +59,7 @@ class Mounts:
 
 
 def _plain(text: str) -> str:
-    """Blanks and the like stand in octal."""
+    """Decode a path of the mount table, where blanks and the like stand in octal."""
     return _ESCAPED.sub(lambda match: chr(int(match.group(1), 8)), text)
 
 
@@ -73,10 +73,10 @@ _mounts = Mounts()
 
 
 def mount_of(path: Path) -> str:
-    """The mount point a path lies under. Reads the mount table if that has changed."""
+    """Return the mount point a path lies under. Reads the mount table if that has changed."""
     return _mounts.point_of(os.path.normpath(os.path.abspath(path)))
 
 
 def mount_of_now(path: Path) -> str | None:
-    """The mount point an absolute path lies under; None if the table must be read for it. Never blocks."""
+    """Return the mount point of an absolute path; None if the table must be read for it. Never blocks."""
     return _mounts.point_of_now(os.path.normpath(path))

@@ -175,17 +175,20 @@ class Resolver:
         return self._in_place
 
     def known(self, name: str) -> Resolved | None:
-        """What the name stands for, if that was looked at within the last half second. Memory only: never blocks."""
+        """Return what the name stands for, if that was looked at within the last half second.
+
+        Memory only: never blocks.
+        """
         known = self._known.get(name)
         fresh = known is not None and self._clock() - known.checked_at_s < _TRUST_S
         return known if fresh and known is not None and known.in_place not in self._not_in_place else None
 
     def remembered(self, name: str) -> Resolved | None:
-        """What the name stood for when it was last looked at, however long ago. Memory only: never blocks."""
+        """Return what the name stood for at the last look, however long ago. Memory only: never blocks."""
         return self._known.get(name)
 
     def epoch(self, name: str) -> int:
-        """Rises whenever the name's manifest changes or goes."""
+        """Return the name's epoch, which rises whenever its manifest changes or goes."""
         return self._epochs.get(name, 0)
 
     def resolve(self, name: str, reading: Reading = ANY_READING) -> Resolved:
@@ -207,7 +210,7 @@ class Resolver:
                 return resolved
 
     def _looked_at_again(self, name: str, reading: Reading) -> Resolved | None:
-        """What is known of the name, if its files are still those that were looked at."""
+        """Return what is known of the name, if its files are still those that were looked at; else None."""
         known = self._known.get(name)
         if known is not None and self._registry.changes_outside and self.manifest(name) != known.manifest:
             return None
@@ -227,7 +230,7 @@ class Resolver:
         return self._without_artifact(name, manifest) or self._from_artifact(name, manifest, reading)
 
     def _remember(self, name: str, resolved: Resolved, epoch: int) -> bool:
-        """Keep it; False if the manifest changed since `epoch`. The catalog keeps it in the same order."""
+        """Keep a resolution, also in the catalog. Return False if the manifest changed since `epoch`."""
         with self._lock:
             if self.epoch(name) != epoch:
                 return False
@@ -261,14 +264,14 @@ class Resolver:
         return found
 
     def where_now(self, name: str) -> str | None:
-        """The same as `where`, if that is known without reading anything. Memory only: never blocks."""
+        """Return `where` if that is known without reading anything, else None. Memory only: never blocks."""
         known = self._known.get(name)
         if known is not None:
             return known.mount
         return mount_of_now(Path(name.removeprefix(FILE_PREFIX))) if name.startswith(FILE_PREFIX) else None
 
     def where(self, name: str) -> str:
-        """What a look into the name may hang on: the mount point of its file, or `builder`. Reads the registry.
+        """Return what a look into the name may hang on: the mount point of its file, or `builder`. Reads the registry.
 
         Raises ModelNotFoundError or ManifestError.
         """
@@ -276,7 +279,7 @@ class Resolver:
         return "builder" if source.path is None else mount_of(Path(manifest.origin, source.path))
 
     def manifest(self, name: str) -> Manifest:
-        """The registered manifest, or one made up for a path."""
+        """Return the registered manifest, or one made up for a path."""
         if name.startswith(FILE_PREFIX):
             return Manifest(name=name, artifact=ArtifactSource(path=name.removeprefix(FILE_PREFIX)))
         return self._registry.get(name)
@@ -288,7 +291,7 @@ class Resolver:
             self._known.pop(name, None)
 
     def looked_stale(self, name: str) -> None:
-        """What is known of the name is out of date before its time: compare its files at the next look."""
+        """Drop trust in what is known of the name, so that the next look compares its files."""
         with self._lock:
             known = self._known.get(name)
             if known is not None:
@@ -363,7 +366,7 @@ class Resolver:
     def _in_place_key(
         self, manifest: Manifest, chosen: Converter, artifact: Artifact, facts: tuple[object, ...]
     ) -> tuple[str | None, str]:
-        """The key under which the artifact's own files may be served: of their identities, not bytes. Else why not."""
+        """Return the key under which the artifact's own files may be served (a hash of identities), or why not."""
         why = self._why_not(manifest, chosen, artifact)
         if why:
             return None, why
@@ -371,7 +374,7 @@ class Resolver:
         return (None, self._not_in_place[key]) if key in self._not_in_place else (key, "")
 
     def _why_not(self, manifest: Manifest, chosen: Converter, artifact: Artifact) -> str:
-        """What keeps the artifact's own files from being served before they are looked into; empty if nothing does.
+        """Return why the artifact's own files may not be served before they are looked into; empty if they may.
 
         Files that another user may change are read first, and so are those of which a digest is stated, or whose
         manifest asks for it. A manifest that names a place, pins or persists wants an image.
@@ -448,7 +451,7 @@ class Resolver:
         return self._picker.pick(manifest.name, wanted.name, wanted.version, required=required)
 
     def _python_again(self, manifest: Manifest, *, required: bool) -> Path | None:
-        """The same at less cost, for a look that converts nothing; None, too, if no environment satisfies."""
+        """Return the Python of a model's environment, at little cost; None if no environment satisfies."""
         wanted = manifest.framework
         if wanted is None:
             return None
@@ -528,7 +531,7 @@ class Resolver:
 
 
 def rest_of(file: Path) -> float:
-    """Seconds until a reading of the file is certain to see all of its last write; none or less if it is now.
+    """Return the seconds until a reading of the file is certain to see all of its last write; 0 or less if it is now.
 
     A file that is written once more within one tick of its file system's clock keeps its times. So does a file for as
     long as one call of `write` is under way. What is read meanwhile may not be what the file holds in the end; git has
@@ -541,17 +544,17 @@ def rest_of(file: Path) -> float:
 
 
 def builder_is_as_before(resolved: Resolved) -> bool:
-    """False if the file of the module builder was edited since the name was looked into. Reads that file."""
+    """Return whether the file of the module builder is unchanged since the name was looked into. Reads that file."""
     return not resolved.builder or builder_of_options(resolved.artifact) == resolved.builder
 
 
 def _true_mount(main: Path) -> str:
-    """The mount point of the file itself: it was looked at just now, so links may be followed."""
+    """Return the mount point of the file itself: it was looked at just now, so links may be followed."""
     return mount_of(Path(os.path.realpath(main)))
 
 
 def _options(manifest: Manifest, chosen: Converter) -> dict[str, Any]:
-    """The manifest's; for a model that lives on a device, what its format has there unless the manifest says else."""
+    """Return the manifest's options; for a device, also its format's options there that the manifest does not set."""
     place = manifest.residency.place
     on_device = place is not None and place.tier is TierKind.GPU
     options = {**(getattr(chosen, "device_options", {}) if on_device else {}), **manifest.artifact.options}
@@ -561,13 +564,13 @@ def _options(manifest: Manifest, chosen: Converter) -> dict[str, Any]:
 
 
 def _wants_image(manifest: Manifest) -> bool:
-    """True if the manifest wants an image made of it, in memory or on disk."""
+    """Return whether the manifest wants an image made of the artifact, in memory or on disk."""
     keep = manifest.residency
     return keep.place not in (None, FILE) or keep.pin or keep.persist == "always"
 
 
 def _is_own(file: Path) -> bool:
-    """True if only this user or root may write to the file."""
+    """Return whether only this user or root may write to the file."""
     status = file.stat()
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 

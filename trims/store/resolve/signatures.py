@@ -25,13 +25,13 @@ log = logging.getLogger(__name__)
 
 
 class Signatures:
-    """Those of a catalog's images."""
+    """Signatures of the images in a catalog."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
     def of(self, key: str) -> Signature:
-        """What is known of an image; empty if that is nothing."""
+        """Return what is known of an image's inputs and outputs; empty if that is nothing."""
         text = self._catalog.signature_of(key) if key else None
         return Signature() if text is None else _read(text)
 
