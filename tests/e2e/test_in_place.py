@@ -480,7 +480,7 @@ def test_a_long_file_is_brought_to_memory_by_a_process_that_gives_way(
             return found.place == "cpu"
 
     wait_until(in_memory, "its use has not brought it to memory")
-    (copier,) = daemon.store._pace.copiers._idle
+    (copier,) = daemon.store._parts.rate_limiter.copiers._idle
     assert os.sched_getscheduler(copier.pid) == os.SCHED_IDLE
     assert check_store(daemon.store, verify=True).findings == []
 

@@ -19,10 +19,10 @@ from trims.daemon.requests import Requests
 from trims.formats.base import Limits
 from trims.formats.conversion.interpreter_selection import InterpreterSelection
 from trims.registry.sqlite import SqliteRegistry
+from trims.store.assembly import StoreSettings, Surroundings, build_store
 from trims.store.catalog import Catalog
 from trims.store.pending_requests import Granted, Outcome
 from trims.store.resolve.resolver import ANY_READING, Resolved, Resolver
-from trims.store.store import Store
 from trims.tenants import Tenant
 from trims.trace.spans import Tracer
 from trims.wire.frames import encode
@@ -193,22 +193,22 @@ class World:
         parts = (self.registry, self.catalog, InterpreterSelection(), self.path, Limits())
         resolver = WatchedResolver(*parts, in_place=self.in_place, clock=scheduler.clock, rest_s=self._rest_of)
         resolver.judge, resolver.meanwhile = self.judge, self._during_a_look
-        self.store = Store(
+        settings = StoreSettings(workers=2, converters=2, life=self.lives, max_images=self.max_images)
+        surroundings = Surroundings(
+            pools=scheduler.pool,
+            convert=lambda resolved: SimConversion(resolved, self.files, choices, self.judge),
+            host=self.files,
+            clock=scheduler.clock,
+        )
+        self.store = build_store(
             self.tiers,
             {place: self.policy() for place in (*CAPACITIES, FILE)},
             resolver,
             self.catalog,
             limits=Limits(),
             tracer=Tracer(),
-            keep_alive_s=None,
-            workers=2,
-            converters=2,
-            life=self.lives,
-            convert=lambda resolved: SimConversion(resolved, self.files, choices, self.judge),
-            pools=scheduler.pool,
-            host=self.files,
-            clock=scheduler.clock,
-            max_images=self.max_images,
+            settings=settings,
+            surroundings=surroundings,
             quotas={tenant.name: tenant.quota for tenant in TENANTS},
         )
         self._listen()

@@ -39,9 +39,9 @@ from trims.memory.heap import return_large_buffers
 from trims.memory.memfd import SealedMemfd
 from trims.memory.shm import PosixShm, check_folder
 from trims.registry.opening import open_registry
+from trims.store.assembly import StoreSettings, build_store
 from trims.store.catalog import Catalog
 from trims.store.resolve.resolver import Resolver
-from trims.store.store import Store
 from trims.tenants import read_tenants
 from trims.tiers.base import TierSettings
 from trims.tiers.cpu import CpuTier
@@ -205,19 +205,22 @@ class Daemon:
             undo.callback(gpu.close)
             tiers.append(gpu)
             policies[gpu.place] = load_policy(config.gpu_policy)
-        self.store = Store(
-            tiers,
-            policies,
-            resolver,
-            self.catalog,
-            limits=limits,
-            tracer=self.tracer,
+        settings = StoreSettings(
             keep_alive_s=config.keep_alive_s,
             verify=config.verify,
             workers=config.workers,
             converters=config.converters,
             max_images=self.budget.images,
             behind_bytes_per_s=config.behind_bytes_per_s or None,
+        )
+        self.store = build_store(
+            tiers,
+            policies,
+            resolver,
+            self.catalog,
+            limits=limits,
+            tracer=self.tracer,
+            settings=settings,
             quotas=self.tenants.quotas(),
         )
         self.attach = AttachDoor(

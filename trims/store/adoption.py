@@ -8,10 +8,12 @@ lent, and its bytes are charged until then. So a daemon answers at once, however
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import TYPE_CHECKING
 
 from trims.core.place import DISK
+from trims.core.residency.admission import STAYS
 from trims.core.residency.events import Adopted
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class Adoption:
         catalog: Vouches.
         counters: `adopted`, `adopted_unverified`, `adoption_skipped`.
         feed: Lets an event happen.
-        keep_alive_for: Seconds an image stays at a place once it is idle, by its key.
+        keep_alive_s: Seconds that an idle image stays whose manifests do not say it; None until its room is needed.
         clock: Monotonic seconds.
         max_images: Images that may be open at once.
     """
@@ -54,7 +56,7 @@ class Adoption:
         counters: Counter[str],
         *,
         feed: Callable[[Adopted], None],
-        keep_alive_for: Callable[[str, Place], float | None],
+        keep_alive_s: float | None,
         clock: Callable[[], float],
         max_images: int,
     ) -> None:
@@ -63,12 +65,20 @@ class Adoption:
         self._catalog = catalog
         self._counters = counters
         self._feed = feed
-        self._keep_alive_for = keep_alive_for
+        self._keep_alive_s = keep_alive_s
         self._clock = clock
         self._max_images = max_images
         #: Labels of all memory that was found, adopted or not.
         self._labels: set[str] = set()
         self._taken: list[Tier] = []
+
+    def _keep_alive_of(self, key: str, place: Place) -> float | None:
+        """Return what the manifests of an image's names said when they were last opened: the longest counts."""
+        if place is DISK:
+            return STAYS.seconds
+        stated = [json.loads(text)["residency"]["keep_alive_s"] for text in self._catalog.manifests_of(key)]
+        longest = None if None in stated else max(stated, default=None)
+        return longest if longest is not None else self._keep_alive_s
 
     def take_over(self, tier: Tier) -> None:
         """Adopt what fits; what does not is given back. Images beyond the limit of files are left where they are."""
@@ -123,7 +133,7 @@ class Adoption:
             place=tier.place,
             nbytes=extent.nbytes,
             cost_s=record.cost_s if record else 0.0,
-            keep_alive_s=self._keep_alive_for(extent.key, tier.place),
+            keep_alive_s=self._keep_alive_of(extent.key, tier.place),
             verified=lent,
         )
         self._feed(event)

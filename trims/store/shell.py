@@ -85,9 +85,6 @@ class Shell:
 
     Attributes:
         lock: Guards the books; hold it to read several of them at one moment.
-        again: Takes a request that met an error which is not its own fault; called without the lock. By default the
-            error is its answer.
-        filled: Takes every fill that succeeded, after its waiters were answered; called without the lock.
         lost: Takes every lease that ended because its memory is gone, and why; called without the lock.
         upgraded: Takes a session that reads an image from disk, and the image's key, once the same bytes lie in shared
             memory; called without the lock.
@@ -110,8 +107,8 @@ class Shell:
         self._counters = counters
         self._verify = verify
         self._clock = clock
-        self.again: Callable[[PendingRequest, TrimsError], None] = lambda ask, error: ask.answer(error)
-        self.filled: Callable[[Filled], None] = lambda event: None  # noqa: ARG005 - nothing follows
+        self._again: Callable[[PendingRequest, TrimsError], None] = lambda ask, error: ask.answer(error)
+        self._filled: Callable[[Filled], None] = lambda event: None  # noqa: ARG005 - nothing follows
         self.lost: Callable[[Lease, str], None] = _log_loss
         self.upgraded: Callable[[int, str], None] = lambda session, key: None  # noqa: ARG005 - its leases are good
         self._session_numbers = itertools.count(1)
@@ -134,6 +131,15 @@ class Shell:
             Changed: watchers.tell,
         }
 
+    def connect(self, *, again: Callable[[PendingRequest, TrimsError], None], filled: Callable[[Filled], None]) -> None:
+        """Name who takes what the shell does not do itself; both are called without the lock.
+
+        Args:
+            again: Takes a request that met an error which is not its own fault. Without it the error is its answer.
+            filled: Takes every fill that succeeded, after its waiters were answered.
+        """
+        self._again, self._filled = again, filled
+
     # -- events in -------------------------------------------------------------------------------------------------
 
     def feed(self, event: Event) -> None:
@@ -154,7 +160,7 @@ class Shell:
         for do in work:
             do()
         if isinstance(event, Filled):
-            self.filled(event)
+            self._filled(event)
 
     def ask(self, ask: PendingRequest, event: Requested) -> bool:
         """Ask residency for an image; the answer comes now or later. Return whether the request waits."""
@@ -362,7 +368,7 @@ class Shell:
             ask.answer(error)
             return
         ask.retried = True
-        self.again(ask, error)
+        self._again(ask, error)
 
     def _bind_ready(self, it: Ready) -> Callable[[], None] | None:
         ask = self._asks.pop(it.ticket, None)
@@ -376,12 +382,12 @@ class Shell:
         if isinstance(it.error, again) and not ask.retried and ask.resolved is not None:
             # Not the fault of the request: a broken replica has been retired, the artifact or its successor is there.
             ask.retried = True
-            return lambda: self.again(ask, it.error)
+            return lambda: self._again(ask, it.error)
         if isinstance(it.error, NotInPlaceError) and ask.anywhere and ask.place is None:
-            return lambda: self.again(ask, it.error)
+            return lambda: self._again(ask, it.error)
         if isinstance(it.error, (InUseError, TooLargeError)) and ask.may_be_converted:
             ask.verified = True  # its own files cannot serve it now; an image of them may
-            return lambda: self.again(ask, it.error)
+            return lambda: self._again(ask, it.error)
         self._counters[f"refused.{it.error.code}"] += 1
         error = ask.in_words(it.error)
         return lambda: ask.answer(error)

@@ -15,23 +15,23 @@ _LONGEST_S = 1.0
 
 
 class Ticker:
-    """A thread that calls `tick` when something is due.
+    """A thread that calls `tick` when something is due."""
 
-    Args:
-        next_due_s: Gives the monotonic time at which something is due next, or None. Called often: must be quick.
-        tick: Called with the time, when it is.
-    """
-
-    def __init__(self, next_due_s: Callable[[], float | None], tick: Callable[[float], None]) -> None:
-        self._next_due_s = next_due_s
-        self._tick = tick
+    def __init__(self) -> None:
         self._told = threading.Condition()
         self._until_s = 0.0
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="trims-ticker", daemon=True)
+        self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Begin to keep time."""
+    def start(self, next_due_s: Callable[[], float | None], tick: Callable[[float], None]) -> None:
+        """Begin to keep time.
+
+        Args:
+            next_due_s: Gives the monotonic time at which something is due next, or None. Called often: must be quick.
+            tick: Called with the time, when it is.
+        """
+        self._next_due_s, self._tick = next_due_s, tick
+        self._thread = threading.Thread(target=self._run, name="trims-ticker", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -39,7 +39,7 @@ class Ticker:
         with self._told:
             self._stopping = True
             self._told.notify()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join()
 
     def look_again(self, at_s: float) -> None:

@@ -107,7 +107,7 @@ def test_segments_left_from_another_kind_of_memory_are_removed(folder: Path, cap
     assert "is removed: cpu_memory is memfd now, no client would ever use it" in caplog.text
 
 
-@pytest.mark.parametrize("part", ["gpu_tiers", "Store", "ControlDoor"])
+@pytest.mark.parametrize("part", ["gpu_tiers", "build_store", "ControlDoor"])
 def test_a_daemon_that_cannot_start_leaves_nothing_open(
     folder: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:

@@ -54,7 +54,7 @@ class Bench:
             catalog,
             self.counters,
             feed=self._feed,
-            keep_alive_for=lambda _, place: 5.0 if place == CPU else None,
+            keep_alive_s=5.0,
             clock=lambda: 1.0,
             max_images=max_images,
         )

@@ -76,8 +76,7 @@ class Bench:
             verify=True,
             clock=lambda: self.now,
         )
-        self.shell.again = lambda ask, error: self.again.append((ask, error))
-        self.shell.filled = self.told.append
+        self.shell.connect(again=lambda ask, error: self.again.append((ask, error)), filled=self.told.append)
         self.session = self.shell.begin_session()
         self.tickets = itertools.count(1)
 

@@ -47,7 +47,7 @@ class Bench:
         self.ticks: queue.SimpleQueue[float] = queue.SimpleQueue()
         self.looked: Callable[[], None] = lambda: None
         self.ticked: Callable[[], None] = lambda: None
-        self.ticker = Ticker(self.next_due_s, self.tick)
+        self.ticker = Ticker()
         self.ticker._told = self.told = Watched()
 
     def next_due_s(self) -> float | None:
@@ -89,7 +89,7 @@ def sleeps_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_never_sleeps_longer_than_a_second(bench: Bench) -> None:
     bench.due.append(time.monotonic() + FOR_EVER_S)
-    bench.ticker.start()
+    bench.ticker.start(bench.next_due_s, bench.tick)
     assert 0 < bench.asleep() <= 1.0
 
 
@@ -97,7 +97,7 @@ def test_what_the_ticker_is_not_told_is_noticed_when_it_looks_next(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_LONGEST_S", 0.01)
-    bench.ticker.start()
+    bench.ticker.start(bench.next_due_s, bench.tick)
     bench.asleep()
     bench.due.append(time.monotonic())
     bench.ticks.get(timeout=WAIT_S)
@@ -107,14 +107,14 @@ def test_what_the_ticker_is_not_told_is_noticed_when_it_looks_next(
 @pytest.mark.usefixtures("sleeps_long")
 def test_what_is_due_when_it_starts_is_ticked_then_and_not_before(bench: Bench) -> None:
     at_s = bench.add(0.02)
-    bench.ticker.start()
+    bench.ticker.start(bench.next_due_s, bench.tick)
     assert bench.ticks.get(timeout=WAIT_S) >= at_s
     assert bench.told.woken == 0
 
 
 @pytest.mark.usefixtures("sleeps_long")
 def test_told_of_a_moment_before_it_would_wake_it_ticks_at_that_moment(bench: Bench) -> None:
-    bench.ticker.start()
+    bench.ticker.start(bench.next_due_s, bench.tick)
     assert bench.asleep() > WAIT_S
     at_s = bench.add(0.02)
     assert bench.told.woken == 1
@@ -124,7 +124,7 @@ def test_told_of_a_moment_before_it_would_wake_it_ticks_at_that_moment(bench: Be
 @pytest.mark.usefixtures("sleeps_long")
 def test_it_is_woken_only_for_what_comes_before_it_would_wake(bench: Bench) -> None:
     first_s = bench.add(200.0)
-    bench.ticker.start()
+    bench.ticker.start(bench.next_due_s, bench.tick)
     bench.asleep()
     bench.add(300.0)
     bench.ticker.look_again(first_s)
@@ -149,7 +149,7 @@ def test_what_is_told_after_it_has_looked_and_before_it_sleeps_is_not_lost(
         moments.append(bench.add(0.02))
 
     bench.looked = once
-    bench.ticker.start()
+    bench.ticker.start(bench.next_due_s, bench.tick)
     assert bench.ticks.get(timeout=WAIT_S) >= moments[0]
 
 
@@ -163,14 +163,14 @@ def test_what_is_told_while_it_ticks_is_not_lost(bench: Bench) -> None:
 
     bench.ticked = once
     bench.add(0.0)
-    bench.ticker.start()
+    bench.ticker.start(bench.next_due_s, bench.tick)
     bench.ticks.get(timeout=WAIT_S)
     assert bench.ticks.get(timeout=WAIT_S) >= moments[0]
 
 
 @pytest.mark.usefixtures("sleeps_long")
 def test_it_ends_at_once_also_from_its_sleep_and_ending_twice_is_harmless(bench: Bench) -> None:
-    bench.ticker.start()
+    bench.ticker.start(bench.next_due_s, bench.tick)
     bench.asleep()
     for _ in range(2):
         bench.ticker.stop()
@@ -178,7 +178,7 @@ def test_it_ends_at_once_also_from_its_sleep_and_ending_twice_is_harmless(bench:
 
 
 def test_one_that_was_never_started_can_be_stopped() -> None:
-    Ticker(lambda: None, lambda now_s: None).stop()
+    Ticker().stop()
 
 
 def test_a_tick_that_fails_is_logged_and_time_is_kept(caplog: pytest.LogCaptureFixture) -> None:
@@ -191,8 +191,8 @@ def test_a_tick_that_fails_is_logged_and_time_is_kept(caplog: pytest.LogCaptureF
             raise RuntimeError("a bug in one tick")
         again.set()
 
-    ticker = Ticker(lambda: 0.0 if not again.is_set() else None, tick)
-    ticker.start()
+    ticker = Ticker()
+    ticker.start(lambda: 0.0 if not again.is_set() else None, tick)
     assert again.wait(20)
     ticker.stop()
     assert "a bug in one tick" in caplog.text

@@ -161,8 +161,11 @@ class Resolver:
         self._lock = threading.Lock()
         #: Inputs and outputs of models.
         self.signatures = Signatures(catalog)
-        #: Called from a worker with the key that no name stands for any more, and the key that took its place.
-        self.on_superseded: Callable[[str, str], None] = lambda before, now: None  # noqa: ARG005 - set by the store
+        self._superseded: Callable[[str, str], None] = lambda before, now: None  # noqa: ARG005 - nothing follows
+
+    def connect(self, *, superseded: Callable[[str, str], None]) -> None:
+        """Name who learns, from a worker, of a key that no name stands for any more, and of the key in its place."""
+        self._superseded = superseded
 
     @property
     def compares(self) -> bool:
@@ -241,7 +244,7 @@ class Resolver:
             self._catalog.remember_format(name, resolved.artifact.format, manifest)
             superseded = self._catalog.remember_key(name, resolved.key, manifest) if resolved.hashed else None
         if superseded is not None:
-            self.on_superseded(superseded, resolved.key)
+            self._superseded(superseded, resolved.key)
         return True
 
     def format_known(self, manifest: Manifest) -> str:
