@@ -30,8 +30,8 @@ class ReplicaTable:
 
     Attributes:
         replicas: By image key and place.
-        by_key: The same, by image key, then by place. An image lies at a few places at most.
-        by_place: The same, by place, then by image key.
+        by_key: Replicas by image key, then by place. An image lies at a few places at most.
+        by_place: Replicas by place, then by image key.
     """
 
     def __init__(self, places: Iterable[Place], peers: Collection[tuple[Place, Place]] = ()) -> None:
