@@ -68,7 +68,7 @@ class ReplicaTable:
         return self.replicas.get((key, place))
 
     def places_of(self, key: str) -> list[Replica]:
-        """All replicas of an image, fastest place first."""
+        """Return all replicas of an image, fastest place first."""
         found = self.by_key.get(key, {})
         if len(found) < 2:
             return list(found.values())
