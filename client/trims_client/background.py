@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 
-#: How long the interpreter waits for threads that are at work, for example connecting to a daemon that hangs.
+#: Seconds that the interpreter waits for threads that are at work, such as connecting to a daemon that hangs.
 LIMIT_S = 2.0
 _gates: weakref.WeakValueDictionary[int, threading.Lock] = weakref.WeakValueDictionary()
 _ended = threading.Event()

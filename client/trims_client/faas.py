@@ -39,23 +39,23 @@ if TYPE_CHECKING:
     _Reply = tuple[str, str | TrimsError]
     WsgiApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
-#: What a handler may get its model as.
+#: Forms in which a handler may get its model.
 FORMS = ("weights", "torch", "onnxruntime", "mxnet")
-#: A daemon that starts together with the function is waited for.
+#: Seconds to wait for a daemon that starts together with the function.
 _WAIT_S = 30.0
 _MOST_BYTES = 32 << 20
 _AGAIN, _FAILED = "503 Service Unavailable", "500 Internal Server Error"
 
 
 def check_form(as_: str) -> str:
-    """`as_`, if it is one of `FORMS`. Raises CallerError."""
+    """Return `as_`, if it is one of `FORMS`. Raises CallerError."""
     if as_ not in FORMS:
         raise CallerError(f"as_ is {as_!r:.80}; a handler gets its model as {', '.join(FORMS)}")
     return as_
 
 
 def model_as(weights: Weights, as_: str, threads: int | None = None) -> Any:
-    """What a handler gets for these weights.
+    """Return the model in the form that the handler gets.
 
     Args:
         weights: An attached model.
@@ -88,7 +88,7 @@ def model_as(weights: Weights, as_: str, threads: int | None = None) -> Any:
 
 
 def answer_text(answer: Any) -> str:
-    """What a handler returned, as JSON. Raises PredictorError that says what JSON cannot hold."""
+    """Return a handler's result as JSON. Raises PredictorError that says what JSON cannot hold."""
     try:
         return json.dumps(answer, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -108,7 +108,7 @@ class Function:
         model: Name of a registered model; or the path of a checkpoint, as a `pathlib.Path`.
         as_: One of `FORMS`.
         place: As in `Session.open`.
-        deadline_s: The same.
+        deadline_s: As in `Session.open`.
         runtime_dir: Folder of the daemon's sockets, as in `trims.connect`.
     """
 
@@ -129,7 +129,7 @@ class Function:
         self._deadline_s = deadline_s
         self._runtime_dir = runtime_dir
         self._lock = threading.Lock()
-        #: Session, weights and what the handler gets, once it is open.
+        #: Session, weights and the handler's model, once it is open.
         self._opened: tuple[Session, Weights, Any] | None = None
         self._inherited: Any = None
         adapt_in_children(self)
@@ -177,13 +177,13 @@ class Function:
             session.close()
 
     def after_fork(self) -> None:
-        """In a forked child: the session is the parent's. What was mapped stays, because the handler may keep views."""
+        """Forget the parent's session in a forked child. Mappings stay, because the handler may keep views."""
         self._lock = threading.Lock()
         self._inherited, self._opened = self._opened, None
 
 
 def lambda_handler(handler: Handler, model: str | os.PathLike[str], **settings: Any) -> Callable[[Any, Any], Any]:
-    """The handler as a function of `(event, context)`. The model is opened at once: platforms count it as start-up.
+    """Return the handler as a function of `(event, context)`. Open the model at once: platforms count that as start-up.
 
     Args:
         handler: Called as `handler(model, event)`; the context of the platform is not passed on.
@@ -200,7 +200,7 @@ def lambda_handler(handler: Handler, model: str | os.PathLike[str], **settings: 
 
 
 def wsgi(handler: Handler, model: str | os.PathLike[str], **settings: Any) -> WsgiApplication:
-    """The handler as a WSGI application: POST with JSON, or nothing, as the event; the answer is JSON.
+    """Return the handler as a WSGI application: POST with JSON, or nothing, as the event; the answer is JSON.
 
     The model is opened at the first request, in the process that answers it, so servers may fork before. An error is
     `{"error": message}`: 400 if the event is no JSON or the handler raises CallerError, 503 if the request may succeed
@@ -225,7 +225,7 @@ def wsgi(handler: Handler, model: str | os.PathLike[str], **settings: Any) -> Ws
 
 
 def _reply(function: Function, environ: Mapping[str, Any]) -> _Reply:
-    """A status, and JSON or the error to tell."""
+    """Return a status, and JSON or the error to report."""
     if environ["REQUEST_METHOD"] != "POST":
         return "405 Method Not Allowed", CallerError("send the event as JSON, by POST")
     try:
@@ -244,7 +244,7 @@ def _reply(function: Function, environ: Mapping[str, Any]) -> _Reply:
 
 
 def _event(environ: Mapping[str, Any]) -> Any:
-    """The request's event. Raises CallerError."""
+    """Return the request's event. Raises CallerError."""
     try:
         length = int(environ.get("CONTENT_LENGTH") or 0)
     except ValueError:
@@ -255,7 +255,7 @@ def _event(environ: Mapping[str, Any]) -> Any:
 
 
 def parse_event(text: bytes) -> Any:
-    """JSON as an event; nothing is None. Raises CallerError."""
+    """Parse JSON as an event; empty text is None. Raises CallerError."""
     try:
         return json.loads(text) if text.strip() else None
     except (ValueError, RecursionError) as error:

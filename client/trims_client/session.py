@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 #: Errors after which the next place in order of preference is tried: this one cannot serve, at all or now.
 _CANNOT_SERVE = (NotSupportedError, CapacityError, DeviceLostError, InUseError)
 _FALLBACKS = (None, "load")
-#: Of a model's name or a file's path.
+#: Most letters of a model's name or a file's path.
 _MOST_LETTERS = 4096
 #: Seconds between two tries to reach a daemon that is worth waiting for.
 _RETRY_S = 0.02
@@ -240,7 +240,7 @@ class Session:
     def _borrowed(
         self, message: Message, name: str, deadline: Deadline, *, waits: bool
     ) -> tuple[Message, Borrow, bool]:
-        """Have an image granted and map it; returns the grant, too, and whether the daemon is this user's or root's.
+        """Have an image granted and map it. Return the grant, too, and whether the daemon is this user's or root's.
 
         If the daemon or the device's keeper ends between a grant and what it takes to map it, both are asked once more.
         """
@@ -390,12 +390,12 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """True after `close`."""
+        """Return whether `close` was called."""
         return self._connection.closed
 
     @property
     def inherited(self) -> bool:
-        """True in a forked child: the session is the parent's, and every request raises ClosedError."""
+        """Return whether this is a forked child: the session is the parent's, and every request raises ClosedError."""
         return self._connection.inherited
 
     def close(self) -> None:
@@ -411,7 +411,7 @@ class Session:
         self.close()
 
     def __del__(self) -> None:
-        # Only told, not closed: views of its weights may be in use, and keep their leases by the connection.
+        # Warn only, do not close: views of its weights may be in use, and keep their leases by the connection.
         connection = getattr(self, "_connection", None)
         if connection is not None and connection.channel is not None and not (self.closed or self.inherited):
             warn_unclosed(f"the session at {self._path} was never closed; use `with` or call close()", self)
@@ -443,7 +443,7 @@ def _with_place(message: Message, place: str | None) -> Message:
 
 
 def _check_name(name: object) -> None:
-    """Raise CallerError here for what the daemon would end the whole session for."""
+    """Raise CallerError here for a name for which the daemon would end the whole session."""
     if not isinstance(name, str) or not 0 < len(name) <= _MOST_LETTERS or "\0" in name:
         raise CallerError(
             f"{name!r:.100} is no name of a model or file: that is text of 1 to {_MOST_LETTERS} characters, none NUL"

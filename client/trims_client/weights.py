@@ -35,7 +35,7 @@ _ML_DTYPES = {
     "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
     "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
-#: Length of the widest element: what lies at a multiple of it is aligned, whatever its dtype.
+#: Length of the widest element: an address that is a multiple of it is aligned, whatever the dtype.
 _WIDEST = 8
 
 
@@ -44,26 +44,26 @@ class Attached(Protocol):
 
     @property
     def data(self) -> memoryview:
-        """All bytes, read-only."""
+        """Return all bytes, read-only."""
         ...
 
     def private_data(self) -> memoryview:
-        """All bytes, copy-on-write."""
+        """Return all bytes, copy-on-write."""
         ...
 
     @property
     def region(self) -> DeviceRegion | None:
-        """The device memory; None on the host."""
+        """Return the device memory; None on the host."""
         ...
 
     @property
     def place(self) -> str | None:
-        """Where the memory lies now; None if that does not change, or is not known any more."""
+        """Return where the memory lies now; None if that does not change, or is not known any more."""
         ...
 
     @property
     def lost(self) -> str | None:
-        """Why its owner does not have the memory any more; None while the owner has it."""
+        """Return why its owner does not have the memory any more; None while the owner has it."""
         ...
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         self._on_close = on_close
         self._on_report = on_report
         self.fell_back: str | None = None
-        #: Offset and length of a tensor that is not aligned to its element -> its private copy.
+        #: Private copies by offset and length of tensors that are not aligned to their elements.
         self._copies: dict[tuple[int, int], bytes] = {}
         try:
             self._view: ImageView | None = ImageView(attachment.data)
@@ -136,38 +136,38 @@ class Weights(Mapping[str, "NDArray[Any]"]):
 
     @property
     def view(self) -> ImageView:
-        """The image itself. Raises ClosedError after `close`."""
+        """Return the image itself. Raises ClosedError after `close`."""
         if self._view is None:
             raise ClosedError(f"the weights of {self.name!r} are closed; open the model again to read them")
         return self._view
 
     @property
     def layout(self) -> Layout:
-        """Names, dtypes, shapes and offsets of the tensors."""
+        """Return names, dtypes, shapes and offsets of the tensors."""
         return self.view.layout
 
     @property
     def nbytes(self) -> int:
-        """Length of the image in bytes."""
+        """Return the length of the image in bytes."""
         return self.view.nbytes
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The metadata strings of the artifact."""
+        """Return the metadata strings of the artifact."""
         return self.view.metadata
 
     @property
     def closed(self) -> bool:
-        """True after `close`."""
+        """Return whether `close` was called."""
         return self._view is None
 
     def program(self) -> Program | None:
-        """The graph without weights, if the model has one."""
+        """Return the graph without weights, if the model has one."""
         return self.view.program()
 
     @property
     def place(self) -> str:
-        """The place of the replica: `cpu`, `disk`, `file`, or `gpu:N`, whose tensors `on_device` gives.
+        """Return the place of the replica: `cpu`, `disk`, `file`, or `gpu:N`, whose tensors `on_device` gives.
 
         Weights that were opened without a place may move from `disk` to `cpu` while they are open (see `connect`).
         """
@@ -178,19 +178,19 @@ class Weights(Mapping[str, "NDArray[Any]"]):
 
     @property
     def device(self) -> str | None:
-        """UUID of the GPU the tensors lie on; None on the host."""
+        """Return the UUID of the GPU the tensors lie on; None on the host."""
         region = self._attachment.region
         return None if region is None else region.device
 
     def on_device(self, name: str) -> DeviceTensor:
-        """One tensor in device memory, for DLPack or `__cuda_array_interface__`; no bytes are copied.
+        """Return one tensor in device memory, for DLPack or `__cuda_array_interface__`; no bytes are copied.
 
         Raises TensorNotFoundError; NotSupportedError if the model lies on the host.
         """
         return self._device_tensor(self.view.spec(name))
 
     def device_data(self) -> DeviceTensor:
-        """The whole data block in device memory, as one `U8` tensor. `layout` has the offsets of the tensors in it.
+        """Return the whole data block in device memory, as one `U8` tensor. `layout` has the tensors' offsets in it.
 
         Raises NotSupportedError if the model lies on the host.
         """
@@ -209,7 +209,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
 
     @property
     def lost(self) -> str | None:
-        """Why the memory behind these weights has no owner any more; None while it has one, and after `close`.
+        """Return why the memory behind these weights has no owner any more; None while it has one, and after `close`.
 
         The keeper of a device has died, and the lease has ended with it. If the memory was shared by `vmm`, the bytes
         stay readable for as long as these weights and their tensors live. If it was shared by `ipc`, reading them is
@@ -219,7 +219,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         return self._attachment.lost
 
     def report_workspace(self, nbytes: int) -> None:
-        """Tell the daemon how much device memory this process needs beside the weights, so that it keeps that free.
+        """Report how much device memory this process needs beside the weights, so that the daemon keeps that free.
 
         Args:
             nbytes: The peak of activations, workspaces and caches at once, in bytes.
@@ -233,12 +233,12 @@ class Weights(Mapping[str, "NDArray[Any]"]):
         self._on_report(nbytes)
 
     def raw(self, name: str) -> memoryview:
-        """The bytes of one tensor. Raises TensorNotFoundError; NotSupportedError if the model lies on a device."""
+        """Return the bytes of one tensor. Raises TensorNotFoundError; NotSupportedError for a model on a device."""
         self._on_host()
         return self.view.tensor(name)
 
     def aligned(self, name: str) -> memoryview:
-        """The bytes of one tensor, read-only, at an address that is a multiple of its element's length.
+        """Return the bytes of one tensor, read-only, at an address that is a multiple of its element's length.
 
         They are those of the mapping, or a private copy if the tensor is not aligned in the artifact's own file.
         Raises TensorNotFoundError; NotSupportedError if the model lies on a device.
@@ -254,23 +254,23 @@ class Weights(Mapping[str, "NDArray[Any]"]):
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes of private copies that were made so far, of tensors that are not aligned in the artifact's own file."""
+        """Return the bytes of private copies made so far, of tensors not aligned in the artifact's own file."""
         return sum(map(len, list(self._copies.values())))
 
     def private_raw(self, name: str) -> memoryview:
-        """The bytes of one tensor in a copy-on-write mapping: a write changes the private copy only."""
+        """Return the bytes of one tensor in a copy-on-write mapping: a write changes the private copy only."""
         self._on_host()
         spec, start = self.view.spec(name), self.view.data_start
         return self._attachment.private_data()[start + spec.offset : start + spec.end]
 
     def data(self, *, private: bool = False) -> memoryview:
-        """The whole data block, to which the offsets in `layout` refer: read-only, or copy-on-write if private."""
+        """Return the whole data block, for the offsets in `layout`: read-only, or copy-on-write if private."""
         self._on_host()
         view = self.view
         return (self._attachment.private_data() if private else self._attachment.data)[view.data_start :]
 
     def numpy(self, name: str) -> NDArray[Any]:
-        """A read-only numpy view of one tensor.
+        """Return a read-only numpy view of one tensor.
 
         Returns:
             An array of the tensor's shape and dtype over shared memory. bfloat16 and float8 have the dtypes of
@@ -334,7 +334,7 @@ class Weights(Mapping[str, "NDArray[Any]"]):
 
 
 def warn_unclosed(message: str, source: object) -> None:
-    """A ResourceWarning, as Python gives one for files: shown with `python -X dev` or `-W default`."""
+    """Issue a ResourceWarning, as Python gives one for files: shown with `python -X dev` or `-W default`."""
     try:
         import warnings
     except ImportError:  # the interpreter is ending
@@ -343,7 +343,7 @@ def warn_unclosed(message: str, source: object) -> None:
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """numpy's dtype for a safetensors name. Raises NotSupportedError if that needs ml_dtypes and it is missing."""
+    """Return numpy's dtype for a safetensors name. Raises NotSupportedError if ml_dtypes is needed and missing."""
     import numpy as np
 
     if dtype in _NUMPY:

@@ -30,7 +30,7 @@ class CpuQuota:
 
     Args:
         busy_s: Processor seconds used by all processes since some moment, without user time of a low priority.
-        own_s: The same of this process. More, such as its user time, does no harm.
+        own_s: Processor seconds used by this process. More, such as its user time, does no harm.
         clock: Monotonic seconds.
     """
 

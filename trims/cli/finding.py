@@ -23,7 +23,7 @@ class Finding:
         return asdict(self)
 
     def lines(self, width: int | None) -> list[str]:
-        """For people: at most `width` columns wide, except for longer words, such as paths; None: any width."""
+        """Return lines, at most `width` columns wide but for longer words, such as paths; None is any width."""
         found = _wrapped(f"{self.verdict:<{_INDENT}}", self.what, width)
         return found + (_wrapped(" " * _INDENT + _ARROW, self.advice, width) if self.advice else [])
 

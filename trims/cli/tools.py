@@ -77,7 +77,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _summary(findings: Sequence[Finding]) -> str:
-    """How many problems there are, and what to type next."""
+    """Return a sentence with the number of problems, and what to type next."""
     bad = sum(finding.verdict == "bad" for finding in findings)
     if bad:
         return f"{bad} {'problem' if bad == 1 else 'problems'}: the lines that begin with `bad` say what to do"

@@ -179,7 +179,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Which daemon answers.
+    """Identity and state of the daemon that answers.
 
     Attributes:
         status: `serving`, `draining` or `ending`.
@@ -271,7 +271,7 @@ class Residents:
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How far a load is.
+    """Progress of a load.
 
     Attributes:
         phase: `resolving`, `queued`, `filling` or `done`.

@@ -1,4 +1,4 @@
-"""From a path that a user typed to a manifest: which file holds the weights, and what the model is called."""
+"""Manifests for a path that a user typed: which file holds the weights, and what the model is called."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ class InvariantError(InternalError):
 
 
 def is_system_error(error: BaseException) -> TypeGuard[OSError]:
-    """Whether the operating system refused something: an OSError, but none of this tree."""
+    """Return whether the operating system refused something: an OSError, but none of this tree."""
     return isinstance(error, OSError) and not isinstance(error, TrimsError)
 
 
@@ -278,7 +278,7 @@ def _tree(root: type[TrimsError]) -> dict[str, type[TrimsError]]:
 
 
 def error_classes() -> dict[str, type[TrimsError]]:
-    """Every error class by its code."""
+    """Return every error class by its code."""
     return _tree(TrimsError)
 
 

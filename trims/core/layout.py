@@ -33,7 +33,7 @@ DTYPE_NUMBERS: Mapping[str, int] = {name: number for number, name in enumerate(D
 RESERVED = "__metadata__"
 #: Tensors start at multiples of this many bytes: a cache line, and what SIMD loads of all three frameworks want.
 TENSOR_ALIGNMENT_BYTES = 64
-#: Some reader, somewhere, has a limit on dimensions; numpy's is the largest.
+#: Most dimensions of a tensor: numpy's limit, the largest of all readers'.
 MAX_DIMENSIONS = 64
 
 

@@ -33,7 +33,7 @@ _TEXT = re.compile(r"(gpu|cpu|disk|file|cloud)(?::([0-9]{1,3}))?\Z")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
-    """Where a replica lies. There is one object for each place: the books look places up dozens of times an event.
+    """Place of a replica. There is one object for each place: the books look places up dozens of times an event.
 
     Attributes:
         tier: The kind of memory.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_: object) -> Callable[[Callable[..., object]], Callable[..., object]]:
-        """Nothing at run time."""
+        """Do nothing at run time."""
         return lambda decorator: decorator
 
 

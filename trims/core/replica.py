@@ -28,7 +28,7 @@ class ReplicaId(NamedTuple):
 
 
 class State(Enum):
-    """Where a replica is in its life. ABSENT is the state of one that is not in the books."""
+    """States of a replica's life. ABSENT is the state of one that is not in the books."""
 
     ABSENT = "absent"
     QUEUED = "queued"
@@ -170,7 +170,7 @@ class Replica:
 
     @property
     def id(self) -> ReplicaId:
-        """Which incarnation of which image, and where."""
+        """Return which incarnation of which image this is, and where."""
         return ReplicaId(self.key, self.place, self.generation)
 
     @property

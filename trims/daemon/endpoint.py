@@ -90,12 +90,12 @@ class EndpointKeeper:
         self._signal(signal.SIGTERM)
 
     def where(self) -> str:
-        """Where it answers; empty if it does not."""
+        """Return where the endpoint answers; empty if it does not."""
         process, found = self._process, read_address(self._runtime_dir)
         return found.url if process is not None and found is not None and found.pid == process.pid else ""
 
     def off(self) -> str:
-        """Why it does not answer; empty if it does."""
+        """Return why the endpoint does not answer; empty if it does."""
         return "" if self.where() else self._off or self._why
 
     def _signal(self, number: signal.Signals) -> None:

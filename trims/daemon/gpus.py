@@ -1,4 +1,4 @@
-"""Which GPU tiers a daemon has: devices from the survey, a keeper for each, and a capacity of what is free."""
+"""GPU tiers of a daemon: devices from the survey, a keeper for each, and a capacity of what is free."""
 
 from __future__ import annotations
 

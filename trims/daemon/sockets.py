@@ -26,7 +26,8 @@ class SocketName:
         self._path = path
         self._folder = folder
         self._names = [path] if folder is None else [path, folder / path.name]
-        #: No longer than the name itself: the kernel takes about a hundred letters.
+        #: Path of the socket before it is published: no longer than the name, as the kernel takes about a hundred
+        #: letters.
         self.unpublished = path.with_name(f"{path.name[0]}{os.getpid()}.new")
         self._identity: tuple[int, int] | None = None
 

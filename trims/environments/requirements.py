@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-#: Every predictor and converter needs these beside its framework.
+#: Requirements of every predictor and converter beside its framework.
 _ALWAYS = ("numpy>=1.23", "ml-dtypes>=0.5")
 #: Requirements of a converter, or of the framework itself, beside it: as pyproject.toml has them for the same extra.
 BESIDE: Mapping[str, tuple[str, ...]] = {"onnxruntime": ("onnx>=1.17",), "mxnet": ("numpy==1.23.5",)}

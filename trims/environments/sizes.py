@@ -1,4 +1,4 @@
-"""How much of the disk a folder takes."""
+"""Size of a folder on the disk."""
 
 from __future__ import annotations
 

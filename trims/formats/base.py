@@ -86,7 +86,7 @@ class Converter(Protocol):
     format: ClassVar[str]
     #: Part of the image key; raised whenever the same artifact would give a different image.
     version: ClassVar[int]
-    #: Whether the image depends on this host's instruction set.
+    #: Dependence of the image on this host's instruction set: true if there is any.
     host_specific: ClassVar[bool]
 
     def needs_child(self, options: Mapping[str, Any]) -> bool:

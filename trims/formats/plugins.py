@@ -1,4 +1,4 @@
-"""Which converters there are: the entry points of the group `trims.formats`, checked when they are loaded.
+"""Converters that are available: the entry points of the group `trims.formats`, checked when they are loaded.
 
 Plugins are imported only when needed: one by name for `converter`, all of them for `detect`.
 """
@@ -97,7 +97,7 @@ def _claims(found: Converter, main: Path, first_bytes: bytes) -> bool:
 
 @contextlib.contextmanager
 def naming_foreign(format: str, files: Sequence[Path]) -> Iterator[None]:  # noqa: A002 - the manifest's word
-    """For a block that reads an artifact: where it fails because a file is not of the format, say what the file is.
+    """Explain errors of the block that reads an artifact: if a file is not of the format, say what it is.
 
     Args:
         format: Name of the converter that reads.

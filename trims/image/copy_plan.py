@@ -48,7 +48,7 @@ class CopyPlan:
 
 
 def is_carriable(plan: ImagePlan) -> bool:
-    """Whether all of the image lies in files."""
+    """Return whether all of the image lies in files."""
     return not plan.fills
 
 

@@ -188,7 +188,10 @@ def _first_behind(data: bytes | memoryview, tensors: int, at: int) -> int:
 def _tensors(
     records: Iterable[tuple[int, ...]], extents: tuple[int, ...], names: bytes, header: IndexHeader
 ) -> dict[str, TensorSpec]:
-    """Build the table in one loop, with few calls for each record: most of what attaching a model costs."""
+    """Build the table in one loop, with few calls for each record: most of what attaching a model costs.
+
+    Raises ImageError.
+    """
     try:
         text = names.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -78,7 +78,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
-    """Where every byte of an image will lie.
+    """Plan of an image: where every byte will lie.
 
     Attributes:
         layout: The user's tensors, tied ones included.

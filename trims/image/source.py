@@ -59,7 +59,7 @@ class SourceFile:
         return cls(path, *_identity(fd))
 
     def read(self, length: int, offset: int = 0) -> bytes:
-        """At most this many bytes from the offset on; fewer at the end of the file."""
+        """Return at most this many bytes from the offset on; fewer at the end of the file."""
         with open_source(self.path) as fd:
             return os.pread(fd, min(length, self.nbytes), offset)
 

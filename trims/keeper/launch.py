@@ -36,7 +36,7 @@ def find_keeper(folder: Path, uuid: str, *, cuda: str = "driver", driver: str = 
 
 
 def _serves(path: Path) -> bool:
-    """Whether a keeper answers there. A connection alone proves nothing: the keeper may be ending."""
+    """Return whether a keeper answers there. A connection alone proves nothing: the keeper may be ending."""
     try:
         with KeeperConnection(path) as connection:
             connection.hello()

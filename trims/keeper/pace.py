@@ -1,4 +1,4 @@
-"""Which way in is the faster one, by measurement: for each kind of source, and for images of about the same size."""
+"""Choice of the faster way in, by measurement: for each kind of source, and for images of about the same size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = tuple[bool, int]
 
 
 def in_shared_memory(fd: int) -> bool:
-    """Whether a file lies in shared memory (tmpfs or a memfd): the kernel has seals for those files only."""
+    """Return whether a file lies in shared memory (tmpfs or a memfd): the kernel has seals for those files only."""
     try:
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError:

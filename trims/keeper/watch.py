@@ -54,7 +54,7 @@ class KeeperWatch:
         self._asking: KeeperConnection | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        #: Why no other keeper has started; empty while one serves, and before the first failed try.
+        #: Reason why no other keeper has started; empty while one serves, and before the first failed try.
         self._why_away = ""
         self._lock = threading.Lock()
 

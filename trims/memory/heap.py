@@ -14,7 +14,7 @@ import os
 _MMAP_THRESHOLD = -3
 _VARIABLE = "MALLOC_MMAP_THRESHOLD_"
 _TUNABLES, _OF_MALLOC = "GLIBC_TUNABLES", "glibc.malloc.mmap_threshold"
-#: From this size on a buffer is a mapping of its own: to map it takes little beside filling it.
+#: Size from which on a buffer is a mapping of its own, in bytes: to map it takes little beside filling it.
 LARGE_BYTES = 1 << 20
 
 

@@ -26,7 +26,7 @@ from trims.memory.segments import Segment, is_full
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Where Linux shows POSIX shared memory; posix_ipc can neither rename nor list.
+#: Folder where Linux shows POSIX shared memory; posix_ipc can neither rename nor list.
 SHM_FOLDER = Path("/dev/shm")  # noqa: S108 - this is the point
 _UNFINISHED = "filling"
 #: Pattern of the daemons' prefixes, which end in a hash of their state folders.

@@ -25,12 +25,12 @@ _MOST_LETTERS = 8000
 
 
 def tells_of_memory(text: str) -> bool:
-    """Whether a text says that memory was refused."""
+    """Return whether a text says that memory was refused."""
     return any(sign in text for sign in _SIGNS)
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Whether this process had no memory left, as an error or one that stands behind it says.
+    """Return whether this process had no memory left, as an error or one that stands behind it says.
 
     Errors of trims's tree say nothing by themselves: they may come from another process.
     """

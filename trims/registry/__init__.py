@@ -1,1 +1,1 @@
-"""Where manifests are found. sqlite keeps them on this machine; the protocol leaves room for others."""
+"""Registries, where manifests are found. sqlite keeps them on this machine; the protocol leaves room for others."""

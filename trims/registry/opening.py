@@ -1,4 +1,4 @@
-"""Which registries there are, and opening the one that the setting `registry` names."""
+"""Registries that are available, and opening the one that the setting `registry` names."""
 
 from __future__ import annotations
 

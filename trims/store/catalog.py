@@ -87,7 +87,7 @@ def identity_of(path: Path | str) -> str:
 
 
 def identities_of(files: Sequence[Path]) -> tuple[str, ...]:
-    """Identities of all files; empty if one cannot be looked at, which counts as changed."""
+    """Return the identities of all files; empty if one cannot be looked at, which counts as changed."""
     try:
         return tuple(identity_of(file) for file in files)
     except OSError:
@@ -104,16 +104,17 @@ class Catalog:
 
     def __init__(self, path: Path, pools: Pools = thread_pool) -> None:
         self._path = path
-        #: Each guards one thing: the writing connection, the reading one, the maps of names. The last is never held
-        #: while a disk is waited for.
+        #: Locks that guard one thing each: the writing connection, the reading one, the maps of names. The last is
+        #: never held while a disk is waited for.
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._naming = threading.Lock()
         self._db = _opened(path)
         self._reader = connect(path, "")
-        #: Whether this catalog can keep signatures: one of an earlier version on a full disk gets no table for them.
+        #: Support for signatures: false for a catalog of an earlier version on a full disk, which gets no table for
+        #: them.
         self._keeps_signatures = _has(self._db, "signatures")
-        #: Not written yet: statement and values, in order.
+        #: Rows not written yet: statement and values, in order.
         self._unwritten: deque[tuple[str, tuple[object, ...]]] = deque()
         #: Rows of `_unwritten` that reads must find, by table and key.
         self._fresh: dict[tuple[str, str], Any] = {}
@@ -137,7 +138,7 @@ class Catalog:
     # -- files and images ------------------------------------------------------------------------------------------
 
     def digests(self, path: str, identity: str) -> tuple[str, str | None] | None:
-        """blake3 and, where known, sha256 of a file that has not changed since."""
+        """Return blake3 and, where known, sha256 of a file that has not changed since."""
         fresh = self._fresh.get(("digests", path))
         row = fresh or self._row("SELECT identity, blake3, sha256 FROM digests WHERE path = ?", path)
         return (row[1], row[2]) if row is not None and row[0] == identity else None
@@ -148,7 +149,7 @@ class Catalog:
         self._remember("INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?)", (path, identity, blake3, sha256))
 
     def image(self, key: str) -> ImageRecord | None:
-        """The record of an image, or None if it was never made here."""
+        """Return the record of an image, or None if it was never made here."""
         fresh: ImageRecord | None = self._fresh.get(("images", key))
         if fresh is not None:
             return fresh
@@ -162,7 +163,7 @@ class Catalog:
         self._remember("INSERT OR REPLACE INTO images VALUES (?, ?, ?, ?, ?, ?)", made)
 
     def seal_of(self, label: str) -> str | None:
-        """The identity that a segment had when its bytes were last known to be right."""
+        """Return the identity that a segment had when its bytes were last known to be right."""
         fresh = self._fresh.get(("seals", label))
         row = self._row("SELECT identity FROM seals WHERE label = ?", label) if fresh is None else fresh
         return str(row[0]) if row else None
@@ -197,7 +198,7 @@ class Catalog:
         self._remember("INSERT OR REPLACE INTO signatures VALUES (?, ?)", (key, signature))
 
     def workspaces(self) -> dict[str, int]:
-        """Bytes that readers of each image need on a device beside it, by image key."""
+        """Return the bytes that readers of each image need on a device beside it, by image key."""
         return dict(self._rows("SELECT key, nbytes FROM workspaces"))
 
     def remember_workspace(self, key: str, nbytes: int) -> None:
@@ -207,12 +208,12 @@ class Catalog:
     # -- names: all in memory --------------------------------------------------------------------------------------
 
     def key_of(self, name: str) -> str | None:
-        """The key a name stood for last time."""
+        """Return the key a name stood for last time."""
         found = self._keys.get(name)
         return None if found is None else found[0]
 
     def key_under(self, name: str, manifest: str) -> str | None:
-        """The key a name stood for last time, if that was under this manifest."""
+        """Return the key a name stood for last time, if that was under this manifest."""
         found = self._keys.get(name)
         return found[0] if found is not None and found[1] == manifest else None
 
@@ -243,11 +244,11 @@ class Catalog:
                 self._remember("INSERT OR REPLACE INTO formats VALUES (?, ?, ?)", (name, found, manifest))
 
     def names_of(self, key: str) -> list[str]:
-        """All names that stand for this image."""
+        """Return all names that stand for this image."""
         return sorted(self._names.get(key, ()))
 
     def manifests_of(self, key: str) -> list[str]:
-        """The manifests, as JSON, under which names stand for this image."""
+        """Return the manifests, as JSON, under which names stand for this image."""
         return [self._keys[name][1] for name in self.names_of(key)]
 
     def forget(self, name: str) -> None:
@@ -295,7 +296,7 @@ class Catalog:
     # -- pins: all in memory ---------------------------------------------------------------------------------------
 
     def pins(self) -> list[tuple[str, str]]:
-        """All pins as (name, place)."""
+        """Return all pins as (name, place)."""
         return sorted(where for where, pinned in self._pins.items() if pinned)
 
     def pinned(self, name: str, place: str) -> bool | None:
@@ -342,7 +343,7 @@ class Catalog:
             log.warning("%s: not remembered: %s", self._path, error)
 
     def _flush(self, statement: str = "", values: tuple[object, ...] = ()) -> None:
-        """Under the lock: write what is unwritten, then one statement more, in one transaction."""
+        """Write, under the lock, what is unwritten, then one statement more, in one transaction."""
         batch = list(self._unwritten)
         for _ in batch:
             self._unwritten.popleft()
@@ -366,7 +367,7 @@ class Catalog:
                     del self._fresh[row]
 
     def _cuts(self, written: int) -> list[tuple[str, tuple[object, ...]]]:
-        """After each `_CUT_EVERY` rows, the statements that cut the tables to their newest rows; else none."""
+        """Return, after each `_CUT_EVERY` rows, the statements that cut the tables to their newest rows; else none."""
         self._until_cut -= written
         if self._until_cut > 0:
             return []

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 #: Seconds; clients look for a new daemon at least every second.
 GUARD_S = 30.0
-#: How often an image is asked for again whose device was lost while it was filled: the image may be the cause. With the
-#: pauses between keepers, that takes some minutes.
+#: Tries to get an image back whose device was lost while it was filled: the image may be the cause. With the pauses
+#: between keepers, that takes some minutes.
 REFILL_TRIES = 20
 
 
@@ -71,10 +71,10 @@ class DeviceLeases:
         self._clock = clock
         #: Images that were read or pinned on a device when it was lost, by image key: loaded again when it is back.
         self._missing: dict[Place, dict[str, _Refill]] = {}
-        #: How often each device was back.
+        #: Number of times that each device was back.
         self._backs: Counter[Place] = Counter()
         self._guard = 0
-        #: When the guard of what was adopted ends, on the monotonic clock.
+        #: Time at which the guard of what was adopted ends, on the monotonic clock.
         self.due_s: float | None = None
 
     def guard_adopted(self, now_s: float) -> None:

@@ -113,7 +113,7 @@ class StoreView:
 
 @dataclass(frozen=True, slots=True)
 class LoadView:
-    """How far a load is.
+    """Progress of a load.
 
     Attributes:
         phase: `resolving`, `queued`, `filling`, or the state of the replica.
@@ -189,13 +189,13 @@ class ReadModel:
         return views
 
     def replicas_of(self, image: NameView, *, story: bool = False) -> list[ReplicaView]:
-        """All replicas of an image, fastest place first, and the artifact's own files if they are served."""
+        """Return all replicas of an image, fastest place first, and the artifact's own files if they are served."""
         keys = [image.key] if image.in_place in (None, image.key) else [image.key, image.in_place]
         with self._lock:
             return [self._view(found, story=story) for key in keys for found in self._residency.places_of(key)]
 
     def replica(self, key: str, place: Place) -> ReplicaView | None:
-        """One replica, in whatever state."""
+        """Return one replica, in whatever state."""
         with self._lock:
             found = self._residency.find(key, place)
             return None if found is None else self._view(found)
@@ -227,7 +227,7 @@ class ReadModel:
     # -- the whole -------------------------------------------------------------------------------------------------
 
     def whole(self) -> StoreView:
-        """Counters, tiers and sums."""
+        """Return counters, tiers and sums."""
         images = len(self._runner.extents())
         with self._lock:
             return StoreView(
@@ -272,11 +272,11 @@ class ReadModel:
         return self._resolver.format_known(manifest)
 
     def signature_of(self, image: NameView) -> Signature:
-        """Inputs and outputs of the model of an image; empty if they are not known."""
+        """Return inputs and outputs of the model of an image; empty if they are not known."""
         return self._resolver.signatures.of(image.key)
 
     def keys_of(self, name: str) -> list[str]:
-        """Keys of the image that a name stood for when it was last looked into, and of its artifact's files."""
+        """Return the keys of a name's image, as last looked into, and of its artifact's files."""
         image = self.image_of(name)
         return [key for key in (image.key, image.in_place) if key]
 
@@ -301,7 +301,7 @@ class ReadModel:
         return f"no: {found.value}"
 
     def names_of(self, key: str) -> list[str]:
-        """All names that stand for an image."""
+        """Return all names that stand for an image."""
         names = self._catalog.names_of(key)
         if names:
             return names
@@ -336,7 +336,7 @@ class ReadModel:
         return broken
 
     def sealed(self) -> list[tuple[ReplicaId, int]]:
-        """All sealed replicas, and their lengths."""
+        """Return all sealed replicas, and their lengths."""
         with self._lock:
             return [(it.id, it.nbytes) for it in self._residency.replicas.values() if it.state is State.SEALED]
 
@@ -347,7 +347,10 @@ class ReadModel:
             return found is not None and found.id == replica and found.state is State.SEALED
 
     def extent(self, replica: ReplicaId) -> Extent | None:
-        """The memory of a sealed replica. Read it through `Extent.reader`: it may be given back at any moment."""
+        """Return the memory of a sealed replica.
+
+        Read it through `Extent.reader`: it may be given back at any moment.
+        """
         return self._runner.sealed.get(replica)
 
 

@@ -213,12 +213,12 @@ class Shell:
             ask.answer(session_ended(ask))
 
     def tickets(self) -> list[int]:
-        """Tickets of all requests that were not answered yet."""
+        """Return the tickets of all requests that were not answered yet."""
         with self.lock:
             return list(self._asks)
 
     def take_asks(self) -> list[PendingRequest]:
-        """All requests that were not answered yet; the caller answers them."""
+        """Take all requests that were not answered yet; the caller answers them."""
         with self.lock:
             asks, self._asks = self._asks, {}
             return list(asks.values())
@@ -226,7 +226,7 @@ class Shell:
     # -- questions -------------------------------------------------------------------------------------------------
 
     def places_of(self, key: str) -> list[Replica]:
-        """All replicas of an image now, fastest place first."""
+        """Return all replicas of an image now, fastest place first."""
         with self.lock:
             return self._residency.places_of(key)
 
@@ -236,13 +236,13 @@ class Shell:
             return {key for key, _ in self._residency.replicas if key.startswith(beginning)}
 
     def place_of(self, session: int, lease: int) -> Place | None:
-        """Where a session's lease is for, or None if it has no such lease."""
+        """Return the place that a session's lease is for, or None if it has no such lease."""
         with self.lock:
             found = self._residency.leases.by_number.get(lease)
             return found.place if found is not None and found.session == session else None
 
     def extent_of(self, session: int, lease: int) -> Extent | None:
-        """The memory a session's lease is for, or None if it has no such lease."""
+        """Return the memory that a session's lease is for, or None if it has no such lease."""
         with self.lock:
             found = self._residency.leases.by_number.get(lease)
             if found is None or found.session != session:
@@ -250,7 +250,7 @@ class Shell:
             return self._runner.sealed.get(ReplicaId(found.key, found.place, found.generation))
 
     def upgradable(self, key: str, session: int | None = None) -> list[int]:
-        """Sessions that read an image from disk whose same bytes lie in shared memory; all, or one at most."""
+        """Return sessions that read an image from disk whose same bytes lie in shared memory; all, or one at most."""
         with self.lock:
             on_disk, in_memory = (self._residency.find(key, place) for place in (DISK, CPU))
             if on_disk is None or in_memory is None or in_memory.state is not State.SEALED:
@@ -294,7 +294,7 @@ class Shell:
             return self._residency.never_fits(nbytes, place, _NOBODY)
 
     def demand_of(self, key: str) -> float:
-        """How much in demand an image is (see `trims.core.policy.demand`)."""
+        """Return how much in demand an image is (see `trims.core.policy.demand`)."""
         with self.lock:
             return self._residency.demand.of(key)
 
@@ -318,7 +318,7 @@ class Shell:
     # -- instructions out ------------------------------------------------------------------------------------------
 
     def _handle(self, event: Event) -> list[Callable[[], None]]:
-        """Under the lock: decide, and bind what must be looked up before the books change again."""
+        """Decide, under the lock, and bind what must be looked up before the books change again."""
         instructions = self._residency.handle(event)
         if self._verify:
             self._residency.validate()

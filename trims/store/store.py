@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from trims.tiers.base import Tier
 
 log = logging.getLogger(__name__)
-#: Each start of a daemon numbers its leases in a range of its own, this long; the wire carries numbers below 2^53.
+#: Numbers in the range of leases that each start of a daemon has for itself; the wire carries numbers below 2^53.
 _LEASES_OF_A_LIFE = 1 << 32
 _LIVES = 1 << 20
 #: Descriptors kept in reserve: an image that is being freed still has one while the next is made.

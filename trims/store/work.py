@@ -1,4 +1,4 @@
-"""Where work that may block is done: small pools of threads, and what the store needs of a clock.
+"""Workers for what may block: small pools of threads, and what the store needs of a clock.
 
 A pool's threads are daemon threads: one that hangs in a system call (a dead network mount) must not keep the process
 from ending. The simulation puts its own pools and clock in their place, which run in one thread in an order of its

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def few_descriptors(left: int) -> Iterator[None]:
-    """Within the block, so many more files can be opened and then none.
+    """Let so many more files be opened within the block, and then none.
 
     Descriptors are numbered from below, so the gaps below the limit are filled first.
     """

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from trims.memory.cuda.drivers import Allocation, DeviceMemory
 
 CONTENT = bytes(range(256)) * 64
-#: On a real device allocations have at least so many bytes, so that one that leaks shows: a driver's page tables,
-#: staging and scrubbing move the free bytes by some, and for a while.
+#: Least bytes of an allocation on a real device, so that one that leaks shows: a driver's page tables, staging and
+#: scrubbing move the free bytes by some, and for a while.
 _REAL_BYTES = 64 << 20
 _REAL_SLACK_BYTES = 16 << 20
 _SETTLE_S = 5.0

@@ -1,4 +1,4 @@
-"""Whether a framework computes on the very bytes it was given: they are changed, and its answer must follow.
+"""Check that a framework computes on the very bytes it was given: they are changed, and its answer must follow.
 
 On the fake and on a real device alike. It takes memory that may be written: the tester's own, or `ipc`. Not covered:
 how much memory a framework takes beside.

@@ -163,12 +163,12 @@ class Tier(Protocol):
 
     @property
     def place(self) -> Place:
-        """Where this tier's replicas lie."""
+        """Return the place of this tier's replicas."""
         ...
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes of images it may hold."""
+        """Return the bytes of images it may hold."""
         ...
 
     @property
@@ -182,7 +182,7 @@ class Tier(Protocol):
 
     @property
     def skipped(self) -> int:
-        """How many replicas the last scan could not look at and left alone."""
+        """Return how many replicas the last scan could not look at and left alone."""
         ...
 
     def create(self, key: str, generation: int, nbytes: int, *, allocate: bool) -> Draft:

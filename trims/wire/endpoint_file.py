@@ -19,7 +19,7 @@ _MOST_BYTES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class EndpointAddress:
-    """Where an endpoint answers.
+    """Address of an endpoint.
 
     Attributes:
         pid: Its process.

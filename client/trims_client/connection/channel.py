@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 #: Seconds to poll for an answer before the thread sleeps. A warm open is answered within this time; on a virtual
 #: machine sleeping and waking would take longer.
 _BUSY_POLL_S = 200e-6
-#: Of pages in a grant: where they begin in the image, how many bytes they are, where they begin in their file.
+#: Numbers of a grant for each of its pages: offset in the image, length in bytes, offset in the file.
 _NUMBERS_OF_PAGES = 3
 #: Marks an answer whose descriptors were lost.
 _UNUSABLE = "unusable"
@@ -98,7 +98,7 @@ class Channel:
         self.owed: deque[int] = deque()
         self._slots: dict[int, _Slot] = {}
         self._numbers = itertools.count(1)
-        #: The thread that reads for all threads; 0 if none does.
+        #: Id of the thread that reads for all threads; 0 if none does.
         self._reading = 0
         self._refusal: Message | None = None
         self._unsent_hello = encode({"op": "hello", "protocol": PROTOCOL_VERSION, "agent": agent})
@@ -107,7 +107,7 @@ class Channel:
         self.silent_since = -1
 
     def _make_locks(self) -> None:
-        """Locks that a signal handler may interrupt anywhere: the exception it raises must leave none of them taken.
+        """Make locks that a signal handler may interrupt anywhere: its exception must leave none of them taken.
 
         `with` takes `_lock` in one step; the methods of a Condition and `acquire` do not, so what they took is found
         by its owner.
@@ -118,21 +118,21 @@ class Channel:
 
     @property
     def broken(self) -> bool:
-        """True once the connection has ended."""
+        """Return whether the connection has ended."""
         return self._broken is not None
 
     @property
     def refused(self) -> bool:
-        """True once the daemon has ended this session by an error."""
+        """Return whether the daemon has ended this session by an error."""
         return self._refusal is not None
 
     @property
     def silent(self) -> bool:
-        """True if the daemon did not confirm a close in time and has sent nothing since."""
+        """Return whether the daemon failed to confirm a close in time and has sent nothing since."""
         return self.silent_since == self.heard
 
     def fileno(self) -> int:
-        """The socket's descriptor, to poll for a hang-up."""
+        """Return the socket's descriptor, to poll for a hang-up."""
         return self._sock.fileno()
 
     def read_to_end(self) -> None:
@@ -191,7 +191,7 @@ class Channel:
             raise
 
     def ask(self, message: Message, until_s: float | None) -> _Slot | None:
-        """Send a request; None if the socket had no room for it before `until_s` (monotonic clock)."""
+        """Send a request. Return None if the socket had no room for it before `until_s` (monotonic clock)."""
         slot = _Slot(next(self._numbers))
         with self._lock:
             self._slots[slot.number] = slot
@@ -206,7 +206,7 @@ class Channel:
         return None
 
     def answered(self, slot: _Slot, until_s: float | None) -> bool:
-        """Wait for the answer; False if it is late, and then a grant is given back. Raises LostPeerError."""
+        """Wait for the answer. Return False if it is late; a late grant is given back. Raises LostPeerError."""
         try:
             if self._await(slot, until_s):
                 return True
@@ -218,7 +218,7 @@ class Channel:
         return False
 
     def tell(self, message: Message, until_s: float | None = None) -> bool:
-        """Send a message that gets no answer. False if the socket had no room before `until_s`: nothing is sent then.
+        """Send a message that gets no answer. Return False if the socket had no room before `until_s`: nothing is sent.
 
         A hang-up of the peer is not noticed here.
         """
@@ -247,13 +247,16 @@ class Channel:
             self._sock.close()
 
     def after_fork(self) -> None:
-        """In a forked child: close this copy of the socket without sending anything. The connection is the parent's."""
+        """Close this copy of the socket in a forked child, without sending anything. The connection is the parent's."""
         self._make_locks()
         self._sock.close()
         self._break(LostPeerError(f"the connection to the daemon at {self.path} belongs to the process that forked"))
 
     def _send(self, message: Message, until_s: float | None) -> bool:
-        """Send; False if there was no room before `until_s`. The end of the connection is found by reading."""
+        """Send a message.
+
+        Return False if there was no room before `until_s`. Only reading notices the connection's end.
+        """
         data = encode(message)
         if self._sending._is_owned():  # type: ignore[attr-defined] # a finaliser, or a signal handler, in this thread's own send
             return False
@@ -322,7 +325,10 @@ class Channel:
             self._turn.notify_all()
 
     def _read_soon(self) -> bool:
-        """Poll for the time of a warm answer instead of sleeping, and read what arrives; False if nothing did."""
+        """Poll for the time of a warm answer instead of sleeping, and read what arrives.
+
+        Return whether anything did.
+        """
         until_s = time.perf_counter() + _BUSY_POLL_S
         while time.perf_counter() < until_s:
             try:
@@ -366,7 +372,7 @@ class Channel:
         return self._fds.popleft() if self._fds and self._fds[0] != LOST else -1
 
     def _lost_some(self, message: Message, fd: int) -> bool:
-        """Whether descriptors of this answer were lost on the way; the mark of that is taken out."""
+        """Return whether descriptors of this answer were lost on the way; remove the mark of that."""
         wanted = "lease" in message or message.get("descriptor")
         lacks = wanted and (fd < 0 or any(part[0] < 0 for part in message.get("pages", ())))
         if not lacks or not self._fds:
@@ -437,12 +443,12 @@ class Channel:
 
 
 def ends_session(error: TrimsError) -> bool:
-    """Whether the daemon ended the session by this error. Then the error is not about the request."""
+    """Return whether the daemon ended the session by this error. Then the error is not about the request."""
     return getattr(error, "ends_session", False)
 
 
 def _checked_pages(message: Message) -> list[list[int]]:
-    """Pages of files in a grant. Raises BadMessageError if they are not described by three numbers each."""
+    """Return the pages of files in a grant. Raises BadMessageError if they are not described by three numbers each."""
     found: Any = message.get("pages", [])
     described = isinstance(found, list) and all(
         isinstance(part, list) and len(part) == _NUMBERS_OF_PAGES and all(type(each) is int for each in part)

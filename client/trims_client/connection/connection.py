@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from trims.wire.frames import Message
     from trims_client.mapping.mappings import MappedImage, MappedImages
 
-#: Seconds that the daemon may take for a request that it normally answers at once. Also the seconds by which the client
-#: waits longer than a deadline, which the daemon enforces.
+#: Seconds that the daemon may take for a request that it normally answers at once. The client also waits by them longer
+#: than a deadline, which the daemon enforces.
 GRACE_S = 5.0
 #: Most seconds that a close waits for the daemon's confirmation.
 SETTLE_S = 1.0
@@ -42,17 +42,17 @@ class Deadline:
         self._given_s = given_s
 
     def said(self) -> str:
-        """The end of the error message that begins with "the daemon did not answer"."""
+        """Return the end of the error message that begins with "the daemon did not answer"."""
         return f"within the deadline of {self._given_s or 0:g} s, nor in the {GRACE_S:g} s after it"
 
     @property
     def left_s(self) -> float | None:
-        """Seconds left, to the millisecond; None if there is no deadline."""
+        """Return the seconds left, to the millisecond; None if there is no deadline."""
         return None if self._until_s is None else round(max(0.0, self._until_s - time.monotonic()), 3)
 
     @property
     def timeout_s(self) -> float | None:
-        """Seconds to wait for the daemon, which enforces the deadline itself; None for no limit."""
+        """Return the seconds to wait for the daemon, which enforces the deadline itself; None for no limit."""
         left_s = self.left_s
         return None if left_s is None else left_s + GRACE_S
 
@@ -75,7 +75,7 @@ class Connection:
         self._agent = agent
         self._mappings = mappings
         self._process = os.getpid()
-        #: One thread at a time reconnects; other threads with requests wait for it. A close needs only `mappings.lock`.
+        #: Lock of reconnecting: other threads with requests wait for it. A close needs only `mappings.lock`.
         self._connecting = threading.RLock()
         self._coming: Channel | None = None
         self.channel: Channel | None = None
@@ -83,12 +83,12 @@ class Connection:
         forks.adapt_in_children(self)
 
     def after_fork(self) -> None:
-        """In a forked child: the thread that held the lock does not exist here."""
+        """Renew the lock in a forked child: the thread that held the lock does not exist there."""
         self._connecting = threading.RLock()
 
     @property
     def inherited(self) -> bool:
-        """True in a forked child: the connection is the parent's."""
+        """Return whether this is a forked child: the connection is the parent's."""
         return self._process != os.getpid()
 
     def begin(self) -> None:
@@ -96,7 +96,7 @@ class Connection:
         self.channel = Channel(self._path, self._agent)
 
     def live_channel(self, deadline: Deadline | None = None) -> Channel:
-        """A channel for requests; makes a new one if the old one broke.
+        """Return a channel for requests; make a new one if the old one broke.
 
         Args:
             deadline: Limits the wait for another thread that is reconnecting.
@@ -164,7 +164,7 @@ class Connection:
             self._mappings.lose_leases()
 
     def _next_to_take_up(self, channel: Channel) -> list[MappedImage]:
-        """Mappings without a lease on this channel. If there is none left, make the channel available to all threads.
+        """Return mappings without a lease on this channel. If there is none left, let all threads use the channel.
 
         Called in a loop, because another thread may map a late grant of the old connection meanwhile.
         """

@@ -29,17 +29,17 @@ _UCRED = struct.Struct("3i")
 _FD = struct.Struct("i")
 _TIMEVAL = struct.Struct("ll")
 _ANCILLARY = socket.CMSG_SPACE(_MAX_FDS * _FD.size)
-#: Stands among received descriptors for those of the same message that this process had no room for.
+#: Mark among received descriptors for others of the message that this process had no room for.
 LOST = -2
 
 
 def lacks_descriptors(error: BaseException) -> bool:
-    """Whether an error came of a lack of descriptors: of this process, or of the whole machine."""
+    """Return whether an error came of a lack of descriptors: of this process, or of the whole machine."""
     return _errno(error) in (errno.EMFILE, errno.ENFILE)
 
 
 def explained(error: BaseException, what: str) -> CapacityError:
-    """The error for a lack of descriptors; it begins with `what`. Imports nothing: that would take a descriptor."""
+    """Return the error for a lack of descriptors, which begins with `what`. Import nothing: that would take one."""
     whose = "this machine has no more open files to give (`sysctl fs.file-max`)"
     if _errno(error) == errno.EMFILE:
         whose = f"this process may have {os.sysconf('SC_OPEN_MAX')} open files"
@@ -52,7 +52,7 @@ def _errno(error: BaseException) -> int | None:
 
 
 def no_descriptors() -> OSError:
-    """What the kernel would say, had it been asked for the descriptors that did not arrive."""
+    """Return the error that the kernel would give, had it been asked for the descriptors that did not arrive."""
     return OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
@@ -80,7 +80,7 @@ def connect(sock: socket.socket, path: str) -> None:
 
 
 def _unknown_tenant(path: str) -> str:
-    """What is wrong if the path is the socket of a tenant, which is not there, and that of a daemon is; else empty."""
+    """Return what is wrong if a daemon is there, but not the tenant whose socket the path names; else empty text."""
     tenants, _, name = os.path.dirname(path).rpartition("/")
     folder, _, last = tenants.rpartition("/")
     if last != TENANTS_FOLDER or os.path.exists(path) or not os.path.exists(f"{folder}/{ATTACH_SOCKET}"):
@@ -91,12 +91,12 @@ def _unknown_tenant(path: str) -> str:
 
 
 def peer_uid(sock: socket.socket) -> int:
-    """The user id of the listening process, as the kernel reports it."""
+    """Return the user id of the listening process, as the kernel reports it."""
     return int(_UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1])
 
 
 def send(sock: socket.socket, data: bytes, until_s: float | None) -> bool:
-    """Send all; False if the socket had no room before `until_s`, and nothing was sent. For one thread at a time.
+    """Send all. Return False if the socket had no room before `until_s`: nothing was sent. For one thread at a time.
 
     The kernel takes a message of the attach door as a whole or not at all. If it ever took a part only, the rest could
     not be sent later without it, and OSError is raised.
@@ -140,15 +140,15 @@ def receive(sock: socket.socket, fds: deque[int], how: int, until_s: float | Non
 
 
 def passed(until_s: float | None) -> bool:
-    """Whether this time on the monotonic clock has passed; False for None."""
+    """Return whether this time on the monotonic clock has passed; False for None."""
     return until_s is not None and time.monotonic() >= until_s
 
 
 def left(until_s: float | None) -> float | None:
-    """Seconds until this time, at least a millisecond; None for None."""
+    """Return the seconds until this time, at least a millisecond; None for None."""
     return None if until_s is None else max(0.001, until_s - time.monotonic())
 
 
 def _timeval(seconds: float | None) -> bytes:
-    """The value for SO_RCVTIMEO and SO_SNDTIMEO, where zero means no limit."""
+    """Return the value for SO_RCVTIMEO and SO_SNDTIMEO, where zero means no limit."""
     return _TIMEVAL.pack(*divmod(int((seconds or 0) * 1e6), 1_000_000))

@@ -26,18 +26,18 @@ _WAKE_MS = 1000
 
 
 class Watched(Protocol):
-    """What the thread needs of a session."""
+    """Interface of a session that the thread needs."""
 
     _connection: Connection
 
     @property
     def _channel(self) -> Channel | None:
-        """The present connection."""
+        """Return the present connection."""
         ...
 
     @property
     def closed(self) -> bool:
-        """True once the session was closed: the thread ends."""
+        """Return whether the session was closed: the thread then ends."""
         ...
 
     def _flush(self) -> None:
@@ -88,7 +88,7 @@ def watch(reference: Callable[[], Watched | None], gate: threading.Lock) -> None
 
 
 def outlive(mappings: MappedImages, connection: Connection, gate: threading.Lock) -> None:
-    """The session was dropped without a close: give back leases as its weights and arrays go, then end the connection.
+    """Serve a session that was dropped without a close: give back leases as its weights and arrays go, then end it.
 
     Returns at once if the session was closed. If the connection ends, its leases have ended with it.
     """

@@ -1,4 +1,4 @@
-"""What a session does with a module that its manifest's builder made: check that the weights fit, and follow them.
+"""Modules made by a manifest's builder in a session: check that the weights fit, and follow them.
 
 A converter refuses a module of other shapes or dtypes than the artifact's (`trims.formats.torch.skeleton`). A session
 that builds the module itself must not be served something else meanwhile. Modules that have no skeleton often keep
@@ -30,7 +30,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 def check_fits(
     module: torch.nn.Module, weights: Weights, ignore: Sequence[str], names: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Raise ArtifactError if a converter would.
+    """Raise ArtifactError if a converter would refuse the module.
 
     Args:
         module: As it was built.
@@ -96,7 +96,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _complete(known: dict[str, TensorSpec], state: Mapping[str, torch.Tensor]) -> list[str]:
-    """Give all names of a tied tensor what one of them has. Returns the names that are missing."""
+    """Give all names of a tied tensor the tensor that one of them has. Return the names that are missing."""
     groups: dict[int, list[str]] = defaultdict(list)
     for name, tensor in state.items():
         groups[id(tensor)].append(name)

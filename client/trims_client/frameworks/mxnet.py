@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 _PROGRAM_KIND = "mxnet-symbol"
 #: dtypes that MXNet's operators support.
 _DTYPES = ("F32", "F64", "F16", "U8", "I8", "I32", "I64", "BOOL")
-#: What numpy calls them.
+#: Names of these dtypes in numpy.
 _NUMPY = ("float32", "float64", "float16", "uint8", "int8", "int32", "int64", "bool")
 #: Quantized models need int8: MXNet's engine supports it, but the table of `from_numpy` lacks it.
 DLDataType.TYPE_MAP.setdefault("int8", (0, 8, 1))
 
 
 def params(weights: Weights) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `mx.model.load_checkpoint` returns after the symbol, over shared memory.
+    """Return what `mx.model.load_checkpoint` returns after the symbol, over shared memory.
 
     Returns:
         `arg_params` and `aux_params`, name -> NDArray, over a private mapping that they keep alive, also after
@@ -71,7 +71,7 @@ def params(weights: Weights) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def symbol(weights: Weights) -> Any:
-    """The graph. Raises NotSupportedError if the image is no MXNet model."""
+    """Return the graph. Raises NotSupportedError if the image is no MXNet model."""
     return mx.sym.load_json(_checked_program(weights).body.decode())
 
 
@@ -81,7 +81,7 @@ def executor(
     ctx: Any = None,
     dtypes: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The graph bound for inference; run it with `executor.forward(is_train=False, data=...)`.
+    """Return the graph bound for inference; run it with `executor.forward(is_train=False, data=...)`.
 
     Args:
         weights: Of a model converted from MXNet.
@@ -111,7 +111,7 @@ def executor(
 
 
 def block(weights: Weights, inputs: Sequence[str] | None = None, ctx: Any = None) -> Any:
-    """A gluon SymbolBlock over the shared parameters.
+    """Return a gluon SymbolBlock over the shared parameters.
 
     Args:
         weights: Of a model converted from MXNet.
@@ -144,7 +144,7 @@ def _lend(parameter: Any, value: Any, device: Any) -> None:
 
 
 class _Lent:
-    """Stands in for an array. gluon asks it for a copy and gets the array itself."""
+    """Stand-in for an array. gluon asks it for a copy and gets the array itself."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -185,7 +185,7 @@ def _inputs(
     shapes: Mapping[str, Sequence[int]],
     dtypes: Mapping[str, np.dtype[Any]],
 ) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Shape and type of every input."""
+    """Return shape and type of every input."""
     names = graph.list_arguments()
     own = {name: arguments[name] for name in names if name in arguments}
     # MXNet takes () for a shape that is not known.
@@ -204,7 +204,7 @@ def _inputs(
 def _types(
     graph: Any, names: Sequence[str], own: Mapping[str, Any], given: Mapping[str, np.dtype[Any]]
 ) -> dict[str, np.dtype[Any]]:
-    """The type of each argument: as given if the graph takes that, else one that holds every value.
+    """Return the type of each argument: as given if the graph takes that, else one that holds every value.
 
     Args:
         graph: The symbol.
@@ -236,7 +236,7 @@ def _types(
 
 
 def _inferred(graph: Any, names: Sequence[str], known: Mapping[str, Any]) -> dict[str, np.dtype[Any]]:
-    """The type of each argument; float32 for those that do not follow from the known ones. Raises MXNetError."""
+    """Return the type of each argument; float32 if it does not follow from the known ones. Raises MXNetError."""
     for more in ({}, {name: np.float32 for name in names if name not in known}):
         try:
             found, _, _ = graph.infer_type(**known, **more)
@@ -250,19 +250,19 @@ def _inferred(graph: Any, names: Sequence[str], known: Mapping[str, Any]) -> dic
 
 
 def _holds(wide: np.dtype[Any], narrow: np.dtype[Any]) -> bool:
-    """Whether every value of a type is one of the other: numpy calls int64 safe in float64, which has 53 bits."""
+    """Return whether `wide` holds each value of `narrow`: numpy calls int64 safe in float64, which has 53 bits."""
     return np.can_cast(narrow, wide, "safe") and not (narrow.name == "int64" and wide.kind == "f")
 
 
 def _bytes(weights: Weights, spec: TensorSpec, data: memoryview) -> memoryview:
-    """The tensor's part of the data block, or a copy of it if it is not aligned to its element there."""
+    """Return the tensor's part of the data block, or a copy of it if it is not aligned to its element there."""
     if spec.offset % DTYPE_BYTES[spec.dtype]:
         return memoryview(bytearray(weights.raw(spec.name)))
     return data[spec.offset : spec.end]
 
 
 def _array(spec: TensorSpec, data: memoryview) -> Any:
-    """An NDArray over the bytes; it keeps the numpy view, which keeps the mapping."""
+    """Return an NDArray over the bytes; it keeps the numpy view, which keeps the mapping."""
     if spec.dtype not in _DTYPES:
         raise NotSupportedError(f"tensor {spec.name!r} is {spec.dtype}; MXNet computes with {', '.join(_DTYPES)} only")
     array = np.frombuffer(data, dtype=numpy_dtype(spec.dtype)).reshape(spec.shape)

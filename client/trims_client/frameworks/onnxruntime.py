@@ -80,7 +80,7 @@ class SharedSession(onnxruntime.InferenceSession):  # type: ignore[misc]
 
     @property
     def stage(self) -> Stage:
-        """How its runs read the weights.
+        """Return how the session's runs read the weights.
 
         - `plain`: as they lie in the image, for as long as the session lives.
         - `first`: the same, until the first answer.
@@ -93,23 +93,23 @@ class SharedSession(onnxruntime.InferenceSession):  # type: ignore[misc]
 
     @property
     def why_plain(self) -> str | None:
-        """Why the stage is `plain` though the image has packed weights; None if it has none, or in other stages."""
+        """Return why the stage is `plain` though the image has packed weights; None without any, or in other stages."""
         return self._why_plain if self._packing is None else self._packing.why_plain
 
     @property
     def why_private(self) -> str | None:
-        """Why this process packs the weights once more, or has done so; None if it uses those that all share."""
+        """Return why this process packs the weights once more, or has done so; None if it uses those that all share."""
         return None if self._packing is None else self._packing.why_private
 
     def pack(self) -> Stage:
-        """Go over to the packed weights now, and wait until that is done; returns the stage. Idempotent."""
+        """Change to the packed weights now, and wait until that is done. Return the stage. Idempotent."""
         if self._packing is not None:
             self._packing.begin()
             self._packing.wait()
         return self.stage
 
     def run(self, output_names: Any, input_feed: Any, run_options: Any = None) -> Any:
-        """As `InferenceSession.run`. The first run has the packed session made, in a thread."""
+        """Run as `InferenceSession.run` does. The first run has the packed session made, in a thread."""
         if self._packing is None:
             return super().run(output_names, input_feed, run_options)
         packed = self._packing.session
@@ -120,7 +120,7 @@ class SharedSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         return answer
 
     def run_with_ort_values(self, output_names: Any, input_dict_ort_values: Any, run_options: Any = None) -> Any:
-        """As `InferenceSession.run_with_ort_values`, with the packed session if there is one."""
+        """Run as `InferenceSession.run_with_ort_values` does, with the packed session if there is one."""
         packed = None if self._packing is None else self._packing.session
         if packed is not None:
             return packed.run_with_ort_values(output_names, input_dict_ort_values, run_options)
@@ -134,7 +134,7 @@ def session(
     session_options: onnxruntime.SessionOptions | None = None,
     packed_options: onnxruntime.SessionOptions | None = None,
 ) -> SharedSession:
-    """An inference session that computes on the attached weights.
+    """Return an inference session that computes on the attached weights.
 
     Args:
         weights: Of a model converted from ONNX. On a device: of a model converted with `optimize: basic` or `none`,
@@ -145,7 +145,7 @@ def session(
         session_options: Changed in place, so they can be used for this session only. Graph optimization is switched
             off, because the graph is optimized already; at `file` it is set to what the manifest says.
             `session.disable_prepacking` in these options overrides the manifest.
-        packed_options: The same, for the session over packed weights, where the image has them. Options cannot be
+        packed_options: Options for the session over packed weights, where the image has them. Options cannot be
             copied: if you give `session_options` alone, the session stays in the stage `plain`.
 
     Returns:
@@ -182,7 +182,7 @@ def _in_two_stages(
     given: onnxruntime.SessionOptions | None,
     packed_options: onnxruntime.SessionOptions | None,
 ) -> SharedSession:
-    """A session that goes over to packed weights after its first answer: the shared ones, else some of its own."""
+    """Return a session that changes to packed weights after its first answer: the shared ones, else its own."""
     block = program.attributes["packed"]["block"]
     values = {name: _ort_value(weights, name) for name in weights if name != block}
     if given is not None and packed_options is None:
@@ -212,7 +212,7 @@ def _packed_maker(
     providers: Sequence[Any],
     given: onnxruntime.SessionOptions | None,
 ) -> Callable[[], onnxruntime.InferenceSession]:
-    """What makes the session for which ONNX Runtime maps the image's file by itself."""
+    """Return a function that makes the session for which ONNX Runtime maps the image's file by itself."""
     folder, file = os.path.split(path)
     options = _complete(_that_pack(given), weights.name, program.attributes, folder)
 
@@ -230,7 +230,7 @@ def _private_maker(
     given: onnxruntime.SessionOptions | None,
     values: Mapping[str, onnxruntime.OrtValue],
 ) -> Callable[[], onnxruntime.InferenceSession]:
-    """What makes the session for which ONNX Runtime packs the weights in memory of this process."""
+    """Return a function that makes the session for which ONNX Runtime packs the weights in this process's memory."""
     options = _fed(_that_pack(given), weights, program, values)
     return lambda: onnxruntime.InferenceSession(program.body, options, providers=list(providers))
 
@@ -258,7 +258,7 @@ def _fed(
     program: Program,
     values: Mapping[str, onnxruntime.OrtValue],
 ) -> onnxruntime.SessionOptions:
-    """Options of a session that is given its initializers."""
+    """Return options of a session that is given its initializers."""
     options = _complete(given, weights.name, program.attributes)
     for name, value in values.items():
         options.add_initializer(name, value)
@@ -268,7 +268,7 @@ def _fed(
 def _kept(
     made: SharedSession, weights: Weights, program: Program, values: Mapping[str, onnxruntime.OrtValue]
 ) -> SharedSession:
-    """Keep what it reads alive as well: ONNX Runtime has pointers to the values, and these have some to the bytes."""
+    """Keep alive what the session reads: ONNX Runtime has pointers to the values, and these have some to the bytes."""
     made.program = program
     made._weights = (values, weights.view)
     return made
@@ -277,7 +277,7 @@ def _kept(
 def _over_original(
     weights: Weights, program: Program, providers: Sequence[Any], given: onnxruntime.SessionOptions | None
 ) -> SharedSession:
-    """A session of a model that was not converted yet: ONNX Runtime optimizes it, as it does alone.
+    """Return a session of a model that was not converted yet: ONNX Runtime optimizes it, as it does alone.
 
     It reads the very files that the daemon has opened, if this process sees them: what it is fed before it optimizes it
     copies once more (seen in 1.31), so its own way is the shorter one. Where they are not seen, such as in a container,
@@ -302,7 +302,7 @@ def _over_original(
 
 
 def _are_the_same(external: Mapping[str, Any]) -> bool:
-    """True if this process sees the files of external data that the daemon has opened, inside the model's folder."""
+    """Return whether this process sees the daemon's files of external data, inside the model's folder."""
     folder = os.path.realpath(external["folder"])
     for location, known in external["files"].items():
         path = os.path.realpath(os.path.join(folder, location))
@@ -313,7 +313,7 @@ def _are_the_same(external: Mapping[str, Any]) -> bool:
 
 
 def _is_the_same(path: str, known: Sequence[int]) -> bool:
-    """True if this process sees the file of this device, inode, length and time in ns under the path."""
+    """Return whether this process sees the file of this device, inode, length and time in ns under the path."""
     try:
         found = os.stat(path)
     except OSError:
@@ -415,7 +415,7 @@ def _entry(options: onnxruntime.SessionOptions, key: str) -> str | None:
 
 
 def _ort_value(weights: Weights, name: str) -> onnxruntime.OrtValue:
-    """The tensor as an OrtValue over shared memory. It keeps the numpy view alive, which keeps the mapping alive."""
+    """Return the tensor as an OrtValue over shared memory. It keeps the numpy view, and so the mapping, alive."""
     dtype = weights.layout.tensors[name].dtype
     if dtype not in _FOREIGN:
         return onnxruntime.OrtValue.ortvalue_from_numpy(weights.numpy(name))

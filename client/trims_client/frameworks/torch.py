@@ -70,7 +70,7 @@ with warnings.catch_warnings():
 
 
 def state_dict(weights: Weights, *, writable: bool = False) -> dict[str, torch.Tensor]:
-    """All tensors by name.
+    """Return all tensors by name.
 
     Args:
         weights: An attached model.
@@ -95,7 +95,7 @@ def state_dict(weights: Weights, *, writable: bool = False) -> dict[str, torch.T
 
 
 def module(weights: Weights, *, trust_program: bool | None = None, writable: bool = False) -> torch.nn.Module:
-    """The whole module, ready to infer, in eval mode.
+    """Return the whole module, ready to infer, in eval mode.
 
     Args:
         weights: A model whose manifest names a `module` builder (formats torch and safetensors).
@@ -132,7 +132,7 @@ def module(weights: Weights, *, trust_program: bool | None = None, writable: boo
 
 @contextlib.contextmanager
 def _importable(name: str, attributes: Mapping[str, Any]) -> Iterator[None]:
-    """For the block, modules are found in the manifest's folder if they lie there. Raises NotSupportedError."""
+    """Have modules found in the manifest's folder during the block, if they lie there. Raises NotSupportedError."""
     found: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if origin := attributes.get("origin"):
         from trims.image.torch_builders import modules_beside
@@ -150,7 +150,7 @@ def _importable(name: str, attributes: Mapping[str, Any]) -> Iterator[None]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a skeleton, whose tensors are numbers in a list."""
+    """Unpickler of a skeleton, whose tensors are numbers in a list."""
 
     def __init__(self, file: io.BytesIO, tensors: Sequence[torch.Tensor]) -> None:
         super().__init__(file)
@@ -185,7 +185,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def without_initialization() -> contextlib.AbstractContextManager[Any]:
-    """For a `with` block that builds a module for `load_into`: its parameters are not filled with random numbers.
+    """Return a context manager for building a module for `load_into` without filling parameters with random numbers.
 
     Unlike `torch.device("meta")` it leaves buffers alone, so those that are in no state dict have their values.
 
@@ -295,7 +295,7 @@ def measured_workspace(weights: Weights) -> Iterator[None]:
 
 
 def _device() -> Any:
-    """The module for weights on devices, imported only when it is needed."""
+    """Return the module for weights on devices, imported only when it is needed."""
     from trims_client.frameworks import _torch_device
 
     return _torch_device
@@ -310,7 +310,7 @@ def _private_views(weights: Weights) -> Callable[[TensorSpec], torch.Tensor]:
 
 
 def _tensor(weights: Weights, data: memoryview, spec: TensorSpec, *, private: bool) -> torch.Tensor:
-    """A view of the data block, or of a copy if the tensor is not aligned to its element there."""
+    """Return a view of the data block, or of a copy if the tensor is not aligned to its element there."""
     if spec.offset & 7 == 0 or spec.offset % DTYPE_BYTES[spec.dtype] == 0:
         return _view(data, spec)
     copy = bytearray(weights.raw(spec.name)) if private else weights.aligned(spec.name)
@@ -327,7 +327,7 @@ def _view(data: memoryview, spec: TensorSpec) -> torch.Tensor:
 
 
 def _tensors(weights: Weights, attributes: Mapping[str, Any], writable: bool) -> list[torch.Tensor]:
-    """The tensors that the skeleton refers to by number, in the order of the layout.
+    """Return the tensors that the skeleton refers to by number, in the order of the layout.
 
     This is most of the time that `module` takes, hence the local names in the loop.
     """
@@ -361,7 +361,7 @@ def _program(weights: Weights) -> Program:
 
 
 def _built(weights: Weights, named: Mapping[str, Any], *, writable: bool) -> torch.nn.Module:
-    """The module of a model that has no skeleton yet, as a converter would build it."""
+    """Return the module of a model that has no skeleton yet, built as a converter would build it."""
     from trims.image.torch_builders import build_module, own_names
 
     ignore = named.get("ignore", ())
@@ -390,7 +390,7 @@ def _check_versions(name: str, made_with: Mapping[str, str]) -> None:
 
 
 def _renamed(weights: Weights, found: Iterable[str], names: Callable[[str], str]) -> dict[str, str]:
-    """What the module calls each tensor. Raises CallerError."""
+    """Return the module's name of each tensor. Raises CallerError."""
     if not callable(names):
         raise CallerError(f"`names` is a {type(names).__name__}; give a function that takes a name and returns one")
     named: dict[str, str] = {}
@@ -406,7 +406,7 @@ def _renamed(weights: Weights, found: Iterable[str], names: Callable[[str], str]
 
 
 def _tied_names(module: torch.nn.Module) -> list[list[str]]:
-    """Groups of two and more names that stand for the same parameter."""
+    """Return groups of two and more names that stand for the same parameter."""
     groups: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)
@@ -424,7 +424,7 @@ def _complete_tied(tensors: dict[str, torch.Tensor], tied: Sequence[Sequence[str
 def _take_non_persistent(
     module: torch.nn.Module, tensors: dict[str, torch.Tensor], buffers: Collection[str]
 ) -> list[str]:
-    """Fill the buffers that no state dict has, and take them out of `tensors`. Returns those left on meta."""
+    """Fill the buffers that no state dict has, and take them out of `tensors`. Return those left on meta."""
     left = []
     for name in sorted(set(buffers) - set(module.state_dict(keep_vars=True))):
         value = tensors.pop(name, None)

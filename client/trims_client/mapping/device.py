@@ -119,7 +119,10 @@ class DeviceTensor:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, object]:
-        """Version 3. Not flagged read-only, because PyTorch refuses that flag; writing is forbidden all the same."""
+        """Return version 3.
+
+        Not flagged read-only, because PyTorch refuses that flag; writing is forbidden all the same.
+        """
         elements = 1
         for extent in self.shape:
             elements *= extent
@@ -133,7 +136,7 @@ class DeviceTensor:
         }
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """DLDeviceType and the device's number in this process."""
+        """Return DLDeviceType and the device's number in this process."""
         return self._region.dlpack_device
 
     def __dlpack__(
@@ -144,7 +147,7 @@ class DeviceTensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> object:
-        """A capsule over the shared bytes: of DLPack 1.0 and read-only if the borrower knows that version, else older.
+        """Return a capsule over the shared bytes: of DLPack 1.0, read-only, if the borrower knows that; else older.
 
         `stream` is ignored: all copies were complete before the memory could be opened, and it is not written since.
         Raises BufferError, as the protocol requires, if a copy or another device is asked for.
@@ -156,12 +159,12 @@ class DeviceTensor:
         return self.lend(self.dtype, versioned=max_version is not None and max_version[0] >= 1)
 
     def lend(self, dtype: str, *, versioned: bool) -> object:
-        """The capsule. `dtype` may be another one of the same size, for a borrower without a name for this tensor's."""
+        """Return the capsule. `dtype` may be another one of the same size, for a borrower that lacks this tensor's."""
         device, address = self._region.dlpack_device, self.address if self.nbytes else 0
         return dlpack.lend(self._region, address, dtype, self.shape, device, versioned=versioned)
 
     def to_host(self) -> bytearray:
-        """A private copy of its bytes in this process's memory."""
+        """Return a private copy of the tensor's bytes in this process's memory."""
         return self._region.read(self.address, self.nbytes)
 
     def __repr__(self) -> str:
@@ -169,7 +172,7 @@ class DeviceTensor:
 
 
 def _connect(kind: str, uuid: str) -> tuple[Cuda, Device]:
-    """The driver and the device, with the primary context retained once and kept, as frameworks also do."""
+    """Return the driver and the device, with the primary context retained once and kept, as frameworks also do."""
     with _lock:
         if (kind, uuid) not in _connected:
             try:
@@ -207,7 +210,7 @@ class _Open:
         device: UUID of the device.
         head: Keeps the lease for as long as this is open.
         process: Id of the process that opened it.
-        told: The warning that it could not be closed was logged.
+        told: Whether the warning that it could not be closed was logged.
         again_at_s: Time of the next try, on the monotonic clock.
         pause_s: Seconds between the last two tries.
     """
@@ -228,7 +231,7 @@ class _Open:
             _late.append(self)
 
     def _closed(self) -> bool:
-        """Try to close. True if nothing is left to do."""
+        """Try to close. Return whether nothing is left to do."""
         if self.process != os.getpid():  # after a fork: the mapping belongs to the parent, which closes it
             return True
         closed = False

@@ -108,7 +108,7 @@ class _Loan:
     before: int
 
     def given_back(self) -> bool:
-        """True if the borrower is done, or if no borrower took the capsule and no reference to it is left."""
+        """Return whether the borrower is done, or no borrower took the capsule and no reference to it is left."""
         if self.first.value != self.before:
             return True
         # Two references: the attribute and the argument.
@@ -130,7 +130,7 @@ class _Collecting:
         self.gate = background.gate()
 
     def start(self) -> None:
-        """Start the thread if there is none. Called under the lock."""
+        """Start the thread if there is none. Call it under the lock."""
         if self.thread is None:
             self.none_left.clear()
             self.thread = threading.Thread(target=self._run, name="trims-collect", daemon=True)
@@ -163,7 +163,7 @@ def lend(
     *,
     versioned: bool,
 ) -> object:
-    """A capsule for dense memory that must not be written.
+    """Return a capsule for dense memory that must not be written.
 
     Args:
         owner: Kept alive until the borrower is done.
@@ -208,7 +208,7 @@ def _allocated(head_bytes: int, shape: tuple[int, ...], name: bytes) -> tuple[in
 
 
 def collect() -> int:
-    """Release the loans that were given back; returns the number that remain. May be called from any thread."""
+    """Release the loans that were given back. Return the number that remains. May be called from any thread."""
     owners = []
     with _collecting.lock:
         for block, loan in list(_loans.items()):
@@ -224,7 +224,7 @@ def collect() -> int:
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:
-    """Strides of a dense row-major tensor, in elements."""
+    """Return strides of a dense row-major tensor, in elements."""
     found = [1] * len(shape)
     for axis in range(len(shape) - 1, 0, -1):
         found[axis - 1] = found[axis] * shape[axis]

@@ -1,4 +1,4 @@
-"""What a session does when the memory of an open model is lost. Imported only when the daemon sends an event.
+"""Handling of an open model's lost memory in a session. Imported only when the daemon sends an event.
 
 The thread that reads the connection only queues events: it reads for all threads and must not wait for a lock. `hear`
 records losses, and images that lie at a better place; `tell` reports losses to the user, with no lock held.
@@ -44,7 +44,7 @@ class Loss(NamedTuple):
 
 
 def hear(channel: Channel, mappings: MappedImages) -> None:
-    """Record the daemon's events. What this client does not understand is ignored."""
+    """Record the daemon's events. Events that this client does not understand are ignored."""
     while channel.events:
         try:
             event = channel.events.popleft()

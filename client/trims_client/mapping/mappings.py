@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trims_client.connection.channel import Channel
     from trims_client.mapping.device import DeviceRegion
 
-    #: Key, place, device and inode of a segment: each is mapped once.
+    #: Identity of a mapped image: key, place, device and inode of its segment. Each is mapped once.
     Image = tuple[str, str, int, int]
 
 
@@ -125,12 +125,12 @@ class MappedImage:
 
     @property
     def image(self) -> Image:
-        """Under which it is found."""
+        """Return the identity under which the mapping is found."""
         return (self.key, self.place, *self.identity)
 
     @property
     def unmapped(self) -> bool:
-        """True once no view of the memory is left."""
+        """Return whether no view of the memory is left."""
         return self._held.unmapped
 
     def open_device(self, export: Callable[[], Export]) -> None:
@@ -162,14 +162,14 @@ class MappedImage:
             self._held.give_back_all()
 
     def lease_of(self, channel: Channel, number: int | None = None) -> Lease | None:
-        """The lease that this connection granted under that number (None: any of its leases); None if none is held."""
+        """Return the lease that this connection granted under that number (None: any of its leases), or None."""
         for lease in list(self.leases):  # a copy: a finaliser may empty the set
             if lease.channel is channel and number in (None, lease.number):
                 return lease
         return None
 
     def spares(self, lease: Lease) -> bool:
-        """Whether the lease can be given back while the memory is in use: another lease of its connection keeps it.
+        """Return whether the lease can be given back while the memory is in use: its connection has another one.
 
         Why a lease of another connection is not enough:
 
@@ -187,7 +187,7 @@ class MappedImage:
             self.leases.discard(lease)
 
     def lacks_lease(self, channel: Channel) -> bool:
-        """Whether this connection should be asked for a lease.
+        """Return whether this connection should be asked for a lease.
 
         An artifact's own files stay mapped without one: no daemon can take them away.
         """
@@ -195,7 +195,7 @@ class MappedImage:
         return not needs_none and self.lease_of(channel) is None
 
     def ask_once(self, channel: Channel) -> bool:
-        """Whether to ask this connection for a lease; True at most once for each connection."""
+        """Return whether to ask this connection for a lease; True at most once for each connection."""
         if self._asked is channel or not self.lacks_lease(channel):
             return False
         self._asked = channel
@@ -203,10 +203,10 @@ class MappedImage:
 
 
 class Upgrade:
-    """An image that lies at a better place, too, as a daemon has told.
+    """Upgrade of an image that lies at a better place, too, as a daemon has reported.
 
     Attributes:
-        channel: The connection that told it.
+        channel: The connection that reported it.
         key: The image.
         place: The better place.
         looks: How often mappings of the image were looked for.
@@ -230,7 +230,7 @@ class MappedImages:
         lock: Guards this object; reentrant. Never held during a request to the daemon, which may hang, because a close
             needs the lock.
         untold: Lost mappings that were not reported to the user yet.
-        upgrades: Images that lie at a better place now, as the daemon has told. Events come in any thread; the watch
+        upgrades: Images that lie at a better place now, by the daemon's events. Events come in any thread; the watch
             thread sees to them.
         postponed: Mappings whose leases cannot be taken up yet, and the connections that said so. The watch thread asks
             again.
@@ -240,7 +240,7 @@ class MappedImages:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        #: One thread at a time opens memory that no grant brings along. It asks the daemon, hence `lock` will not do.
+        #: Lock for opening memory that no grant brings along. The opener asks the daemon, hence `lock` will not do.
         self._opening = threading.Lock()
         self._by_image: dict[Image, MappedImage] = {}
         self._unborrowed: set[MappedImage] = set()
@@ -256,7 +256,7 @@ class MappedImages:
         forks.adapt_in_children(self)
 
     def after_fork(self) -> None:
-        """In a forked child: the threads that held the locks do not exist here."""
+        """Renew the locks in a forked child: the threads that held the locks do not exist there."""
         self.lock, self._opening = threading.RLock(), threading.Lock()
         for mapping in self.held():
             mapping.attachment.after_fork()
@@ -355,7 +355,10 @@ class MappedImages:
         return mapping
 
     def _map_given(self, image: Image, fd: int, nbytes: int, answer: Message) -> MappedImage:
-        """The head, and behind it the pages that came with the grant. Those that are mapped are taken out of it."""
+        """Map the head, and behind it the pages that came with the grant.
+
+        Pages that are mapped are taken out of `answer`.
+        """
         from trims.memory.pages import Pages
 
         left: list[tuple[int, int, int, int]] = answer["pages"]
@@ -364,7 +367,7 @@ class MappedImages:
         return self._map_files(image, fd, nbytes, [lambda: Pages(*left.pop(0))] * len(left))
 
     def _map_files(self, image: Image, fd: int, nbytes: int, asks: Sequence[Callable[[], Pages]]) -> MappedImage:
-        """The head, and the pages of the artifact's files behind it."""
+        """Map the head, and the pages of the artifact's files behind it."""
         pages = _closed_after_use(asks)
         try:
             return self._map(image, fd, nbytes, pages)
@@ -404,12 +407,12 @@ class MappedImages:
             self._unborrowed.discard(mapping)
 
     def find(self, channel: Channel, number: int) -> MappedImage | None:
-        """The mapping that a lease keeps; None if its grant is not mapped yet, or not any more."""
+        """Return the mapping that a lease keeps; None if its grant is not mapped yet, or not any more."""
         with self.lock:
             return next((each for each in self.held() if each.lease_of(channel, number) is not None), None)
 
     def of_image(self, channel: Channel, key: str) -> list[MappedImage]:
-        """Mappings of an image that a connection's leases keep."""
+        """Return the mappings of an image that a connection's leases keep."""
         with self.lock:
             return [each for each in self.held() if each.key == key and each.lease_of(channel) is not None]
 
@@ -447,7 +450,7 @@ class MappedImages:
         return exchanged
 
     def _moved(self, mapping: MappedImage, place: str, identity: tuple[int, int], lease: Lease) -> None:
-        """Other memory lies under a mapping now. Called under the lock."""
+        """Record that other memory lies under a mapping now. Called under the lock."""
         found = self._by_image.get(mapping.image) is mapping
         if found:
             del self._by_image[mapping.image]
@@ -465,7 +468,7 @@ class MappedImages:
                 self._unborrowed.discard(mapping)
 
     def close_dropped(self) -> None:
-        """Close what was dropped without a close."""
+        """Close the borrows that were dropped without a close."""
         while self.dropped:
             try:
                 self.dropped.popleft().close()
@@ -502,25 +505,25 @@ class MappedImages:
                 mapping.leases.clear()
 
     def to_take_up(self, channel: Channel) -> list[MappedImage]:
-        """Mappings for which this connection must be asked for a lease; each is returned once for each connection."""
+        """Return mappings for which this connection must be asked for a lease, each once for each connection."""
         with self.lock:
             return [mapping for mapping in self.held() if mapping.ask_once(channel)]
 
     def held(self) -> list[MappedImage]:
-        """All mappings whose memory this process can still reach."""
+        """Return all mappings whose memory this process can still reach."""
         with self.lock:
             return [*self._by_image.values(), *self._unborrowed]
 
 
 def _is_about_the_bytes(error: BaseException) -> bool:
-    """Whether an error of mapping says that the memory is not what was announced."""
+    """Return whether an error of mapping says that the memory is not what was announced."""
     if is_system_error(error):
         return not lacks_descriptors(error)
     return isinstance(error, ValueError | KeyError | TypeError | OverflowError)
 
 
 def _closed_after_use(asks: Iterable[Callable[[], Pages]]) -> Generator[Pages]:
-    """Pages, each with its descriptor at hand until the next is asked for: this process may have few to spare."""
+    """Yield pages, each with its descriptor open until the next is asked for: this process may have few to spare."""
     for ask in asks:
         part = ask()
         try:
@@ -530,7 +533,7 @@ def _closed_after_use(asks: Iterable[Callable[[], Pages]]) -> Generator[Pages]:
 
 
 def _forget(images: weakref.ref[MappedImages], mapping: weakref.ref[MappedImage]) -> None:
-    """The memory of a mapping was unmapped. Session and mapping may be gone before it."""
+    """Forget a mapping whose memory was unmapped. Session and mapping may be gone before that."""
     owner, unmapped = images(), mapping()
     if owner is not None and unmapped is not None:
         owner._unborrowed.discard(unmapped)
@@ -554,32 +557,32 @@ class Borrow:
 
     @property
     def mapping(self) -> MappedImage:
-        """The shared mapping. Raises ClosedError."""
+        """Return the shared mapping. Raises ClosedError."""
         return self._open()
 
     @property
     def data(self) -> memoryview:
-        """All bytes, read-only."""
+        """Return all bytes, read-only."""
         return self._open().attachment.data
 
     def private_data(self) -> memoryview:
-        """All bytes, copy-on-write."""
+        """Return all bytes, copy-on-write."""
         return self._open().attachment.private_data()
 
     @property
     def region(self) -> DeviceRegion | None:
-        """The device memory; None on the host."""
+        """Return the device memory; None on the host."""
         return self._open().region
 
     @property
     def place(self) -> str | None:
-        """Where the memory lies now; None after `close`."""
+        """Return where the memory lies now; None after `close`."""
         mapping = self._mapping
         return None if mapping is None else mapping.place
 
     @property
     def lost(self) -> str | None:
-        """See `MappedImage.lost`; None after `close`."""
+        """Return `MappedImage.lost`; None after `close`."""
         mapping = self._mapping
         return None if mapping is None else mapping.lost
 

@@ -1,4 +1,4 @@
-"""Weights in files are mapped page by page before they are read, in the order in which a framework will read them.
+"""Prefault of weights in files: pages are mapped before they are read, in the order of the framework's reads.
 
 A read of a page that is not mapped yet waits. If the file is not cached, the kernel reads some megabytes round that
 page from the disk, and the next ones are asked for only after the answer; a library that reads all of a file by several
@@ -23,14 +23,14 @@ from trims.memory.mapping import c_library
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: So many requests keep a disk busy; each thread waits for one most of its time.
+#: Number of threads: so many requests keep a disk busy; each thread waits for one most of its time.
 _THREADS = 4
-#: Of one system call, which cannot be stopped. Smaller pieces meet each other: round each fault the kernel reads as
+#: Bytes of one system call, which cannot be stopped. Smaller pieces would overlap: round each fault the kernel reads as
 #: much as the device's read_ahead_kb says, often 128 KiB, on some cloud disks 8 MiB.
 _PIECE_BYTES = 8 << 20
-#: Below this, threads take longer than what they save.
+#: Least bytes worth mapping ahead: below, threads take longer than what they save.
 _LEAST_BYTES = 16 << 20
-#: Of <linux/mman.h>: map the pages for reading, as if each had been read. Since Linux 5.14.
+#: Advice of <linux/mman.h>: map the pages for reading, as if each had been read. Since Linux 5.14.
 _POPULATE_READ = 22
 
 
@@ -47,7 +47,7 @@ def map_ahead(ranges: Iterable[tuple[int, int]], owner: object) -> list[threadin
         The threads, which nothing has to wait for; none if there is little to do.
 
     Raises:
-        OSError: The kernel does not tell how much memory is available.
+        OSError: The kernel does not report how much memory is available.
         RuntimeError: No thread can be started.
     """
     pieces = list(_pieces(_joined(ranges), available_bytes() // 2))
@@ -59,7 +59,7 @@ def map_ahead(ranges: Iterable[tuple[int, int]], owner: object) -> list[threadin
     def work(_told: object = weakref.ref(owner, ended.append)) -> None:
         while not ended and (turn := next(turns)) < len(pieces):
             if madvise(*pieces[turn], _POPULATE_READ):
-                return  # an older kernel, a file that was truncated, or memory that is gone: reading tells
+                return  # an older kernel, a file that was truncated, or memory that is gone: reading shows which
 
     threads = [threading.Thread(target=work, name="trims-ahead", daemon=True) for _ in range(_THREADS)]
     for thread in threads:
@@ -68,7 +68,7 @@ def map_ahead(ranges: Iterable[tuple[int, int]], owner: object) -> list[threadin
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    """Begin and end of whole pages; neighbours that follow each other are one."""
+    """Yield begin and end of whole pages; neighbours that follow each other are one."""
     begin = end = 0
     for address, nbytes in ranges:
         first = address // mmap.PAGESIZE * mmap.PAGESIZE
@@ -84,7 +84,7 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> Iterable[tuple[int, int]]:
 
 
 def _pieces(spans: Iterable[tuple[int, int]], most_bytes: int) -> Iterable[tuple[int, int]]:
-    """Address and bytes of what one call maps."""
+    """Yield address and bytes of what one call maps."""
     for begin, end in spans:
         for at in range(begin, end, _PIECE_BYTES):
             if most_bytes <= 0:

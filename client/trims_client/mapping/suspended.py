@@ -99,7 +99,7 @@ class Suspended:
 
 
 def still_current(session: Session, weights: Weights, place: str | None = None) -> bool:
-    """Whether the name of open weights still stands for the memory that they lie in. Raises as `Session.open`."""
+    """Return whether the name of open weights still stands for the memory they lie in. Raises as `Session.open`."""
     channel, answer, fd = _open(session, weights.name, place, None)
     try:
         Lease(channel, _number(answer)).give_back()

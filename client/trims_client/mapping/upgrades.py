@@ -1,6 +1,6 @@
 """Upgrades under readers: weights that are mapped from disk move to shared memory once their image lies there.
 
-The daemon tells a session that an image it reads lies at a better place, too. The watch thread asks for a lease of it
+The daemon reports to a session that an image it reads lies at a better place, too. The watch thread leases the image
 there, puts the new memory under the same addresses in one step, and gives the old lease back. Views and tensors
 stay valid, and no reader waits. If anything is in the way, the weights stay where they are: both places have the same
 bytes. Imported only when there is an upgrade.
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from trims_client.mapping.mappings import MappedImage, MappedImages
 
 log = logging.getLogger(__name__)
-#: How often, about once a second, mappings are looked for: another thread may not have mapped its grant yet.
+#: Number of looks, about one a second, for mappings: another thread may not have mapped its grant yet.
 _LOOKS = 5
 
 
 def upgrade(channel: Channel, mappings: MappedImages) -> None:
-    """Carry out the upgrades that a connection's daemon has told. Never raises."""
+    """Carry out the upgrades that a connection's daemon has reported. Never raises."""
     for _ in range(len(mappings.upgrades)):
         told = mappings.upgrades.popleft()
         if told.channel is not channel or channel.broken:

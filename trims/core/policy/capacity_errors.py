@@ -38,7 +38,7 @@ def _setting(place: Place) -> str:
 
 
 def too_large(books: PlaceBooks, replica: Replica) -> TooLargeError:
-    """The image exceeds the whole tier."""
+    """Return the error for an image that exceeds the whole tier."""
     beside = books.least_need_of(replica) - books.takes(replica.nbytes)
     work = f", and {format_bytes(beside)} more than the reserve for the session that reads it" if beside else ""
     return TooLargeError(
@@ -48,7 +48,7 @@ def too_large(books: PlaceBooks, replica: Replica) -> TooLargeError:
 
 
 def no_room(books: PlaceBooks, replica: Replica, leaving: Replica | None = None) -> CapacityError:
-    """No room, with the numbers that explain why.
+    """Return the error for a lack of room, with the numbers that explain it.
 
     Args:
         books: Of the place.
@@ -81,7 +81,7 @@ def no_room(books: PlaceBooks, replica: Replica, leaving: Replica | None = None)
 
 
 def without_room(books: PlaceBooks, replica: Replica, error: NoSpaceError) -> NoSpaceError:
-    """The machine has less room than the tier's capacity, and evicting idle images has not helped, or none was idle."""
+    """Return the error for a machine with less room than the tier's capacity, once nothing idle is left to evict."""
     held = format_bytes(books.charged_bytes)
     return NoSpaceError(
         f"{error}. Images take {held} at {replica.place}, of the {format_bytes(books.stated_bytes)} that its tier may "
@@ -91,7 +91,7 @@ def without_room(books: PlaceBooks, replica: Replica, error: NoSpaceError) -> No
 
 
 def reserved(books: PlaceBooks, replica: Replica, first: Replica) -> CapacityError:
-    """Room is kept for an earlier request."""
+    """Return the error for room that is kept for an earlier request."""
     return CapacityError(
         f"no room at {replica.place} just now: {format_bytes(books.need_of(replica))} needed; what comes free is kept "
         f"for an earlier request of {format_bytes(books.need_of(first))} that waits with a deadline. Ask again, or set "
@@ -100,7 +100,7 @@ def reserved(books: PlaceBooks, replica: Replica, first: Replica) -> CapacityErr
 
 
 def too_many_files(name: str, needed: int, most: int) -> TooLargeError:
-    """The artifact has more files than the daemon may ever have open for images."""
+    """Return the error for an artifact of more files than the daemon may ever have open for images."""
     return TooLargeError(
         f"{name} takes {needed} open files at file, one for each of its own and one more, and this daemon's limit of "
         f"files allows {most} for all images; raise it (`ulimit -n`, LimitNOFILE=), or open the model without a place"
@@ -108,7 +108,7 @@ def too_many_files(name: str, needed: int, most: int) -> TooLargeError:
 
 
 def no_descriptors(needed: int, held: int, most: int) -> CapacityError:
-    """The daemon has too many files open for one more image. Idle images have been evicted already."""
+    """Return the error for too many open files. Idle images have been evicted already."""
     return CapacityError(
         f"{needed} more needed: {held} files of images are open, and this daemon's limit of files allows {most}; "
         f"raise it (`ulimit -n`, LimitNOFILE=), close readers, or unpin models"
@@ -116,7 +116,7 @@ def no_descriptors(needed: int, held: int, most: int) -> CapacityError:
 
 
 def too_many_leases(tenant: str, most: int) -> QuotaError:
-    """A tenant has as many leases as it may."""
+    """Return the error for a tenant that has as many leases as it may."""
     return QuotaError(
         f"tenant {tenant!r} has {most} leases, as many as it may; close weights, or raise its `leases` in the daemon's "
         f"tenants file"
@@ -124,7 +124,7 @@ def too_many_leases(tenant: str, most: int) -> QuotaError:
 
 
 def too_many_leased(tenant: str, leased_bytes: int, need: int, most: int) -> QuotaError:
-    """A tenant leases as many bytes as it may."""
+    """Return the error for a tenant that leases as many bytes as it may."""
     if need > most:
         return QuotaError(
             f"the model takes {format_bytes(need)} in memory, and tenant {tenant!r} may lease {format_bytes(most)} in "
@@ -137,7 +137,7 @@ def too_many_leased(tenant: str, leased_bytes: int, need: int, most: int) -> Quo
 
 
 def too_much_resident(tenant: str, resident_bytes: int, need: int, most: int) -> QuotaError:
-    """A tenant has as many bytes in memory as it may, and none of them can leave."""
+    """Return the error for a tenant with as many bytes in memory as it may have, none of which can leave."""
     if need > most:
         return QuotaError(
             f"the model takes {format_bytes(need)} in memory, and tenant {tenant!r} may have {format_bytes(most)} "
@@ -151,7 +151,7 @@ def too_much_resident(tenant: str, resident_bytes: int, need: int, most: int) ->
 
 
 def no_such_place(place: Place, known: Iterable[Place]) -> NotSupportedError:
-    """The daemon has no tier there."""
+    """Return the error for a place where the daemon has no tier."""
     names = ", ".join(str(each) for each in known)
     return NotSupportedError(
         f"this daemon has no tier {place}; it has {names}. `trims doctor` says what a missing device lacks"
@@ -159,7 +159,7 @@ def no_such_place(place: Place, known: Iterable[Place]) -> NotSupportedError:
 
 
 def no_pins(place: Place, known: Iterable[Place]) -> NotSupportedError:
-    """Nothing can be pinned at the place."""
+    """Return the error for a place where nothing can be pinned."""
     names = ", ".join(str(each) for each in known if each is not place)
     return NotSupportedError(
         f"nothing can be pinned at {place}: the artifact's own files take none of the daemon's memory; pin at {names}"
@@ -167,7 +167,7 @@ def no_pins(place: Place, known: Iterable[Place]) -> NotSupportedError:
 
 
 def draining() -> DrainingError:
-    """The daemon takes no new requests."""
+    """Return the error of a daemon that takes no new requests."""
     return DrainingError("the daemon is draining: open leases run on, new requests are refused; ask the next daemon")
 
 

@@ -75,7 +75,7 @@ class RankedPolicy(ABC):
         """Smallest goes first; ties go by key."""
 
     def used(self, usage: Usage) -> None:  # noqa: B027 - most policies rank by the usage record alone
-        """Nothing to keep: the usage record says all."""
+        """Do nothing: the usage record says all."""
 
     def idle(self, usage: Usage) -> None:
         """See `Policy.idle`."""
@@ -115,7 +115,7 @@ class LeastRecentlyUsed(RankedPolicy):
     name: ClassVar[str] = "lru"
 
     def rank(self, usage: Usage) -> tuple[float, ...]:
-        """By time of last use."""
+        """Return the time of last use."""
         return (usage.last_used_s,)
 
 
@@ -125,7 +125,7 @@ class LeastFrequentlyUsed(RankedPolicy):
     name: ClassVar[str] = "lfu"
 
     def rank(self, usage: Usage) -> tuple[float, ...]:
-        """By number of opens, then by time of last use."""
+        """Return the number of opens, then the time of last use."""
         return (usage.uses, usage.last_used_s)
 
 
@@ -135,7 +135,7 @@ class FirstInFirstOut(RankedPolicy):
     name: ClassVar[str] = "fifo"
 
     def rank(self, usage: Usage) -> tuple[float, ...]:
-        """By time of sealing."""
+        """Return the time of sealing."""
         return (usage.filled_at_s,)
 
 
@@ -154,7 +154,7 @@ class GreedyDualSizeFrequency(RankedPolicy):
         self._priorities: dict[str, float] = {}
 
     def rank(self, usage: Usage) -> tuple[float, ...]:
-        """By priority, then by time of last use."""
+        """Return the priority, then the time of last use."""
         priority = self._priorities.get(usage.key, self._inflation + _value(usage))
         return (priority, usage.last_used_s)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trims.core.place import Place
     from trims.core.replica import Replica
 
-#: Where bytes count: memory that nothing else can have meanwhile.
+#: Tiers where bytes count: memory that nothing else can have meanwhile.
 MEMORY = (TierKind.CPU, TierKind.GPU)
 #: Shares that count for no tenant: bytes that are not there, or on their way back.
 NOT_RESIDENT = (Share.NONE, Share.LEAVING)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from trims.core.replica import Replica
     from trims.core.residency.ledger import Ledger
 
-#: How long the artifact's own files stay open without a reader: opening them again takes milliseconds.
+#: Keep-alive of the artifact's own files without a reader: opening them again takes milliseconds.
 IN_PLACE_STAYS = KeepAlive(60.0)
 #: Keep-alive is about memory: what an open finds on disk stays until the disk tier needs the room.
 STAYS = KeepAlive(None)
@@ -206,7 +206,7 @@ class Admission:
         return True
 
     def expect_work(self, replica: Replica, nbytes: int) -> None:
-        """Each session that reads the replica needs `nbytes` on the device beside it: activations, libraries' own."""
+        """Record that each session that reads the replica needs `nbytes` on the device: activations, libraries' own."""
         if replica.place.tier is TierKind.GPU and nbytes != replica.workspace_bytes:
             self._ledger.expect_work(replica, nbytes)
 

@@ -19,7 +19,7 @@ class BackgroundFills:
     """All fills that run, or are measured for, and that no request waits for."""
 
     def __init__(self) -> None:
-        #: By generation: the replica, and the places where its fill keeps room from others.
+        #: Fills by generation: the replica, and the places where its fill keeps room from others.
         self._fills: dict[int, tuple[Replica, tuple[Place, ...]]] = {}
         self._at: dict[Place, dict[int, Replica]] = {}
 
@@ -49,7 +49,7 @@ class BackgroundFills:
         return list(self._at.get(place, {}).values())
 
     def all(self) -> list[Replica]:
-        """All of them, oldest first."""
+        """Return all of them, oldest first."""
         return [replica for replica, _ in self._fills.values()]
 
     def __contains__(self, replica: Replica) -> bool:

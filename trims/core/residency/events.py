@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @record
 class KeepAlive:
-    """How long an idle replica stays.
+    """Time that an idle replica stays.
 
     Attributes:
         seconds: 0 not at all (eager), None until the room is needed (lazy).
@@ -311,7 +311,7 @@ class Failed(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """For watchers: a replica changed state."""
+    """Report to watchers that a replica changed state."""
 
     at_s: float
     key: str

@@ -1,4 +1,4 @@
-"""Whether an image can ever be brought where a request wants it: known from its size alone, before it is read."""
+"""Judgement whether an image can ever be brought where a request wants it, from its size, before it is read."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ class Ledger:
         return taken
 
     def expect_work(self, replica: Replica, nbytes: int) -> None:
-        """Each session that reads the replica needs `nbytes` on the device beside it."""
+        """Record that each session that reads the replica needs `nbytes` on the device beside it."""
         books = self.capacity.at[replica.place]
         books.workspace_bytes += (nbytes - replica.workspace_bytes) * len(replica.readers)
         replica.workspace_bytes = nbytes

@@ -61,7 +61,7 @@ def is_sealed(ledger: Ledger, key: str, place: Place) -> bool:
 
 
 class Verdict(Enum):
-    """Whether an image should be copied from a file into shared memory behind its readers; the value says why."""
+    """Verdict whether an image should be copied from a file into shared memory; the value says why."""
 
     NO_MEMORY = "there is no shared memory"
     THERE = "it is there"

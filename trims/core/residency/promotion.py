@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: Copies behind the readers of files: they share disk and memory with what requests wait for.
 _EARNED_AT_ONCE = 2
-#: Where sessions on the host read, best first; where an image is brought for a device.
+#: Places where sessions on the host read, best first; an image for a device is brought there.
 HOSTS = (CPU, DISK)
 
 

@@ -30,8 +30,8 @@ class ReplicaTable:
 
     Attributes:
         replicas: By image key and place.
-        by_key: The same, by image key, then by place. An image lies at a few places at most.
-        by_place: The same, by place, then by image key.
+        by_key: Replicas by image key, then by place. An image lies at a few places at most.
+        by_place: Replicas by place, then by image key.
     """
 
     def __init__(self, places: Iterable[Place], peers: Collection[tuple[Place, Place]] = ()) -> None:
@@ -68,7 +68,7 @@ class ReplicaTable:
         return self.replicas.get((key, place))
 
     def places_of(self, key: str) -> list[Replica]:
-        """All replicas of an image, fastest place first."""
+        """Return all replicas of an image, fastest place first."""
         found = self.by_key.get(key, {})
         if len(found) < 2:
             return list(found.values())

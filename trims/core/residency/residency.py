@@ -154,7 +154,7 @@ class Residency:
         return self.table.find(key, place)
 
     def places_of(self, key: str) -> list[Replica]:
-        """All replicas of an image, fastest place first."""
+        """Return all replicas of an image, fastest place first."""
         return self.table.places_of(key)
 
     def in_memory(self, key: str, in_place: str | None = None) -> Verdict:
@@ -297,7 +297,7 @@ class Residency:
         self._handlers[Requested] = self._requested_while_draining
 
     def _requested_while_draining(self, event: Requested) -> None:
-        """Only what the store asks for itself is still taken."""
+        """Refuse a request, unless the store asks for its own sake."""
         if event.waiter.internal:
             self._admission.request(event)
         else:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Waiters:
-    """Which waiter waits for which replica. A replica knows its waiters; a ticket leads to the replica.
+    """Index of waiters and what they wait for. A replica knows its waiters; a ticket leads to the replica.
 
     Attributes:
         by_ticket: The replica each waits for.

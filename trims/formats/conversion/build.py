@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from trims.formats.base import Limits
 
-#: Beside the artifact's files: which of them is the main one, and what made them.
+#: Record beside the artifact's files: which of them is the main one, and what made them.
 RECORD = "trims-build.json"
 _LOOK_AGAIN_S = 0.05
 

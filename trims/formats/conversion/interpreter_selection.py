@@ -1,4 +1,4 @@
-"""Which environment a model's framework runs in: the same answer for converters and for predictors.
+"""Selection of the environment that a model's framework runs in: one answer for converters and for predictors.
 
 1. The interpreter that is configured for the framework (`environments`), if its version satisfies the manifest.
 2. The environment of this process, if it does.

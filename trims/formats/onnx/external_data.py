@@ -34,8 +34,8 @@ _PATHS = {
 _GRAPH_FIELD = 7
 _EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 13, 14, 1
 _KEY, _VALUE = 1, 2
-#: Every tensor that is stored externally has an entry with the key `location`, a field 1 of eight bytes; longer forms
-#: of both numbers are allowed.
+#: Entry of a tensor that is stored externally: its key is `location`, a field 1 of eight bytes; longer forms of both
+#: numbers are allowed.
 _NAMES_A_FILE = re.compile(rb"(?:\x0a|\x8a\x80*\x00)(?:\x08|\x88\x80*\x00)location")
 #: Messages that are searched for such an entry before they are walked, and the bytes of a file searched at most.
 _SEARCHED, _SEARCHED_BYTES = ("node", "function"), 64 << 20

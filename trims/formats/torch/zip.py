@@ -72,7 +72,7 @@ def _contents(
         path: The file.
         key: See `read_checkpoint`.
         most_bytes: A longer pickle is not read.
-        directory_bytes: The same for the zip directory; None for the bound of one file.
+        directory_bytes: A longer zip directory is not read; None for the bound of one file.
     """
     file = SourceFile.look(path)
     with open_source(path) as fd:

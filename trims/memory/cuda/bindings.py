@@ -77,7 +77,7 @@ class Driver:
         self._context: Any = None
 
     def devices(self) -> Sequence[Device]:
-        """All devices this process can see."""
+        """Return all devices this process can see."""
         return [_describe(device, _peers(device)) for device in _all()]
 
     def retain(self, uuid: str) -> Device:

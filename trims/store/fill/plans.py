@@ -85,7 +85,7 @@ class Plans:
                     plan.conversion.give_way(yes=False)
 
     def measure(self, replica: ReplicaId, plan: Plan) -> int:
-        """Plan the conversion; returns the image's length in bytes. Blocks. Raises as `Conversion.plan`."""
+        """Plan the conversion. Return the image's length in bytes. Blocks. Raises as `Conversion.plan`."""
         nbytes = self._start(plan, in_place=replica.place is FILE).plan()
         _check_unchanged(plan.resolved)
         dropped: list[Plan] = []
@@ -103,7 +103,7 @@ class Plans:
         return nbytes
 
     def take_in_place(self, replica: ReplicaId) -> InPlacePlan:
-        """The plan of a replica that is served from the artifact's own files. Blocks, raises as `measure`."""
+        """Take the plan of a replica that is served from the artifact's own files. Blocks, raises as `measure`."""
         plan = self._plan(replica)
         try:
             if plan.conversion is None:
@@ -116,13 +116,13 @@ class Plans:
             self.drop(replica)
 
     def descriptors_of(self, replica: ReplicaId) -> int:
-        """How many descriptors a replica that was measured will take."""
+        """Return how many descriptors a replica that was measured will take."""
         plan = self._plans.get(replica)
         made = None if plan is None else plan.conversion
         return 1 + len(made.planned().pages) if isinstance(made, InPlace) else 1
 
     def mount_of(self, replica: ReplicaId) -> str:
-        """The mount point of the artifact that a replica is made of."""
+        """Return the mount point of the artifact that a replica is made of."""
         plan = self._plans.get(replica)
         return "/" if plan is None else plan.resolved.mount
 

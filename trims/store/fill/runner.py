@@ -58,8 +58,8 @@ _PLANNERS = 2
 _PLANNING_READERS = 2
 #: Seconds after which files in place are read ahead; what a session reads at once comes by its own page faults.
 _READ_AHEAD_AFTER_S = 0.01
-#: How often a failed free is tried again, and the seconds between two tries. After that the memory counts as freed, and
-#: the log says what was left where.
+#: Tries of a failed free, and the seconds between two. After the last the memory counts as freed, and the log says what
+#: was left where.
 FREE_TRIES = 4
 FREE_PAUSE_S = 1.0
 #: Seconds that the end of a daemon waits for fills to stop; one may hang in a dead file system.
@@ -70,7 +70,7 @@ _READERS_END_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a fill is, in bytes; `total_bytes` is 0 while it is being measured."""
+    """Progress of a fill, in bytes; `total_bytes` is 0 while it is being measured."""
 
     done_bytes: int
     total_bytes: int
@@ -149,7 +149,7 @@ class Runner:
         self._readers = readers or self._planners
         self._planning = Slots(_PLANNING_READERS)
         self._copiers = pools("copy", workers, niceness=BEHIND)
-        #: For fills that no request waits for: by mount point of the artifact, or "" for copies.
+        #: Workers for fills that no request waits for: by mount point of the artifact, or "" for copies.
         self._behind_fills: dict[str, Pool] = {}
         self._freers = pools("free", 2, niceness=BEHIND)
         self._verifiers = pools("verify", 1, niceness=LAST)
@@ -168,7 +168,7 @@ class Runner:
         self.sealed: dict[ReplicaId, Extent] = {}
         #: Descriptors that all sealed replicas take together.
         self._descriptors = 0
-        #: Measurements and fills that no request waits for.
+        #: Replicas whose measurement or fill no request waits for.
         self._unawaited: set[ReplicaId] = set()
         #: Fills and measurements of `_unawaited` that have not begun, and how ordinary workers begin them.
         self._in_line: dict[ReplicaId, Callable[[], None]] = {}
@@ -212,12 +212,12 @@ class Runner:
             self._descriptors += _descriptors_of(extent) - _descriptors_of(before)
 
     def progress(self, key: str, place: Place) -> Progress | None:
-        """How far the fill is; None if none is running."""
+        """Return how far the fill is; None if none is running."""
         return self._progress.get((key, place))
 
     @property
     def unverified_bytes(self) -> int:
-        """Bytes that an earlier daemon left and that are still to be read and hashed."""
+        """Return the bytes that an earlier daemon left and that are still to be read and hashed."""
         with self._lock:
             return sum(self._unverified.values())
 
@@ -323,14 +323,14 @@ class Runner:
         self._fill_once_there_is_a_descriptor(pool, replica, nbytes, source, in_line=in_line)
 
     def _behind_pool(self, where: str) -> Pool:
-        """The worker for fills that no request waits for. Called under the lock."""
+        """Return the worker for fills that no request waits for. Called under the lock."""
         pool = self._behind_fills.get(where)
         if pool is None:
             pool = self._behind_fills[where] = self._new_pool("behind", 1, niceness=BEHIND)
         return pool
 
     def _pool_of(self, replica: ReplicaId) -> Pool:
-        """Workers for a fill from the artifact."""
+        """Return the workers for a fill from the artifact."""
         if replica.place is FILE:
             return self._readers.of(self._plans.mount_of(replica))
         if self._plans.needs_child(replica):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Workspaces:
-    """All that is known of it, by image key.
+    """Workspaces that models need on devices, by image key.
 
     Args:
         catalog: Remembers it between lives.

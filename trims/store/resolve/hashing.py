@@ -89,7 +89,7 @@ class Part:
 
 
 class Progress:
-    """How far the files of one lookup were read. For one thread at a time.
+    """Progress of reading the files of one lookup. For one thread at a time.
 
     Attributes:
         least_bytes: The fewest bytes that an image of the artifact can take; None until that was found out.

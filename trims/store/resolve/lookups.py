@@ -334,7 +334,7 @@ class Lookups:
         self._end(look, result)
 
     def _go_on_later(self, look: _Look, where: str) -> None:
-        """A long file is to be read, or read on, once others have had their turn."""
+        """Go on once others have had their turn: a long file is to be read, or read on."""
         with self._lock:
             look.running = False
             if not self._is_wanted(look):
@@ -343,7 +343,7 @@ class Lookups:
         self._look_soon(look, where, long=True)
 
     def _go_on_if_wanted(self, look: _Look, where: str) -> None:
-        """No ask waited for a look, and its worker stopped: go on if one has joined it since."""
+        """Go on with a look that stopped, because no request waited for it, if one has joined it since."""
         with self._lock:
             look.running = False
             if not look.asks or self._stopped:
@@ -352,7 +352,7 @@ class Lookups:
         self._look_soon(look, where)
 
     def _give_up(self, look: _Look) -> None:
-        """Remember how far its files were read. Called under the lock."""
+        """Remember how far the look's files were read. Called under the lock."""
         self._ends(look)
         kept = look.progress.keep() if self._resolver.compares else None
         if kept is not None:
@@ -361,7 +361,7 @@ class Lookups:
                 self._unfinished.popitem(last=False)
 
     def _go_on_with_digest(self, look: _Look) -> None:
-        """All asks of a look wait for the artifact to be read, together with those that wait for that already."""
+        """Let all requests of a look wait for the artifact to be read, with those that wait for that already."""
         with self._lock:
             self._ends(look)
             asks = [ask for ticket, ask in look.asks.items() if self._by_ticket.get(ticket) is look]

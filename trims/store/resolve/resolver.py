@@ -1,4 +1,4 @@
-"""From a name to an image key: manifest, files, digests, recipe.
+"""Resolution from a name to an image key: manifest, files, digests, recipe.
 
 The first resolution reads every byte of the artifact once (blake3, and sha256 where the manifest states one); later
 ones compare identities. The key is content-true: digests of all files, and everything else the image depends on.
@@ -169,12 +169,12 @@ class Resolver:
 
     @property
     def compares(self) -> bool:
-        """Whether a file whose identity is the same is taken to hold the same bytes."""
+        """Return whether a file whose identity is unchanged is taken to hold the same bytes."""
         return not self._always_hash
 
     @property
     def in_place(self) -> bool:
-        """Whether any artifact may be served before it was read."""
+        """Return whether any artifact may be served before it was read."""
         return self._in_place
 
     def known(self, name: str) -> Resolved | None:
