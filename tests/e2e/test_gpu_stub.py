@@ -53,7 +53,7 @@ def test_the_tests_for_a_device_pass_through_nvidias_packages(machine: dict[str,
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=500,
     )
     assert done.returncode == 0, done.stdout[-6000:]
     suite = ET.parse(report).getroot().find("testsuite")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: A command that needs all others, and those that need none and are registered behind those of other packages.
 _COMPLETION, _ALONE = "completion", ("schema", "version")
+#: Variables that clients are told by where a daemon is.
+_EVERYDAY = ("TRIMS_RUNTIME_DIR", "TRIMS_STATE_DIR", "TRIMS_ENVIRONMENTS_DIR")
 #: Columns of what a command does, in the help.
 _HELP_COLUMNS = 66
 
@@ -64,6 +66,18 @@ def build_parser(command: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+def _name_unknown_variables() -> None:
+    """Print which `TRIMS_` variables have no meaning: the command would ask another daemon than was meant.
+
+    The daemon's settings, which know all names, are imported only if there is one beside those of every day.
+    """
+    if any(name.startswith("TRIMS_") and name not in _EVERYDAY for name in os.environ):
+        from trims.daemon.config import unknown_variables
+
+        for sentence in unknown_variables():
+            sys.stderr.write(f"trims: {sentence}\n")
+
+
 def _command_in(words: Sequence[str]) -> str | None:
     """Return the command of a command line; None if it has none."""
     given = iter(words)
@@ -96,6 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if words == ["--version"]:
             sys.stdout.write(f"trims {trims.__version__}\n")
             return 0
+        _name_unknown_variables()
         parser = build_parser(_command_in(words))
         options = parser.parse_args(words)
         if options.command is None:

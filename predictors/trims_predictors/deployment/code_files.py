@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+from collections import deque
 from typing import TYPE_CHECKING
 
 from trims.image.modules_beside import files_beside
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
 
 #: Files of one model that are looked at, at most once a second.
 _MOST_FILES = 512
+#: Folders of one model that are searched for them.
+_MOST_FOLDERS = 64
 
 
 def code_identity(manifest: Manifest) -> str:
     """Return another text once code beside the manifest was edited; empty if the manifest names none that lies there.
 
-    Modules that the named one may import from the same folder count as well: all of the folder, and of the packages
-    that the name leads through. Looks at files; call it from a worker.
+    Modules that the named one may import from there count as well: all of the folder, of the packages that the name
+    leads through, and of folders below these that have modules. Looks at files; call it from a worker.
     """
     named: dict[str, None] = {}
     for module in _modules(manifest):
@@ -47,14 +50,30 @@ def _modules(manifest: Manifest) -> Iterator[str]:
     steps = (*manifest.preprocess, *manifest.postprocess)
     calls = [manifest.predictor.call, manifest.predictor.function]
     calls += [str(step.fields["call"]) for step in steps if step.kind == CALL_STEP]
+    # Which makes the module of a torch model: a predictor that starts imports it again.
+    builder = manifest.artifact.options.get("module")
+    calls += [builder] if isinstance(builder, str) else []
     yield from (call.partition(":")[0] for call in calls if call)
 
 
 def _python_files(folder: str) -> list[str]:
-    try:
-        return sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".py"))
-    except OSError:  # it is being replaced: its files count once they are there
-        return []
+    """Return modules in a folder and below it, those of outer folders first; a large tree is cut off."""
+    found: list[str] = []
+    waiting = deque([folder])
+    for _ in range(_MOST_FOLDERS):
+        if not waiting:
+            break
+        inner = waiting.popleft()
+        try:
+            with os.scandir(inner) as listed:
+                entries = sorted(listed, key=lambda entry: entry.name)
+        except OSError:  # it is being replaced: its files count once they are there
+            continue
+        modules = [entry.path for entry in entries if entry.name.endswith(".py")]
+        found += modules
+        if modules or inner == folder:
+            waiting.extend(entry.path for entry in entries if entry.name.isidentifier() and entry.is_dir())
+    return found
 
 
 def _facts(path: str) -> str:

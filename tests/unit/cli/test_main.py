@@ -113,3 +113,13 @@ def test_help_and_version_are_commands_too(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == f"trims {trims.__version__}\n"
     assert command.main(["version", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["version"] == trims.__version__
+
+
+def test_a_misspelt_variable_is_named_by_every_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRIMS_RUNTIMEDIR", "/x")
+    assert command.main(["version"]) == 0
+    told = capsys.readouterr()
+    assert "TRIMS_RUNTIMEDIR has no meaning to trims; did you mean TRIMS_RUNTIME_DIR?" in told.err
+    assert told.out.startswith("trims ")

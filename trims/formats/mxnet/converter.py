@@ -34,6 +34,10 @@ PROGRAM_KIND = "mxnet-symbol"
 _SYMBOL_SUFFIX = "-symbol.json"
 _PARAMS = re.compile(r"(?P<prefix>.+)-(?P<epoch>[0-9]{4,})\.params\Z", re.DOTALL)
 _MAX_SYMBOL_BYTES = 64 << 20
+#: Type of parameters -> the protocol's.
+_OF_PARAMETERS = {
+    "F64": "FP64", "F16": "FP16", "U8": "UINT8", "I8": "INT8", "I32": "INT32", "I64": "INT64", "BOOL": "BOOL",
+}  # fmt: skip
 #: Suffix of the inputs that losses take besides the data: answers need none of them.
 _LABEL = "_label"
 #: A shape as an attribute has it, of at least one length: that of no length says that the shape is not known.
@@ -86,18 +90,22 @@ class MxnetConverter:
         """Return the inputs of the graph; outputs are not stated.
 
         Where a variable of the symbol does not state shape and type, as is usual, all inputs are hints only (`seen`):
-        numbers without a type are FP32, which most graphs take.
+        they have the type of the parameters, or FP32 where these have several.
         """
         symbol, params = sorted(artifact.files[:2], key=_is_symbol, reverse=True)
-        known = {array.name.partition(":")[2] for array in read_params(SourceFile.look(params))}
+        arrays = read_params(SourceFile.look(params))
+        known = {array.name.partition(":")[2] for array in arrays}
         file = SourceFile.look(symbol)
         nodes = _nodes(_body(file), file.path)
         free = [node for node in nodes if node["op"] == "null" and node["name"] not in known]
         stated = {node["name"]: _stated(node) for node in free}
         if None not in stated.values():
             return Signature(tuple(filter(None, stated.values())))
+        (dtype, *others) = {_OF_PARAMETERS.get(array.dtype, "FP32") for array in arrays} or {"FP32"}
         hints = (
-            each or TensorType(name, "FP32", (ANY_RANK,)) for name, each in stated.items() if not name.endswith(_LABEL)
+            each or TensorType(name, "FP32" if others else dtype, (ANY_RANK,))
+            for name, each in stated.items()
+            if not name.endswith(_LABEL)
         )
         return Signature(tuple(hints), seen=True)
 

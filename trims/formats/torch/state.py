@@ -26,13 +26,14 @@ if TYPE_CHECKING:
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 #: Names of training state, which may hold tensors and is no part of a model: usual ones, and such as say so in part.
 _TRAINING = re.compile(
-    r"\A(((lr|g|d)_)?(optim(izer)?|scheduler)s?(_(g|d|states?|state_dicts?))?|callbacks|loops)\Z", re.IGNORECASE
+    r"\A(((lr|g|d)_)?(optim(izer)?|scheduler)s?(_(g|d|states?|state_dicts?))?|callbacks|loops|(\w+_)?rng_states?(_all)?)\Z",
+    re.IGNORECASE,
 )
 #: Name, in a state dict, of a module's own state.
 _EXTRA_STATE = "_extra_state"
 _PERHAPS_TRAINING = re.compile(r"optim|scheduler|rng|random_state", re.IGNORECASE)
 #: Names under which a tensor without dimensions is a number about the training.
-_METRIC = re.compile(r"acc|best|epoch|iter|loss|lr|metric|score|step", re.IGNORECASE)
+_METRIC = re.compile(r"(acc|accuracy|best|epochs?|iter|iterations?|loss|lr|metric|score|steps?)\d*\Z", re.IGNORECASE)
 #: Limits of an error: keys that it lists, letters of each, and containers searched for state dicts to propose.
 _SHOWN, _SHOWN_LETTERS, _SEARCHED = 20, 80, 1000
 
@@ -204,8 +205,10 @@ def _with_weights(
 
 
 def _is_training(name: str, value: Any, is_tensor: Callable[[Any], bool]) -> bool:
-    """Return whether a value is state of a training: `optimizer_head` may be a part of the model, a dict of tensors."""
-    return bool(_TRAINING.match(name) or (_PERHAPS_TRAINING.search(name) and not _has_tensors(value, is_tensor)))
+    """Return whether a value is state of a training. A dict of tensors such as `optimizer_head` is none."""
+    if _TRAINING.match(name):
+        return True
+    return _PERHAPS_TRAINING.search(name) is not None and not (is_tensor(value) or _has_tensors(value, is_tensor))
 
 
 def _holds(value: Any, is_weight: Callable[[Any], bool], seen: set[int]) -> bool:

@@ -144,6 +144,17 @@ def test_inputs_are_known_if_each_variable_states_shape_and_type(tmp_path: Path)
         assert signature(tmp_path, whole, other) == Signature(hints, seen=True)
 
 
+@pytest.mark.parametrize(("dtypes", "hint"), [(("F64",), "FP64"), (("I32",), "INT32"), (("F32", "F64"), "FP32")])
+def test_an_input_is_taken_to_have_the_type_of_the_parameters(
+    tmp_path: Path, dtypes: tuple[str, ...], hint: str
+) -> None:
+    arrays = {f"arg:w{dtype}": array(dtype, (2,)) for dtype in dtypes}
+    symbol = {"nodes": [{"op": "null", "name": name} for name in ("data", *(f"w{dtype}" for dtype in dtypes))]}
+    main = save(tmp_path, arrays, symbol)
+    (found,) = CONVERTER.signature(Artifact("mxnet", CONVERTER.files(main, {}))).inputs
+    assert (found.name, found.dtype) == ("data", hint)
+
+
 def test_the_label_of_a_loss_is_no_input_of_a_request(tmp_path: Path) -> None:
     symbol = {"nodes": [{"op": "null", "name": name} for name in ("data", "w", "softmax_label")]}
     main = save(tmp_path, {"arg:w": array("F32", (2,))}, symbol)

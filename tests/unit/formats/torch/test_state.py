@@ -28,6 +28,7 @@ def is_tensor(value: Any) -> bool:
         ({"model": {"w": b"1", "step": 2}, "optimizer": {}}, {"w": b"1"}, ["optimizer", "step"]),
         ({"model": {"epochs": 1}, "w": b"1"}, {"w": b"1"}, ["model"]),
         ({}, {}, []),
+        ({"state_dict": {"w": b"1"}, "cuda_rng_state_all": [b"2"]}, {"w": b"1"}, ["cuda_rng_state_all"]),
         ({"state_dict": {"w": b"1"}, "optimizer_G": {"w": b"2"}}, {"w": b"1"}, ["optimizer_G"]),
         ({"state_dict": {"w": b"1"}, "my_optim": {"state": {0: {"m": b"2"}}}}, {"w": b"1"}, ["my_optim"]),
     ],
@@ -50,6 +51,7 @@ def test_what_has_no_weights_is_refused(loaded: Any) -> None:
         {"w": b"1", "layers": [{"w": b"2"}]},
         {"model": {"w": b"1"}, "logit_scale": b"2"},
         {"state_dict": {"w": b"1"}, "optimizer_head": {"w": b"2"}},
+        {"state_dict": {"w": b"1"}, "optimal_queries": b"2"},
     ],
 )
 def test_a_checkpoint_with_tensors_beside_its_weights_is_refused_with_its_keys(loaded: Any) -> None:

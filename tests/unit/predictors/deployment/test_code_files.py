@@ -58,6 +58,34 @@ def test_code_that_is_edited_replaced_or_removed_has_another_identity(
     assert code_identity(manifest(code, **fields)) != after_helper
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"predictor": {"function": "own.part:run"}},
+        {"predictor": {"call": "mine:Model"}},
+        {"artifact": {"path": "m.npz", "options": {"module": "own.part:build"}}},
+    ],
+)
+def test_modules_of_inner_packages_count(code: Path, fields: dict[str, Any]) -> None:
+    deep = code / "own" / "sub" / "deep.py"
+    deep.parent.mkdir()
+    deep.write_text("NUMBER = 1\n")
+    before = code_identity(manifest(code, **fields))
+    deep.write_text("NUMBER = 2\n")
+    assert code_identity(manifest(code, **fields)) != before
+
+
+def test_a_tree_of_folders_without_modules_is_not_walked(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code / "data" / "inner").mkdir(parents=True)
+    (code / "data" / "inner" / "late.py").touch()
+    looked = []
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looked.append(str(path)) or scandir(path))
+    code_identity(manifest(code, predictor={"call": "mine:Model"}))
+    assert str(code / "data") in looked
+    assert str(code / "data" / "inner") not in looked
+
+
 def test_code_of_installed_packages_and_other_files_of_the_folder_do_not_count(code: Path) -> None:
     assert code_identity(manifest(code, predictor={"call": "json.decoder:JSONDecoder"})) == ""
     assert code_identity(manifest(code)) == ""
