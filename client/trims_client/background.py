@@ -20,7 +20,7 @@ _ended = threading.Event()
 
 
 def gate() -> threading.Lock:
-    """The lock that one background thread holds whenever it works, and never while it waits."""
+    """Return the lock that one background thread holds whenever it works, and never while it waits."""
     made = threading.Lock()
     _gates[id(made)] = made
     if _ended.is_set():

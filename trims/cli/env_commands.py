@@ -67,7 +67,7 @@ def _add(
 
 
 def _environment_store(options: argparse.Namespace) -> EnvironmentStore:
-    """The folder of environments, without what killed commands have left in it."""
+    """Return the folder of environments, without what killed commands have left in it."""
     from trims.environments.environment_store import EnvironmentStore, default_folder
 
     env_store = EnvironmentStore(

@@ -65,7 +65,7 @@ def convert(source: str, fd: int) -> int:
 
 
 def _registry_with(source: str, scratch: Path, config: Config) -> tuple[Registry, str]:
-    """A registry that has the source, and the name it has there."""
+    """Return a registry that has the source, and the name it has there."""
     path = Path(source)
     if not path.is_file():
         return open_registry(config.registry, config.state_dir), source

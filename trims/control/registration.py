@@ -44,7 +44,7 @@ def register_again(model: Model) -> pb.RegisterRequest:
 
 
 def name_in(request: pb.RegisterRequest) -> str:
-    """The name that a registration is for; empty if its manifest has none."""
+    """Return the name that a registration is for; empty if its manifest has none."""
     raw = load_yaml(request.manifest_yaml)
     return str(raw.get("name", "")) if isinstance(raw, dict) else ""
 

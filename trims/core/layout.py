@@ -38,7 +38,7 @@ MAX_DIMENSIONS = 64
 
 
 def element_count(shape: tuple[int, ...]) -> int:
-    """Number of elements; 1 for a scalar, 0 if any dimension is 0."""
+    """Return the number of elements; 1 for a scalar, 0 if any dimension is 0."""
     return prod(shape)
 
 
@@ -102,7 +102,7 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all distinct tensors: what is tied counts once."""
+        """Return the bytes of all distinct tensors: what is tied counts once."""
         largest: dict[int, int] = {}
         for spec in self:
             largest[spec.offset] = max(spec.nbytes, largest.get(spec.offset, 0))

@@ -44,12 +44,12 @@ class Place:
     device: int = 0
 
     def __new__(cls, tier: TierKind, device: int = 0) -> Place:  # noqa: PYI034 - not a class to inherit from
-        """The one object of this place."""
+        """Return the one object of this place."""
         known = _PLACES.get((tier, device))
         return known if known is not None else _PLACES.setdefault((tier, device), object.__new__(cls))
 
     def __reduce__(self) -> tuple[type[Place], tuple[TierKind, int]]:
-        """A copy, also in another process, is the one object there."""
+        """Pickle by tier and device: a copy, also in another process, is the one object there."""
         return Place, (self.tier, self.device)
 
     @classmethod

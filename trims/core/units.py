@@ -49,5 +49,5 @@ def format_seconds(seconds: float) -> str:
 
 
 def align_up(offset_bytes: int, alignment_bytes: int) -> int:
-    """The smallest multiple of the alignment that is not below the offset."""
+    """Return the smallest multiple of the alignment that is not below the offset."""
     return -(-offset_bytes // alignment_bytes) * alignment_bytes

@@ -144,7 +144,7 @@ class EndpointKeeper:
 
 
 def endpoint_of(config: Config, missing: Callable[[], str] | None = None) -> EndpointKeeper:
-    """The endpoint of a daemon with these settings.
+    """Return the endpoint of a daemon with these settings.
 
     Args:
         config: Of the daemon.
@@ -173,7 +173,7 @@ def endpoint_of(config: Config, missing: Callable[[], str] | None = None) -> End
 
 
 def _missing() -> str:
-    """The first package of the extra `endpoint` that is not installed, with the remedy. Imports none of them."""
+    """Return the first package of the extra `endpoint` that is not installed, with the remedy. Imports none of them."""
     try:
         stated = importlib.metadata.requires("trims") or []
     except importlib.metadata.PackageNotFoundError:

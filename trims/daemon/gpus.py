@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def gpu_tiers(config: Config) -> tuple[list[GpuTier], str]:
-    """The tiers `config.gpus` asks for, each with a keeper that serves; and why there is none, empty if there is one.
+    """Return the tiers `config.gpus` asks for, each with a keeper that serves; and why there is none, else empty text.
 
     `auto` takes what there is, none included, and logs why; devices that are named must be there.
 

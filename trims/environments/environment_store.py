@@ -224,7 +224,7 @@ class EnvironmentStore:
 
     @contextlib.contextmanager
     def workplace(self) -> Iterator[tuple[Path, int]]:
-        """A folder for the block, and the descriptor of its lock; removed afterwards, or by the next sweep."""
+        """Yield a folder for the block, and the descriptor of its lock; removed afterwards, or by the next sweep."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o755)
         folder = Path(tempfile.mkdtemp(prefix=_WORK, dir=self.folder))
         fd = os.open(folder / _HELD, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -70,7 +70,7 @@ def plain_environment() -> dict[str, str]:
 
 
 def find_interpreter(wanted: str = "", uv: str | None = None) -> Interpreter:
-    """The Python that is meant.
+    """Return the Python that is meant.
 
     Args:
         wanted: A version such as `3.10`, a path, or empty for the Python that this process runs on.

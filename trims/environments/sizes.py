@@ -10,7 +10,10 @@ if TYPE_CHECKING:
 
 
 def bytes_under(folder: Path) -> int:
-    """Bytes on disk of all that lies in it. A file under several names counts once; links are not followed."""
+    """Return the bytes on disk of all that lies in it.
+
+    A file under several names counts once; links are not followed.
+    """
     seen: set[tuple[int, int]] = set()
     total = 0
     for place, _, names in os.walk(folder):

@@ -35,7 +35,7 @@ class CopyPlan:
     files: Sequence[SourceFile]
 
     def explain(self, error: SourceFailedError) -> ArtifactError:
-        """A file that failed, by its path."""
+        """Return the error for a file that failed, by its path."""
         path = self.files[error.file - 1].path
         if error.errno is None:
             return ArtifactError(f"{path} ended at {error.at} while it was read: truncated meanwhile?")
@@ -54,7 +54,7 @@ def is_carriable(plan: ImagePlan) -> bool:
 
 @contextlib.contextmanager
 def as_order(plan: ImagePlan, target: int, *, large_pages: bool) -> Iterator[CopyPlan]:
-    """The task that makes the image in a target, which is zeroed and has its length. Its files are open for the block.
+    """Yield the task that makes the image in a zeroed target of its length. Its files are open for the block.
 
     Raises ArtifactError for a file that cannot be opened, CapacityError where no file can.
     """

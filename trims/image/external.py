@@ -11,7 +11,7 @@ from trims.core.errors import CallerError
 
 
 def pad_name(name: str, letters: int) -> str:
-    """A relative path of exactly so many bytes in UTF-8 that leads to the same file as `name`.
+    """Return a relative path of exactly so many bytes in UTF-8 that leads to the same file as `name`.
 
     Raises CallerError if the name is longer.
     """
@@ -25,5 +25,5 @@ def pad_name(name: str, letters: int) -> str:
 
 
 def exchange_name(body: bytes, before: str, name: str) -> bytes:
-    """The body with the padded name `before` exchanged for another file's. Raises as `pad_name`."""
+    """Return the body with the padded name `before` exchanged for another file's. Raises as `pad_name`."""
     return body.replace(before.encode(), pad_name(name, len(before.encode())).encode())

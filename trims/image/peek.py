@@ -26,7 +26,7 @@ _PROGRAM_LENGTH = struct.Struct("<I")
 
 
 def described_bytes(fd: int, nbytes: int, name: str) -> int:
-    """Bytes of JSON and tables that reading this file takes, from three short reads.
+    """Return how many bytes of JSON and tables reading this file takes, from three short reads.
 
     A program's body is copied and not parsed, so it counts for less. Raises ArtifactError if the header's length cannot
     be true.
@@ -46,7 +46,7 @@ def described_bytes(fd: int, nbytes: int, name: str) -> int:
 
 
 def without_weights(fd: int, nbytes: int) -> mmap.mmap:
-    """A sparse copy of an image in memory of its own: header, index and program, zeros for weights.
+    """Return a sparse copy of an image in memory of its own: header, index and program, zeros for weights.
 
     Raises ImageError if the file is no image or ends too early, OSError if it cannot be read.
     """

@@ -41,7 +41,7 @@ class Program(NamedTuple):
     body: bytes = b""
 
     def encode(self) -> bytes:
-        """Bytes as carried in the image: a 4-byte length, JSON head, body."""
+        """Return the bytes as carried in the image: a 4-byte length, JSON head, body."""
         head = json.dumps({"kind": self.kind, "attributes": dict(self.attributes)}, sort_keys=True).encode()
         return _LENGTH.pack(len(head)) + head + self.body
 

@@ -91,7 +91,7 @@ class _Piece:
 
 @contextmanager
 def open_source(path: Path) -> Iterator[int]:
-    """A read-only descriptor of an artifact's file for a `with`.
+    """Yield a read-only descriptor of an artifact's file for a `with`.
 
     Raises ArtifactNotFoundError where there is none, ArtifactError where it cannot be opened, CapacityError where
     no file can.

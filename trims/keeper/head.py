@@ -23,7 +23,7 @@ _PIECE_BYTES = 8 << 20
 
 
 def make_head(fd: int, nbytes: int) -> int:
-    """A sealed, read-only descriptor of the head of the image in `fd`. The caller must close it.
+    """Return a sealed, read-only descriptor of the head of the image in `fd`. The caller must close it.
 
     The file is read, never mapped. So a file that is truncated meanwhile, or a failing disk, is an error, not SIGBUS.
 

@@ -17,7 +17,7 @@ _SHOWN_BYTES = 2000
 
 
 def find_keeper(folder: Path, uuid: str, *, cuda: str = "driver", driver: str = "auto", idle_s: float = 10.0) -> Path:
-    """The socket of the device's keeper. The keeper serves when this returns; it is started if there is none.
+    """Return the socket of the device's keeper, which serves when this returns; start a keeper if there is none.
 
     Args:
         folder: Holds socket, lock and log; mode 0700.

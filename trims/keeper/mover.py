@@ -82,7 +82,7 @@ class Mover:
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """The ways in that this device supports, for images in shared memory."""
+        """Return the ways in that this device supports, for images in shared memory."""
         return ("staged", "registered") if self._can_register else ("staged",)
 
     def copy_in(

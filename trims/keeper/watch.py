@@ -68,7 +68,7 @@ class KeeperWatch:
             raise
 
     def connect(self, answer_s: float = ANSWER_S) -> KeeperConnection:
-        """A new connection to the keeper, on which each answer must come within `answer_s` seconds.
+        """Return a new connection to the keeper, on which each answer must come within `answer_s` seconds.
 
         Raises DeviceLostError if the keeper has ended, CapacityError if this process has no descriptor left.
         """
@@ -195,6 +195,6 @@ class KeeperWatch:
 
 
 def _pause_s(times: int) -> float:
-    """Seconds before the next try, after `times` failed tries beyond the quick ones."""
+    """Return the seconds before the next try, after `times` failed tries beyond the quick ones."""
     growth = 2.0 ** min(max(0, times), 20)  # the bound keeps the power within a float's range
     return min(_TRY_AGAIN_S * growth, _LONGEST_PAUSE_S)

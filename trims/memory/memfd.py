@@ -153,7 +153,7 @@ def _full(nbytes: int, available: int, promised: int) -> NoSpaceError:
 
 
 def sealed_file(name: str, nbytes: int, write: Callable[[int], None]) -> int:
-    """A sealed, read-only descriptor of a file without a name, of which `write` fills parts; the rest takes no memory.
+    """Return a sealed, read-only descriptor of a nameless file. `write` fills parts of it; the rest takes no memory.
 
     Args:
         name: Shown in /proc/PID/maps.

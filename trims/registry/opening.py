@@ -27,7 +27,10 @@ def open_registry(choice: Choice, state_dir: Path) -> Registry:
 
 
 def find_plugin(choice: Choice) -> str:
-    """The module and function of a plug-in's registry; nothing is imported. Raises ConfigError if there is none."""
+    """Return the module and function of a plug-in's registry; nothing is imported.
+
+    Raises ConfigError if there is none.
+    """
     return KIND.find(choice).value
 
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def seal_identity(extent: Extent) -> str | None:
-    """The identity of sealed memory as the catalog keeps it."""
+    """Return the identity of sealed memory as the catalog keeps it."""
     return None if extent.identity is None else ":".join(map(str, extent.identity))
 
 

@@ -252,7 +252,7 @@ class Catalog:
         return [self._keys[name][1] for name in self.names_of(key)]
 
     def forget(self, name: str) -> None:
-        """The name is not registered any more. Raises TrimsError if that cannot be written."""
+        """Forget a name that is not registered any more. Raises TrimsError if that cannot be written."""
         with self._lock:
             self._flush("DELETE FROM names WHERE name = ?", (name,))
             if self._keeps_formats:

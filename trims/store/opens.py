@@ -168,7 +168,7 @@ class Opens:
             answer(ModelNotFoundError(f"{name} is not resident at {place} any more; open it by name"))
 
     def _found(self, ask: PendingRequest, result: Resolved | TrimsError) -> None:
-        """A name has been looked into."""
+        """Go on with a request whose name has been looked into."""
         if ask.only_look:
             self._learning.discard(ask.name)
             if isinstance(result, TooLargeError):
@@ -182,7 +182,7 @@ class Opens:
             self._judge(ask, result)
 
     def _note_too_large(self, name: str) -> None:
-        """An artifact fits nowhere but in its own files: it is not hashed behind its readers again."""
+        """Note an artifact that fits nowhere but in its own files: it is not hashed behind its readers again."""
         known = self._resolver.remembered(name)
         if known is not None and known.in_place is not None:
             self._too_large[known.in_place] = None
@@ -190,7 +190,7 @@ class Opens:
                 self._too_large.popitem(last=False)
 
     def _judge(self, ask: PendingRequest, resolved: Resolved) -> None:
-        """An artifact was hashed behind its readers: what was opened as a file counts as opens of its image.
+        """Count opens of an artifact's files as opens of its image, once it was hashed behind its readers.
 
         A pin of its name moves to that image. If the image is pinned, or its opens have earned it a place in memory,
         it is copied there at once.
@@ -247,7 +247,7 @@ class Opens:
             self.lookups.add(PendingRequest(waiter, name, None, log_failure(f"{name} is not hashed"), only_look=True))
 
     def again(self, ask: PendingRequest, error: TrimsError) -> None:
-        """A request met a broken replica, or an artifact that is not what it was taken for: look once more.
+        """Look once more for a request that met a broken replica, or an artifact that is not what it was taken for.
 
         One that the artifact's own files cannot serve goes on to an image of them, which is known once they were read.
         """
@@ -298,7 +298,7 @@ class Opens:
         return resolved.hashed or opened_again or self._pins.is_pinned(resolved.name)
 
     def _terms_of(self, resolved: Resolved) -> ResidencyOptions:
-        """A name is opened for the first time since it was looked into: take note of all its manifest states."""
+        """Return a name's options; when it is first opened after a look, take note of all its manifest states."""
         self._pins.stated(resolved, resolved.epoch)
         self._workspace.stated(resolved)
         terms = ResidencyOptions.of(resolved, self._keep_alive_s)
@@ -308,7 +308,7 @@ class Opens:
         return terms
 
     def _request_file(self, ask: PendingRequest, resolved: Resolved) -> None:
-        """The artifact's own files are asked for."""
+        """Request the artifact's own files."""
         if resolved.in_place is None or ask.verified:
             why = "it must be read first for its tenant" if ask.verified else resolved.why_not or "its files are gone"
             ask.answer(NotInPlaceError(_not_at_file(resolved.name, why)))

@@ -130,7 +130,7 @@ class PendingRequest:
 
 
 def session_ended(ask: PendingRequest) -> LostPeerError:
-    """The answer to a request whose session is over."""
+    """Return the answer to a request whose session is over."""
     return LostPeerError(f"the session ended before its request for {ask.name!r} was answered")
 
 

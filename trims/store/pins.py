@@ -84,7 +84,7 @@ class Pins:
                 self._changed(key, place, True)
 
     def set(self, name: str, key: str, place: Place, *, pinned: bool) -> None:
-        """An operator pins or unpins. Raises NotSupportedError for a place without pins, TrimsError if not kept."""
+        """Pin or unpin for an operator. Raises NotSupportedError for a place without pins, TrimsError if not kept."""
         self.check(place)
         self._catalog.pin(name, str(place), pinned=pinned)
         with self._lock:
@@ -100,7 +100,7 @@ class Pins:
             raise capacity_errors.no_pins(place, self._places)
 
     def stated(self, resolved: Resolved, epoch: int) -> None:
-        """A model is opened whose manifest may say `pin: true`; and what the name stands for may have changed.
+        """Pin a model that is opened if its manifest says so; what its name stands for may have changed.
 
         If its new files were not read yet, the old image is pinned no longer, and no other is until they were.
         """
@@ -119,7 +119,10 @@ class Pins:
         self._moved(name, before, resolved.key)
 
     def forget(self, name: str) -> None:
-        """The name is not registered any more, and its epoch has risen. Raises TrimsError if that cannot be written."""
+        """Forget a name that is registered no more; its epoch has risen.
+
+        Raises TrimsError if that cannot be written.
+        """
         with self._lock:  # waits for a request of the earlier epoch that is pinning now; a later request pins nothing
             keys = {self._keys.pop(name, None), self._catalog.key_of(name)} - {None}
         self._catalog.forget(name)

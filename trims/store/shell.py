@@ -194,14 +194,14 @@ class Shell:
             self._most_images = max(_REMEMBERED_IMAGES, 2 * len(self._images))
 
     def begin_session(self) -> int:
-        """A client connected; returns its number."""
+        """Begin the session of a client that connected; return its number."""
         with self.lock:
             number = next(self._session_numbers)
             self._sessions.add(number)
             return number
 
     def end_session(self, session: int) -> None:
-        """The client went away: its leases close, its requests are refused. Idempotent."""
+        """End the session of a client: its leases close, its requests are refused. Idempotent."""
         with self.lock:
             self._sessions.discard(session)
             tickets = self._residency.waiters.of_session(session)

@@ -148,11 +148,11 @@ class Store:
     # -- sessions and requests -------------------------------------------------------------------------------------
 
     def begin_session(self) -> int:
-        """A client connected."""
+        """Begin the session of a client that connected; return its number."""
         return self._shell.begin_session()
 
     def end_session(self, session: int) -> None:
-        """The client went away: its leases close, its requests are refused. Idempotent."""
+        """End the session of a client: its leases close, its requests are refused. Idempotent."""
         self._opens.lookups.end_session(session)
         self._shell.end_session(session)
 
@@ -165,7 +165,7 @@ class Store:
         self._shell.upgraded = tell
 
     def taken_up(self, session: int, key: str) -> None:
-        """A session holds an image on disk again, as before a restart: it may lie in shared memory meanwhile."""
+        """Note that a session holds an image on disk again, as before a restart: it may lie in shared memory by now."""
         for each in self._shell.upgradable(key, session):
             self._shell.upgraded(each, key)
 
@@ -202,14 +202,14 @@ class Store:
         self.pins.set(name, key, place, pinned=pinned)
 
     def manifest_changed(self, name: str) -> None:
-        """A name has another manifest: what is being looked up under the old one counts no more."""
+        """Make lookups of a name under its old manifest count no more."""
         known = self.resolver.remembered(name)
         self.resolver.forget(name)
         if known is not None:
             self._orders.manifest_changed(known.key)
 
     def retire(self, name: str) -> None:
-        """The name goes: its image too, after its last lease, if no other name stands for it."""
+        """Retire the image of a name that goes, after its last lease, if no other name stands for it."""
         key = self.catalog.key_of(name)
         self.resolver.forget(name)
         self.pins.forget(name)
@@ -254,7 +254,7 @@ class Store:
         return extent.pages[file]
 
     def key_of(self, name: str) -> str:
-        """The key a name or an absolute path stands for; an image without a name is named by the beginning of its key.
+        """Return the key of a name or an absolute path; an image without a name is named by the beginning of its key.
 
         Raises ModelNotFoundError if the name was never loaded nor registered, or stands for several images.
         """

@@ -144,7 +144,7 @@ class PoolsByMount:
         self._by_mount: dict[str, Pool] = {}
 
     def of(self, mount: str) -> Pool:
-        """The pool of a mount point."""
+        """Return the pool of a mount point."""
         with self._lock:
             pool = self._by_mount.get(mount)
             if pool is None:
@@ -207,5 +207,5 @@ def stepped_back(work: Callable[[], Result]) -> Result:
 
 
 def thread_pool(name: str, threads: int, *, niceness: int = 0) -> Pool:
-    """The `Pools` of a daemon."""
+    """Return the `Pools` of a daemon."""
     return ThreadPool(name, threads, niceness=niceness)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def control(runtime_dir: str | None) -> Iterator[Any]:
-    """A stub of the control door. Errors of calls inside the block become errors of the tree."""
+    """Yield a stub of the control door. Errors of calls inside the block become errors of the tree."""
     address = Path(runtime_dir or default_runtime_dir()).absolute() / CONTROL_SOCKET
     with grpc.insecure_channel(f"unix:{address}") as channel:
         try:

@@ -33,7 +33,7 @@ LIMITS = Limits(memory_bytes=8 << 30, time_s=100.0)
 
 
 def artifact_at(main: Path, *, format: str | None = None, **options: Any) -> Artifact:  # noqa: A002 - the manifest's word
-    """The artifact whose main file this is; its format is detected unless given."""
+    """Return the artifact whose main file this is; its format is detected unless given."""
     chosen = converter(format) if format else detect(main)
     return Artifact(chosen.format, chosen.files(main, options), options)
 
@@ -58,7 +58,7 @@ def convert(
 
 
 def _carried(conversion: Conversion, nbytes: int) -> bytes:
-    """The image as a copier puts it together; the conversion can still be written."""
+    """Return the image as a copier puts it together; the conversion can still be written."""
     fd = os.memfd_create("carried", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, nbytes)
@@ -108,16 +108,16 @@ class ConverterContract:
         raise NotImplementedError
 
     def tensors(self) -> Mapping[str, NDArray[Any]]:
-        """The tensors it has, by their names in the image; of their dtypes, and little endian."""
+        """Return the tensors it has, by their names in the image; of their dtypes, and little endian."""
         raise NotImplementedError
 
     def artifact(self, main: Path, **options: Any) -> Artifact:
-        """The artifact as the store looks at it."""
+        """Return the artifact as the store looks at it."""
         return artifact_at(main, format=self.format, **{**self.options, **options})
 
     @pytest.fixture
     def main(self, tmp_path: Path) -> Path:
-        """An artifact's main file, in a folder of its own."""
+        """Return an artifact's main file, in a folder of its own."""
         folder = tmp_path / "artifact"
         folder.mkdir()
         return self.make(folder)

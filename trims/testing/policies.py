@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def usage(key: str, **known: float) -> Usage:
-    """The record of a replica; what is not said is the same for all."""
+    """Return the record of a replica; what is not said is the same for all."""
     facts: dict[str, float] = {"nbytes": 100, "cost_s": 1.0, "uses": 1, "filled_at_s": 0.0, "last_used_s": 0.0, **known}
     return Usage(key=key, **facts)  # type: ignore[arg-type]
 
@@ -35,7 +35,7 @@ class PolicyContract:
     """Subclass it as `TestMyPolicy` and provide `make`."""
 
     def make(self) -> Policy:
-        """A policy that has seen nothing."""
+        """Return a policy that has seen nothing."""
         raise NotImplementedError
 
     def idle(self, policy: Policy, usages: Iterable[Usage]) -> None:

@@ -66,14 +66,14 @@ class RegistryContract:
 
     @pytest.fixture
     def place(self, tmp_path: Path) -> Path:
-        """A folder of the test's own."""
+        """Return a folder of the test's own."""
         place = tmp_path / "place"
         place.mkdir()
         return place
 
     @pytest.fixture
     def registry(self, place: Path) -> Iterator[Registry]:
-        """A registry without models."""
+        """Yield a registry without models."""
         made = self.open(place)
         yield made
         made.close()

@@ -77,12 +77,12 @@ class TierContract:
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:
-        """A folder of the test's own."""
+        """Return a folder of the test's own."""
         return tmp_path
 
     @pytest.fixture
     def tier(self, folder: Path) -> Iterator[Tier]:
-        """A tier that is emptied after the test."""
+        """Yield a tier that is emptied after the test."""
         made = self.make(folder)
         yield made
         made.close()
@@ -396,7 +396,7 @@ class TierContract:
         return taken
 
     def next_daemon(self, tier: Tier, folder: Path) -> Iterator[Tier]:
-        """The tier of the daemon after this one, once; it is closed after the loop's body."""
+        """Yield the tier of the daemon after this one, once; it is closed after the loop's body."""
         tier.close()
         second = self.make(folder)
         yield second

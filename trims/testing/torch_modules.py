@@ -54,22 +54,22 @@ class WithExtraState(nn.Linear):  # type: ignore[misc]
 
 
 def conv_net(width: int = 4) -> ConvNet:
-    """A `ConvNet`."""
+    """Return a `ConvNet`."""
     return ConvNet(width)
 
 
 def tied_model() -> TiedModel:
-    """A `TiedModel`."""
+    """Return a `TiedModel`."""
     return TiedModel()
 
 
 def with_extra_state() -> WithExtraState:
-    """A module that images cannot carry."""
+    """Return a module that images cannot carry."""
     return WithExtraState(1, 1)
 
 
 def with_lambda() -> nn.Module:
-    """A module that cannot be pickled."""
+    """Return a module that cannot be pickled."""
     module = ConvNet()
     module.body[0].activation = lambda value: value
     return module
@@ -89,7 +89,7 @@ class WithView(nn.Linear):  # type: ignore[misc]
 
 
 def with_view() -> WithView:
-    """A module with a view of its own weight."""
+    """Return a module with a view of its own weight."""
     return WithView()
 
 
@@ -110,7 +110,7 @@ def weight_normed_by_hooks() -> nn.Sequential:
 
 
 def spectrally_normed() -> nn.Sequential:
-    """A layer under the older spectral_norm, whose weight is a view of a parameter until it is first used."""
+    """Return a layer under the older spectral_norm, whose weight is a view of a parameter until it is first used."""
     return nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 2)))
 
 
@@ -120,7 +120,7 @@ def no_module() -> dict[str, Any]:
 
 
 def tiny_bert(**config: Any) -> Any:
-    """A BertModel of 2 layers, randomly initialised."""
+    """Return a BertModel of 2 layers, randomly initialised."""
     from transformers import BertConfig, BertModel
 
     sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 32}
@@ -128,7 +128,7 @@ def tiny_bert(**config: Any) -> Any:
 
 
 def tiny_wav2vec2() -> Any:
-    """A Wav2Vec2Model of one layer, whose position embedding is under weight_norm."""
+    """Return a Wav2Vec2Model of one layer, whose position embedding is under weight_norm."""
     from transformers import Wav2Vec2Config, Wav2Vec2Model
 
     layers = {"conv_dim": (8,), "conv_kernel": (10,), "conv_stride": (5,), "num_feat_extract_layers": 1}

@@ -134,7 +134,7 @@ class CpuTier:
             return []
 
     def _find(self, name: str) -> Extent | None:
-        """The segment of this name; None if it is removed, left alone, or gone meanwhile."""
+        """Return the segment of this name; None if it is removed, left alone, or gone meanwhile."""
         try:
             return self._adopt(name)
         except ImageError as error:

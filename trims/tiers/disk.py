@@ -137,7 +137,7 @@ class DiskTier:
             return []
 
     def _find(self, path: Path) -> Extent | None:
-        """The image at this path; None if it is removed, left alone, or gone meanwhile."""
+        """Return the image at this path; None if it is removed, left alone, or gone meanwhile."""
         try:
             return self._adopt(path)
         except ImageError as error:
@@ -193,7 +193,7 @@ def disk_full(error: OSError, nbytes: int, folder: Path) -> Exception:
 
 
 def _room_bytes(folder: Path) -> int | None:
-    """Bytes that are free there for this user; None if the file system does not say."""
+    """Return the bytes that are free there for this user; None if the file system does not say."""
     try:
         held = os.statvfs(folder)
     except OSError:

@@ -40,7 +40,7 @@ def open_tier(choice: Choice, settings: TierSettings, ours: Mapping[str, Callabl
 
 
 def find_plugin(choice: Choice, place: Place) -> str:
-    """The module and function of a plug-in's tier; nothing is imported. Raises ConfigError if there is none."""
+    """Return the module and function of a plug-in's tier; nothing is imported. Raises ConfigError if there is none."""
     return _kind(place, {_OURS_AT[place]: _unopened}).find(choice).value
 
 

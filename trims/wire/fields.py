@@ -20,7 +20,7 @@ def only(message: Message, *fields: str) -> None:
 
 
 def number(message: Message, name: str) -> int:
-    """A whole number that every JSON reader keeps exactly. Raises BadMessageError."""
+    """Return a whole number that every JSON reader keeps exactly. Raises BadMessageError."""
     value = message.get(name)
     if type(value) is not int or not 0 <= value < 1 << 53:
         raise BadMessageError(f"{name!r} must be a whole number from 0 to 2^53 - 1, not {value!r}"[:200])

@@ -60,14 +60,14 @@ def abort(context: grpc.ServicerContext, error: TrimsError) -> NoReturn:
 
 
 def _fitting(details: str) -> str:
-    """A message that gRPC can carry: it writes each byte beyond ASCII as three, and all must fit into its metadata."""
+    """Return a message that fits into gRPC's metadata, where each byte beyond ASCII takes three."""
     data = details.encode(errors="replace")
     most = _MAX_DETAILS if data.isascii() else _MAX_DETAILS // 3
     return data[:most].decode(errors="ignore")
 
 
 def error_from(call: grpc.RpcError, address: str) -> TrimsError:
-    """The error a failed call carries; a daemon that does not answer becomes DaemonAwayError."""
+    """Return the error a failed call carries; a daemon that does not answer becomes DaemonAwayError."""
     assert isinstance(call, grpc.Call | grpc.aio.AioRpcError), "every RpcError of a finished call is one"
     trailers: dict[str, Any] = {item[0]: item[1] for item in tuple[Any, ...](call.trailing_metadata() or ())}
     code = trailers.get(CODE_KEY)

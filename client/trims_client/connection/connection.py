@@ -313,7 +313,7 @@ def _settle(channel: Channel) -> None:
 
 
 def log() -> logging.Logger:
-    """The logger. `logging` is imported on first use, to keep a cold start short."""
+    """Return the logger. `logging` is imported on first use, to keep a cold start short."""
     import logging
 
     return logging.getLogger("trims_client.session")

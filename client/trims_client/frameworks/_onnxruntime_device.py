@@ -104,7 +104,10 @@ def _completed(weights: Weights, provider: Any, own: tuple[str, dict[str, Any]])
 
 
 def values(weights: Weights, on_host: Sequence[str]) -> dict[str, onnxruntime.OrtValue]:
-    """An OrtValue for each initializer, lent or copied to the host (those in `on_host`). Raises NotSupportedError."""
+    """Return an OrtValue for each initializer, lent or copied to the host (those in `on_host`).
+
+    Raises NotSupportedError.
+    """
     return {name: (_copied if name in on_host else _lent)(weights, name) for name in weights}
 
 

@@ -74,7 +74,7 @@ def state_dict(weights: Weights, *, writable: bool) -> dict[str, torch.Tensor]:
 
 
 def tensors(weights: Weights, attributes: Mapping[str, Any], *, writable: bool) -> list[torch.Tensor]:
-    """The tensors that a skeleton refers to by number, in the order of the layout."""
+    """Return the tensors that a skeleton refers to by number, in the order of the layout."""
     block = Block(weights)
     frozen = set(attributes["frozen"])
     plain = {*attributes["buffers"], *attributes["constants"]}

@@ -23,7 +23,10 @@ if hasattr(torch, "float8_e8m0fnu"):  # torch >= 2.7
 
 
 def dtype_of(spec: TensorSpec) -> torch.dtype:
-    """The tensor's torch dtype. Raises NotSupportedError that names the tensor if this torch has no such dtype."""
+    """Return the tensor's torch dtype.
+
+    Raises NotSupportedError that names the tensor if this torch has no such dtype.
+    """
     dtype = DTYPES.get(spec.dtype)
     if dtype is None:
         raise NotSupportedError(f"torch {torch.__version__} has no {spec.dtype} (tensor {spec.name!r})")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def arrays(weights: Weights, names: Iterable[str] | None = None) -> dict[str, Any]:
-    """Tensors by name.
+    """Return the tensors by name.
 
     Args:
         weights: Of a model on a CUDA device.

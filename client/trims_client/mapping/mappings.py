@@ -70,7 +70,7 @@ class HeldLeases:
         self.unmapped = False
 
     def release(self) -> None:
-        """The memory was unmapped: give every lease back. Called from a finaliser, so it takes no lock."""
+        """Give every lease back: the memory was unmapped. Called from a finaliser, so it takes no lock."""
         self.unmapped = True
         self.give_back_all()
 

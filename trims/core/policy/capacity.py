@@ -27,7 +27,7 @@ _OF_STATE = {State.FILLING: Share.FILLING, State.FREEING: Share.LEAVING}
 
 
 def usage_of(replica: Replica) -> Usage:
-    """The record of a replica that policies see."""
+    """Return the record of a replica that policies see."""
     return Usage(
         key=replica.key,
         nbytes=replica.nbytes or 1,
@@ -74,13 +74,16 @@ class PlaceBooks:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes images may still take; below 0 if the sessions that read need more than is left."""
+        """Return the bytes images may still take; below 0 if the sessions that read need more than is left."""
         free = self.capacity_bytes - self.charged_bytes
         return free - self.workspace_over() if self.workspace_bytes else free
 
     @property
     def coming_bytes(self) -> int:
-        """Bytes that are free or on their way back and kept for no replica. Only a running copy delays them."""
+        """Return the bytes that are free or on their way back and kept for no replica.
+
+        Only a running copy delays them.
+        """
         return self.free_bytes + self.shares[Share.LEAVING] - self.claimed_bytes
 
     def found_full(self, room_bytes: int, until_s: float) -> None:
@@ -97,15 +100,15 @@ class PlaceBooks:
             self.capacity_bytes, self.full_until_s = self.stated_bytes, None
 
     def takes(self, nbytes: int) -> int:
-        """Bytes that an image of `nbytes` is charged here: rounded up to whole units."""
+        """Return the bytes that an image of `nbytes` is charged here: rounded up to whole units."""
         return nbytes if self.unit_bytes == 1 else align_up(nbytes, self.unit_bytes)
 
     def workspace_over(self, more_bytes: int = 0) -> int:
-        """Bytes by which the readers' work exceeds the reserve, if it grew by `more_bytes`."""
+        """Return the bytes by which the readers' work exceeds the reserve, if it grew by `more_bytes`."""
         return max(0, self.workspace_bytes + more_bytes - self.reserve_bytes)
 
     def need_of(self, replica: Replica) -> int:
-        """Bytes that must be free for a replica and the work of one session that reads it."""
+        """Return the bytes that must be free for a replica and the work of one session that reads it."""
         need = self.takes(replica.nbytes)
         if not replica.workspace_bytes:
             return need
@@ -116,7 +119,7 @@ class PlaceBooks:
         return self.takes(replica.nbytes) + max(0, replica.workspace_bytes - self.reserve_bytes)
 
     def evictable_bytes(self, *, spare_promised: bool) -> int:
-        """Bytes of all replicas that may be evicted."""
+        """Return the bytes of all replicas that may be evicted."""
         return self.shares[Share.IDLE] + (0 if spare_promised else self.shares[Share.PROMISED])
 
     def next_victim(self, *, spare_promised: bool) -> str | None:
@@ -179,12 +182,12 @@ class Capacity:
 
     @property
     def charged(self) -> dict[Place, int]:
-        """Bytes each place holds now."""
+        """Return the bytes each place holds now."""
         return {place: books.charged_bytes for place, books in self.at.items()}
 
     @property
     def capacities(self) -> dict[Place, int]:
-        """Bytes each place may hold."""
+        """Return the bytes each place may hold."""
         return {place: books.capacity_bytes for place, books in self.at.items()}
 
     def pin(self, key: str, place: Place, *, pinned: bool) -> None:

@@ -30,7 +30,7 @@ class Demand:
         self._levels: dict[str, tuple[float, int]] = {}
 
     def opened(self, key: str) -> None:
-        """A session asks to read the image. Amortised O(log n)."""
+        """Count an open of the image. Amortised O(log n)."""
         self.uncounted.append(key)
         if len(self.uncounted) >= COUNTED_AT_ONCE:
             self.count()

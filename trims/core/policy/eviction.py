@@ -43,15 +43,15 @@ class Policy(Protocol):
     name: ClassVar[str]
 
     def used(self, usage: Usage) -> None:
-        """The replica was filled or granted; `usage` already counts it."""
+        """Note that the replica was filled or granted; `usage` already counts it."""
         ...
 
     def idle(self, usage: Usage) -> None:
-        """The replica may be evicted from now on. Called again when its usage changes while it is idle."""
+        """Note that the replica may be evicted from now on. Called again when its usage changes while it is idle."""
         ...
 
     def busy(self, key: str) -> None:
-        """The replica may not be evicted any more. Idempotent."""
+        """Note that the replica may not be evicted any more. Idempotent."""
         ...
 
     def first(self) -> str | None:
@@ -59,7 +59,7 @@ class Policy(Protocol):
         ...
 
     def gone(self, key: str, *, evicted: bool) -> None:
-        """The replica has left the place; `evicted` if it was the first in this policy's order."""
+        """Note that the replica has left the place; `evicted` if it was the first in this policy's order."""
         ...
 
 
@@ -171,5 +171,5 @@ class GreedyDualSizeFrequency(RankedPolicy):
 
 
 def _value(usage: Usage) -> float:
-    """Seconds saved per byte held."""
+    """Return the seconds saved per byte held."""
     return max(usage.uses, 1) * max(usage.cost_s, 1e-6) / max(usage.nbytes, 1)

@@ -80,7 +80,7 @@ class Account:
     idle_bytes: Counter[Place] = field(default_factory=Counter)
 
     def missing_bytes(self, need: int) -> int:
-        """Bytes that must leave memory before it may have `need` more; 0 if none."""
+        """Return the bytes that must leave memory before the tenant may have `need` more; 0 if none."""
         most = self.quota.resident_bytes
         return 0 if most is None else max(0, self.resident_bytes + need - most)
 
@@ -139,7 +139,7 @@ class Tenancy:
         return None
 
     def leased(self, lease: Lease, tenant: str, replica: Replica) -> None:
-        """A lease of the tenant begins."""
+        """Record a lease of the tenant."""
         account = self.of_lease[lease.number] = self.accounts[tenant]
         account.leases += 1
         if _is_memory(replica):
@@ -194,7 +194,7 @@ class Tenancy:
         return min(able, key=lambda each: each.missing_bytes(need) > 0)
 
     def pay(self, replica: Replica, need: int) -> None:
-        """The replica is filled from now on: a tenant pays for it until it leaves memory."""
+        """Let a tenant pay for a replica that is filled from now on, until it leaves memory."""
         if replica.waiters:  # what leaves a device for the host has none: it is paid for as before
             payer = self.payer_of(replica, need)
             replica.payer = None if payer is None else payer.name

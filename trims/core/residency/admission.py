@@ -82,7 +82,7 @@ class Admission:
     # -- waiters ---------------------------------------------------------------------------------------------------
 
     def request(self, event: Requested, *, again: bool = False) -> None:
-        """A waiter wants a replica: choose the place if the request names none, and serve it, or let it wait, there.
+        """Serve a waiter, or let it wait, at the place that the request names, else at one that is chosen here.
 
         Args:
             event: What is wanted, where.
@@ -135,7 +135,7 @@ class Admission:
         return True
 
     def _request_anywhere(self, event: Requested) -> None:
-        """The image is not sealed at the event's place: choose where on the host to serve it."""
+        """Choose where on the host to serve an image that is not sealed at the event's place."""
         ledger = self._ledger
         place = placement.best_place(ledger, event.key, kept=event.modest)
         own = None if event.in_place is None else ledger.table.find(event.in_place, FILE)
@@ -225,7 +225,7 @@ class Admission:
             ledger.instructions.ready(waiter, replica)
 
     def turn_away(self, replica: Replica, waiter: Waiter, error: TrimsError, at_s: float) -> None:
-        """A waiter cannot be served by this replica: a modest one is by another, any other gets the error.
+        """Serve a modest waiter elsewhere, or answer any other with the error: this replica cannot serve it.
 
         1. A modest waiter finds no room in shared memory: it is served on disk.
         2. There is no room on disk either: it insists on memory, and waits as any other.
@@ -241,7 +241,7 @@ class Admission:
         self.request(event, again=True)
 
     def _note_failure(self, replica: Replica, waiter: Waiter, error: TrimsError, at_s: float) -> None:
-        """An image that has earned a place in memory cannot be brought there: remember why, and have news logged."""
+        """Remember why an image that has earned a place in memory cannot be brought there, and have news logged."""
         ledger = self._ledger
         if waiter.ticket not in ledger.promotions.earned or isinstance(error, QuotaError):
             return
@@ -267,7 +267,7 @@ class Admission:
             self._bring_to(another, replica, at_s)
 
     def leave(self, ticket: int, at_s: float) -> None:
-        """A waiter gave up."""
+        """Remove a waiter that gave up."""
         replica = self._ledger.leave(ticket)
         if replica is not None:
             self._drop_if_unwanted(replica, at_s)
@@ -294,7 +294,7 @@ class Admission:
         return capacity_errors.no_room(books, replica, on_disk if leaves else None)
 
     def _waiter_joined(self, replica: Replica, at_s: float) -> None:
-        """A waiter joined: decide again about its replica, and about the host's if a device waits for that."""
+        """Decide again about a replica that a waiter has joined, and about the host's if a device waits for that."""
         if replica.state is State.DRAINING and replica.leases:
             self._refuse_impatient(replica, capacity_errors.leaving(replica), at_s)
         elif replica.state is State.QUEUED and replica in self.lines[replica.place]:
@@ -308,7 +308,7 @@ class Admission:
             self._waiter_joined(awaited, at_s)
 
     def _awaited(self, replica: Replica) -> Replica | None:
-        """The replica on the host that a device's replica waits for; None if it waits for none."""
+        """Return the replica on the host that a device's replica waits for; None if it waits for none."""
         ticket = self._ledger.promotions.ticket_of(replica)
         return None if ticket is None else self._ledger.waiters.by_ticket.get(ticket)
 
@@ -318,14 +318,14 @@ class Admission:
         return any(not (each.internal or each.ticket in earned) for each in replica.waiters.values())
 
     def _raise_priority_holders(self, replica: Replica) -> None:
-        """A queued replica waits for room: if a request does, fills that keep room there take no more pauses."""
+        """Let fills that keep room from a queued replica take no more pauses, if a request waits for it."""
         holders = self._ledger.unawaited.at(replica.place)
         if holders and self._is_awaited(replica):
             for holder in holders:
                 self._ledger.raise_priority(holder)
 
     def _drop_if_unwanted(self, replica: Replica, at_s: float) -> None:
-        """A queued replica without a waiter leaves the queue. A fill that runs is finished, for later opens."""
+        """Take a queued replica without a waiter out of the queue. A fill that runs is finished, for later opens."""
         if replica.state is State.QUEUED and not replica.waiters:
             self._await_no_longer(replica, at_s)
             self._leave_queue(replica)
@@ -342,7 +342,7 @@ class Admission:
             self._ledger.changed_places[replica.place] = None
 
     def _await_no_longer(self, replica: Replica, at_s: float) -> None:
-        """A device's replica no longer waits for its image on the host."""
+        """Stop waiting for the host's image on behalf of a device's replica."""
         ticket = self._ledger.promotions.ticket_of(replica)
         if ticket is not None:
             self._ledger.promotions.end(ticket)
@@ -649,7 +649,7 @@ class Admission:
                 self._ledger.free(victim, at_s, "evicted for room", evicted=True)
 
     def _surplus_image(self) -> Replica | None:
-        """The image on the host that has been idle longest."""
+        """Return the image on the host that has been idle longest."""
         ledger = self._ledger
         hosts = [place for place in ledger.capacity.at if place.tier is not TierKind.GPU]
         victims = [(ledger.capacity.at[place].next_victim(spare_promised=True), place) for place in hosts]

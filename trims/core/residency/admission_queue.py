@@ -35,7 +35,7 @@ class AdmissionQueue:
         return len(self.members)
 
     def add(self, replica: Replica) -> None:
-        """The replica stands in line, at the position of its generation. Idempotent."""
+        """Put the replica in line, at the position of its generation. Idempotent."""
         if replica in self:
             return
         self.members[replica.generation] = replica
@@ -45,11 +45,11 @@ class AdmissionQueue:
             self._compact()
 
     def remove(self, replica: Replica) -> bool:
-        """The replica leaves the line; False if it did not stand there."""
+        """Take the replica out of the line. Return False if it did not stand there."""
         return self.members.pop(replica.generation, None) is not None
 
     def first(self) -> Replica | None:
-        """The oldest."""
+        """Return the oldest replica."""
         while self._oldest:
             generation, _, replica = self._oldest[0]
             if generation in self.members:
@@ -58,7 +58,7 @@ class AdmissionQueue:
         return None
 
     def smallest_after(self, first: Replica) -> Replica | None:
-        """The smallest that is not the first, the older of equals; None if there is no other."""
+        """Return the smallest replica that is not the first, the older of equals; None if there is no other."""
         held = []
         found = None
         while self._smallest:

@@ -24,7 +24,7 @@ class BackgroundFills:
         self._at: dict[Place, dict[int, Replica]] = {}
 
     def begin(self, replica: Replica, places: Iterable[Place]) -> None:
-        """A fill begins, or the measurement for one.
+        """Record a fill that begins, or the measurement for one.
 
         Args:
             replica: What is filled.

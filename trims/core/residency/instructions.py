@@ -40,11 +40,11 @@ class Instructions:
         self.written.append(ready)
 
     def refuse(self, waiter: Waiter, error: TrimsError) -> None:
-        """The waiter gets the error."""
+        """Answer the waiter with the error."""
         self.written.append(Refuse(ticket=waiter.ticket, error=error))
 
     def measure(self, replica: Replica, *, behind: bool) -> None:
-        """The replica's size must be known before there can be room for it; `behind` if no request waits for it."""
+        """Have the replica's size found, which room for it depends on; `behind` if no request waits for it."""
         measure = Measure(
             key=replica.key,
             place=replica.place,
@@ -56,7 +56,7 @@ class Instructions:
         self.written.append(measure)
 
     def abandon(self, replica: Replica) -> None:
-        """The last waiter of the queued replica left."""
+        """Drop a planned conversion: the last waiter of the queued replica left."""
         self.written.append(Abandon(key=replica.key, place=replica.place, generation=replica.generation))
 
     def fill(self, replica: Replica, *, behind: bool) -> None:
@@ -73,11 +73,11 @@ class Instructions:
         self.written.append(fill)
 
     def raise_priority(self, replica: Replica) -> None:
-        """A request waits for it now."""
+        """Have the replica filled as fast as can be: a request waits for it now."""
         self.written.append(RaisePriority(key=replica.key, place=replica.place, generation=replica.generation))
 
     def free(self, replica: Replica, *, evicted: bool) -> None:
-        """The replica's memory goes back; `evicted` if it was chosen to make room."""
+        """Have the replica's memory given back; `evicted` if it was chosen to make room."""
         free = Free(key=replica.key, place=replica.place, generation=replica.generation, evicted=evicted)
         self.written.append(free)
 
@@ -86,7 +86,7 @@ class Instructions:
         self.written.append(Lost(lease=lease, reason=reason))
 
     def failed(self, replica: Replica, error: TrimsError, again_in_s: float) -> None:
-        """The replica could not be made behind its image's readers."""
+        """Have it logged that the replica could not be made behind its image's readers."""
         self.written.append(Failed(key=replica.key, place=replica.place, error=error, again_in_s=again_in_s))
 
     def changed(self, replica: Replica, old: State, at_s: float, why: str) -> None:

@@ -47,7 +47,7 @@ def validate(ledger: Ledger, admission: Admission) -> None:
 
 
 def pieces(ledger: Ledger, admission: Admission) -> Iterator[Callable[[], None]]:
-    """The check of live books, in pieces to be called one after the other; each holds at its own moment.
+    """Yield the check of live books, in pieces to be called one after the other; each holds at its own moment.
 
     Each raises InvariantError naming the first broken rule. A piece costs at most some milliseconds at ten thousand
     replicas.
@@ -192,7 +192,7 @@ def _check_capacity(ledger: Ledger) -> None:
 
 
 def _check_images(ledger: Ledger) -> None:
-    """The count of images is right, and beyond the limit none on the host is idle."""
+    """Check that the count of images is right, and that beyond the limit none on the host is idle."""
     capacity = ledger.capacity
     images = capacity.count_images(ledger.table.replicas.values())
     if images != capacity.images:
@@ -220,7 +220,7 @@ def _sums(shares: Mapping[Share, int]) -> dict[str, int]:
 
 
 def _readers(ledger: Ledger, replica: Replica) -> Counter[int]:
-    """Sessions that read it, from the leases; sessions that are going to, from the waiters while it is filled."""
+    """Return the sessions that read a replica, by its leases; while it is filled, those that will, by its waiters."""
     readers = Counter(ledger.leases.by_number[number].session for number in replica.leases)
     if replica.state is State.FILLING:
         readers.update(waiter.reader for waiter in replica.waiters.values() if waiter.reader is not None)

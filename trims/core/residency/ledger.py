@@ -111,7 +111,7 @@ class Ledger:
             self.tenancy.recount(replica)
 
     def _siblings_changed(self, replica: Replica, *, sealed: bool) -> None:
-        """A replica of an image changed: the other replicas may have to be filled from another source now."""
+        """Note that an image's replica changed: the other replicas may have to be filled from another source now."""
         if sealed:
             self.changed_keys[replica.key] = None
         for sibling in self.table.by_key[replica.key].values() if self._has_devices else ():
@@ -119,7 +119,7 @@ class Ledger:
                 self.recount(sibling)
 
     def touch(self, replica: Replica, at_s: float) -> None:
-        """The replica was used just now: its keep-alive begins again."""
+        """Begin the replica's keep-alive again: it was used just now."""
         self._begin_keep_alive(replica, at_s)
         self.recount(replica)
 
@@ -155,7 +155,7 @@ class Ledger:
     # -- leases ----------------------------------------------------------------------------------------------------
 
     def grant(self, replica: Replica, waiter: Waiter, session: int, at_s: float, *, warm: bool) -> None:
-        """The waiter's session may read it from now on. This is what a warm open waits for: few calls, on purpose."""
+        """Grant a lease to the waiter's session. This is what a warm open waits for: few calls, on purpose."""
         key, place, number = replica.key, replica.place, next(self.leases.numbers)
         lease = self.leases.by_number[number] = Lease(number, session, key, place, replica.generation)
         self.leases.sessions.setdefault(session, {})[number] = None
@@ -175,7 +175,7 @@ class Ledger:
         self.instructions.written.append(Grant(ticket=waiter.ticket, lease=lease, nbytes=replica.nbytes, warm=warm))
 
     def end_lease(self, lease: Lease, at_s: float) -> Replica:
-        """The session has given the lease back; returns the replica it was for."""
+        """End a lease that the session has given back. Return the replica it was for."""
         replica = self.table.replicas[lease.key, lease.place]
         self._strike(lease, replica)
         self._lease_changed(replica, at_s, others=bool(replica.leases))
@@ -183,7 +183,10 @@ class Ledger:
         return replica
 
     def _lease_changed(self, replica: Replica, at_s: float, *, others: bool) -> None:
-        """A lease began or ended. With other leases before and after, neither its bytes nor its keep-alive changed."""
+        """Update a replica whose lease began or ended.
+
+        With other leases, neither its bytes nor its keep-alive changed.
+        """
         if others:
             replica.last_used_s = at_s
         else:
@@ -210,7 +213,7 @@ class Ledger:
     # -- waiters ---------------------------------------------------------------------------------------------------
 
     def join(self, replica: Replica, waiter: Waiter) -> None:
-        """A waiter joins those of a replica."""
+        """Add a waiter to those of a replica."""
         self.waiters.join(replica, waiter)
         if waiter.deadline_at_s is not None:
             self.due.add(waiter.deadline_at_s, waiter.ticket)
@@ -242,7 +245,10 @@ class Ledger:
         self.changed_places[replica.place] = None
 
     def _count_reader(self, replica: Replica, session: int | None, leases: int) -> None:
-        """A session has, or waits for, `leases` more. Its workspace is counted once, however many leases it has."""
+        """Count `leases` more of a session, held or waited for.
+
+        Its workspace counts once, however many leases it has.
+        """
         if session is None:
             return
         books, before = self.capacity.at[replica.place], replica.readers.get(session, 0)
@@ -269,7 +275,7 @@ class Ledger:
         self.recount(source)
 
     def return_source(self, replica: Replica, at_s: float) -> None:
-        """The fill is over. What waited for its source to be free may happen now."""
+        """Give the source of a fill back, which is over. What waited for the source to be free may happen now."""
         source = self.table.find(replica.key, replica.source) if replica.source else None
         replica.source = None
         if source is not None:
@@ -280,7 +286,7 @@ class Ledger:
     # -- leaving ---------------------------------------------------------------------------------------------------
 
     def release(self, replica: Replica, at_s: float) -> None:
-        """A lease or a copy of the replica ended: if it was the last, free the replica if that was waiting for it."""
+        """Free a replica that waits for that, if the lease or copy that has ended was the last."""
         if replica.held:
             return
         if replica.state is State.DRAINING:

@@ -50,7 +50,7 @@ class Promotions:
         return waiter
 
     def end_earned(self, ticket: int, retry_at_s: float) -> None:
-        """A copy that use had earned is over: begin no other before that time. Idempotent."""
+        """End a copy that use had earned: begin no other before that time. Idempotent."""
         if ticket in self.earned:
             self.earned.discard(ticket)
             self.not_before_s = retry_at_s
@@ -63,17 +63,17 @@ class Promotions:
         return waiter
 
     def end(self, ticket: int) -> tuple[Replica, Place] | None:
-        """The wait is over; returns the device replica and the host place, None if it was not for a device."""
+        """End a wait. Return the device replica and the host place; None if it was not for a device."""
         self.earned.discard(ticket)
         return self.by_ticket.pop(ticket, None)
 
     def ticket_of(self, replica: Replica) -> int | None:
-        """The ticket under which a host place is waited for on this replica's behalf; None if none is."""
+        """Return the ticket under which a host place is waited for on this replica's behalf; None if none is."""
         return -replica.generation if -replica.generation in self.by_ticket else None
 
 
 def host_for(known: Container[Place], after: Place | None = None) -> Place | None:
-    """The best place on the host; with `after`, the best one below that place. None if there is none."""
+    """Return the best place on the host; with `after`, the best one below that place. None if there is none."""
     hosts = [place for place in HOSTS if place in known]
     if after is not None:
         hosts = hosts[hosts.index(after) + 1 :]

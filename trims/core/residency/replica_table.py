@@ -64,7 +64,7 @@ class ReplicaTable:
                 self._past_uses.popitem(last=False)
 
     def find(self, key: str, place: Place) -> Replica | None:
-        """The replica, in whatever state, or None."""
+        """Return the replica, in whatever state, or None."""
         return self.replicas.get((key, place))
 
     def places_of(self, key: str) -> list[Replica]:
@@ -75,7 +75,7 @@ class ReplicaTable:
         return sorted(found.values(), key=lambda replica: (replica.place.tier.rank, replica.place.device))
 
     def source_of(self, replica: Replica) -> Replica | None:
-        """The best sealed replica of the same image to copy from, or None.
+        """Return the best sealed replica of the same image to copy from, or None.
 
         A device copies from another one if the two are peers; if not, its image comes through the host. Shared memory
         is the best source of a disk image: nothing has to cross to the host for it.

@@ -150,7 +150,7 @@ class Residency:
         return self.table.replicas
 
     def find(self, key: str, place: Place) -> Replica | None:
-        """The replica, in whatever state, or None."""
+        """Return the replica, in whatever state, or None."""
         return self.table.find(key, place)
 
     def places_of(self, key: str) -> list[Replica]:
@@ -205,7 +205,7 @@ class Residency:
             self._ledger.changed_keys[event.key] = None
 
     def _measure_failed(self, event: MeasureFailed) -> None:
-        """The artifact cannot be converted. If the image has come to lie somewhere meanwhile, it need not be."""
+        """Refuse a replica whose artifact cannot be converted, unless its image has come to lie somewhere meanwhile."""
         replica = self._current(event, State.QUEUED)
         if replica is None or replica.measuring != event.measurement:
             return

@@ -37,7 +37,7 @@ class TimerHeap(Generic[_Item]):
             self._prune_at = max(_FIRST_PRUNE, 2 * len(self._heap))
 
     def next_s(self) -> float | None:
-        """The earliest time at which something live is due, or None."""
+        """Return the earliest time at which something live is due, or None."""
         while self._heap:
             at_s, _, item = self._heap[0]
             if self._is_live(at_s, item):

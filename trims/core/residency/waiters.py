@@ -22,7 +22,7 @@ class Waiters:
         self.sessions: dict[int, dict[int, None]] = {}
 
     def join(self, replica: Replica, waiter: Waiter) -> None:
-        """A waiter joins those of a replica, at the end."""
+        """Add a waiter to those of a replica, at the end."""
         replica.waiters[waiter.ticket] = waiter
         self.by_ticket[waiter.ticket] = replica
         if waiter.is_impatient:
@@ -36,7 +36,7 @@ class Waiters:
             self.sessions.setdefault(waiter.session, {})[waiter.ticket] = None
 
     def leave(self, ticket: int) -> tuple[Replica, Waiter] | None:
-        """A waiter waits no longer; returns it and what it waited for, None if it did not wait."""
+        """Remove a waiter. Return it and what it waited for; None if it did not wait."""
         replica = self.by_ticket.pop(ticket, None)
         if replica is None:
             return None

@@ -23,7 +23,7 @@ DTYPES = {
 
 
 def describe(tensors: Mapping[str, torch.Tensor], path: Path) -> list[SourceTensor]:
-    """Tensors on their way into an image, in order; the second of two that are the same memory is tied to the first.
+    """Return tensors on their way into an image, in order; the second of two in the same memory is tied to the first.
 
     Raises ArtifactError for a tensor that is more, or less, than dense bytes of a known dtype.
     """

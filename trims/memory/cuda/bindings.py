@@ -128,7 +128,7 @@ class Driver:
             _call("cuCtxPushCurrent", context)  # a framework in this process holds it, and this thread may be its
 
     def memory(self) -> tuple[int, int]:
-        """Bytes free and in all."""
+        """Return the bytes free and in all."""
         free, total = _call("cuMemGetInfo")
         return int(free), int(total)
 

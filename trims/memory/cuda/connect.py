@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def connect(kind: str = "driver") -> Cuda:
-    """The driver, or a stand-in for it, such as `fake:FOLDER`. Raises NotSupportedError saying what is missing.
+    """Return the driver, or a stand-in for it, such as `fake:FOLDER`. Raises NotSupportedError saying what is missing.
 
     Both are imported here: only processes that use a device pay for them.
     """
@@ -25,7 +25,7 @@ def connect(kind: str = "driver") -> Cuda:
 
 
 def stand_in(kind: str) -> Any:
-    """A driver for machines without a device: `NAME:FOLDER`, by its name in the entry points `trims.cuda`.
+    """Return a driver for machines without a device: `NAME:FOLDER`, by its name in the entry points `trims.cuda`.
 
     Beside `Cuda` it has `free_bytes(device)`, which no context is needed for.
 

@@ -76,7 +76,7 @@ class Plans:
             return plan, before
 
     def raise_priority(self, replica: ReplicaId) -> None:
-        """A request waits for the replica: its converter process gives way no more. Returns at once. Idempotent."""
+        """Let the replica's converter give way no more: a request waits for it. Returns at once. Idempotent."""
         with self._lock:
             plan = self._plans.get(replica)
             if plan is not None:
@@ -180,7 +180,7 @@ class Plans:
                     self.drop(replica)
 
     def stop(self, replica: ReplicaId, why: str = NOT_WANTED) -> None:
-        """The plan is no longer wanted: stop its child. Returns at once; `drop` it later from a worker."""
+        """Stop the child of a plan that is no longer wanted. Returns at once; `drop` the plan later from a worker."""
         with self._lock:
             plan = self._plans.get(replica)
             if plan is not None:
@@ -201,7 +201,7 @@ class Plans:
             conversion.close()
 
     def end(self) -> None:
-        """The daemon ends: stop all plans, and those to come."""
+        """Stop all plans, and those to come: the daemon ends."""
         with self._lock:
             self._ending = True
             for plan in self._plans.values():

@@ -292,7 +292,7 @@ class Runner:
             self._tenants[replica] = tenant
 
     def abandon(self, replica: ReplicaId) -> None:
-        """The last request for it is gone: stop planning, drop the plan. Never blocks."""
+        """Stop planning and drop the plan: the last request for the replica is gone. Never blocks."""
         if replica in self._plans:
             self._plans.stop(replica)
             self._freers.submit(lambda: self._plans.drop(replica))
@@ -365,7 +365,7 @@ class Runner:
         self._verifiers.submit(self._verify_first)
 
     def raise_priority(self, replica: ReplicaId) -> None:
-        """A request waits for a replica, or for room that its fill keeps: fill it as fast as can be.
+        """Fill a replica as fast as can be: a request waits for it, or for room that its fill keeps.
 
         If it is still to be verified, that is done at once. Idempotent. Never blocks.
         """
@@ -532,7 +532,7 @@ class Runner:
         submit()
 
     def _freed_one(self, replica: ReplicaId) -> None:
-        """A free is over, whether it was done or given up: fills that waited for a descriptor look again."""
+        """Let fills that waited for a descriptor look again: a free is over, whether done or given up."""
         with self._lock:
             self._descriptors -= _descriptors_of(self.sealed.pop(replica, None))
             self._freeing.discard(replica)

@@ -27,7 +27,7 @@ class Workspaces:
         self._known = catalog.workspaces()
 
     def of(self, key: str) -> int | None:
-        """Bytes for each session that reads it; None if neither stated nor measured."""
+        """Return the bytes for each session that reads an image; None if neither stated nor measured."""
         return self._known.get(key)
 
     def stated(self, resolved: Resolved) -> None:
@@ -37,7 +37,7 @@ class Workspaces:
             self._know(resolved.key, nbytes)
 
     def measured(self, key: str, nbytes: int, resolved: Resolved | None) -> int:
-        """A reader has needed `nbytes`; returns what counts from now on."""
+        """Record that a reader has needed `nbytes`. Return what counts from now on."""
         stated = None if resolved is None else resolved.manifest.residency.workspace_bytes
         if stated is None and nbytes > self._known.get(key, -1):
             self._know(key, nbytes)

@@ -197,7 +197,7 @@ class Lookups:
             self._found(ask, _late(ask))
 
     def end_session(self, session: int) -> None:
-        """The client is gone: its asks are refused, and looks that no other ask waits for end."""
+        """Refuse the requests of a client that is gone; end looks that no other request waits for."""
         refused: list[PendingRequest] = []
         with self._lock:
             for ticket in self._by_session.pop(session, ()):

@@ -288,7 +288,7 @@ class Resolver:
         return self._registry.get(name)
 
     def forget(self, name: str) -> None:
-        """The manifest changed or went: what is being looked up under it now counts no more."""
+        """Make lookups under the old manifest count no more: the manifest changed or went."""
         with self._lock:
             self._epochs[name] = self.epoch(name) + 1
             self._known.pop(name, None)
@@ -306,7 +306,7 @@ class Resolver:
         return self._look(name, manifest, chosen, main, reading)
 
     def _without_artifact(self, name: str, manifest: Manifest) -> Resolved | None:
-        """A registered model whose file is gone stands for the image it stood for last; a path stands for its file."""
+        """Return the last image of a registered model whose file is gone; None for a path, or if the file is there."""
         if name.startswith(FILE_PREFIX) or manifest.artifact.path is None:
             return None
         main = Path(manifest.origin, manifest.artifact.path).absolute()
@@ -395,7 +395,7 @@ class Resolver:
         return f"{others[0]} may be written by users other than the daemon's (chown, chmod go-w)" if others else ""
 
     def _unless_converted(self, resolved: Resolved) -> Resolved:
-        """The resolution; raises DigestNeededError if its artifact has turned out meanwhile to need a conversion.
+        """Return the resolution. Raises DigestNeededError if its artifact turned out meanwhile to need a conversion.
 
         Otherwise a look that began before that was known would send its asks round in a circle.
         """
@@ -406,7 +406,7 @@ class Resolver:
         return replace(resolved, in_place=None, why_not=self._not_in_place[resolved.in_place])
 
     def needs_conversion(self, name: str, in_place: str, why: str) -> None:
-        """An artifact turned out not to be served from its own files: it is read before the next answer."""
+        """Have an artifact read before the next answer: it turned out not to be served from its own files."""
         with self._lock:
             if in_place not in self._not_in_place:
                 log.info("%s is converted: %s", name, why)
@@ -583,7 +583,7 @@ def _text_of(manifest: Manifest) -> str:
 
 
 def _inside_package(package: str, path: str) -> Path:
-    """A file inside an installed package, found without importing it."""
+    """Return a file inside an installed package, found without importing it."""
     spec = importlib.util.find_spec(package.split(".", maxsplit=1)[0])
     if spec is None or not spec.submodule_search_locations:
         raise ArtifactError(f"the Python package {package!r} is not installed beside the daemon; install it first")
