@@ -17,6 +17,8 @@ _PERSONS = re.compile(
     r"\b(he|him|his|himself|she|nobody|somebody|anybody|everybody|whoever|whom|anew)\b", re.IGNORECASE
 )
 _MOST_LETTERS = 80
+#: A comment that describes the name below it.
+_COMMENT = re.compile(r"\s*#: (.*)")
 #: Authors of a paper, and a sentence that a model is asked about.
 _ALLOWED = ("He et al.", "She tuned her violin")
 
@@ -39,6 +41,39 @@ def test_programs_are_called_it() -> None:
 @pytest.mark.parametrize("word", ["he waits", "nobody waits", "Whoever waits"])
 def test_a_word_for_a_person_would_be_found(word: str) -> None:
     assert _PERSONS.search(word)
+
+
+#: Words that begin a fragment, which a reader has to complete.
+_FRAGMENT = re.compile(r"(Of|As|Those|It|Its|The same|That|What|None|False|True)\b")
+
+
+def _descriptions(file: Path) -> list[tuple[int, str]]:
+    """Return line and first words of every docstring, and of every `#:` comment, of a file."""
+    source = file.read_text(encoding="utf-8")
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
+    found = [(node.body[0].lineno, text) for node in nodes if (text := ast.get_docstring(node))]
+    lines = [""] + source.splitlines()
+    comments = ((number, _COMMENT.match(line)) for number, line in enumerate(lines))
+    return found + [(number, match[1]) for number, match in comments if match and not _COMMENT.match(lines[number - 1])]
+
+
+def test_a_docstring_begins_with_a_verb_or_the_noun_of_the_thing() -> None:
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {text.splitlines()[0]}"
+        for file in _texts()
+        if file.suffix == ".py" and "_pb2" not in file.name
+        for number, text in _descriptions(file)
+        if _FRAGMENT.match(text)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("text", ["Of one tensor.", "None if there is none.", "The same at a pace."])
+def test_a_fragment_would_be_found(text: str, tmp_path: Path) -> None:
+    (tmp_path / "m.py").write_text(f'#: {text}\nx = 1\ndef f():\n    """{text}"""\n')
+    assert [each for _, each in _descriptions(tmp_path / "m.py")] == [text, text]
+    assert _FRAGMENT.match(text)
 
 
 def _tests() -> list[tuple[str, str]]:

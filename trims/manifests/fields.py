@@ -80,7 +80,7 @@ class Fields:
         return value
 
     def flag(self, key: str, *, default: bool = False) -> bool:
-        """True or false."""
+        """Return a flag: true or false."""
         value = self.take(key, default)
         if not isinstance(value, bool):
             raise ManifestError(f"{self.where}: {key!r} must be true or false, not {value!r}")

@@ -20,7 +20,7 @@ from trims.manifests.steps import Step, check_flow, parse_steps
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: What repositories of Triton, KServe and MLServer have. Names that differ in case only are two models.
+#: Names that repositories of Triton, KServe and MLServer have. Names that differ in case only are two models.
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,126}[A-Za-z0-9_])?\Z")
 #: `1.2.3`, `v1.2.3`, `2024-11-01`, or a whole number as in Triton's repositories, whose tools understand no other.
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")
@@ -34,7 +34,7 @@ TRUSTS = ("identity", "verified")
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """What runs the model. `version` is a constraint such as `>=1.22`, empty for any."""
+    """Framework that runs the model. `version` is a constraint such as `>=1.22`, empty for any."""
 
     name: str
     version: str = ""

@@ -1,4 +1,4 @@
-"""What a manifest says of requests: the tensors that go in and come out, and the predictor between them.
+"""Requests, as a manifest describes them: the tensors that go in and come out, and the predictor between them.
 
 Data types have the names of the Open Inference Protocol (`FP32`, `INT64`, `BYTES` for text), because that is what a
 request states. Not covered: the values themselves (`trims_predictors.tensors`).
@@ -25,7 +25,7 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z")
 #: The name of a tensor.
 TENSOR = re.compile(r"[^\x00-\x1f]{1,256}\Z")
 _PLUGIN = re.compile(r"[\w.-]{1,128}\Z")
-#: Of one tensor; numpy can have no more.
+#: Dimensions of one tensor; numpy can have no more.
 MOST_DIMENSIONS = 32
 ANY = -1
 #: The one length of a shape of which not even the number of dimensions is known.

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 #: The two kinds of steps that are Python functions: one that is named, and one that stands in the manifest.
 CALL_STEP, SOURCE_STEP = "call", "source"
-#: Of one list.
+#: Steps of one list.
 MOST_STEPS = 64
-#: Of one list as JSON: a predictor is told both in one message, which holds 96 KiB.
+#: Bytes of one list as JSON: a predictor gets both lists in one message, which holds 96 KiB.
 _MOST_LETTERS = 24 << 10
 _MOST_PIXELS = 1 << 26
 _FUNCTION = re.compile(r"[A-Za-z_]\w*\Z")
