@@ -53,7 +53,7 @@ def _descriptions(file: Path) -> list[tuple[int, str]]:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, kinds)]
     found = [(node.body[0].lineno, text) for node in nodes if (text := ast.get_docstring(node))]
-    lines = [""] + source.splitlines()
+    lines = ["", *source.splitlines()]
     comments = ((number, _COMMENT.match(line)) for number, line in enumerate(lines))
     return found + [(number, match[1]) for number, match in comments if match and not _COMMENT.match(lines[number - 1])]
 

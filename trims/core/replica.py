@@ -103,6 +103,7 @@ class Replica:
         readers: How many leases each session has on it; while it is filled, how many each waits for.
         fills_without_room: How many of its fills, and of those of the incarnations whose waiters it has, found the
             machine without room.
+        returned_before: Bytes that had come back at its place when its fill began: see `PlaceBooks.returned_bytes`.
         place_lost: Its place was lost while it was filled: it must not be granted, even if the fill succeeds.
         share: What its bytes count as, and `charged_bytes` how many; kept by `Capacity`.
         claimed_bytes: Room that is on its way back and kept for it while it is queued.
@@ -139,6 +140,7 @@ class Replica:
     workspace_bytes: int = 0
     readers: dict[int, int] = field(default_factory=dict)
     fills_without_room: int = 0
+    returned_before: int = 0
     place_lost: bool = False
     share: Share = Share.NONE
     charged_bytes: int = 0

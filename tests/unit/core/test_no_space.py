@@ -11,7 +11,18 @@ from trims.core.errors import NoSpaceError, TooLargeError
 from trims.core.place import CPU, DISK
 from trims.core.replica import State
 from trims.core.residency.admission import BELIEVED_FULL_S
-from trims.core.residency.events import Closed, Fill, FillFailed, Free, Grant, Measure, Refuse, SessionEnded, Tick
+from trims.core.residency.events import (
+    Closed,
+    EvictRequested,
+    Fill,
+    FillFailed,
+    Free,
+    Grant,
+    Measure,
+    Refuse,
+    SessionEnded,
+    Tick,
+)
 
 if TYPE_CHECKING:
     from trims.core.place import Place
@@ -190,3 +201,29 @@ def test_whatever_a_tier_says_is_left_the_books_hold_together(room_bytes: int | 
     bench.fill("a", 30)
     bench.no_space("a", room_bytes)
     assert 60 <= bench.capacity() < 90, "never room for what found none, never less than lies there"
+
+
+@pytest.mark.parametrize("room_bytes", [0, None])
+def test_a_fill_that_began_before_other_bytes_came_back_is_tried_again(room_bytes: int | None) -> None:
+    bench = Full()
+    bench.resident("old", 45)
+    assert kinds(bench.fill("a", 30)) == [Fill]
+    assert kinds(bench.feed(EvictRequested, key="old", place=CPU, drain=False)) == [Free]
+    bench.freed("old")
+    again = bench.no_space("a", room_bytes=room_bytes)
+    assert kinds(again) == [Measure], "the tier's figure is from before 45 bytes came back"
+    assert kinds(bench.measured("a", 30)) == [Fill]
+    assert kinds(bench.filled("a")) == [Grant]
+
+
+def test_bytes_that_came_back_help_one_fill_once() -> None:
+    bench = Full()
+    bench.resident("old", 45)
+    bench.fill("a", 30)
+    bench.feed(EvictRequested, key="old", place=CPU, drain=False)
+    bench.freed("old")
+    bench.no_space("a", room_bytes=0)
+    bench.measured("a", 30)
+    (refused,) = only(Refuse, bench.no_space("a", room_bytes=0))
+    assert isinstance(refused, Refuse)
+    assert isinstance(refused.error, NoSpaceError)

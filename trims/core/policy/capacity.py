@@ -55,6 +55,7 @@ class PlaceBooks:
         claimed_bytes: Bytes on their way back that are kept for queued replicas.
         shares: Bytes by what they count as.
         promised: Idle replicas that a waiting device is going to be filled from; they are evicted last.
+        returned_bytes: Bytes that have come back in all; it only grows.
     """
 
     capacity_bytes: int
@@ -68,6 +69,7 @@ class PlaceBooks:
     promised: OrderedDict[str, None]
     stated_bytes: int = 0
     full_until_s: float | None = None
+    returned_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.stated_bytes = self.stated_bytes or self.capacity_bytes
@@ -211,6 +213,8 @@ class Capacity:
             books.charged_bytes += nbytes - replica.charged_bytes
             held = (share not in _NOT_HELD) - (replica.share not in _NOT_HELD)
             self.images += held * replica.descriptors
+            if replica.share is Share.LEAVING and share is Share.NONE:
+                books.returned_bytes += replica.charged_bytes
             if replica.share is Share.IDLE:
                 books.policy.busy(replica.key)
             elif replica.share is Share.PROMISED:

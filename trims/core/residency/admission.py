@@ -188,18 +188,21 @@ class Admission:
 
         1. The capacity counts as what lies there and what the tier says is left, for `BELIEVED_FULL_S` seconds.
         2. The waiters wait for room once more. By the new capacity, idle replicas have to go for it.
-        3. If the tier does not say what is left, or the machine still has no room after that, as many bytes go as the
+        3. What has come back since the fill began counts as left: the tier's figure may be older.
+        4. If the tier does not say what is left, or the machine still has no room after that, as many bytes go as the
            image takes, or all that may. `_FILLS_WITHOUT_ROOM` fills are the end of it: something else takes the room
            that comes free.
         """
         ledger, books = self._ledger, self._ledger.capacity.at[replica.place]
         fills, need = replica.fills_without_room + 1, books.takes(replica.nbytes)
         coming = books.evictable_bytes(spare_promised=False) + books.shares[Share.LEAVING]
-        left = need - coming if error.room_bytes is None or fills > 1 else error.room_bytes
-        books.found_full(min(left, need - 1), at_s + BELIEVED_FULL_S)
-        ledger.due.add(at_s + BELIEVED_FULL_S, replica.place)
-        ledger.changed_places[replica.place] = None
-        waits = coming or any(not waiter.is_impatient for waiter in waiters)
+        returned = books.returned_bytes - replica.returned_before
+        left = (need - coming if error.room_bytes is None or fills > 1 else error.room_bytes) + returned
+        if not returned or left < need:
+            books.found_full(min(left, need - 1), at_s + BELIEVED_FULL_S)
+            ledger.due.add(at_s + BELIEVED_FULL_S, replica.place)
+            ledger.changed_places[replica.place] = None
+        waits = coming or returned or any(not waiter.is_impatient for waiter in waiters)
         if not waiters or not waits or fills >= _FILLS_WITHOUT_ROOM or replica.place_lost:
             return False
         self.enqueue_again(replica, waiters, at_s).fills_without_room = fills
@@ -551,6 +554,7 @@ class Admission:
         if source is not None:
             ledger.lend(source, replica)
         ledger.tenancy.pay(replica, ledger.capacity.at[replica.place].takes(replica.nbytes))
+        replica.returned_before = ledger.capacity.at[replica.place].returned_bytes
         ledger.step(replica, State.FILLING, at_s, f"room found, source {replica.source or 'artifact'}")
         awaited = not replica.waiters or self._is_awaited(replica)  # a demotion has no waiter, and makes room for one
         if not awaited:
