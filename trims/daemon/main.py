@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from trims.daemon.config import Config
     from trims.memory.segments import SegmentDriver
     from trims.plugins import Choice
+    from trims.store.store import Store
     from trims.tiers.base import Tier
 
 log = logging.getLogger(__name__)
@@ -171,7 +172,6 @@ class Daemon:
 
     def _build(self, undo: contextlib.ExitStack) -> None:
         config = self.config
-        limits = Limits(memory_bytes=config.converter_memory_bytes, time_s=config.converter_time_s)
         self.budget = budget(config.max_sessions)
         self.tenants = read_tenants(config.tenants)
         if not config.socket_mode & 0o066 and any(tenant.users for tenant in self.tenants.by_name.values()):
@@ -180,15 +180,14 @@ class Daemon:
         undo.callback(self.registry.close)
         self.catalog = Catalog(config.state_dir / "catalog.db")
         undo.callback(self.catalog.close)
-        resolver = Resolver(
-            self.registry,
-            self.catalog,
-            InterpreterSelection(config.environments, EnvironmentStore(config.environments_dir)),
-            config.state_dir / "artifacts",
-            limits,
-            always_hash=config.always_hash,
-            in_place=config.trust == "identity",
-        )
+        self.endpoint = endpoint_of(config)
+        tiers, policies, gpu_off = self._open_tiers(undo)
+        self.store = self._build_store(tiers, policies)
+        self._make_doors(gpu_off)
+
+    def _open_tiers(self, undo: contextlib.ExitStack) -> tuple[list[Tier], dict[Place, Policy], str]:
+        """Return the tiers, a policy for each, and why there is no GPU tier."""
+        config = self.config
         tiers: list[Tier] = []
         for opened in (cpu_tier, disk_tier):
             tiers.append(opened(config))
@@ -199,12 +198,25 @@ class Daemon:
             DISK: load_policy(config.disk_policy),
             FILE: LeastRecentlyUsed(),
         }
-        self.endpoint = endpoint_of(config)
         self.gpus, gpu_off = gpu_tiers(config)
         for gpu in self.gpus:
             undo.callback(gpu.close)
             tiers.append(gpu)
             policies[gpu.place] = load_policy(config.gpu_policy)
+        return tiers, policies, gpu_off
+
+    def _build_store(self, tiers: list[Tier], policies: dict[Place, Policy]) -> Store:
+        config = self.config
+        limits = Limits(memory_bytes=config.converter_memory_bytes, time_s=config.converter_time_s)
+        resolver = Resolver(
+            self.registry,
+            self.catalog,
+            InterpreterSelection(config.environments, EnvironmentStore(config.environments_dir)),
+            config.state_dir / "artifacts",
+            limits,
+            always_hash=config.always_hash,
+            in_place=config.trust == "identity",
+        )
         settings = StoreSettings(
             keep_alive_s=config.keep_alive_s,
             verify=config.verify,
@@ -213,7 +225,7 @@ class Daemon:
             max_images=self.budget.images,
             behind_bytes_per_s=config.behind_bytes_per_s or None,
         )
-        self.store = build_store(
+        return build_store(
             tiers,
             policies,
             resolver,
@@ -223,6 +235,9 @@ class Daemon:
             settings=settings,
             quotas=self.tenants.quotas(),
         )
+
+    def _make_doors(self, gpu_off: str) -> None:
+        config = self.config
         self.attach = AttachDoor(
             self.store,
             config.runtime_dir / ATTACH_SOCKET,
