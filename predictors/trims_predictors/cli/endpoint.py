@@ -78,7 +78,7 @@ def _run(options: argparse.Namespace) -> None:
     try:
         _serve(options)
     except (TrimsError, OSError) as error:
-        if options.supervised:  # the daemon tells those who ask it
+        if options.supervised:  # the daemon reports it to clients that ask
             leave_text(os.path.join(options.runtime_dir or default_runtime_dir(), ERROR_FILE), str(error))
         raise
 
@@ -213,7 +213,7 @@ def _max_body(text: str) -> int:
 
 
 def _hidden(options: argparse.Namespace) -> list[Path]:
-    """What predictors must not see: as the daemon that starts the endpoint says, else where a daemon has its files."""
+    """Return the paths hidden from predictors: secrets, folders that the command line names, and a daemon's folders."""
     from trims.daemon.config import build_config
 
     secrets = [path for path in (options.token_file, options.private_key, options.tenants) if path is not None]
@@ -230,7 +230,7 @@ def _deadline(text: str, flag: str) -> float:
 
 
 def _work_deadline(text: str, flag: str) -> float:
-    """Of what takes time in any case. Raises ConfigError for one that is over at once."""
+    """Parse a deadline for work that always takes time. Raises ConfigError for 0 seconds, which ends it at once."""
     from trims.core.errors import ConfigError
 
     seconds = _deadline(text, flag)

@@ -42,7 +42,7 @@ _BURIAL_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What is to be invoked, and how often.
+    """Handler, model and event to invoke, and how often.
 
     Attributes:
         runtime_dir: Folder of the daemon's sockets.

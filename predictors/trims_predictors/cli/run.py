@@ -148,7 +148,7 @@ def _shown(element: bytes) -> str:
 
 
 def told_start(parameters: Mapping[str, Any]) -> str:
-    """Whether the answer was cold, in a sentence."""
+    """Return whether the answer was cold, in a sentence."""
     where = f"weights at {parameters.get('place')}"
     if not parameters.get("cold"):
         return f"warm: a predictor was running; {where}"

@@ -28,7 +28,7 @@ async def load(
 
     Args:
         process: The predictor's.
-        message: See `worker`. Without a deadline of its own, the daemon tells at once what there is to wait for.
+        message: See `worker`. Without a deadline of its own, the daemon reports at once what there is to wait for.
         deadline_s: Of each try; the process ends if it is over.
         make_way: Ends something that holds memory or a lease; says whether there was anything.
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 #: In any case of its letters (RFC 7235).
 _SCHEME = "bearer"
-#: What a tenant may ask for; everything else is the operator's.
+#: Paths that a tenant may ask for; all others are the operator's.
 _OF_TENANTS = ("/v2", "/openapi.json")
-#: Of the request that the running task answers; None for the operator.
+#: Tenant of the request that the running task answers; None for the operator.
 _caller: ContextVar[Tenant | None] = ContextVar("caller", default=None)
 
 
@@ -72,5 +72,5 @@ def require_operator(what: str) -> None:
 
 
 def may_ask_for(tenant: Tenant | None, path: str) -> bool:
-    """Whether a path is one of those that tenants may ask for, if it is a tenant that asks."""
+    """Return whether a path is one of those that tenants may ask for, if it is a tenant that asks."""
     return tenant is None or path.startswith(_OF_TENANTS)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class State(enum.Enum):
-    """Of a predictor. Its slot is free once it has ended, not before."""
+    """State of a predictor. The slot is free once the predictor has ended, not before."""
 
     STARTING = "starting"
     IDLE = "idle"
@@ -138,7 +138,7 @@ class Schedule:
         return self._released(predictor, found)
 
     def done(self, predictor: int) -> list[Step]:
-        """A predictor has answered its run; each of the jobs has been told."""
+        """Note that a predictor has answered its run and each client has its answer. Return the next steps."""
         found = self._predictors.get(predictor)
         if found is None or found.state is not State.BUSY:
             return []
@@ -176,7 +176,7 @@ class Schedule:
         return steps + self._settle(queue)
 
     def lost(self, predictor: int) -> list[Step]:
-        """An idle predictor's process is going, so it gets no more requests. Its end is told later."""
+        """Give an idle predictor whose process is ending no more requests. Its end is reported later."""
         found = self._predictors.get(predictor)
         if found is None or found.state is not State.IDLE:
             return []
@@ -213,7 +213,7 @@ class Schedule:
     # -- questions -------------------------------------------------------------------------------------------------
 
     def is_starting(self, predictor: int) -> bool:
-        """Return whether a predictor is to load its model: it neither has, nor was told to end."""
+        """Return whether a predictor is loading its model: it has neither loaded it nor been asked to end."""
         found = self._predictors.get(predictor)
         return found is not None and found.state is State.STARTING
 

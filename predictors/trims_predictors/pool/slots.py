@@ -101,7 +101,7 @@ class Slots:
     # -- questions -------------------------------------------------------------------------------------------------
 
     def is_starting(self, predictor: int) -> bool:
-        """Return whether a predictor is to load its model: it neither has, nor was told to end."""
+        """Return whether a predictor is loading its model: it has neither loaded it nor been asked to end."""
         schedule = self._by_predictor.get(predictor)
         return schedule is not None and schedule.is_starting(predictor)
 

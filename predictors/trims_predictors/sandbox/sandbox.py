@@ -209,6 +209,6 @@ def _entry_of(name: str) -> pwd.struct_passwd:
 
 
 def _graphics_devices() -> list[str]:
-    """What a process needs of /dev to use NVIDIA's GPUs."""
+    """Return the paths in /dev that a process needs to use NVIDIA's GPUs."""
     with os.scandir("/dev") as entries:
         return sorted(entry.path for entry in entries if entry.name.startswith("nvidia"))

@@ -64,7 +64,7 @@ class Demand:
 
 
 def _shared_out(wanted: Mapping[str, int], most: int) -> dict[str, int]:
-    """As many as there may be: one for each model by name, then the rest by name."""
+    """Share out `most` hot spares: one for each model by name, then the rest by name."""
     chosen = dict.fromkeys(sorted(wanted)[:most], 1)
     for model in chosen:
         chosen[model] += min(wanted[model] - 1, most - sum(chosen.values()))

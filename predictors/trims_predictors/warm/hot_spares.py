@@ -41,7 +41,7 @@ _PARK_S = 10.0
 _MOST_IMAGES = 4096
 #: Between two looks whether models have cooled.
 _LOOK_S = 10.0
-#: How the end of a process is told that has read what is parked.
+#: Signals that end a process which has read what is parked.
 _OF_READING = ("SIGSEGV", "SIGBUS")
 
 
@@ -150,7 +150,7 @@ class HotSpares:
         try:
             wake = {"op": "wake", "deadline_s": None}  # a new predictor waits for what this one lacks
             woken = await process.ask(wake, deadline_s=self._settings.load_deadline_s)
-        except TrimsError as error:  # a new predictor meets the same, and tells the client
+        except TrimsError as error:  # a new predictor meets the same, and its client gets the error
             self._end(process, f"it could not wake: {error}")
             return None
         if not woken["same"]:
@@ -338,7 +338,7 @@ class HotSpares:
             self._background.start(hot.process.end())
 
     def _gone(self, hot: _HotSpare) -> None:
-        """Its process ends: by itself, for its memory, or because it was used."""
+        """Note that the process of a hot spare ends: by itself, for its memory, or because it was used."""
         if hot in self._waiting:
             self._waiting.remove(hot)
             self._failed.add(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Inventory:
-    """What there is, by environment.
+    """Inventory of templates, spares and hot spares, by environment.
 
     Attributes:
         templates: Those that serve. One that is lost stays here until another takes its place.
@@ -138,11 +138,11 @@ class Inventory:
     # -- what it costs ---------------------------------------------------------------------------------------------
 
     def bytes_of_template(self, environment: Environment) -> int:
-        """What a template more of the environment will take; 0 if none was counted yet."""
+        """Return the bytes that one more template of the environment will take; 0 if none was counted yet."""
         return self._template_bytes.get(environment, 0)
 
     def bytes_of_spare(self, environment: Environment, *, hot: bool = False) -> int:
-        """What a spare more will take, with its template if none is alive."""
+        """Return the bytes that one more spare will take, with its template if none is alive."""
         own = self._spare_bytes.get(environment, 0)
         missing = 0 if self.serving(environment) is not None else self.bytes_of_template(environment)
         return missing + (self._hot_bytes.get(environment, own) if hot else own)

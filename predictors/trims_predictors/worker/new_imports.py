@@ -11,7 +11,7 @@ import sys
 
 from trims_predictors.ipc.messages import MOST_BYTES
 
-#: Of the names in one message. Their commas and quotes count, and there is room for all else that it says.
+#: Letters of the names in one message, at most. Their commas and quotes count, and leave room for the other fields.
 _MOST_LETTERS = MOST_BYTES // 2
 
 
@@ -21,10 +21,10 @@ def count_of_modules() -> int:
 
 
 def importable_since(count: int) -> list[str]:
-    """Modules imported since there were so many, the last one first; not those that no other process can import.
+    """Return modules imported since there were so many, the last one first; not those that no other process can import.
 
-    These are made of source text in a manifest. As many are listed as a message surely holds: a later predictor tells
-    of the rest.
+    These are made of source text in a manifest. As many are listed as a message surely holds: a later predictor reports
+    the rest.
     """
     found, letters = [], 0
     for name in itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - count)):

@@ -1,14 +1,14 @@
 """The template's process: it has imported a framework, has one thread, and forks predictors in milliseconds.
 
-Standard library only until it is told what to import. It touches no device and connects nowhere: its socket to the
-supervisor is the only one. Messages:
+Standard library only until a message names the modules to import. It touches no device and connects nowhere: its
+socket to the supervisor is the only one. Messages:
 
                                         -> {"op": "here"} and pidfds of the template itself and its guard, at once
     {"op": "import", "modules": [...]}  -> {"op": "imported", "failed": {module: why}, "spoilt": why or null}
     {"op": "fork"} and three descriptors, the predictor's socket, the lifeline and what it prints to
                                         -> {"op": "forked", "pid": ...} and a pidfd, or {"op": "refused", "why": ...}
 
-When a predictor ends, {"op": "ended", "pid": ..., "status": ...} tells how; the template ends with its socket.
+When a predictor ends, {"op": "ended", "pid": ..., "status": ...} reports how; the template ends with its socket.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ _SWEEP_S = 0.1
 
 
 class Template:
-    """Imports and forks as its socket says.
+    """Template that imports and forks as the messages on its socket say.
 
     Args:
         sock: To the supervisor.
         runtime_dir: Folder of the daemon's sockets, for its predictors.
         lifeline: Descriptor of this process's own, which its predictors must not have.
-        told: What the guard is told.
+        told: Reports to the guard.
         writable: The one folder that predictors may write to; empty if each has its user's rights.
     """
 
@@ -67,10 +67,10 @@ class Template:
         self._selector.register(sock, selectors.EVENT_READ)
         #: pidfd -> pid
         self._children: dict[int, int] = {}
-        #: What plug-ins seed in each predictor, and why forks would repeat random numbers; None if they do not.
+        #: Functions by which plug-ins seed each predictor. `_repeats`: why forks would repeat random numbers, or None.
         self._reseeders: list[Reseeder] = []
         self._repeats: str | None = None
-        #: What modules have started, such as multiprocessing's tracker of resources.
+        #: Processes that modules have started, such as multiprocessing's tracker of resources.
         self._helpers: set[int] = set()
         #: When to look next for what predictors have left; None if none has ended since.
         self._sweep_s: float | None = None

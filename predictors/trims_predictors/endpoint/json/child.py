@@ -45,7 +45,7 @@ DONE, REFUSED, TOO_LARGE = range(3)
 #: Memory for this process itself, and for each byte that it is given: a short text takes 20 times what it is in JSON.
 _OWN_BYTES = 256 << 20
 _BYTES_A_BYTE = 32
-#: Of an answer in JSON.
+#: Bytes of an answer in JSON, at most.
 MOST_TEXT_BYTES = 1 << 30
 #: Elements that are written at once.
 _PIECE = 1 << 16

@@ -298,7 +298,7 @@ def _dump(value: object) -> bytes:
 
 
 def told(answer: Answer) -> Parameters:
-    """What an answer tells beside its tensors: whether it was cold, from where, and the seconds of each stage."""
+    """Return the parameters of an answer: whether it was cold, from where, and the seconds of each stage."""
     return {
         "cold": answer.cold,
         "predictor": answer.how,
