@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a model said.
+    """Answer of a model.
 
     Attributes:
         values: Its output, float32, little endian, row-major.
         text: The same for people; several lines.
-        model: What said it, kept alive so that its memory can be measured; no part of the answer.
+        model: The model that gave it, kept alive so that its memory can be measured; no part of the answer.
     """
 
     values: bytes
@@ -47,7 +47,7 @@ class Answer:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, str]) -> Answer:
-        """What `to_json` made."""
+        """Return the answer that `to_json` has turned into JSON."""
         return cls(base64.b64decode(raw["values"]), raw["text"])
 
 

@@ -64,7 +64,7 @@ class _Crowd:
         self.waiting += 1
 
     def hear(self, wait_s: float) -> None:
-        """What the daemon has answered by now, or within this time."""
+        """Take in the daemon's answers that are there, or that come within this time in seconds."""
         for key, _ in self._poll.select(wait_s):
             client, began = key.data
             try:

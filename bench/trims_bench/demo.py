@@ -145,7 +145,7 @@ class Demo:
 
 
 class _Asked(NamedTuple):
-    """What an endpoint is asked of a workload."""
+    """Framework and inputs of a workload's request to an endpoint."""
 
     framework: str
     inputs: Inputs
@@ -166,7 +166,7 @@ class _Phases:
         self._since = time.monotonic()
 
     def watch(self, shown: Callable[[Loading], None]) -> Callable[[Loading], None]:
-        """Count from now on, and pass on what is told."""
+        """Count seconds by phase from now on, and pass each report of progress on."""
         self._since = time.monotonic()
 
         def told(progress: Loading) -> None:

@@ -1,4 +1,4 @@
-"""What the demo prints: stages side by side, whether answers are equal, memory, and a summary. Measures nothing."""
+"""Tables of the demo: stages side by side, whether answers are equal, memory, and a summary. Measures nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STAGE_TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """What was paid once, when the model was registered.
+    """Seconds and bytes paid once, when the model was registered.
 
     Attributes:
         made_s: To make the artifact with its builder, if it has one, and to read it.
@@ -60,7 +60,7 @@ class Compared:
     reports: dict[str, list[Report]] = field(default_factory=lambda: {way: [] for way in WAYS})
 
     def median_s(self, way: str, seconds: Callable[[Report], float]) -> float:
-        """Of one figure of the reports."""
+        """Return the median of one figure of the reports, in seconds."""
         return median(map(seconds, self.reports[way]))
 
     def total_s(self, way: str) -> float:
@@ -72,7 +72,7 @@ class Compared:
         return self.median_s(way, lambda report: report.ready_s)
 
     def agreement(self) -> Agreement:
-        """Of the framework's own answer with the one that differs most from it."""
+        """Return how far the framework's own answer agrees with the one that differs most from it."""
         expected = self.reports[ALONE][0].answer
         same = workload(self.model.workload).same
         found = [same(expected, report.answer) for way in WAYS for report in self.reports[way]]
@@ -187,7 +187,10 @@ def _factors(seconds: Callable[[str], float]) -> list[str]:
 
 
 def requests(rows: Sequence[tuple[Compared, Sequence[tuple[float, float]]]]) -> None:
-    """What an endpoint's clients wait for if no process runs the model; `rows` has seconds and seconds of compute."""
+    """Print how long an endpoint's clients wait if no process runs the model.
+
+    `rows` has seconds of the request and of its compute.
+    """
     table = Table(
         title="An HTTP request when no process runs the model: an isolated process answers", title_justify="left"
     )

@@ -56,7 +56,7 @@ async def _ask(
 
 
 def _difference(content: bytes, expected: list[float], speaks_v2: bool) -> str:
-    """What is wrong with an answer; empty if nothing is."""
+    """Return what is wrong with an answer; empty if nothing is."""
     try:
         answer = json.loads(content)
         found = answer["outputs"][0]["data"] if speaks_v2 else answer["y"][0]

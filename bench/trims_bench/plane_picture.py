@@ -29,7 +29,7 @@ class Cell(NamedTuple):
 
 
 def cells(comparisons: Iterable[dict[str, object]]) -> list[Cell]:
-    """Of the figure's comparisons."""
+    """Return the cells of the figure's comparisons."""
     found = ((_CELL.fullmatch(str(each["what"])), float(str(each["value"]))) for each in comparisons)
     return [Cell(match["room"], match["zipf"], match["who"], value) for match, value in found if match]
 

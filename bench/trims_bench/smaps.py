@@ -45,7 +45,7 @@ def total(held: Iterable[Held]) -> Held:
 
 
 def of_weights(pid: int | str, segment: str) -> Held:
-    """What a process holds of a replica: all its mappings of the segment of this name."""
+    """Return the memory that a process holds of a replica: all its mappings of the segment of this name."""
     return total(held for path, held in mappings(pid) if segment in path)
 
 

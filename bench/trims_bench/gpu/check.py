@@ -64,7 +64,7 @@ class Record:
         unfinished.rename(self._path)
 
     def begin(self, part: Part) -> dict[str, Any]:
-        """What will be known of a part, until it is known."""
+        """Return the record of a part that has not run yet."""
         made: dict[str, Any] = {UNAVAILABLE: _NOT_BEGUN}
         if part.group == TESTS:
             made = {"tests": 0, "failures": 0, "skipped": 0, "results": [], **made}
@@ -169,7 +169,7 @@ def _run(
 
 
 def _take(part: Part, rig: Rig, record: Record, found: dict[str, Any], limit_s: float) -> None:
-    """Run one part; what it tells is in the file at once."""
+    """Run one part; each of its reports is in the file at once."""
     del found[UNAVAILABLE]
     found["error"] = _NOT_ENDED
     record.write()
@@ -224,7 +224,7 @@ def _about(rig: Rig) -> dict[str, Any]:
 
 
 def _doctor(rig: Rig) -> list[dict[str, str]] | str:
-    """What `trims doctor` says of the device, where no daemon runs."""
+    """Return the findings of `trims doctor` on the device, where no daemon runs; a text if they cannot be had."""
     try:
         config = build_config({"cuda": rig.kind}, environment={})
         return [finding.as_json() for finding in gpu_findings(config, str(rig.work))]

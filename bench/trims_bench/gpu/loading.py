@@ -81,7 +81,7 @@ def measure_loads(
             if way == "trims":
                 result.close()
                 if drop:
-                    session.open(name, place="cpu").close()  # what was given up is told with the next request
+                    session.open(name, place="cpu").close()  # given-up weights are reported with the next request
                     evict(runtime_dir, name, "cpu", _PLACE)
             else:
                 _let_go(held)
@@ -144,7 +144,7 @@ class Case:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """As a user would write it."""
+        """Return the manifest as a user would write it."""
         builder = {"call": f"{self.builder}:build", "args": self.args}
         options = {"module": f"{self.builder}:build_module"}
         return {"name": self.name, "artifact": {"format": "torch", "builder": builder, "options": options}}

@@ -33,7 +33,7 @@ def rig_of(text: str) -> Rig:
 
 
 def take(run: Callable[[Rig], Any], rig: Rig, tell: Callable[[dict[str, Any]], None]) -> None:
-    """Run a part, and tell everything that it finds."""
+    """Run a part, and report everything that it finds."""
     result: dict[str, Any] = {}
     try:
         found = run(rig)
@@ -50,7 +50,7 @@ def take(run: Callable[[Rig], Any], rig: Rig, tell: Callable[[dict[str, Any]], N
 
 
 def main() -> None:
-    """Of the process."""
+    """Run the part that the command line names, and write its reports to the given descriptor."""
     key, rig, fd = sys.argv[1:]
 
     def tell(message: dict[str, Any]) -> None:

@@ -46,7 +46,7 @@ _END_S = 20.0
 _BLOCK_BYTES = 2 << 20
 _SPARE_BYTES = 64 << 20
 _END_BYTES = 4096
-#: What a driver may keep of a process that had a context: its own, not trims's.
+#: Bytes that a driver may keep of a process that had a context: its own, not trims's.
 _LEFT_BYTES = 32 << 20
 
 
@@ -288,7 +288,7 @@ def measure_copies(
             def keep(way: str, weights: Any) -> None:
                 if way == "daemon":
                     weights.close()
-                    session.open(name, place="cpu").close()  # what was given up is told with the next request
+                    session.open(name, place="cpu").close()  # given-up weights are reported with the next request
                     evict(runtime_dir, name, _PLACE)
 
             # The keeper tries each of its ways once before it chooses.
@@ -449,7 +449,7 @@ def _put(keeper: KeeperConnection, nbytes: int, folder: Path) -> tuple[int, byte
 
 
 def _await_rest(keeper: KeeperConnection) -> None:
-    """Until a keeper without work has given its context back; one that never does is told by its bytes."""
+    """Wait until a keeper without work has given its context back; a keeper that never does is found by its bytes."""
     until_s = time.monotonic() + _REST_S
     while (state := keeper.hello()).awake and state.read_only and time.monotonic() < until_s:
         time.sleep(_POLL_S)

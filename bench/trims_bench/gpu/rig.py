@@ -1,6 +1,6 @@
-"""What every part of the check gets to work with: the device, how much to do, and processes that own memory on it.
+"""Rig of every part of the check: the device, how much to do, and processes that own memory on it.
 
-The check's own process makes no context, so that whatever dies, it can tell of it.
+The check's own process makes no context, so that it can report whatever dies.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Rig:
             raise UnavailableError(str(error)) from error
 
     def free_bytes(self) -> int:
-        """Of the device, as its driver tells a process without a context."""
+        """Return the free bytes of the device, as its driver reports them to a process without a context."""
         uuid = self.device.uuid
         return next(found.free_bytes for found in survey(self.kind) if found.uuid == uuid)
 
@@ -155,7 +155,7 @@ class Exporter:
         return export_of(message, fds[0] if fds else -1)
 
     def intact(self) -> bool:
-        """Whether the owner itself still reads what it has written."""
+        """Return whether the owner itself still reads what it has written."""
         return bool(self._ask({"op": "read"})[0]["intact"])
 
     def kill(self) -> None:

@@ -47,7 +47,7 @@ NAMES = (
 
 
 class Scenario(Protocol):
-    """What a module is."""
+    """Module with one scenario: its title, and a function that runs it."""
 
     TITLE: str
 

@@ -37,7 +37,7 @@ _SAFETENSORS = (
     "tensor = safe_open(sys.argv[1], framework='np').get_tensor('tensor.7')",
 )
 _TORCH = "import torch", "tensor = torch.load(sys.argv[1], mmap=True)['tensor.7']"
-#: What `trims.connect` imports is part of the library.
+#: Imports of a client, those of `trims.connect` among them.
 _IMPORTED = "import trims, trims_client.session"
 _CONNECTED = f"{_IMPORTED}\nsession = trims.connect()\nsession.open_file(sys.argv[2]).close()"
 

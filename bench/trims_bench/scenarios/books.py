@@ -1,4 +1,4 @@
-"""What one event costs the books, which are locked meanwhile: it must not grow with what is in them."""
+"""Cost of one event to the books, which are locked meanwhile: it must not grow with their content."""
 
 from __future__ import annotations
 

@@ -37,13 +37,13 @@ def run(setup: Setup) -> Figure:
 
 
 def _beside(state: str, what: str, values: list[int]) -> Comparison:
-    """What a check does under the lock besides."""
+    """Return the milliseconds of a check's other work under the lock, held against the bar."""
     samples = Samples(what, values)
     return Comparison(f"{state}: {what}", samples.median / 1e6, "ms", _BAR, (samples,))
 
 
 def measure(state: str, replicas: int, sessions: int, count: int) -> dict[str, Any]:
-    """As `trims.daemon.check` does it; nanoseconds, and the name of the piece that is the longest most often."""
+    """Measure a check as `trims.daemon.check` does it; nanoseconds, and the piece that is the longest most often."""
     from trims.core.replica import State
     from trims_bench.driven import settle
 

@@ -1,4 +1,4 @@
-"""More clients than a daemon has descriptors for: each is served or told why not, soon, and then there is quiet."""
+"""More clients than a daemon has descriptors for: each is served or refused with why, soon, and then there is quiet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same requests as `pressure` over the plane of memory, popularity and clients: where it pays, and how much."""
+"""Requests of `pressure` over the plane of memory, popularity and clients: where trims pays, and how much."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _MORE_HOT = Bar("<=", 15.0)
 _IDEAL = Bar(">=", 0.6)
 #: Below this compute, a share of it says more about the fixed part of a request than about the way to the answer.
 _LEAST_COMPUTE_NS = 50_000_000
-#: Of a predictor, without and with a hot spare.
+#: Settings of a predictor, without and with a hot spare.
 _COLD, _HOT = {"threads": 2, "hot": 0}, {"threads": 2, "hot": 1}
 _NOTE = (
     "Ours: an HTTP request (binary tensors) for a model that is in shared memory and that no predictor runs; the "
@@ -57,7 +57,7 @@ class Kind:
         return self.names[0].startswith("ResNet")
 
     def inputs(self, side: int) -> Inputs:
-        """Of one request."""
+        """Return the inputs of one request."""
         if self.sees_images:
             return image("pixel_values", side)
         return tokens("input_ids", count=len(_TOKENS))
@@ -122,7 +122,7 @@ def make_and_register(
 
 
 def _given(setup: Setup, folder: Path, kind: Kind) -> dict[str, Any]:
-    """What `make` and `answer_alone` need."""
+    """Return the arguments that `make` and `answer_alone` need."""
     side = setup.size(224, 32) if kind.sees_images else 0
     shape = kind.small if setup.quick else kind.shape
     return {"names": kind.names, "shape": shape, "folder": str(folder / kind.title), "side": side}
@@ -242,7 +242,7 @@ def make(*, names: tuple[str, str], shape: dict[str, Any], folder: str, side: in
 
 
 def answer_alone(*, names: tuple[str, str], shape: dict[str, Any], folder: str, side: int, threads: int) -> float:
-    """What a process does that has the framework alone: import it, load the model, run it once."""
+    """Answer as a process that has the framework alone: import it, load the model, run it once."""
     import torch
     from transformers.utils import logging
 

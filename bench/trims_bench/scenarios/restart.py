@@ -22,7 +22,7 @@ _BAR_ALIKE = Bar("<=", 1.5)
 _FULL_BYTES = 8_000_000_000
 _MODELS = 8
 _LEVELS = (2, 4, 8)
-#: Of what memory allows now: as much again lies in the page cache as the models' files.
+#: Part of the memory that is free now: as much again lies in the page cache as the models' files.
 _PART = 0.4
 _WAIT_S = 300.0
 _LOOK_S = 0.001

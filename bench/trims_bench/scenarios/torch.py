@@ -29,7 +29,7 @@ class Case:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """As a user would write it."""
+        """Return the manifest as a user would write it."""
         builder = {"call": f"{self.builder}:build", "args": {"seed": 7}}
         options = {"module": f"{self.builder}:build_module"}
         return {"name": self.name, "artifact": {"format": "torch", "builder": builder, "options": options}}

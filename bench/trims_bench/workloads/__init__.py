@@ -1,4 +1,4 @@
-"""What the demo and the benchmarks run: one module for each model, all with the same functions.
+"""Workloads of the demo and the benchmarks: one module for each model, all with the same functions.
 
     prepare(trace)                     import the framework (stage `import`)
     framework_alone(artifact, trace)   the framework's own way from the published file to an answer
